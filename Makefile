@@ -58,7 +58,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static reproducible aarch64 deb dist unit lab guest test conformance reliability check bench acceptance soak fuzz demo-tools test-tools dist-tools aarch64-tools
+.PHONY: help demo static reproducible aarch64 deb dist unit lab guest test conformance reliability check bench acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
@@ -76,6 +76,8 @@ help:
 	@echo 'make check       formatting, lints, documentation'
 	@echo 'make bench       measurements'
 	@echo 'make soak        changes under traffic for an hour in each mode; shorter: make soak SOAK=600'
+	@echo 'make simulate    faults at every call of a simulated kernel: make simulate SEED=7 STEPS=1000000'
+	@echo 'make mutants     whether the simulation notices what is broken on purpose (half an hour)'
 	@echo 'make fuzz        bytes from anywhere, a minute for each reader; one: make fuzz T=manifests'
 	@echo 'make acceptance  the measuring tests, with the sizes of the acceptance list (release build)'
 
@@ -182,6 +184,19 @@ soak: test-tools
 	    > target/soak.log 2>&1 || { grep -v FIGURE target/soak.log; exit 1; }
 	TRIPOD_SOAK_LOG=$(CURDIR)/target/soak.log $(SUITE) --exact --ignored \
 	    faults::soak::report::write_samples
+	$(SUITE) --exact --ignored faults::table::write
+
+# The modes on a simulated kernel, STEPS steps that follow from SEED.
+SEED ?= 1
+STEPS ?= 100000
+simulate:
+	TRIPOD_SIMULATE_SEED=$(SEED) TRIPOD_SIMULATE_STEPS=$(STEPS) CARGO_PROFILE_RELEASE_LTO=off \
+	    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --release --lib -- \
+	    simulation::nftables::random --nocapture
+
+# The simulation with one thing broken at a time; then docs/mutants.csv and docs/reliability.md.
+mutants:
+	$(SUITE) --exact --ignored mutants::run --nocapture
 	$(SUITE) --exact --ignored faults::table::write
 
 # A minute each; T names some of fuzz/fuzz_targets.

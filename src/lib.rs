@@ -30,6 +30,8 @@ pub mod runner;
 pub mod sched;
 pub mod serve;
 pub mod services;
+#[cfg(test)]
+mod simulation;
 pub mod start;
 pub mod status_api;
 pub mod test;

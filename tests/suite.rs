@@ -14,6 +14,7 @@ mod iptables;
 mod ipvs;
 mod live;
 mod modes;
+mod mutants;
 mod nftables;
 mod test;
 mod userspace;

@@ -30,6 +30,8 @@ pub mod routes;
 pub mod rules;
 mod scratch;
 pub mod setting;
+#[cfg(test)]
+pub(crate) mod simulated;
 pub mod socket;
 pub mod sysctl;
 pub mod uptime;
@@ -45,7 +47,7 @@ use std::net::IpAddr;
 pub const PROTOCOL: u8 = 84;
 
 /// Returns the octets of an address, as netlink attributes hold them.
-fn octets(ip: &IpAddr) -> Vec<u8> {
+pub(crate) fn octets(ip: &IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),

@@ -135,6 +135,9 @@ const MOST: usize = 10_000;
 #[derive(Debug, Default)]
 pub struct StaleFlows {
     waiting: Vec<Match>,
+    /// The last attempt failed for a reason that will most likely be the same the next
+    /// time: they are tried again with the next full sync, and none is due for them.
+    is_lasting: bool,
     /// Why the last attempt failed.
     logged: LogOnce,
 }
@@ -148,6 +151,22 @@ impl StaleFlows {
             let name = &port.name;
             name.protocol == Protocol::Udp && name.family == family
         });
+        self.led_past(ports);
+    }
+
+    /// Has the next [`clear`](Self::clear) that tries again delete what was led past the UDP
+    /// ports of `map` among `names`, which were not in force and are now.
+    pub fn came_in_force<'a>(
+        &mut self,
+        names: impl IntoIterator<Item = &'a ServicePortName>,
+        map: &ServiceMap,
+    ) {
+        let names = names.into_iter();
+        let udp = names.filter(|name| name.protocol == Protocol::Udp);
+        self.led_past(udp.filter_map(|name| map.get(name)));
+    }
+
+    fn led_past<'a>(&mut self, ports: impl Iterator<Item = &'a Arc<ServicePort>>) {
         for port in ports {
             let serving = serving(port);
             if !serving.is_empty() {
@@ -192,6 +211,7 @@ impl StaleFlows {
         let begun = Instant::now();
         match delete(family, matches).await {
             Ok(count) => {
+                self.is_lasting = false;
                 metrics.conntrack_cleared(family, begun.elapsed(), count as u64);
                 if self.logged.end() {
                     tracing::info!("{family}: flows of UDP clients are deleted again");
@@ -207,18 +227,15 @@ impl StaleFlows {
                          nf_conntrack_netlink, and Tripod CAP_NET_ADMIN"
                     );
                 }
-                if failure.is_lasting {
-                    Vec::new()
-                } else {
-                    failure.matches
-                }
+                self.is_lasting = failure.is_lasting;
+                failure.matches
             }
         }
     }
 
     /// What could not be done, if anything.
     pub fn unfinished(&self) -> Option<String> {
-        let waits = !self.waiting.is_empty();
+        let waits = !self.waiting.is_empty() && !self.is_lasting;
         waits.then(|| "flows of UDP clients to what is gone are not deleted yet".to_owned())
     }
 }

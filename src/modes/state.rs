@@ -85,6 +85,11 @@ impl<P> FamilyState<P> {
         self.failed.contains_key(name)
     }
 
+    /// Returns the names of the ServicePorts that are not in force as asked.
+    pub fn failed_names(&self) -> BTreeSet<ServicePortName> {
+        self.failed.keys().cloned().collect()
+    }
+
     /// Returns true if everything is in force as asked, and nothing waits.
     pub fn is_complete(&self) -> bool {
         self.failed.is_empty() && self.unfinished.is_empty()

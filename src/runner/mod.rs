@@ -203,7 +203,12 @@ impl<M: Mode> Runner<M> {
                 tokio::task::yield_now().await;
                 continue;
             }
+            // Who asks all the time keeps no batch waiting.
             tokio::select! {
+                biased;
+                () = self.mode.externally_modified() => self.ask_all(&mut scheduler),
+                () = changed(addresses.as_mut(), &mut watched) => self.ask_all(&mut scheduler),
+                () = sleep_until(due) => {}
                 batch = batches.recv() => match batch {
                     Some(batch) => {
                         self.fold(batch);
@@ -211,10 +216,7 @@ impl<M: Mode> Runner<M> {
                     }
                     None => return,
                 },
-                () = changed(addresses.as_mut(), &mut watched) => self.ask_all(&mut scheduler),
-                () = self.mode.externally_modified() => self.ask_all(&mut scheduler),
                 Some(question) = self.asked.recv() => self.answer(question).await,
-                () = sleep_until(due) => {}
             }
         }
     }
@@ -376,8 +378,7 @@ impl<M: Mode> Runner<M> {
             scheduler.was_full(ended);
         }
         self.count_pending();
-        // This requests what the node's addresses changed of a family that was
-        // not due.
+        // For what the node's addresses changed of a family that was not due.
         self.ask(scheduler);
     }
 

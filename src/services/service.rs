@@ -52,7 +52,7 @@ pub struct Created(i64);
 impl Created {
     /// Returns the time that is `seconds` after the beginning of 1970.
     #[cfg(test)]
-    pub(super) fn at(seconds: i64) -> Created {
+    pub(crate) fn at(seconds: i64) -> Created {
         Created(seconds)
     }
 

@@ -13,6 +13,7 @@ use super::{
     questions::Question,
     soak,
 };
+use crate::mutants;
 
 const HEAD: &str = "\
 # Reliability
@@ -124,6 +125,7 @@ fn document() -> String {
     text.push_str(UPGRADES);
     text.push_str(OVERLOAD);
     soak::report::write(&mut text);
+    mutants::report::write(&mut text);
     text
 }
 

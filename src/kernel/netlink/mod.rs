@@ -23,6 +23,7 @@ pub mod generic;
 mod headers;
 mod notifications;
 mod parse;
+mod peer;
 mod request;
 mod socket;
 mod transaction;
@@ -31,6 +32,9 @@ pub use error::{Error, Malformed};
 pub use headers::{RtMsg, netfilter_kind};
 pub use notifications::Notifications;
 pub use parse::{Attribute, Attributes, Message, Messages};
+pub use peer::Protocol;
+#[cfg(test)]
+pub(in crate::kernel) use peer::simulated;
 pub use request::Request;
-pub use socket::{Protocol, Socket};
+pub use socket::Socket;
 pub(in crate::kernel) use transaction::{Fault, Refusal};

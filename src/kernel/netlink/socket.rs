@@ -5,16 +5,12 @@ use std::{
     os::fd::{AsRawFd, RawFd},
 };
 
-use neli::{
-    consts::socket::{Msg, NlFamily},
-    socket::NlSocket,
-    utils::Groups,
-};
 use nix::{errno::Errno, libc};
 
 use super::{
     error::{Error, Malformed},
     parse::{Message, Messages},
+    peer::{Peer, Protocol, Waits},
     request::Request,
 };
 
@@ -30,20 +26,9 @@ const BATCH: usize = 64;
 /// How often a dump is begun anew when what it lists changed meanwhile.
 const ATTEMPTS: u32 = 10;
 
-/// Netlink protocols that Tripod speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// Routing netlink: links, addresses, routes, rules.
-    Route,
-    /// Subsystems of netfilter: ipset, conntrack, nf_tables, nfacct.
-    Netfilter,
-    /// Generic netlink: families with a name, IPVS among them.
-    Generic,
-}
-
 /// A blocking netlink socket.
 pub struct Socket {
-    pub(super) inner: NlSocket,
+    pub(super) inner: Peer,
     pub(super) sequence: u32,
     pub(super) buffer: Box<[u8]>,
     private: PrivateErrors,
@@ -90,25 +75,11 @@ impl Socket {
     /// # Errors
     /// The same as of [`Socket::open`]; also for an unknown group.
     pub fn listen(protocol: Protocol, groups: &[u32]) -> Result<Socket, Error> {
-        let family = match protocol {
-            Protocol::Route => NlFamily::Route,
-            Protocol::Netfilter => NlFamily::Netfilter,
-            Protocol::Generic => NlFamily::Generic,
-        };
-        let inner =
-            NlSocket::connect(family, None, Groups::new_groups(groups)).map_err(|source| {
-                Error::Socket {
-                    operation: "open",
-                    object: format!("a netlink socket of protocol {protocol:?}"),
-                    source,
-                }
-            })?;
-        // Texts in refusals came with Linux 4.12, filtered dumps with 4.20; an
-        // older kernel does without, and callers filter what they list anyway.
-        let _ = inner.enable_ext_ack(true);
-        if protocol == Protocol::Route {
-            let _ = inner.enable_strict_checking(true);
-        }
+        let inner = Peer::connect(protocol, groups).map_err(|source| Error::Socket {
+            operation: "open",
+            object: format!("a netlink socket of protocol {protocol:?}"),
+            source,
+        })?;
         Ok(Socket {
             inner,
             sequence: 0,
@@ -125,17 +96,17 @@ impl Socket {
 
     /// Receives notifications of these groups from now on.
     pub(in crate::kernel) fn join(&self, groups: &[u32]) -> io::Result<()> {
-        self.inner.add_mcast_membership(Groups::new_groups(groups))
+        self.inner.join(groups)
     }
 
     /// Receives no more notifications of these groups; what is waiting stays.
     pub(in crate::kernel) fn leave(&self, groups: &[u32]) -> io::Result<()> {
-        self.inner.drop_mcast_membership(Groups::new_groups(groups))
+        self.inner.leave(groups)
     }
 
     /// Makes [`Socket::drain`] return instead of waiting.
     pub(in crate::kernel) fn set_nonblocking(&self) -> io::Result<()> {
-        self.inner.nonblock()
+        self.inner.set_nonblocking()
     }
 
     /// Sends `request` and waits for the kernel's acknowledgement; `parse` sees
@@ -259,8 +230,8 @@ impl Socket {
             request.write(&mut datagram, flags, self.sequence);
         }
         loop {
-            match self.inner.send(&datagram, Msg::empty()) {
-                Ok(_) => return Ok(first),
+            match self.inner.send(&datagram) {
+                Ok(()) => return Ok(first),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) => {
                     return Err(match requests.first() {
@@ -316,10 +287,8 @@ impl Socket {
         mut each: impl FnMut(Message<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let length = loop {
-            // With MSG_TRUNC the kernel returns the true length of a datagram
-            // that it cut.
-            match self.inner.recv(&mut self.buffer[..], Msg::TRUNC) {
-                Ok((length, _)) => break length,
+            match self.inner.receive(&mut self.buffer, Waits::AsTheSocket) {
+                Ok(length) => break length,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) => return Err(socket_error(request, source)),
             }
@@ -343,8 +312,8 @@ impl Socket {
     ) -> io::Result<bool> {
         let mut lost = false;
         loop {
-            match self.inner.recv(&mut self.buffer[..], Msg::TRUNC) {
-                Ok((length, _)) => match self.buffer.get(..length) {
+            match self.inner.receive(&mut self.buffer, Waits::Never) {
+                Ok(length) => match self.buffer.get(..length) {
                     Some(datagram) => Messages::new(datagram).flatten().for_each(&mut each),
                     None => lost = true,
                 },

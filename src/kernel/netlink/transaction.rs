@@ -6,14 +6,13 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use neli::consts::socket::Msg;
 use nix::{
     errno::Errno,
     libc, setsockopt_impl, sockopt_impl,
     sys::socket::{setsockopt, sockopt},
 };
 
-use super::{error::Malformed, parse::Messages, request::Request, socket::Socket};
+use super::{error::Malformed, parse::Messages, peer::Waits, request::Request, socket::Socket};
 
 /// A datagram of this size fits the usual send buffer (208 KiB), which the
 /// kernel accounts with its own overhead.
@@ -102,9 +101,9 @@ impl Socket {
             let _ = setsockopt(&self.descriptor(), sockopt::SndBufForce, &datagram.len());
         }
         loop {
-            match self.inner.send(datagram, Msg::empty()) {
+            match self.inner.send(datagram) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                sent => return sent.map(drop),
+                sent => return sent,
             }
         }
     }
@@ -112,11 +111,8 @@ impl Socket {
     fn outcome(&mut self, first: u32, count: usize) -> Result<(), Fault> {
         let (mut refused, mut acknowledged, mut lost) = (Vec::new(), false, None);
         loop {
-            let datagram = match self
-                .inner
-                .recv(&mut self.buffer[..], Msg::TRUNC | Msg::DONTWAIT)
-            {
-                Ok((length, _)) => self
+            let datagram = match self.inner.receive(&mut self.buffer, Waits::Never) {
+                Ok(length) => self
                     .buffer
                     .get(..length)
                     .ok_or(Fault::Answer(Malformed("datagram larger than 64 KiB")))?,
@@ -163,7 +159,7 @@ impl Socket {
     /// # Errors
     /// When the system call fails.
     pub(in crate::kernel) fn port(&self) -> io::Result<u32> {
-        self.inner.pid()
+        self.inner.port()
     }
 
     pub(in crate::kernel) fn descriptor(&self) -> BorrowedFd<'_> {

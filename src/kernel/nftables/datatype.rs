@@ -102,7 +102,7 @@ impl DataType {
     }
 
     /// Returns how many octets a value has; 0 for an unknown type.
-    pub(super) fn len(self) -> usize {
+    pub(in crate::kernel) fn len(self) -> usize {
         match self {
             DataType::Protocol | DataType::CtDirection => 1,
             DataType::Port => 2,

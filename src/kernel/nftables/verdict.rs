@@ -87,7 +87,7 @@ impl Datum {
         }
     }
 
-    pub(super) fn read(attribute: Attribute<'_>) -> Result<Datum, Malformed> {
+    pub(in crate::kernel) fn read(attribute: Attribute<'_>) -> Result<Datum, Malformed> {
         for inner in attribute.nested() {
             let inner = inner?;
             match inner.kind {
@@ -100,7 +100,7 @@ impl Datum {
     }
 
     /// Returns the octets of what is no verdict.
-    pub(super) fn octets(attribute: Attribute<'_>) -> Result<Box<[u8]>, Malformed> {
+    pub(in crate::kernel) fn octets(attribute: Attribute<'_>) -> Result<Box<[u8]>, Malformed> {
         match Datum::read(attribute)? {
             Datum::Value(octets) => Ok(octets),
             Datum::Verdict(_) => Err(Malformed("a verdict where a value should be")),

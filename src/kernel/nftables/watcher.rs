@@ -12,7 +12,7 @@ use socket2::{SockFilter, SockRef};
 use super::{Failure, HEADER, Rules, Transaction, client::generation_of, kind, table};
 use crate::{
     kernel::netlink::{Error, Message, Protocol, Socket},
-    net::Family,
+    net::{Family, PerFamily},
 };
 
 /// `NFNLGRP_NFTABLES`
@@ -22,6 +22,20 @@ const NEW_GENERATION: u16 = kind(libc::NFT_MSG_NEWGEN);
 /// Receives notifications of changes that others make.
 pub struct Watcher {
     socket: Socket,
+    /// What came of running transactions while nothing was watched.
+    unwatched: Unwatched,
+}
+
+/// What came of running transactions while nothing was watched.
+#[derive(Default)]
+struct Unwatched {
+    /// Of these families others may have changed tables meanwhile.
+    missed: PerFamily<bool>,
+    /// Others did: the next transaction is watched, or two families whose tables are
+    /// written in turn would never come to an end.
+    watch_next: bool,
+    /// The group could not be joined again.
+    left: bool,
 }
 
 /// What others changed since it was last asked.
@@ -31,16 +45,17 @@ pub struct Changes {
     pub generation: Option<u32>,
     /// Tables of IPv4 and IPv6 in which something was changed.
     pub tables: BTreeSet<(Family, String)>,
-    /// There were more than the socket could hold: any table may have been
-    /// changed.
-    pub lost: bool,
+    /// Some may have been missed of these families: any table of theirs may have been
+    /// changed. There were more than the socket could hold, or some came while nothing was
+    /// watched.
+    pub missed: PerFamily<bool>,
 }
 
 impl Changes {
     /// Returns true if something in that table may have been changed.
     pub fn concern(&self, family: Family, table: &str) -> bool {
         let of = |(f, name): &(Family, String)| *f == family && name == table;
-        self.lost || self.tables.iter().any(of)
+        *self.missed.get(family) || self.tables.iter().any(of)
     }
 }
 
@@ -55,7 +70,10 @@ impl Watcher {
         let socket = Socket::listen(Protocol::Netfilter, &[GROUP])?;
         socket.expect_many_answers();
         socket.set_nonblocking().map_err(failed)?;
-        let watcher = Watcher { socket };
+        let watcher = Watcher {
+            socket,
+            unwatched: Unwatched::default(),
+        };
         SockRef::from(&watcher)
             .attach_filter(&others_than(own))
             .map_err(failed)?;
@@ -66,24 +84,40 @@ impl Watcher {
     /// kernel makes a notification of each element, which takes longer than all the
     /// rest (`nf_tables_setelem_notify` in `net/netfilter/nf_tables_api.c`).
     ///
+    /// What others change meanwhile of tables of the other family is not noticed:
+    /// [`Watcher::changes`] says then that it may have been missed.
+    ///
     /// # Errors
     /// Those of [`Rules::run`]. [`Failure::Changed`] also where another process changed
     /// something right after it, which may have been the same table.
     pub fn run_unwatched(
-        &self,
+        &mut self,
         rules: &mut Rules,
         transaction: &Transaction,
         generation: u32,
     ) -> Result<(), Failure> {
+        let unwatched = &mut self.unwatched;
+        if std::mem::take(&mut unwatched.watch_next) {
+            return rules.run(transaction, Some(generation));
+        }
         self.socket.leave(&[GROUP]).map_err(failed)?;
         let outcome = rules.run(transaction, Some(generation));
-        self.socket.join(&[GROUP]).map_err(failed)?;
-        outcome?;
-        if rules.generation()? == generation.wrapping_add(1) {
-            Ok(())
-        } else {
-            Err(Failure::Changed)
+        unwatched.left = self.socket.join(&[GROUP]).is_err();
+        let expected = match &outcome {
+            Ok(()) => Some(generation.wrapping_add(1)),
+            Err(Failure::Refused(_)) => Some(generation),
+            Err(_) => None,
+        };
+        let now = rules.generation();
+        let alone = expected.is_some() && now.as_ref().ok() == expected.as_ref();
+        if !alone {
+            let other = transaction.table().family.other();
+            *unwatched.missed.get_mut(other) = true;
+            unwatched.watch_next = true;
         }
+        outcome?;
+        now?;
+        if alone { Ok(()) } else { Err(Failure::Changed) }
     }
 
     /// Returns what was changed since the last time; does not wait.
@@ -91,9 +125,19 @@ impl Watcher {
     /// # Errors
     /// When the socket fails.
     pub fn changes(&mut self) -> io::Result<Changes> {
-        let mut changes = Changes::default();
-        let lost = self.socket.drain(|message| note(message, &mut changes))?;
-        changes.lost = lost;
+        let unwatched = &mut self.unwatched;
+        if unwatched.left {
+            self.socket.join(&[GROUP])?;
+            unwatched.left = false;
+            unwatched.missed = PerFamily::each(|_| true);
+        }
+        let mut changes = Changes {
+            missed: std::mem::take(&mut unwatched.missed),
+            ..Changes::default()
+        };
+        if self.socket.drain(|message| note(message, &mut changes))? {
+            changes.missed = PerFamily::each(|_| true);
+        }
         Ok(changes)
     }
 }

@@ -73,11 +73,14 @@ impl ServedFamily {
         setup: &Setup,
         map: &ServiceMap,
         changes: &Changes,
-        watcher: &Watcher,
+        watcher: &mut Watcher,
     ) -> Result<SyncReport, SyncError> {
         let family = self.table.family();
         let options = self.options(setup, map, changes);
+        let mut failed = self.table.state.failed_names();
         let done = self.table.sync(map, changes, options, watcher)?;
+        failed.retain(|name| !self.table.state.has_failed(name));
+        self.flows.came_in_force(&failed, map);
         if done.rewritten {
             self.flows.rules_were_missing(family, map);
         }
@@ -173,7 +176,7 @@ impl FamilyTable {
     pub fn suspect(&mut self) {
         if self.applied.take().is_some() {
             tracing::warn!(
-                "{}: more was changed in nf_tables than there is room to notify of; table {TABLE} \
+                "{}: some of what others changed in nf_tables was not notified of; table {TABLE} \
                  is written anew",
                 self.family
             );
@@ -198,7 +201,7 @@ impl FamilyTable {
         map: &ServiceMap,
         changes: &Changes,
         options: Options,
-        watcher: &Watcher,
+        watcher: &mut Watcher,
     ) -> Result<Done, Error> {
         if self.options().is_some_and(|applied| *applied != options) {
             self.applied = None;
@@ -328,7 +331,7 @@ impl FamilyTable {
         &mut self,
         map: &ServiceMap,
         options: Options,
-        watcher: &Watcher,
+        watcher: &mut Watcher,
     ) -> Result<Done, Error> {
         self.state.retry_all();
         let affinity = self.sets.get(SetId::Affinity).clone();

@@ -3,10 +3,11 @@
 //! long as it is large: it is done at most for a small share of the time, for all
 //! endpoints that went meanwhile.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hashbrown::HashSet;
 use nix::errno::Errno;
+use tokio::time::Instant;
 
 use super::{
     Error,

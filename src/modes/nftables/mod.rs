@@ -144,7 +144,7 @@ impl Nftables {
         for (family, served) in self.served_mut() {
             if changes.concern(family, TABLE) {
                 concerned = true;
-                if changes.lost {
+                if *changes.missed.get(family) {
                     served.table.suspect();
                 } else {
                     served.table.externally_modified();
@@ -169,7 +169,9 @@ impl Mode for Nftables {
             PerFamily::each(|family| asked.get(family).map(|_| Ok(SyncReport::default())));
         for (family, served) in self.families.iter_mut() {
             if let Some((served, changes)) = served.as_mut().zip(*asked.get(family)) {
-                let outcome = served.sync(&self.setup, map, changes, &self.watcher).await;
+                let outcome = served
+                    .sync(&self.setup, map, changes, &mut self.watcher)
+                    .await;
                 *outcomes.get_mut(family) = Some(outcome);
             }
         }

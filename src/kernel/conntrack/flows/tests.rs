@@ -40,9 +40,9 @@ fn flow(protocol: u8, client: &str, called: &str, served: &str) -> Flow {
     Flow::of(protocol, original, reply, State::default())
 }
 
-/// Enters a flow into the table, in `zone` if it is not 0.
-pub(crate) fn enter(socket: &mut Socket, flow: &Flow, zone: u16) {
-    let family = Family::of(&flow.original.source.ip());
+/// Returns the request that enters a flow into the table.
+pub(crate) fn entry(protocol: u8, original: Tuple, reply: Tuple) -> Request {
+    let family = Family::of(&original.source.ip());
     let (source, destination) = match family {
         Family::V4 => (V4_SOURCE, V4_DESTINATION),
         Family::V6 => (V6_SOURCE, V6_DESTINATION),
@@ -54,18 +54,22 @@ pub(crate) fn enter(socket: &mut Socket, flow: &Flow, zone: u16) {
                     .attribute(destination, &octets(&tuple.destination.ip()))
             })
             .nested(TUPLE_PROTOCOL, |r| {
-                r.attribute(PROTOCOL_NUMBER, &[flow.protocol])
+                r.attribute(PROTOCOL_NUMBER, &[protocol])
                     .attribute(SOURCE_PORT, &tuple.source.port().to_be_bytes())
                     .attribute(DESTINATION_PORT, &tuple.destination.port().to_be_bytes())
             })
         })
     };
     let create = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
-    let mut request =
-        Request::new(CT_NEW, create, "add", flow.to_string()).nfgenmsg(family.number());
-    request = side(request, TUPLE_ORIGINAL, flow.original);
-    request = side(request, TUPLE_REPLY, flow.reply);
-    request = request.attribute(TIMEOUT, &600u32.to_be_bytes());
+    let mut request = Request::new(CT_NEW, create, "add", "a flow").nfgenmsg(family.number());
+    request = side(request, TUPLE_ORIGINAL, original);
+    request = side(request, TUPLE_REPLY, reply);
+    request.attribute(TIMEOUT, &600u32.to_be_bytes())
+}
+
+/// Enters a flow into the table, in `zone` if it is not 0.
+pub(crate) fn enter(socket: &mut Socket, flow: &Flow, zone: u16) {
+    let mut request = entry(flow.protocol, flow.original, flow.reply);
     if zone != 0 {
         request = request.attribute(ZONE, &zone.to_be_bytes());
     }

@@ -25,6 +25,12 @@ impl Register {
         Register(u8::try_from(octets / 4).unwrap_or(u8::MAX))
     }
 
+    /// Returns the octets that are before it.
+    #[cfg(test)]
+    pub(in crate::kernel) fn octets(self) -> usize {
+        4 * usize::from(self.0)
+    }
+
     fn number(self) -> u32 {
         let unit = u32::from(self.0);
         // NFT_REG_1 to NFT_REG_4, NFT_REG32_00 to NFT_REG32_15.

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{super::*, example, sh};
-use crate::{kernel::namespace::in_namespace, net::Family};
+use crate::{
+    kernel::namespace::in_namespace,
+    net::{Family, PerFamily},
+};
 
 fn waits(watcher: &Watcher) -> bool {
     let fd = std::os::fd::AsFd::as_fd(watcher);
@@ -30,7 +33,10 @@ fn what_others_change_is_noticed_and_what_we_do_is_not() {
         assert!(waits(&watcher));
         let changes = watcher.changes().unwrap();
         let others = BTreeSet::from([(v4, "others".to_owned())]);
-        assert_eq!((&changes.tables, changes.lost), (&others, false));
+        assert_eq!(
+            (&changes.tables, changes.missed),
+            (&others, PerFamily::default())
+        );
         assert_eq!(changes.generation, Some(rules.generation().unwrap()));
         assert!(!changes.concern(v4, example::TABLE));
 
@@ -76,6 +82,8 @@ fn what_others_change_while_nothing_is_watched_is_noticed() {
         let another = example::whole(Family::V6);
         let stale = watcher.run_unwatched(&mut rules, &another, generation);
         assert!(matches!(stale, Err(Failure::Changed)), "{stale:?}");
+        let missed = watcher.changes().unwrap().missed;
+        assert!(missed.v4 && !missed.v6, "tables of the other family");
         // It is watched again, whatever came of it.
         sh("nft add table ip others");
         assert!(watcher.changes().unwrap().concern(Family::V4, "others"));
@@ -94,8 +102,8 @@ fn more_than_the_socket_holds_counts_as_a_change_of_everything() {
         }
         rules.run(&transaction, None).unwrap();
         let changes = watcher.changes().unwrap();
-        assert!(changes.lost && changes.concern(Family::V6, "anything"));
+        assert!(changes.missed.v4 && changes.concern(Family::V6, "anything"));
         sh("nft add table ip later");
-        assert!(!watcher.changes().unwrap().lost);
+        assert!(!watcher.changes().unwrap().missed.v6);
     });
 }

@@ -46,7 +46,7 @@ impl Watched {
         changes: &Changes,
         options: Options,
     ) -> Result<Done, Error> {
-        self.table.sync(map, changes, options, &self.watcher)
+        self.table.sync(map, changes, options, &mut self.watcher)
     }
 
     fn failed(&self) -> &BTreeMap<ServicePortName, String> {

@@ -1,0 +1,99 @@
+//! The entries of connection tracking.
+
+use nix::{errno::Errno, libc};
+
+use super::message::{Stored, answer, datagram};
+use crate::kernel::{
+    conntrack::flows::{self, Flow, Tuple},
+    netlink::{Message, netfilter_kind},
+};
+use crate::net::Family;
+
+const NEW: u16 = netfilter_kind(libc::NFNL_SUBSYS_CTNETLINK, 0);
+const DELETE: u16 = netfilter_kind(libc::NFNL_SUBSYS_CTNETLINK, 2);
+/// Size of `struct nfgenmsg`.
+const HEADER: usize = 4;
+/// `CTA_TUPLE_ORIG`
+const ORIGINAL: u16 = 1;
+
+/// The entries of connection tracking.
+#[derive(Clone, Default)]
+pub(crate) struct Conntrack {
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    family: u8,
+    /// `CTA_TUPLE_ORIG` as it came.
+    original: Box<[u8]>,
+    attributes: Stored,
+    flow: Flow,
+}
+
+impl Conntrack {
+    /// Returns the flows.
+    pub(crate) fn flows(&self) -> impl Iterator<Item = &Flow> {
+        self.entries.iter().map(|entry| &entry.flow)
+    }
+
+    /// Enters a flow of a client that called `original`, answered as `reply` says. One
+    /// that is there stays as it is.
+    pub(crate) fn enter(&mut self, protocol: u8, original: Tuple, reply: Tuple) {
+        let family = Family::of(&original.source.ip());
+        let message = flows::tests::entry(protocol, original, reply);
+        let datagram = datagram(&message, 0, 0);
+        let mut messages = crate::kernel::netlink::Messages::new(&datagram).flatten();
+        let Some(message) = messages.next() else {
+            return;
+        };
+        let Ok(Some(flow)) = flows::parse(message) else {
+            return;
+        };
+        if self.flows().any(|there| there.original == flow.original) {
+            return;
+        }
+        self.entries.push(Entry {
+            family: family.number(),
+            original: original_of(&message),
+            attributes: Stored::of(message.attributes(HEADER), &[]),
+            flow,
+        });
+    }
+
+    /// Answers a list; the filter is left to who asks, as by kernels before 5.8.
+    pub(super) fn dump(&self, of: &Message<'_>, interrupted: bool) -> Vec<Vec<u8>> {
+        let family = of.body.first().copied().unwrap_or_default();
+        let flags = if interrupted {
+            libc::NLM_F_DUMP_INTR
+        } else {
+            0
+        };
+        let all = self.entries.iter().filter(|entry| entry.family == family);
+        let listed = all.map(|entry| {
+            let message = entry.attributes.write(answer(NEW, entry.family));
+            datagram(&message, flags | libc::NLM_F_MULTI, of.sequence)
+        });
+        listed.collect()
+    }
+
+    /// Carries a request out.
+    pub(super) fn change(&mut self, message: &Message<'_>) -> Result<(), Errno> {
+        if message.kind != DELETE {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let original = original_of(message);
+        let before = self.entries.len();
+        self.entries.retain(|entry| entry.original != original);
+        if self.entries.len() == before {
+            return Err(Errno::ENOENT);
+        }
+        Ok(())
+    }
+}
+
+fn original_of(message: &Message<'_>) -> Box<[u8]> {
+    let mut all = message.attributes(HEADER).flatten();
+    all.find(|attribute| attribute.kind == ORIGINAL)
+        .map_or_else(Box::default, |attribute| attribute.payload.into())
+}

@@ -1,0 +1,147 @@
+//! A kernel in memory, for tests of one thread: the parts of it that the modes change, as
+//! state machines that answer the messages which the real clients send.
+//!
+//! [`Kernel::install`] has sockets lead here. What watches decides at each call whether it
+//! fails, and how ([`Fault`]), and sees and may change the state before and after it.
+
+mod conntrack;
+mod message;
+pub(crate) mod nftables;
+mod socket;
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use parking_lot::{Mutex, MutexGuard};
+
+pub(crate) use self::conntrack::Conntrack;
+use self::{nftables::Ruleset, socket::Listener};
+use crate::kernel::netlink::simulated;
+
+/// What the kernel holds.
+#[derive(Clone, Default)]
+pub(crate) struct State {
+    /// The rules of nf_tables.
+    pub nftables: Ruleset,
+    /// The entries of connection tracking.
+    pub conntrack: Conntrack,
+}
+
+/// A call of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Call {
+    /// A transaction of so many messages.
+    Transaction(usize),
+    /// A list, by the type of the message that asks for it.
+    Dump(u16),
+    /// Requests that are carried out one by one: the type of the first, and how many.
+    Requests(u16, usize),
+    /// Reading notifications.
+    Notifications,
+}
+
+impl Call {
+    /// Returns whether it can change anything.
+    pub(crate) fn changes(self) -> bool {
+        matches!(self, Call::Transaction(_) | Call::Requests(..))
+    }
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It is carried out.
+    None,
+    /// The system refuses to take it: nothing is carried out.
+    Unsent(Errno),
+    /// The kernel refuses: of several messages the one with this number, modulo how many
+    /// there are.
+    Refused(Errno, usize),
+    /// It is carried out, and the answer is lost (ENOBUFS).
+    Unanswered,
+    /// A list breaks off because something changed meanwhile.
+    Interrupted,
+    /// The process ends before the kernel sees it.
+    KilledBefore,
+    /// The process ends before it gets the answer.
+    KilledAfter,
+}
+
+/// Who decides about calls, and watches them.
+pub(crate) trait Observer: Send {
+    /// Is called before each call; returns what becomes of it.
+    fn before(&mut self, call: Call, state: &mut State) -> Fault;
+    /// Is called after each call that was carried out.
+    fn after(&mut self, call: Call, state: &mut State);
+}
+
+/// A simulated kernel.
+#[derive(Clone)]
+pub(crate) struct Kernel(Arc<Mutex<Inner>>);
+
+struct Inner {
+    state: State,
+    observer: Box<dyn Observer>,
+    listeners: Vec<Listener>,
+    /// The number of the last socket (`nl_pid`).
+    ports: u32,
+    /// The process that uses it was killed: no call reaches it any more.
+    dead: bool,
+}
+
+impl Kernel {
+    /// Returns a kernel without any rules.
+    pub(crate) fn new(observer: impl Observer + 'static) -> Kernel {
+        Kernel(Arc::new(Mutex::new(Inner {
+            state: State::default(),
+            observer: Box::new(observer),
+            listeners: Vec::new(),
+            ports: 0,
+            dead: false,
+        })))
+    }
+
+    /// Has sockets that this thread opens lead here, until what is returned is dropped.
+    pub(crate) fn install(&self) -> Installed {
+        let kernel = self.clone();
+        simulated::replace(Some(Box::new(move |protocol, groups| {
+            kernel.open(protocol, groups)
+        })));
+        Installed(())
+    }
+
+    /// Returns whether the process that uses it was killed.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.lock().dead
+    }
+
+    /// Begins anew for another process: sockets of the last one are closed.
+    pub(crate) fn revive(&self) {
+        let mut inner = self.lock();
+        inner.dead = false;
+        inner.listeners.clear();
+    }
+
+    /// Changes the state as another process would; tables of nf_tables that are changed
+    /// are notified of.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut inner = self.lock();
+        let before = inner.state.nftables.generation();
+        change(&mut inner.state);
+        inner.notify(before);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock()
+    }
+}
+
+/// The simulated kernel stands in for the real one.
+#[must_use]
+pub(crate) struct Installed(());
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        simulated::replace(None);
+    }
+}

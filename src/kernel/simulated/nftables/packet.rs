@@ -1,0 +1,217 @@
+//! What becomes of a packet: its way through the base chains, with all that chance may
+//! choose.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{Ruleset, Table};
+use crate::{
+    kernel::nftables::{ChainType, Hook, Verdict},
+    net::Family,
+};
+
+/// The mark of a way that a rule refused; no rule of ours sets it.
+pub(super) const REFUSED: u32 = 0xdead_beef;
+
+/// The first packet of a connection, or a later one of an established connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Packet {
+    /// Who sends it.
+    pub source: SocketAddr,
+    /// What is called.
+    pub destination: SocketAddr,
+    /// `IPPROTO_*`
+    pub protocol: u8,
+    /// The interface by which it comes; `None`: this node sends it.
+    pub input: Option<&'static str>,
+    /// Where an established connection was led.
+    pub established: Option<SocketAddr>,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fate {
+    /// It goes on to its destination, which may be another now.
+    Passes(SocketAddr),
+    /// It is dropped.
+    Dropped,
+    /// It is refused, with an answer.
+    Refused,
+}
+
+/// An element that a rule adds to a map.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Update {
+    /// The name of the map.
+    pub set: Arc<str>,
+    /// The key of the element.
+    pub key: Box<[u8]>,
+    /// The data of the element.
+    pub data: Option<Box<[u8]>>,
+    /// How long it stays.
+    pub timeout: Option<Duration>,
+}
+
+/// What is known of a packet on its way.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Way {
+    pub(super) destination: SocketAddr,
+    pub(super) mark: u32,
+    pub(super) updates: Vec<Update>,
+}
+
+/// How a chain ends for a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    /// On with the rule after the one that led here, or with the policy.
+    Returns,
+    Accepted,
+    Dropped,
+    Refused,
+}
+
+impl Ruleset {
+    /// Returns all that may become of a packet of `family` on a node that has the addresses
+    /// `own`, each with the elements that rules add then.
+    pub(crate) fn fates(
+        &self,
+        family: Family,
+        packet: &Packet,
+        own: &[IpAddr],
+    ) -> BTreeSet<(Fate, Vec<Update>)> {
+        let first = Way {
+            destination: packet.established.unwrap_or(packet.destination),
+            mark: 0,
+            updates: Vec::new(),
+        };
+        let evaluation = Evaluation {
+            ruleset: self,
+            family,
+            packet,
+            own,
+        };
+        let mut found = BTreeSet::new();
+        let begins = match packet.input {
+            Some(_) => Hook::Prerouting,
+            None => Hook::Output,
+        };
+        for (way, end) in evaluation.hook(begins, first) {
+            let then = match (packet.input, end) {
+                (Some(_), End::Accepted) => {
+                    let is_own = own.contains(&way.destination.ip());
+                    let hook = if is_own { Hook::Input } else { Hook::Forward };
+                    evaluation.hook(hook, way)
+                }
+                _ => [(way, end)].into(),
+            };
+            found.extend(then.into_iter().map(|(way, end)| {
+                let fate = match end {
+                    End::Returns | End::Accepted => Fate::Passes(way.destination),
+                    End::Dropped => Fate::Dropped,
+                    End::Refused => Fate::Refused,
+                };
+                (fate, way.updates)
+            }));
+        }
+        found
+    }
+}
+
+pub(super) struct Evaluation<'a> {
+    ruleset: &'a Ruleset,
+    pub(super) family: Family,
+    pub(super) packet: &'a Packet,
+    pub(super) own: &'a [IpAddr],
+}
+
+type Ways = BTreeSet<(Way, End)>;
+
+impl Evaluation<'_> {
+    /// Leads a packet through all chains of a hook.
+    fn hook(&self, hook: Hook, way: Way) -> Ways {
+        let number = self.family.number();
+        let tables = self.ruleset.tables.iter();
+        let tables = tables.filter(|((family, _), _)| *family == number);
+        let mut chains: Vec<_> = tables
+            .flat_map(|(_, table)| table.chains.iter().map(move |chain| (&**table, chain)))
+            .filter_map(|(table, (name, chain))| {
+                let base = chain.base.filter(|base| base.hook == hook)?;
+                Some((base, table, name, chain.drops))
+            })
+            .collect();
+        chains.sort_by_key(|(base, ..)| base.priority);
+        let mut ways: Ways = [(way, End::Accepted)].into();
+        for (base, table, name, drops) in chains {
+            // Rules of nat see only the first packet of a connection.
+            if base.kind == ChainType::Nat && self.packet.established.is_some() {
+                continue;
+            }
+            let mut next = Ways::new();
+            for (way, end) in ways {
+                if end != End::Accepted {
+                    next.insert((way, end));
+                    continue;
+                }
+                for (way, end) in self.chain(table, name, way, 0) {
+                    let end = match end {
+                        End::Returns if drops => End::Dropped,
+                        End::Returns => End::Accepted,
+                        end => end,
+                    };
+                    next.insert((way, end));
+                }
+            }
+            ways = next;
+        }
+        ways
+    }
+
+    fn chain(&self, table: &Table, name: &str, way: Way, depth: usize) -> Ways {
+        let mut ended = Ways::new();
+        let Some(chain) = table.chains.get(name).filter(|_| depth < 16) else {
+            return [(way, End::Dropped)].into();
+        };
+        let mut ways = BTreeSet::from([way]);
+        for rule in &chain.rules {
+            let mut next = BTreeSet::new();
+            for way in ways {
+                for (way, verdict) in self.rule(table, &rule.expressions, way) {
+                    match verdict {
+                        None | Some(Verdict::Continue) => drop(next.insert(way)),
+                        Some(Verdict::Accept) => drop(ended.insert((way, End::Accepted))),
+                        Some(Verdict::Drop) => drop(ended.insert((way, End::Dropped))),
+                        Some(Verdict::Return) => drop(ended.insert((way, End::Returns))),
+                        Some(Verdict::Jump(chain)) => {
+                            for (way, end) in self.chain(table, &chain, way, depth + 1) {
+                                match end {
+                                    End::Returns => drop(next.insert(way)),
+                                    end => drop(ended.insert((way, end))),
+                                }
+                            }
+                        }
+                        Some(Verdict::Goto(chain)) => {
+                            ended.extend(self.chain(table, &chain, way, depth + 1));
+                        }
+                    }
+                }
+            }
+            // Of a refusal the rule says so.
+            ways = next
+                .into_iter()
+                .filter_map(|way| match way.mark {
+                    REFUSED => {
+                        ended.insert((way, End::Refused));
+                        None
+                    }
+                    _ => Some(way),
+                })
+                .collect();
+        }
+        ended.extend(ways.into_iter().map(|way| (way, End::Returns)));
+        ended
+    }
+}

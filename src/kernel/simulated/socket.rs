@@ -1,0 +1,270 @@
+//! Sockets of the simulated kernel.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::{
+        fd::{AsRawFd, RawFd},
+        unix::net::UnixDatagram,
+    },
+};
+
+use nix::{errno::Errno, libc};
+use parking_lot::Mutex;
+
+use super::{
+    Call, Fault, Inner, Kernel,
+    message::{acknowledgement, done},
+};
+use crate::kernel::netlink::{Message, Messages, Protocol, simulated::Peer};
+
+/// The subsystem is the upper byte of the type of a message of netfilter.
+fn subsystem(kind: u16) -> i32 {
+    i32::from(kind >> 8)
+}
+
+/// What a socket is to receive.
+enum Incoming {
+    Datagram(Vec<u8>),
+    Error(Errno),
+}
+
+/// One that receives notifications.
+pub(super) struct Listener {
+    port: u32,
+    joined: bool,
+    incoming: VecDeque<Vec<u8>>,
+}
+
+/// One end of a socket, of which the model is the other.
+struct Socket {
+    kernel: Kernel,
+    port: u32,
+    listens: bool,
+    answers: Mutex<VecDeque<Incoming>>,
+    /// What options are set on, which do nothing.
+    placeholder: UnixDatagram,
+}
+
+impl Kernel {
+    /// Opens a socket.
+    pub(super) fn open(&self, _: Protocol, groups: &[u32]) -> io::Result<Box<dyn Peer>> {
+        let mut inner = self.lock();
+        inner.ports += 1;
+        let port = inner.ports;
+        let listens = !groups.is_empty();
+        if listens {
+            inner.listeners.push(Listener {
+                port,
+                joined: true,
+                incoming: VecDeque::new(),
+            });
+        }
+        Ok(Box::new(Socket {
+            kernel: self.clone(),
+            port,
+            listens,
+            answers: Mutex::default(),
+            placeholder: UnixDatagram::unbound()?,
+        }))
+    }
+}
+
+impl Inner {
+    /// Tells those who listen of tables that another process changed since the generation
+    /// `before`.
+    pub(super) fn notify(&mut self, before: u32) {
+        if self.state.nftables.generation() == before {
+            return;
+        }
+        let messages = self.state.nftables.notifications();
+        for listener in self.listeners.iter_mut().filter(|listener| listener.joined) {
+            listener.incoming.extend(messages.iter().cloned());
+        }
+    }
+
+    /// Carries a datagram out, or does with it what the observer says.
+    fn handle(&mut self, datagram: &[u8]) -> io::Result<VecDeque<Incoming>> {
+        let messages: Vec<Message<'_>> = Messages::new(datagram).flatten().collect();
+        let Some(first) = messages.first() else {
+            return Err(Errno::EINVAL.into());
+        };
+        let call = call(first, messages.len());
+        if self.dead {
+            return Err(Errno::EIO.into());
+        }
+        let generation = self.state.nftables.generation();
+        let fault = self.observer.before(call, &mut self.state);
+        self.notify(generation);
+        if let Fault::Unsent(errno) = fault {
+            return Err(errno.into());
+        }
+        if fault == Fault::KilledBefore {
+            self.dead = true;
+            return Err(Errno::EIO.into());
+        }
+        let mut answers = VecDeque::new();
+        let refusal = match fault {
+            Fault::Refused(errno, at) => Some((errno, at % messages.len())),
+            _ => None,
+        };
+        let interrupted = fault == Fault::Interrupted;
+        match call {
+            Call::Transaction(_) => {
+                let run = self.state.nftables.transact(&messages, refusal);
+                answers.extend(run.into_iter().map(Incoming::Datagram));
+            }
+            Call::Dump(_) => {
+                answers.extend(match refusal {
+                    Some((errno, _)) => vec![Incoming::Datagram(done(first, Err(errno)))],
+                    None => self.dump(first, interrupted),
+                });
+            }
+            Call::Requests(..) => {
+                for (at, message) in messages.iter().enumerate() {
+                    let outcome = match refusal {
+                        Some((errno, refused)) if refused == at => Err(errno),
+                        _ => self.request(message, &mut answers),
+                    };
+                    let is_asked = message.flags & libc::NLM_F_ACK as u16 != 0;
+                    if is_asked || outcome.is_err() {
+                        let answer = acknowledgement(message, outcome);
+                        answers.push_back(Incoming::Datagram(answer));
+                    }
+                }
+            }
+            Call::Notifications => {}
+        }
+        let generation = self.state.nftables.generation();
+        self.observer.after(call, &mut self.state);
+        self.notify(generation);
+        match fault {
+            Fault::Unanswered => answers = [Incoming::Error(Errno::ENOBUFS)].into(),
+            Fault::KilledAfter => self.dead = true,
+            _ => {}
+        }
+        Ok(answers)
+    }
+
+    fn dump(&self, of: &Message<'_>, interrupted: bool) -> Vec<Incoming> {
+        let listed = match subsystem(of.kind) {
+            libc::NFNL_SUBSYS_NFTABLES => self.state.nftables.dump(of, interrupted),
+            libc::NFNL_SUBSYS_CTNETLINK => Ok(self.state.conntrack.dump(of, interrupted)),
+            _ => Err(Errno::EOPNOTSUPP),
+        };
+        let (listed, outcome) = match listed {
+            Ok(listed) => (listed, Ok(())),
+            Err(errno) => (Vec::new(), Err(errno)),
+        };
+        let end = done(of, outcome);
+        let all = listed.into_iter().chain([end]);
+        all.map(Incoming::Datagram).collect()
+    }
+
+    fn request(
+        &mut self,
+        message: &Message<'_>,
+        answers: &mut VecDeque<Incoming>,
+    ) -> Result<(), Errno> {
+        match subsystem(message.kind) {
+            libc::NFNL_SUBSYS_NFTABLES => {
+                let answer = self.state.nftables.get(message)?;
+                answers.push_back(Incoming::Datagram(answer));
+                Ok(())
+            }
+            libc::NFNL_SUBSYS_CTNETLINK => self.state.conntrack.change(message),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+}
+
+fn call(first: &Message<'_>, count: usize) -> Call {
+    if first.kind == libc::NFNL_MSG_BATCH_BEGIN as u16 {
+        Call::Transaction(count)
+    } else if i32::from(first.flags) & libc::NLM_F_DUMP == libc::NLM_F_DUMP {
+        Call::Dump(first.kind)
+    } else {
+        Call::Requests(first.kind, count)
+    }
+}
+
+impl Peer for Socket {
+    fn send(&self, datagram: &[u8]) -> io::Result<()> {
+        let answers = self.kernel.lock().handle(datagram)?;
+        *self.answers.lock() = answers;
+        Ok(())
+    }
+
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let next = if self.listens {
+            self.notification()?
+        } else {
+            self.answers.lock().pop_front()
+        };
+        match next {
+            Some(Incoming::Datagram(datagram)) => {
+                let fitting = buffer.len().min(datagram.len());
+                buffer[..fitting].copy_from_slice(&datagram[..fitting]);
+                Ok(datagram.len())
+            }
+            Some(Incoming::Error(errno)) => Err(errno.into()),
+            None => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn join(&self, _: &[u32]) -> io::Result<()> {
+        self.set_joined(true);
+        Ok(())
+    }
+
+    fn leave(&self, _: &[u32]) -> io::Result<()> {
+        self.set_joined(false);
+        Ok(())
+    }
+
+    fn port(&self) -> u32 {
+        self.port
+    }
+}
+
+impl Socket {
+    fn set_joined(&self, joined: bool) {
+        let mut inner = self.kernel.lock();
+        let own = |listener: &&mut Listener| listener.port == self.port;
+        if let Some(listener) = inner.listeners.iter_mut().find(own) {
+            listener.joined = joined;
+        }
+    }
+
+    fn notification(&self) -> io::Result<Option<Incoming>> {
+        let mut inner = self.kernel.lock();
+        let own = |listener: &&mut Listener| listener.port == self.port;
+        let waits = |inner: &mut Inner| {
+            let listener = inner.listeners.iter_mut().find(own);
+            listener.is_some_and(|listener| !listener.incoming.is_empty())
+        };
+        if inner.dead || !waits(&mut inner) {
+            return Ok(None);
+        }
+        let generation = inner.state.nftables.generation();
+        let Inner {
+            state, observer, ..
+        } = &mut *inner;
+        let fault = observer.before(Call::Notifications, state);
+        inner.notify(generation);
+        let Some(listener) = inner.listeners.iter_mut().find(own) else {
+            return Ok(None);
+        };
+        if fault == Fault::Unanswered {
+            listener.incoming.clear();
+            return Ok(Some(Incoming::Error(Errno::ENOBUFS)));
+        }
+        Ok(listener.incoming.pop_front().map(Incoming::Datagram))
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.placeholder.as_raw_fd()
+    }
+}

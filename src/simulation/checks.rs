@@ -1,0 +1,187 @@
+//! What must hold, after every change and when everything has settled.
+
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    watch::{Sticky, Watch},
+    world::{self, Probe, SERVICES, Spec},
+};
+use crate::{
+    kernel::simulated::{State, nftables::packet::Fate},
+    runner::health::Snapshot,
+};
+
+impl Watch {
+    /// Services that are `failed`, and were not `before`, are so for a reason.
+    pub(super) fn check_failed(&self, failed: &BTreeSet<usize>, before: &BTreeSet<usize>) {
+        let mut new = failed.difference(before);
+        if let Some(new) = new.find(|new| !self.disturbed && self.refused != Some(**new)) {
+            self.fail(&format!("Service {new} is not in force without a reason"));
+        }
+    }
+
+    /// What health says is true: a family is unhealthy when its syncs failed for longer
+    /// than `timeout`.
+    pub(super) fn check_health(&self, health: &Snapshot, timeout: Duration) {
+        for (family, since) in self.failing.iter() {
+            let lasts = since.is_some_and(|since| since.elapsed() > timeout);
+            if lasts == health.is_healthy(family) {
+                self.fail(&format!(
+                    "{family} fails since {since:?}, health says {health:?}"
+                ));
+            }
+        }
+    }
+
+    /// Looks at everything after a change.
+    pub(super) fn check(&mut self, state: &State) {
+        for flow in self.flows.clone() {
+            let led = flow.packet.established;
+            let fates = self.fates(state, flow.service, &flow.packet);
+            let goes_on = fates
+                .iter()
+                .all(|fate| led.map(Fate::Passes) == Some(*fate));
+            if !goes_on {
+                self.fail(&format!("{flow:?} is broken: {fates:?}"));
+            }
+        }
+        for (family, name) in self.foreign.clone() {
+            if !state.nftables.tables(family).any(|there| there == name) {
+                self.fail(&format!("{family} table {name} of others is gone"));
+            }
+        }
+        self.check_sticky(state);
+        for probe in self.probes.clone() {
+            if self.damaged.get(world::family(probe.service)).is_some() {
+                continue;
+            }
+            let fates = self.fates(state, probe.service, &probe.packet);
+            let history = &self.histories[probe.service];
+            let reachable = |spec: &Option<Arc<Spec>>| -> Vec<SocketAddr> {
+                let spec = spec.as_ref();
+                spec.map_or_else(Vec::new, |spec| spec.reachable(probe.called, probe.caller))
+            };
+            let sets: Vec<_> = history
+                .versions
+                .iter()
+                .map(|(_, spec)| reachable(spec))
+                .collect();
+            let may = |to: &SocketAddr| {
+                let is_of = |spec: &Arc<Spec>| spec.may_stay(probe.called, probe.caller, to);
+                let now = history
+                    .versions
+                    .iter()
+                    .filter_map(|(_, spec)| spec.as_ref());
+                sets.iter().any(|set| set.contains(to)) || now.chain(&history.remembered).any(is_of)
+            };
+            let open = fates.iter().find(|fate| match fate {
+                Fate::Passes(to) => *to != probe.packet.destination && !may(to),
+                _ => false,
+            });
+            if let Some(open) = open {
+                self.fail(&format!("{probe:?} is open: {open:?}, may {sets:?}"));
+            }
+            let may_close =
+                self.left_out || self.refused == Some(probe.service) || !history.in_force;
+            let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
+            let is_closed = |fate: &&Fate| !matches!(fate, Fate::Passes(to) if may(to));
+            if stays_open && let Some(closed) = fates.iter().find(is_closed) {
+                self.fail(&format!("{probe:?} is closed: {closed:?}, may {sets:?}"));
+            }
+        }
+    }
+
+    /// Clients stay on their endpoints, for as long as those can be reached.
+    fn check_sticky(&mut self, state: &State) {
+        let histories = &self.histories;
+        let now = Instant::now();
+        self.sticky.retain(|sticky| {
+            let Probe {
+                service,
+                called,
+                caller,
+                ..
+            } = sticky.probe;
+            let mut versions = histories[service].versions.iter();
+            let stays = |spec: &Spec| {
+                spec.has_affinity() && spec.reachable(called, caller).contains(&sticky.on)
+            };
+            let stays = |(_, spec): &(u64, Option<Arc<Spec>>)| spec.as_deref().is_some_and(stays);
+            now < sticky.until && versions.all(stays)
+        });
+        for at in 0..self.sticky.len() {
+            let Sticky { probe, on, .. } = &self.sticky[at];
+            let (probe, on) = (probe.clone(), *on);
+            let fates = self.fates(state, probe.service, &probe.packet);
+            let may_go = self.left_out || self.refused == Some(probe.service);
+            if !may_go && fates != [Fate::Passes(on)].into() {
+                self.fail(&format!("{probe:?} does not stay on {on}: {fates:?}"));
+            }
+        }
+    }
+
+    /// Returns whether the kernel takes no elements of some Service.
+    pub(super) fn is_refusing(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// Looks whether everything is as it is to be, with every endpoint in use.
+    pub(super) fn check_exactly(&mut self, state: &State) {
+        self.check_repaired();
+        for number in 0..SERVICES {
+            if self.histories[number].versions.len() > 1 {
+                self.fail(&format!("Service {number} is not in force"));
+            }
+        }
+        for history in &mut self.histories {
+            history.remembered.clear();
+        }
+        self.check(state);
+        for probe in self.probes.clone() {
+            let history = &self.histories[probe.service];
+            let Some((_, spec)) = history.versions.front() else {
+                continue;
+            };
+            let Some(spec) = spec.clone().filter(|spec| !spec.has_affinity()) else {
+                continue;
+            };
+            let fates = self.fates(state, probe.service, &probe.packet);
+            let all = spec.reachable(probe.called, probe.caller);
+            let unused = all.iter().find(|to| !fates.contains(&Fate::Passes(**to)));
+            if let Some(unused) = unused {
+                self.fail(&format!("{probe:?} never reaches {unused}: {fates:?}"));
+            }
+        }
+        self.check_udp(state);
+    }
+
+    /// No flow of a UDP client is led to an endpoint that does not serve.
+    fn check_udp(&mut self, state: &State) {
+        let mut stale = None;
+        for flow in state.conntrack.flows() {
+            let mut probes = self.probes.iter();
+            let called = probes.find(|probe| probe.packet.destination == flow.original.destination);
+            let Some(probe) = called else { continue };
+            let spec = self.histories[probe.service].versions.front();
+            let Some((_, Some(spec))) = spec else {
+                continue;
+            };
+            let exists = !spec.reachable(probe.called, probe.caller).is_empty();
+            if exists && !spec.serving().any(|to| to == flow.reply.source) {
+                stale = Some(format!("{flow} is stale"));
+            }
+        }
+        if let Some(stale) = stale {
+            self.fail(&stale);
+        }
+    }
+
+    /// What another process changed a while ago was repaired.
+    pub(super) fn check_repaired(&self) {
+        if self.damaged.iter().any(|(_, damaged)| damaged.is_some()) {
+            self.fail("what another process changed is not repaired");
+        }
+    }
+}

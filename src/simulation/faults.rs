@@ -1,0 +1,84 @@
+//! What goes wrong: which calls fail, and what other processes change between them.
+
+use nix::errno::Errno;
+
+use super::random::Random;
+use crate::{
+    kernel::simulated::{Call, Fault, State},
+    net::Family,
+};
+
+/// Reasons for which a kernel refuses, most of them passing ones.
+const REASONS: [Errno; 6] = [
+    Errno::EPERM,
+    Errno::ENOBUFS,
+    Errno::EBUSY,
+    Errno::EAGAIN,
+    Errno::ENOENT,
+    Errno::ENOMEM,
+];
+/// The table of nftables mode.
+const TABLE: &str = "tripod";
+/// Tables of others.
+pub(super) const FOREIGN: [&str; 2] = ["firewalld", "docker"];
+
+/// What goes wrong now.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Faults {
+    /// So many calls in a thousand fail.
+    pub(super) calls: usize,
+    /// Before so many calls in a thousand another process changes something.
+    pub(super) edits: usize,
+    /// After so many calls in a thousand the process is killed.
+    pub(super) kills: usize,
+    /// All calls are refused for this reason.
+    pub(super) outage: Option<Errno>,
+}
+
+impl Faults {
+    /// Returns what becomes of a call.
+    pub(super) fn of(&self, call: Call, random: &mut Random) -> Fault {
+        if call == Call::Notifications {
+            let lost = self.outage.is_none() && random.chance(self.calls / 4);
+            return if lost { Fault::Unanswered } else { Fault::None };
+        }
+        if let Some(errno) = self.outage {
+            return Fault::Refused(errno, 0);
+        }
+        if random.chance(self.kills) {
+            return random.one(&[Fault::KilledBefore, Fault::KilledAfter]);
+        }
+        if !random.chance(self.calls) {
+            return Fault::None;
+        }
+        let errno = match random.one(&REASONS) {
+            // Of one thing that is to be deleted it would say that this is done.
+            Errno::ENOENT if matches!(call, Call::Requests(..)) => Errno::EBUSY,
+            errno => errno,
+        };
+        match random.below(6) {
+            0 => Fault::Unsent(random.one(&[Errno::ENOBUFS, Errno::ENOMEM])),
+            1 => Fault::Unanswered,
+            2 if matches!(call, Call::Dump(_)) => Fault::Interrupted,
+            _ => Fault::Refused(errno, random.below(64)),
+        }
+    }
+}
+
+/// Changes something as another process would. Returns of which family it was, if it was
+/// ours; nothing that it does breaks connections, but it may leave rules out.
+pub(super) fn edit(state: &mut State, random: &mut Random) -> Option<Family> {
+    let family = random.one(&Family::ALL);
+    let rules = &mut state.nftables;
+    match random.below(7) {
+        0 => drop(rules.delete_table(family, TABLE)),
+        1 => rules.flush_chain(family, TABLE, random.below(64)),
+        2 | 3 => rules.delete_element(family, TABLE, random.below(64), random.below(64)),
+        4 => rules.add_chain(family, TABLE, "foreign"),
+        _ => {
+            rules.add_table(family, random.one(&FOREIGN));
+            return None;
+        }
+    }
+    Some(family)
+}

@@ -1,0 +1,264 @@
+//! The modes on a [simulated kernel](crate::kernel::simulated), with faults at every call:
+//! one thread, a clock that stands still, and a seed from which everything follows.
+//!
+//! A run changes Services, has clients call them, has other processes change rules, kills
+//! the process and begins it anew, lets time pass, and has calls of the kernel fail. All
+//! along it is watched that nothing is open that must be closed, that nothing is closed
+//! that stays open, that connections go on, that a sync which fails has a reason, and that
+//! retries grow apart. Whenever faults stop, everything is as it is to be soon after.
+
+mod checks;
+mod faults;
+mod nftables;
+mod process;
+mod random;
+mod watch;
+mod world;
+
+use std::{sync::Arc, time::Duration};
+
+use nix::errno::Errno;
+use parking_lot::Mutex;
+use tokio::time::sleep;
+
+use self::{
+    faults::Faults,
+    process::{Make, Process, SYNC_PERIOD},
+    random::Random,
+    watch::{Counts, Watch, Watching},
+    world::{SERVICES, Spec},
+};
+use crate::{kernel::simulated::Kernel, net::Family};
+
+/// What goes wrong most of the time.
+const FAULTS: Faults = Faults {
+    calls: 60,
+    edits: 15,
+    kills: 8,
+    outage: None,
+};
+/// After so long without faults everything is in force: whatever failed is tried again
+/// once a sync period at least.
+const SETTLED: Duration = Duration::from_secs(75);
+/// What another process changes then is noticed and repaired after so long.
+const NOTICED: Duration = Duration::from_secs(2);
+/// So many steps are between the times at which faults stop.
+const STEPS_TO_SETTLE: usize = 25;
+
+/// A run.
+struct Simulation<F> {
+    make: F,
+    random: Random,
+    kernel: Kernel,
+    watch: Arc<Mutex<Watch>>,
+    process: Option<Process>,
+    specs: Vec<Option<Arc<Spec>>>,
+    /// It is known from which networks cluster IPs are.
+    networks_known: bool,
+    /// The number of the last change.
+    version: u64,
+}
+
+/// Runs so many steps that follow from the seed. Returns what happened.
+fn run(seed: u64, steps: usize, make: impl Make) -> Counts {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let watch = Arc::new(Mutex::new(Watch::new(seed)));
+        let kernel = Kernel::new(Watching(Arc::clone(&watch)));
+        let _installed = kernel.install();
+        let mut simulation = Simulation {
+            make,
+            random: Random::new(seed),
+            kernel,
+            watch,
+            process: None,
+            specs: vec![None; SERVICES],
+            networks_known: false,
+            version: 1,
+        };
+        simulation.begin();
+        for step in 1..=steps {
+            simulation.step().await;
+            if step.is_multiple_of(STEPS_TO_SETTLE) {
+                simulation.settle().await;
+            }
+        }
+        simulation.settle().await;
+        simulation.watch.lock().counts
+    })
+}
+
+/// Runs several seeds, or the one that the environment asks for: `TRIPOD_SIMULATE_SEED` and
+/// `TRIPOD_SIMULATE_STEPS`.
+fn all(seeds: u64, steps: usize, make: impl Make + Copy) {
+    let asked = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let seeds = match asked("TRIPOD_SIMULATE_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..seeds,
+    };
+    let steps = asked("TRIPOD_SIMULATE_STEPS").map_or(steps, |steps| steps as usize);
+    for seed in seeds {
+        println!("TRIPOD_SIMULATE_SEED={seed} TRIPOD_SIMULATE_STEPS={steps}");
+        let begun = std::time::Instant::now();
+        let counts = run(seed, steps, make);
+        println!("{:?}: {counts:?}", begun.elapsed());
+    }
+}
+
+impl<F: Make> Simulation<F> {
+    /// Begins a process, which knows of nothing but the objects.
+    fn begin(&mut self) {
+        self.kernel.revive();
+        let specs = self.specs.iter().flatten();
+        let mut objects = vec![world::node()];
+        if self.networks_known {
+            objects.push(world::service_networks(true));
+        }
+        objects.extend(specs.flat_map(|spec| spec.events()));
+        let process = Process::begin(&self.make, &self.kernel, &self.watch, self.version, objects);
+        self.process = Some(process);
+    }
+
+    async fn kill(&mut self) {
+        if let Some(process) = self.process.take() {
+            process.kill().await;
+        }
+        self.begin();
+    }
+
+    /// Lets time pass; a process that was killed meanwhile begins anew.
+    async fn pass(&mut self, time: Duration) {
+        sleep(time).await;
+        let ended = self.process.as_ref().is_none_or(Process::has_ended);
+        if ended || self.kernel.is_dead() {
+            self.kill().await;
+        } else if let Some(process) = &self.process {
+            let health = process.health.snapshot();
+            self.watch.lock().check_health(&health, 2 * SYNC_PERIOD);
+        }
+    }
+
+    async fn step(&mut self) {
+        let faultless = self.watch.lock().is_refusing() && self.random.chance(600);
+        self.watch.lock().faults = if faultless { Faults::default() } else { FAULTS };
+        match self.random.below(100) {
+            0..60 => self.change(),
+            60..80 => self.call(),
+            80..86 => {
+                self.kernel.change(|state| self.watch.lock().edit(state));
+                // Before it is noticed.
+                (0..3).for_each(|_| self.call());
+            }
+            86..90 => self.kill().await,
+            90 => self.outage().await,
+            91..93 => self.refuse(),
+            93 => self.change_networks(),
+            _ => {
+                let seconds = self.random.below(40);
+                self.pass(Duration::from_secs(seconds as u64)).await;
+            }
+        }
+        let millis = self.random.one(&[0, 1, 5, 20, 100, 300]);
+        self.pass(Duration::from_millis(millis)).await;
+    }
+
+    fn call(&mut self) {
+        self.kernel.change(|state| self.watch.lock().call(state));
+    }
+
+    /// One or two Services come, change or go.
+    fn change(&mut self) {
+        self.version += 1;
+        let mut events = Vec::new();
+        for _ in 0..1 + self.random.below(2) {
+            let number = self.random.below(SERVICES);
+            let next = match &self.specs[number] {
+                Some(_) if self.random.chance(80) => None,
+                Some(spec) => Some(spec.changed(&mut self.random)),
+                None => Some(Spec::random(number, &mut self.random)),
+            };
+            let next = next.map(Arc::new);
+            match &next {
+                Some(spec) => events.extend(spec.events()),
+                None => events.extend(world::gone(number)),
+            }
+            let mut watch = self.watch.lock();
+            let version = self.version;
+            watch.record(|| format!("change {version}: {next:?}"));
+            watch.desire(number, version, next.clone());
+            self.specs[number] = next;
+        }
+        if let Some(process) = &self.process {
+            process.send(self.version, events);
+        }
+    }
+
+    /// All rules depend on the networks of cluster IPs.
+    fn change_networks(&mut self) {
+        self.networks_known = !self.networks_known;
+        self.version += 1;
+        self.watch.lock().record(|| "other networks".to_owned());
+        if let Some(process) = &self.process {
+            process.send(
+                self.version,
+                vec![world::service_networks(self.networks_known)],
+            );
+        }
+    }
+
+    /// The kernel refuses everything for a while.
+    async fn outage(&mut self) {
+        let errno = self
+            .random
+            .one(&[Errno::EPERM, Errno::ENOMEM, Errno::EBUSY]);
+        let lasts = self.random.chance(500);
+        self.watch.lock().faults.outage = Some(errno);
+        self.watch
+            .lock()
+            .record(|| format!("all is refused: {errno}"));
+        self.change();
+        let time = if lasts {
+            4 * SYNC_PERIOD
+        } else {
+            SYNC_PERIOD / 3
+        };
+        self.pass(time).await;
+    }
+
+    /// The kernel takes no elements of one Service for a while: that costs no other one.
+    fn refuse(&mut self) {
+        let service = self.random.below(SERVICES);
+        let errno = self.random.one(&[Errno::EINVAL, Errno::ENOMEM]);
+        let refused = self.random.chance(700).then_some((service, errno));
+        self.kernel
+            .change(|state| self.watch.lock().refuse(state, refused));
+    }
+
+    /// Without faults everything is as it is to be soon, and nothing else.
+    async fn settle(&mut self) {
+        self.watch.lock().faults = Faults::default();
+        self.watch.lock().record(|| "faults stop".to_owned());
+        self.kernel
+            .change(|state| self.watch.lock().refuse(state, None));
+        self.pass(SETTLED).await;
+        let Some(process) = &self.process else { return };
+        let compared = process.questions.compare().await.expect("it runs");
+        for family in Family::ALL {
+            let differences = compared.get(family).as_ref();
+            let differences = differences.map(|found| found.as_ref().expect("it can be read"));
+            if let Some(first) = differences.and_then(|found| found.first()) {
+                let why = format!("{family} differs: {first:?}");
+                self.watch.lock().fail(&why);
+            }
+        }
+        self.kernel
+            .change(|state| self.watch.lock().check_exactly(state));
+        self.kernel.change(|state| self.watch.lock().edit(state));
+        self.pass(NOTICED).await;
+        self.watch.lock().check_repaired();
+    }
+}

@@ -1,0 +1,224 @@
+//! The process that is simulated: a mode with the runner that has it sync, as `tripod`
+//! joins them, and what it reports.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use prometheus::Registry;
+use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+
+use super::{watch::Watch, world};
+use crate::{
+    kernel::{simulated::Kernel, xtables::Engine},
+    modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet},
+    net::{Family, ModeName, PerFamily},
+    runner::{
+        NodeAddresses, Runner, health::Health, metrics::Metrics, question::Questions, schedule,
+    },
+    services::{Batch, Event, Node, ServiceMap, Tracker},
+};
+
+/// Full syncs are that far apart, as kube-proxy's.
+pub(super) const SYNC_PERIOD: Duration = Duration::from_secs(30);
+/// Syncs that may follow each other within [`WINDOW`], beside those that something
+/// happened for.
+const SYNCS: usize = 40;
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// A process that runs.
+pub(super) struct Process {
+    pub(super) health: Arc<Health>,
+    pub(super) questions: Questions,
+    batches: mpsc::Sender<Batch>,
+    sent: Arc<AtomicU64>,
+    runner: JoinHandle<()>,
+}
+
+/// Makes the mode that is simulated.
+pub(super) trait Make: Fn(&Metrics) -> Self::Made {
+    type Made: Mode + 'static;
+}
+
+impl<M: Mode + 'static, F: Fn(&Metrics) -> M> Make for F {
+    type Made = M;
+}
+
+impl Process {
+    /// Begins, with `objects` as the complete state.
+    pub(super) fn begin(
+        make: &impl Make,
+        kernel: &Kernel,
+        watch: &Arc<Mutex<Watch>>,
+        version: u64,
+        objects: Vec<Event>,
+    ) -> Process {
+        let (batches, received) = mpsc::channel(1024);
+        let health = Arc::new(Health::new(2 * SYNC_PERIOD));
+        let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
+        let sent = Arc::new(AtomicU64::new(version));
+        let mode = Reported {
+            mode: make(&metrics),
+            kernel: kernel.clone(),
+            watch: Arc::clone(watch),
+            sent: Arc::clone(&sent),
+            batches: batches.clone(),
+            syncs: VecDeque::new(),
+            failed: PerFamily::default(),
+        };
+        let options = schedule::Options {
+            sync_period: SYNC_PERIOD,
+            ..schedule::Options::default()
+        };
+        let tracker = Tracker::new(world::NODE);
+        let mut runner = Runner::new(mode, tracker, options, Arc::clone(&health), metrics);
+        let questions = runner.questions();
+        let runner = tokio::spawn(async move {
+            runner.run(received, Some(Addresses)).await;
+        });
+        watch.lock().begins();
+        let process = Process {
+            health,
+            questions,
+            batches,
+            sent,
+            runner,
+        };
+        process.send(version, objects);
+        process
+    }
+
+    /// Sends events, after which the change `version` is to be in force.
+    pub(super) fn send(&self, version: u64, events: Vec<Event>) {
+        self.sent.store(version, Ordering::Relaxed);
+        let sent = self.batches.try_send(Batch { events });
+        sent.expect("the runner takes batches");
+    }
+
+    /// Ends as a process that is killed does.
+    pub(super) async fn kill(self) {
+        self.runner.abort();
+        if let Err(error) = self.runner.await
+            && let Ok(panic) = error.try_into_panic()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    /// Returns whether it ended by itself, which it never does.
+    pub(super) fn has_ended(&self) -> bool {
+        self.runner.is_finished()
+    }
+}
+
+/// A mode whose reports are held against what is in force.
+struct Reported<M> {
+    mode: M,
+    kernel: Kernel,
+    watch: Arc<Mutex<Watch>>,
+    sent: Arc<AtomicU64>,
+    batches: mpsc::Sender<Batch>,
+    /// When the last ones began, and how much had happened by then.
+    syncs: VecDeque<(Instant, u64)>,
+    /// Services that were not in force after the last sync.
+    failed: PerFamily<BTreeSet<usize>>,
+}
+
+impl<M> Reported<M> {
+    /// Returns the last change that the runner knows of: each batch is one.
+    fn known(&self) -> u64 {
+        let waiting = self.batches.max_capacity() - self.batches.capacity();
+        self.sent.load(Ordering::Relaxed) - waiting as u64
+    }
+
+    /// Retries grow apart: there are never many syncs in a short time.
+    fn count(&mut self) {
+        let now = Instant::now();
+        let watch = self.watch.lock();
+        let happened = watch.counts.happened();
+        self.syncs.push_back((now, happened));
+        while self.syncs.front().is_some_and(|(at, _)| *at + WINDOW < now) {
+            self.syncs.pop_front();
+        }
+        let before = self.syncs.front().map_or(happened, |(_, before)| *before);
+        if self.syncs.len() > SYNCS + 3 * (happened - before) as usize {
+            watch.fail("sync follows sync");
+        }
+    }
+}
+
+impl<M: Mode> Mode for Reported<M> {
+    fn name(&self) -> ModeName {
+        self.mode.name()
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        self.count();
+        let known = self.known();
+        self.watch.lock().sync_begins();
+        let outcomes = self.mode.sync(map, asked).await;
+        // Nobody hears what a process says that was killed.
+        if self.kernel.is_dead() {
+            return outcomes;
+        }
+        let mut watch = self.watch.lock();
+        for (family, outcome) in outcomes.iter() {
+            let outcome = outcome.as_ref().filter(|_| asked.get(family).is_some());
+            match outcome {
+                None => {}
+                Some(Ok(report)) => {
+                    let names = report.failed.iter();
+                    let names = names.map(|(name, _)| name.service.name.to_string());
+                    let failed: BTreeSet<usize> = names
+                        .filter_map(|name| name.strip_prefix("web-")?.parse().ok())
+                        .collect();
+                    let before = self.failed.get_mut(family);
+                    watch.check_failed(&failed, before);
+                    before.clone_from(&failed);
+                    watch.record(|| format!("{family} in force up to {known}, failed {failed:?}"));
+                    watch.in_force(family, known, &failed);
+                }
+                Some(Err(error)) => watch.failed(family, &error.to_string()),
+            }
+        }
+        outcomes
+    }
+
+    async fn compare(&mut self, map: &ServiceMap) -> Compared {
+        self.mode.compare(map).await
+    }
+
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
+        self.mode.explain(map, packet).await
+    }
+
+    async fn externally_modified(&mut self) {
+        self.watch.lock().between_syncs();
+        self.mode.externally_modified().await;
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        self.mode.engines()
+    }
+}
+
+/// The node's addresses, which never change.
+struct Addresses;
+
+impl NodeAddresses for Addresses {
+    fn serving_node_ports(&mut self, _: Option<&Node>) -> io::Result<BTreeSet<IpAddr>> {
+        Ok(Family::ALL.map(world::node_address).into())
+    }
+
+    async fn changed(&mut self) -> io::Result<()> {
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,371 @@
+//! What is watched all along: after every call that changes something, nothing is open
+//! that must be closed, and nothing is closed that was open and stays so.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use nix::errno::Errno;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    faults::{self, FOREIGN, Faults},
+    random::Random,
+    world::{self, Probe, SERVICES, Spec},
+};
+use crate::{
+    kernel::simulated::{
+        Call, Fault, Observer, State,
+        nftables::packet::{Fate, Packet},
+    },
+    net::{Family, PerFamily, Protocol},
+};
+
+/// More calls than a sync ever needs.
+const CALLS: usize = 400;
+/// So many lines are shown of what happened before something was found.
+const RECORDED: usize = 80;
+
+/// How a Service is to be, and was since it was last known to be in force.
+pub(super) struct History {
+    /// Each with the number of the change; the first one is in force.
+    pub(super) versions: VecDeque<(u64, Option<Arc<Spec>>)>,
+    /// The first one was reported to be in force.
+    pub(super) in_force: bool,
+    /// Earlier ones whose clients stayed on their endpoints: their entries are deleted
+    /// now and then only, and that may fail.
+    pub(super) remembered: Vec<Arc<Spec>>,
+}
+
+/// A connection that goes on.
+#[derive(Clone, Debug)]
+pub(super) struct Flow {
+    pub(super) service: usize,
+    pub(super) packet: Packet,
+}
+
+/// A client that stays on an endpoint.
+pub(super) struct Sticky {
+    pub(super) probe: Probe,
+    pub(super) on: SocketAddr,
+    pub(super) until: Instant,
+}
+
+/// What is known of the run.
+pub(super) struct Watch {
+    pub(super) random: Random,
+    pub(super) faults: Faults,
+    pub(super) histories: Vec<History>,
+    pub(super) probes: Vec<Probe>,
+    pub(super) flows: Vec<Flow>,
+    pub(super) sticky: Vec<Sticky>,
+    /// The Service of which the kernel takes no elements.
+    pub(super) refused: Option<usize>,
+    /// Another process changed what is ours, and that was not repaired yet: the number of
+    /// that change.
+    pub(super) damaged: PerFamily<Option<u64>>,
+    /// Changes by other processes so far.
+    edits: u64,
+    /// The value of `edits` at the beginning of the sync that runs.
+    at_begin: u64,
+    /// Calls of the sync that runs.
+    calls: usize,
+    /// Something went wrong since the sync that runs began.
+    pub(super) disturbed: bool,
+    /// Since when no sync of a family came in force, if the last one failed.
+    pub(super) failing: PerFamily<Option<Instant>>,
+    /// A transaction was refused in the sync that runs: what is to blame may be left out.
+    pub(super) left_out: bool,
+    /// Tables of other processes that are there.
+    pub(super) foreign: BTreeSet<(Family, &'static str)>,
+    /// Everything is printed, for who compares runs.
+    prints: bool,
+    /// What was called last.
+    recorded: VecDeque<String>,
+    pub(super) counts: Counts,
+}
+
+/// How often what happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) changes: u64,
+    pub(super) calls: u64,
+    /// Calls that failed, but for those while all are refused.
+    pub(super) faults: u64,
+    pub(super) edits: u64,
+    pub(super) kills: u64,
+    pub(super) syncs: u64,
+    pub(super) failed_syncs: u64,
+    /// Packets that were led through the rules.
+    pub(super) packets: u64,
+}
+
+impl Counts {
+    /// Returns how much happened for which a sync may follow.
+    pub(super) fn happened(&self) -> u64 {
+        self.faults + self.edits + self.changes
+    }
+}
+
+impl Watch {
+    pub(super) fn new(seed: u64) -> Watch {
+        Watch {
+            random: Random::new(seed ^ 0x0b5e_1e55),
+            faults: Faults::default(),
+            histories: (0..SERVICES)
+                .map(|_| History {
+                    versions: [(0, None)].into(),
+                    in_force: false,
+                    remembered: Vec::new(),
+                })
+                .collect(),
+            probes: world::probes(),
+            flows: Vec::new(),
+            sticky: Vec::new(),
+            refused: None,
+            damaged: PerFamily::default(),
+            edits: 0,
+            at_begin: 0,
+            calls: 0,
+            disturbed: false,
+            failing: PerFamily::default(),
+            left_out: false,
+            foreign: BTreeSet::new(),
+            prints: std::env::var_os("TRIPOD_SIMULATE_PRINT").is_some(),
+            recorded: VecDeque::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Records how a Service is to be from the change `version` on.
+    pub(super) fn desire(&mut self, number: usize, version: u64, spec: Option<Arc<Spec>>) {
+        self.counts.changes += 1;
+        self.histories[number].versions.push_back((version, spec));
+    }
+
+    /// Says what happens, for whoever reads of a failure.
+    pub(super) fn record(&mut self, what: impl FnOnce() -> String) {
+        let what = what();
+        if self.prints {
+            println!("{what}");
+        }
+        if self.recorded.len() == RECORDED {
+            self.recorded.pop_front();
+        }
+        self.recorded.push_back(what);
+    }
+
+    /// A sync begins.
+    pub(super) fn sync_begins(&mut self) {
+        self.counts.syncs += 1;
+        self.calls = 0;
+        self.at_begin = self.edits;
+        self.left_out = false;
+        self.disturbed = self.faults.outage.is_some();
+        self.record(|| "sync".to_owned());
+    }
+
+    /// A sync of `family`, of everything up to the change `version`, is reported to be in
+    /// force but for the Services `failed`.
+    pub(super) fn in_force(&mut self, family: Family, version: u64, failed: &BTreeSet<usize>) {
+        for (number, history) in self.histories.iter_mut().enumerate() {
+            if world::family(number) != family {
+                continue;
+            }
+            if failed.contains(&number) {
+                history.in_force = false;
+                self.sticky.retain(|sticky| sticky.probe.service != number);
+                continue;
+            }
+            while history.versions.len() > 1 && history.versions[1].0 <= version {
+                let earlier = history.versions.pop_front().and_then(|(_, spec)| spec);
+                let sticky = earlier.filter(|spec| spec.has_affinity());
+                history.remembered.extend(sticky);
+            }
+            history.in_force = true;
+        }
+        *self.failing.get_mut(family) = None;
+        // Of what others changed while it ran nothing is known.
+        let damaged = self.damaged.get_mut(family);
+        damaged.take_if(|at| *at <= self.at_begin);
+    }
+
+    /// A sync of `family` is reported to have failed.
+    pub(super) fn failed(&mut self, family: Family, error: &str) {
+        self.counts.failed_syncs += 1;
+        if !self.disturbed {
+            self.fail(&format!("a sync fails without a reason: {error}"));
+        }
+        self.failing
+            .get_mut(family)
+            .get_or_insert_with(Instant::now);
+        self.record(|| format!("{family} failed: {error}"));
+    }
+
+    /// The calls that follow belong to no sync.
+    pub(super) fn between_syncs(&mut self) {
+        self.calls = 0;
+    }
+
+    /// A process begins.
+    pub(super) fn begins(&mut self) {
+        self.failing = PerFamily::default();
+        self.record(|| "a process begins".to_owned());
+    }
+
+    /// Changes something as another process would.
+    pub(super) fn edit(&mut self, state: &mut State) {
+        let before = state.nftables.generation();
+        let was_ours = faults::edit(state, &mut self.random);
+        self.counts.edits += 1;
+        self.disturbed = true;
+        for family in Family::ALL {
+            let there: Vec<&str> = state.nftables.tables(family).collect();
+            let foreign = FOREIGN.into_iter().filter(|name| there.contains(name));
+            self.foreign.extend(foreign.map(|name| (family, name)));
+        }
+        if let Some(family) = was_ours.filter(|_| state.nftables.generation() != before) {
+            self.edits += 1;
+            *self.damaged.get_mut(family) = Some(self.edits);
+            self.sticky
+                .retain(|sticky| world::family(sticky.probe.service) != family);
+            self.record(|| format!("another process changes our {family} table"));
+        }
+    }
+
+    fn own() -> [IpAddr; 2] {
+        Family::ALL.map(world::node_address)
+    }
+
+    /// Returns all that may become of a packet.
+    pub(super) fn fates(
+        &mut self,
+        state: &State,
+        service: usize,
+        packet: &Packet,
+    ) -> BTreeSet<Fate> {
+        self.counts.packets += 1;
+        let found = state
+            .nftables
+            .fates(world::family(service), packet, &Watch::own());
+        found.into_iter().map(|(fate, _)| fate).collect()
+    }
+
+    /// Has the kernel take no elements of one Service, or all again.
+    pub(super) fn refuse(&mut self, state: &mut State, refused: Option<(usize, Errno)>) {
+        self.refused = refused.map(|(service, _)| service);
+        // A table that is written anew is without it.
+        if let Some(service) = self.refused {
+            self.histories[service].in_force = false;
+            self.sticky.retain(|sticky| sticky.probe.service != service);
+        }
+        self.record(|| format!("elements are refused of {refused:?}"));
+        let octets = |(service, errno)| (errno, world::at_cluster_ip(service));
+        state.nftables.refuse(refused.map(octets));
+    }
+
+    /// Has a client call: it is remembered where it was led, and its connection goes on.
+    pub(super) fn call(&mut self, state: &mut State) {
+        // One that the kernel refuses is called more often than others.
+        let of_refused = |probe: &&Probe| Some(probe.service) == self.refused;
+        let mut some: Vec<&Probe> = self.probes.iter().filter(of_refused).collect();
+        if some.is_empty() || self.random.chance(500) {
+            some = self.probes.iter().collect();
+        }
+        let probe = some[self.random.below(some.len())].clone();
+        let family = world::family(probe.service);
+        let found = state.nftables.fates(family, &probe.packet, &Watch::own());
+        let found: Vec<_> = found.into_iter().collect();
+        let (fate, updates) = &found[self.random.below(found.len())];
+        let Fate::Passes(to) = *fate else { return };
+        for update in updates {
+            state.nftables.remember(family, "tripod", update);
+        }
+        if let Some(timeout) = updates.first().and_then(|update| update.timeout) {
+            let same = |one: &Sticky| one.probe.packet == probe.packet;
+            self.sticky.retain(|sticky| !same(sticky));
+            self.sticky.push(Sticky {
+                probe: probe.clone(),
+                on: to,
+                until: Instant::now() + timeout,
+            });
+        }
+        if world::protocol(probe.service) == Protocol::Udp {
+            let tuple = |source, destination| crate::kernel::conntrack::flows::Tuple {
+                source,
+                destination,
+            };
+            let packet = &probe.packet;
+            let original = tuple(packet.source, packet.destination);
+            let reply = tuple(to, packet.source);
+            state.conntrack.enter(packet.protocol, original, reply);
+        }
+        self.record(|| format!("{:?} calls {:?} and gets {to}", probe.caller, probe.packet));
+        if to == probe.packet.destination {
+            return;
+        }
+        if self.flows.len() == 6 {
+            self.flows.remove(0);
+        }
+        self.flows.push(Flow {
+            service: probe.service,
+            packet: Packet {
+                established: Some(to),
+                ..probe.packet
+            },
+        });
+    }
+
+    /// Ends the run.
+    pub(super) fn fail(&self, why: &str) -> ! {
+        let recorded: Vec<&str> = self.recorded.iter().map(String::as_str).collect();
+        panic!("{why}\nwhat happened last:\n  {}", recorded.join("\n  "));
+    }
+}
+
+/// Has the watch decide about the calls of a simulated kernel.
+pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);
+
+impl Observer for Watching {
+    fn before(&mut self, call: Call, state: &mut State) -> Fault {
+        let mut watch = self.0.lock();
+        watch.counts.calls += 1;
+        watch.calls += 1;
+        if watch.calls > CALLS {
+            watch.fail("a sync makes call after call");
+        }
+        let Watch { random, faults, .. } = &mut *watch;
+        if random.chance(faults.edits) {
+            watch.edit(state);
+        }
+        let Watch { random, faults, .. } = &mut *watch;
+        let fault = faults.of(call, random);
+        watch.record(|| match fault {
+            Fault::None => format!("{call:?}"),
+            fault => format!("{call:?}: {fault:?}"),
+        });
+        match fault {
+            Fault::None => {}
+            Fault::KilledBefore | Fault::KilledAfter => {
+                watch.counts.kills += 1;
+                watch.disturbed = true;
+            }
+            _ => {
+                watch.left_out |=
+                    matches!((call, fault), (Call::Transaction(_), Fault::Refused(..)));
+                watch.counts.faults += u64::from(watch.faults.outage.is_none());
+                watch.disturbed = true;
+            }
+        }
+        fault
+    }
+
+    fn after(&mut self, call: Call, state: &mut State) {
+        if call.changes() {
+            self.0.lock().check(state);
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! The cluster of the simulation: a few Services with endpoints, as objects, and what a
+//! client of each may reach. The latter is said anew here, not taken from the modes.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use ipnet::IpNet;
+
+use super::random::Random;
+use crate::{
+    kernel::simulated::nftables::packet::Packet,
+    net::{Family, Protocol},
+    services::{
+        Created, EndpointSlice, Event, Node, Owner, Port, Preferences, Service, ServiceCidr,
+        ServiceName, Serving, SessionAffinity, SliceEndpoint, SliceName, SlicePort, TrafficPolicy,
+    },
+};
+
+/// How many Services there may be, numbered from 0 on.
+pub(super) const SERVICES: usize = 5;
+/// The port of each Service.
+const PORT: u16 = 80;
+/// The port of each endpoint.
+const TARGET: u16 = 8080;
+/// Name of this node.
+pub(super) const NODE: &str = "node";
+
+/// A Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Spec {
+    number: usize,
+    node_port: bool,
+    external_ip: bool,
+    load_balancer: bool,
+    /// Which of [`ranges`] may call the load balancer; none: everybody may.
+    ranges: Vec<usize>,
+    internal_local: bool,
+    external_local: bool,
+    affinity: bool,
+    scheduler: Option<&'static str>,
+    endpoints: Vec<Endpoint>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Endpoint {
+    last: u16,
+    state: Is,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Is {
+    Ready,
+    Terminating,
+    NotReady,
+}
+
+/// Who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// From outside, within the first of [`ranges`].
+    Outside,
+    /// From outside, within the second.
+    Stranger,
+    /// A pod of this node.
+    Pod,
+    /// The node itself.
+    Node,
+}
+
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Called {
+    ClusterIp,
+    ExternalIp,
+    LoadBalancer,
+    NodePort,
+}
+
+/// A call of a Service.
+#[derive(Clone, Debug)]
+pub(super) struct Probe {
+    pub(super) service: usize,
+    pub(super) called: Called,
+    pub(super) caller: Caller,
+    pub(super) packet: Packet,
+}
+
+/// Returns the family of a Service.
+pub(super) fn family(number: usize) -> Family {
+    if number < 3 { Family::V4 } else { Family::V6 }
+}
+
+/// Returns the protocol of a Service.
+pub(super) fn protocol(number: usize) -> Protocol {
+    if number.is_multiple_of(2) {
+        Protocol::Tcp
+    } else {
+        Protocol::Udp
+    }
+}
+
+fn ip(family: Family, network: u8, last: u16) -> IpAddr {
+    let [high, low] = last.to_be_bytes();
+    match family {
+        Family::V4 => [10, network, high, low].into(),
+        Family::V6 => [0xfd00, u16::from(network), 0, 0, 0, 0, 0, last].into(),
+    }
+}
+
+/// Returns the networks of callers from outside.
+fn ranges(family: Family) -> [IpNet; 2] {
+    let prefix = match family {
+        Family::V4 => 16,
+        Family::V6 => 32,
+    };
+    [9, 8].map(|network| IpNet::new_assert(ip(family, network, 0), prefix))
+}
+
+/// Returns the networks of pods.
+pub(super) fn pod_networks() -> Vec<String> {
+    vec!["10.244.0.0/16".to_owned(), "fd00:f4::/32".to_owned()]
+}
+
+/// Returns this node's address.
+pub(super) fn node_address(family: Family) -> IpAddr {
+    ip(family, 7, 1)
+}
+
+/// Returns the address of an endpoint.
+fn endpoint(family: Family, last: u16) -> SocketAddr {
+    (ip(family, 244, last), TARGET).into()
+}
+
+/// Returns true if the endpoint is on this node.
+fn is_local(last: u16) -> bool {
+    last.is_multiple_of(2)
+}
+
+/// Returns how the keys of elements begin that are for the cluster IP of a Service alone:
+/// address and protocol.
+pub(super) fn at_cluster_ip(number: usize) -> Box<[u8]> {
+    let ip = ip(family(number), 96, number as u16 + 1);
+    let mut octets = crate::kernel::octets(&ip);
+    octets.push(protocol(number).number());
+    octets.into()
+}
+
+fn name(number: usize) -> ServiceName {
+    ServiceName {
+        namespace: "default".into(),
+        name: format!("web-{number}").into(),
+    }
+}
+
+fn node_port(number: usize) -> u16 {
+    30_000 + number as u16
+}
+
+impl Spec {
+    /// Returns a random Service of that number.
+    pub(super) fn random(number: usize, random: &mut Random) -> Spec {
+        let count = random.one(&[0, 1, 1, 2, 2, 3, 5]);
+        let mut all: Vec<u16> = (1..8).collect();
+        let endpoints = (0..count).map(|_| Endpoint {
+            last: all.swap_remove(random.below(all.len())),
+            state: random.one(&[
+                Is::Ready,
+                Is::Ready,
+                Is::Ready,
+                Is::Terminating,
+                Is::NotReady,
+            ]),
+        });
+        let mut endpoints: Vec<Endpoint> = endpoints.collect();
+        endpoints.sort_by_key(|one| one.last);
+        Spec {
+            number,
+            node_port: random.chance(500),
+            external_ip: random.chance(500),
+            load_balancer: random.chance(600),
+            ranges: random.one(&[&[][..], &[], &[0], &[1], &[0, 1]]).to_vec(),
+            internal_local: random.chance(150),
+            external_local: random.chance(400),
+            affinity: random.chance(250),
+            scheduler: random.one(&[None, None, None, Some("rr"), Some("sh")]),
+            endpoints,
+        }
+    }
+
+    /// Returns the Service with something changed: mostly an endpoint.
+    pub(super) fn changed(&self, random: &mut Random) -> Spec {
+        let other = Spec::random(self.number, random);
+        let mut next = self.clone();
+        match random.below(8) {
+            0 => next.load_balancer = other.load_balancer,
+            1 => next.ranges = other.ranges,
+            2 => {
+                next.external_local = other.external_local;
+                next.internal_local = other.internal_local;
+            }
+            3 => {
+                next.affinity = other.affinity;
+                next.scheduler = other.scheduler;
+            }
+            4 => {
+                next.node_port = other.node_port;
+                next.external_ip = other.external_ip;
+            }
+            _ => {
+                let last = 1 + random.below(7) as u16;
+                let before = next.endpoints.len();
+                next.endpoints.retain(|one| one.last != last);
+                if next.endpoints.len() == before {
+                    let state = random.one(&[Is::Ready, Is::Ready, Is::Terminating]);
+                    next.endpoints.push(Endpoint { last, state });
+                    next.endpoints.sort_by_key(|one| one.last);
+                }
+            }
+        }
+        next
+    }
+
+    /// Returns the Service and its EndpointSlice.
+    pub(super) fn events(&self) -> [Event; 2] {
+        let family = family(self.number);
+        let number = self.number as u16 + 1;
+        let policy = |local| {
+            if local {
+                TrafficPolicy::Local
+            } else {
+                TrafficPolicy::Cluster
+            }
+        };
+        let some = |is: bool, network| -> Box<[IpAddr]> {
+            is.then(|| ip(family, network, number))
+                .into_iter()
+                .collect()
+        };
+        let serving = Serving {
+            cluster_ips: [ip(family, 96, number)].into(),
+            ports: [Port {
+                name: "p".into(),
+                protocol: protocol(self.number),
+                port: PORT,
+                node_port: self.node_port.then(|| node_port(self.number)),
+            }]
+            .into(),
+            external_ips: some(self.external_ip, 51),
+            load_balancer_ips: some(self.load_balancer, 113),
+            load_balancer_source_ranges: self.ranges.iter().map(|at| ranges(family)[*at]).collect(),
+            session_affinity: if self.affinity {
+                // The default of the API: longer than any run waits.
+                let timeout = Duration::from_secs(10_800);
+                SessionAffinity::ClientIp { timeout }
+            } else {
+                SessionAffinity::None
+            },
+            internal_traffic_policy: policy(self.internal_local),
+            external_traffic_policy: policy(self.external_local),
+            health_check_node_port: None,
+        };
+        let preferences = self.scheduler.map(|scheduler| {
+            Arc::new(Preferences {
+                scheduler: Some(scheduler.into()),
+                ..Preferences::default()
+            })
+        });
+        let service = Service {
+            name: name(self.number),
+            created: Created::at(self.number as i64),
+            serving: Ok(serving),
+            preferences,
+        };
+        let endpoints = self.endpoints.iter().map(|one| SliceEndpoint {
+            address: endpoint(family, one.last).ip(),
+            node_name: Some(if is_local(one.last) { NODE } else { "other" }.into()),
+            ready: one.state == Is::Ready,
+            serving: one.state != Is::NotReady,
+            terminating: one.state == Is::Terminating,
+            hints: None,
+        });
+        let slice = EndpointSlice {
+            name: slice_name(self.number),
+            owner: Owner::Service(name(self.number)),
+            for_another_proxy: false,
+            ports: [SlicePort {
+                name: "p".into(),
+                protocol: protocol(self.number),
+                port: TARGET,
+            }]
+            .into(),
+            endpoints: endpoints.collect(),
+            weight: None,
+            trigger: Default::default(),
+        };
+        [
+            Event::Service(Arc::new(service)),
+            Event::EndpointSlice(Arc::new(slice)),
+        ]
+    }
+
+    /// Returns the endpoints that a call may reach; none: it must reach no endpoint.
+    pub(super) fn reachable(&self, called: Called, caller: Caller) -> Vec<SocketAddr> {
+        let exists = match called {
+            Called::ClusterIp => true,
+            Called::ExternalIp => self.external_ip,
+            Called::LoadBalancer => self.load_balancer && self.may_call(caller),
+            Called::NodePort => self.node_port,
+        };
+        if !exists {
+            return Vec::new();
+        }
+        let from_outside = [Caller::Outside, Caller::Stranger].contains(&caller);
+        let local = match called {
+            Called::ClusterIp => self.internal_local,
+            _ => self.external_local && from_outside,
+        };
+        let of = |state| {
+            let all = self.endpoints.iter();
+            let all = all.filter(|one| one.state == state && (!local || is_local(one.last)));
+            let of_family = family(self.number);
+            all.map(|one| endpoint(of_family, one.last)).collect()
+        };
+        let ready: Vec<SocketAddr> = of(Is::Ready);
+        if ready.is_empty() {
+            of(Is::Terminating)
+        } else {
+            ready
+        }
+    }
+
+    /// Returns whether a client may stay on an endpoint: one that was sent there stays while
+    /// calls of its own kind or, with an external policy of Local, of the other kind may
+    /// reach it.
+    pub(super) fn may_stay(&self, called: Called, caller: Caller, on: &SocketAddr) -> bool {
+        if !self.affinity || self.reachable(called, caller).is_empty() {
+            return false;
+        }
+        let kinds = [Caller::Outside, Caller::Stranger, Caller::Pod];
+        let open_to_all = Spec {
+            ranges: Vec::new(),
+            ..self.clone()
+        };
+        let mut of_kinds = kinds
+            .iter()
+            .map(|caller| open_to_all.reachable(called, *caller));
+        of_kinds.any(|set| set.contains(on))
+    }
+
+    fn may_call(&self, caller: Caller) -> bool {
+        let range = match caller {
+            Caller::Outside => 0,
+            Caller::Stranger => 1,
+            Caller::Pod | Caller::Node => return self.ranges.is_empty(),
+        };
+        self.ranges.is_empty() || self.ranges.contains(&range)
+    }
+
+    /// Returns the endpoints to which flows that there are may go on.
+    pub(super) fn serving(&self) -> impl Iterator<Item = SocketAddr> {
+        let family = family(self.number);
+        let all = self
+            .endpoints
+            .iter()
+            .filter(|one| one.state != Is::NotReady);
+        all.map(move |one| endpoint(family, one.last))
+    }
+
+    /// Returns whether clients stay on their endpoint.
+    pub(super) fn has_affinity(&self) -> bool {
+        self.affinity
+    }
+}
+
+fn slice_name(number: usize) -> SliceName {
+    SliceName {
+        namespace: "default".into(),
+        name: format!("web-{number}-1").into(),
+    }
+}
+
+/// Returns what says that a Service is gone.
+pub(super) fn gone(number: usize) -> [Event; 2] {
+    [
+        Event::ServiceGone(name(number)),
+        Event::EndpointSliceGone(slice_name(number)),
+    ]
+}
+
+/// Returns this node's object.
+pub(super) fn node() -> Event {
+    Event::Node(Arc::new(Node {
+        name: NODE.into(),
+        zone: None,
+        pod_cidrs: Box::default(),
+        addresses: Family::ALL.map(node_address).into(),
+        deleting: false,
+        to_be_deleted: false,
+        weight: None,
+    }))
+}
+
+/// Returns what says from which networks cluster IPs are; `None`: that is not known any
+/// more.
+pub(super) fn service_networks(known: bool) -> Event {
+    let name = "kubernetes".into();
+    if !known {
+        return Event::ServiceCidrGone(name);
+    }
+    let networks = [(Family::V4, 16), (Family::V6, 32)];
+    let networks = networks.map(|(family, prefix)| IpNet::new_assert(ip(family, 96, 0), prefix));
+    Event::ServiceCidr(Arc::new(ServiceCidr {
+        name,
+        networks: networks.into(),
+    }))
+}
+
+/// Returns the calls that are watched.
+pub(super) fn probes() -> Vec<Probe> {
+    use Called::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
+    use Caller::{Outside, Pod, Stranger};
+    let calls = [
+        (ClusterIp, Outside),
+        (ClusterIp, Pod),
+        (ClusterIp, Caller::Node),
+        (ExternalIp, Outside),
+        (ExternalIp, Pod),
+        (LoadBalancer, Outside),
+        (LoadBalancer, Stranger),
+        (LoadBalancer, Pod),
+        (NodePort, Outside),
+        (NodePort, Pod),
+    ];
+    let of_service = |service| calls.map(|(called, caller)| probe(service, called, caller));
+    (0..SERVICES).flat_map(of_service).collect()
+}
+
+fn probe(service: usize, called: Called, caller: Caller) -> Probe {
+    let family = family(service);
+    let number = service as u16 + 1;
+    let destination = match called {
+        Called::ClusterIp => (ip(family, 96, number), PORT),
+        Called::ExternalIp => (ip(family, 51, number), PORT),
+        Called::LoadBalancer => (ip(family, 113, number), PORT),
+        Called::NodePort => (node_address(family), node_port(service)),
+    };
+    let (source, input) = match caller {
+        Caller::Outside => (ip(family, 9, 1), Some("eth0")),
+        Caller::Stranger => (ip(family, 8, 1), Some("eth0")),
+        Caller::Pod => (ip(family, 244, 100), Some("cni0")),
+        Caller::Node => (node_address(family), None),
+    };
+    Probe {
+        service,
+        called,
+        caller,
+        packet: Packet {
+            source: (source, 40_000).into(),
+            destination: destination.into(),
+            protocol: protocol(service).number(),
+            input,
+            established: None,
+        },
+    }
+}

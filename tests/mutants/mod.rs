@@ -1,0 +1,151 @@
+//! Mutants: the source with one step forgotten or out of order. The simulation of
+//! `src/simulation/` has to notice each, but for those of which it is said why it cannot.
+
+pub mod report;
+mod table;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use self::table::{MUTANTS, Mutant};
+
+/// A mutant that does not end is noticed, too.
+const LONGEST: Duration = Duration::from_secs(240);
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+impl Mutant {
+    /// Returns its file's text with the change.
+    fn of(&self, text: &str) -> String {
+        let Mutant { file, from, to, .. } = self;
+        assert_eq!(text.matches(from).count(), 1, "{file} has once: {from}");
+        text.replacen(from, to, 1)
+    }
+
+    /// Returns its line in `docs/mutants.csv`.
+    fn row(&self, noticed: &str) -> String {
+        format!("{},\"{}\",\"{noticed}\"\n", self.file, self.breaks)
+    }
+}
+
+#[test]
+fn each_changes_one_place_that_is_there() {
+    for mutant in MUTANTS {
+        let text = fs::read_to_string(root().join(mutant.file)).unwrap();
+        assert_ne!(mutant.of(&text), text);
+    }
+}
+
+/// Copies what git knows of, and what is new, to `to`.
+fn copy_tree(to: &Path) {
+    let mut list = Command::new("git");
+    list.args(["ls-files", "--cached", "--others", "--exclude-standard"]);
+    let listed = list.current_dir(root()).output().unwrap();
+    for name in String::from_utf8(listed.stdout).unwrap().lines() {
+        let (from, to) = (root().join(name), to.join(name));
+        if from.is_file() {
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::copy(from, to).unwrap();
+        }
+    }
+}
+
+/// What came of a run of the simulation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Failed,
+    DoesNotEnd,
+    DoesNotBuild,
+}
+
+fn simulate(tree: &Path, target: &Path) -> Outcome {
+    let cargo = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO"));
+        command
+            .args(["test", "--lib"])
+            .args(arguments)
+            .current_dir(tree)
+            .env("CARGO_TARGET_DIR", target)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    };
+    if !cargo(&["--no-run"]).status().unwrap().success() {
+        return Outcome::DoesNotBuild;
+    }
+    let seconds = LONGEST.as_secs().to_string();
+    let mut run = Command::new("timeout");
+    run.arg(seconds).arg(env!("CARGO")).args(["test", "--lib"]);
+    let run = run.args(["--", "simulation::nftables::random"]);
+    let run = run.current_dir(tree).env("CARGO_TARGET_DIR", target);
+    let status = run.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    match status.unwrap().code() {
+        Some(0) => Outcome::Passed,
+        // timeout(1)
+        Some(124) => Outcome::DoesNotEnd,
+        _ => Outcome::Failed,
+    }
+}
+
+/// Returns the rows of `docs/mutants.csv` for mutants that are not to be run: the
+/// environment's `TRIPOD_MUTANTS` has parts of what those break that are.
+fn preserved(mutant: &Mutant) -> Option<String> {
+    let asked = std::env::var("TRIPOD_MUTANTS").ok()?;
+    if asked.split('|').any(|part| mutant.breaks.contains(part)) {
+        return None;
+    }
+    let text = fs::read_to_string(root().join("docs/mutants.csv")).ok()?;
+    let begin = mutant.row("");
+    let begin = begin.trim_end_matches("\"\n");
+    let row = text.lines().find(|line| line.starts_with(begin))?;
+    Some(format!("{row}\n"))
+}
+
+/// Runs all of them and writes `docs/mutants.csv`; takes a minute each.
+#[test]
+#[ignore = "takes a minute for each mutant: make mutants"]
+fn run() {
+    let scratch = root().join("target/mutants");
+    let (tree, target) = (scratch.join("tree"), scratch.join("build"));
+    let _ = fs::remove_dir_all(&tree);
+    copy_tree(&tree);
+    assert_eq!(
+        simulate(&tree, &target),
+        Outcome::Passed,
+        "without a change"
+    );
+    let mut csv = "file,what is broken,noticed\n".to_owned();
+    let mut wrong = Vec::new();
+    for mutant in MUTANTS {
+        if let Some(row) = preserved(mutant) {
+            csv += &row;
+            continue;
+        }
+        let path: PathBuf = tree.join(mutant.file);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, mutant.of(&text)).unwrap();
+        let begun = Instant::now();
+        let outcome = simulate(&tree, &target);
+        fs::write(&path, text).unwrap();
+        let (file, breaks, took) = (mutant.file, mutant.breaks, begun.elapsed());
+        println!("{outcome:?} after {took:.0?}: {file}: {breaks}");
+        let noticed = match outcome {
+            Outcome::Failed | Outcome::DoesNotEnd => "yes",
+            Outcome::Passed | Outcome::DoesNotBuild => mutant.unnoticed.unwrap_or("no"),
+        };
+        csv += &mutant.row(noticed);
+        let is_noticed = noticed == "yes";
+        if is_noticed == mutant.unnoticed.is_some() || outcome == Outcome::DoesNotBuild {
+            wrong.push(format!("{outcome:?}: {file}: {breaks}"));
+        }
+    }
+    fs::write(root().join("docs/mutants.csv"), csv).unwrap();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

@@ -1,0 +1,240 @@
+//! What is changed.
+
+/// A change of the source.
+pub(super) struct Mutant {
+    pub(super) file: &'static str,
+    /// What is there, once.
+    pub(super) from: &'static str,
+    /// What takes its place.
+    pub(super) to: &'static str,
+    /// What that breaks.
+    pub(super) breaks: &'static str,
+    /// Why the simulation cannot notice it.
+    pub(super) unnoticed: Option<&'static str>,
+}
+
+const fn noticed(
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    breaks: &'static str,
+) -> Mutant {
+    Mutant {
+        file,
+        from,
+        to,
+        breaks,
+        unnoticed: None,
+    }
+}
+
+const DIFF: &str = "src/modes/nftables/diff.rs";
+const FAMILY: &str = "src/modes/nftables/family.rs";
+const FORGET: &str = "src/modes/nftables/forget.rs";
+const MODE: &str = "src/modes/nftables/mod.rs";
+const WATCHER: &str = "src/kernel/nftables/watcher.rs";
+const STALE: &str = "src/modes/stale.rs";
+const RUNNER: &str = "src/runner/mod.rs";
+
+/// All of them.
+pub(super) const MUTANTS: &[Mutant] = &[
+    noticed(
+        DIFF,
+        "        batch.add(added, sets);\n        for name in &gone {",
+        "        for name in &gone {",
+        "what is added is left out",
+    ),
+    noticed(
+        DIFF,
+        "batch.transaction.delete_elements(sets.get(set), elements);",
+        "let _: Vec<Element> = elements;\n            let _ = set;",
+        "what goes is not deleted",
+    ),
+    noticed(
+        DIFF,
+        "            batch.transaction.delete_chain(name);",
+        "            drop(name);",
+        "chains that nothing needs stay",
+    ),
+    noticed(
+        DIFF,
+        "        applied.chains.change(self.chains);",
+        "",
+        "who needs a chain is not counted",
+    ),
+    noticed(
+        DIFF,
+        "        applied.shared.change(self.shared);",
+        "",
+        "who needs a shared element is not counted",
+    ),
+    noticed(
+        DIFF,
+        "            batch.transaction.delete_table();",
+        "",
+        "a table is written anew without the old one being deleted",
+    ),
+    Mutant {
+        file: DIFF,
+        from: "        forgotten.remove(&self.preserved);",
+        to: "",
+        breaks: "clients are forgotten whose endpoints stay",
+        unnoticed: Some("no: they are taken out once more when the change is in force"),
+    },
+    noticed(
+        FAMILY,
+        "                    self.forgotten.after(&mut batch.change);",
+        "",
+        "clients go on to endpoints that are gone",
+    ),
+    noticed(
+        FAMILY,
+        "            clients.retain(|client| routes.contain(client, address));",
+        "            let _ = (&routes, address, &mut clients);",
+        "a table that is written anew preserves clients of endpoints that are gone",
+    ),
+    noticed(
+        FAMILY,
+        "            let mut clients = observed.affinity;",
+        "            let mut clients: Vec<Element> = Vec::new();",
+        "a table that is written anew preserves no clients",
+    ),
+    noticed(
+        FAMILY,
+        "            names.extend(self.state.failed().keys().cloned());",
+        "",
+        "what was refused is not tried again",
+    ),
+    noticed(
+        FAMILY,
+        "!state.has_failed(&port.name));",
+        "(true, state).0);",
+        "a table is written with what was refused just before",
+    ),
+    noticed(
+        FAMILY,
+        "                Err(NotInForce::Changed(error) | NotInForce::Unknown(error)) => {\n                    return Err(error.into());\n                }",
+        "                Err(NotInForce::Changed(_) | NotInForce::Unknown(_)) => {\n                    batch.change.commit(&mut applied);\n                    break;\n                }",
+        "what is not known to be in force counts as applied",
+    ),
+    noticed(
+        FAMILY,
+        "        self.flows.came_in_force(&failed, map);",
+        "",
+        "UDP clients that called while a Service was refused are led past it",
+    ),
+    noticed(
+        FAMILY,
+        "            self.flows.rules_were_missing(family, map);",
+        "",
+        "UDP clients that called while rules were missing are led past them",
+    ),
+    noticed(
+        FAMILY,
+        "        if self.options().is_some_and(|applied| *applied != options) {",
+        "        if self.options().is_some_and(|applied| applied.family != options.family) {",
+        "rules do not follow what all of them depend on",
+    ),
+    noticed(
+        FORGET,
+        "        if outcome.is_ok() {\n            self.clear();\n        }",
+        "        self.clear();",
+        "clients that could not be deleted are not tried again",
+    ),
+    noticed(
+        FORGET,
+        "        left.retain(|client| self.routes.contain(client, address));",
+        "        let _ = address;",
+        "all clients are forgotten",
+    ),
+    noticed(
+        MODE,
+        "                    served.table.externally_modified();",
+        "",
+        "what others changed is not repaired",
+    ),
+    noticed(
+        MODE,
+        "                    served.table.suspect();",
+        "",
+        "notifications that were lost are not suspected",
+    ),
+    noticed(
+        WATCHER,
+        "            *unwatched.missed.get_mut(other) = true;",
+        "            let _ = other;",
+        "what others change of one family while the other's table is written is missed",
+    ),
+    noticed(
+        WATCHER,
+        "        unwatched.left = self.socket.join(&[GROUP]).is_err();",
+        "        unwatched.left = false;",
+        "after a table was written nothing is watched",
+    ),
+    noticed(
+        "src/kernel/nftables/client.rs",
+        "            Err(Failure::Refused(_)) if transaction.has_groups() => {",
+        "            Err(Failure::Refused(_)) if transaction.is_empty() => {",
+        "it is not found out which element is refused",
+    ),
+    noticed(
+        "src/kernel/netlink/socket.rs",
+        "                Ok((answers, false)) => return Ok(answers),",
+        "                Ok((answers, _)) => return Ok(answers),",
+        "a list that was interrupted counts as whole",
+    ),
+    noticed(
+        "src/kernel/netlink/transaction.rs",
+        "        if !refused.is_empty() {\n            return Err(Fault",
+        "        if refused.len() > count {\n            return Err(Fault",
+        "refusals are not read",
+    ),
+    noticed(
+        STALE,
+        "                self.waiting.push(failed);",
+        "                drop(failed);",
+        "stale flows that could not be deleted are not tried again",
+    ),
+    noticed(
+        STALE,
+        "            matches.append(&mut self.waiting);",
+        "",
+        "stale flows that wait are never deleted",
+    ),
+    noticed(
+        STALE,
+        "        matches.extend(self::matches(family, map, &changes.stale_udp));",
+        "",
+        "flows to endpoints that are gone stay",
+    ),
+    noticed(
+        RUNNER,
+        "            pending.changes.merge(changes);",
+        "            pending.changes = changes;",
+        "changes that came before are lost where a sync failed",
+    ),
+    noticed(
+        RUNNER,
+        "                () = self.mode.externally_modified() => self.ask_all(&mut scheduler),",
+        "                () = self.mode.externally_modified() => {}",
+        "what others changed waits for the next full sync",
+    ),
+    noticed(
+        "src/runner/schedule.rs",
+        "                family.backoff.failed(now);\n                family.not_before",
+        "                family.not_before",
+        "what failed as a whole is not tried again",
+    ),
+    noticed(
+        "src/runner/health.rs",
+        "        *waiting = Some(waiting.unwrap_or_else(Instant::now));",
+        "        *waiting = None;",
+        "health does not say that nothing comes in force",
+    ),
+    noticed(
+        "src/backoff.rs",
+        "            self.pause = (self.pause * 2).min(self.longest);",
+        "",
+        "pauses between retries do not grow",
+    ),
+];
