@@ -52,7 +52,12 @@ fn dependencies() -> BTreeMap<String, String> {
         .lines()
         .map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" "))
         .collect();
-    let metadata = cargo(&["metadata", "--format-version=1"]);
+    // Crates of other platforms are not there where nothing was built for them.
+    let version = cargo(&["-vV"]);
+    let mut lines = version.lines();
+    let host = lines.find_map(|line| line.strip_prefix("host: "));
+    let host = format!("--filter-platform={}", host.expect("the host"));
+    let metadata = cargo(&["metadata", "--format-version=1", &host]);
     let metadata: Value = serde_json::from_str(&metadata).expect("JSON");
     let packages = metadata["packages"].as_array().expect("packages");
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
