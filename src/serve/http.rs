@@ -314,6 +314,8 @@ pub(super) async fn answer_once<F: Future<Output = Answer>>(
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
         .keep_alive(false)
+        // A client that has sent its request may end its side, as nc -N does.
+        .half_close(true)
         .max_buf_size(LONGEST_HEAD)
         .serve_connection(TokioIo::new(stream), service)
         .await;

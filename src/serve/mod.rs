@@ -5,6 +5,8 @@ mod bind;
 mod certificate;
 mod connections;
 pub mod endpoint_metrics;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod healthz;
 mod http;
 mod introspection;
@@ -26,6 +28,8 @@ use std::{path::PathBuf, sync::Arc};
 
 use prometheus::Registry;
 
+#[cfg(any(test, fuzzing))]
+pub use self::fuzz::read_anything;
 pub use self::{
     bind::{Bind, BindError},
     certificate::{CertificateError, Identity},

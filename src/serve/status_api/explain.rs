@@ -35,7 +35,7 @@ impl StatusApi {
 
 /// Returns the packet that the parameters `to`, `protocol` and `from` name, and whether
 /// the kernel is to be read for it.
-fn read(query: &str) -> Result<(Packet, Reading), String> {
+pub(super) fn read(query: &str) -> Result<(Packet, Reading), String> {
     let (mut to, mut protocol, mut from) = (None, Protocol::Tcp, Caller::Pod);
     let mut reading = Reading::Whole;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {

@@ -128,6 +128,16 @@ pub(super) fn refusal(peer: Peer) -> Option<Answer> {
     (peer == Peer::Elsewhere).then(|| refused(StatusCode::FORBIDDEN, why))
 }
 
+/// Reads a path and parameters as those of each question; for tests with bytes from
+/// anywhere.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_anything(text: &str) {
+    let (path, query) = text.split_once('?').unwrap_or((text, text));
+    // What comes of it does not matter, only that it comes to an end.
+    let _ = services::Selected::read(path, query);
+    let _ = explain::read(query);
+}
+
 fn json(value: &impl Serialize) -> Answer {
     match serde_json::to_vec(value) {
         Ok(body) => Answer::json(body),

@@ -103,7 +103,7 @@ impl StatusApi {
 
 /// Which ServicePorts are asked for.
 #[derive(Debug, PartialEq)]
-struct Selected<'a> {
+pub(super) struct Selected<'a> {
     namespace: Option<&'a str>,
     name: Option<&'a str>,
     /// The ServicePort after which the page begins.
@@ -114,7 +114,7 @@ struct Selected<'a> {
 type Key<'a> = [Cow<'a, str>; 5];
 
 impl<'a> Selected<'a> {
-    fn read(path: &'a str, query: &'a str) -> Result<Selected<'a>, String> {
+    pub(super) fn read(path: &'a str, query: &'a str) -> Result<Selected<'a>, String> {
         let mut parts = path.trim_start_matches('/').split('/');
         let mut part = || parts.next().filter(|part| !part.is_empty());
         let (namespace, name) = (part(), part());

@@ -1,0 +1,74 @@
+//! Requests with bytes from anywhere.
+
+use std::{cell::RefCell, collections::BTreeMap, sync::Arc};
+
+use prometheus::Registry;
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, duplex},
+    runtime::{Builder, Runtime},
+};
+
+use super::{Introspection, Running, http, status_api};
+use crate::net::ModeName;
+
+/// Longer than any answer here, so that no side waits for the other one.
+const ROOM: usize = 1 << 20;
+
+thread_local! {
+    static SERVED: RefCell<(Runtime, Arc<Introspection>)> = RefCell::new(served());
+}
+
+fn served() -> (Runtime, Arc<Introspection>) {
+    let runtime = Builder::new_current_thread().enable_time().build();
+    let running = Running {
+        mode: ModeName::Userspace,
+        passed_over: Vec::new(),
+        wanting: Vec::new(),
+    };
+    let configuration = json!({"mode": "userspace"});
+    let about = Introspection::new(Registry::new(), running, configuration, BTreeMap::new());
+    (runtime.expect("a runtime"), Arc::new(about))
+}
+
+/// Serves a client that sends `bytes` and no more, as at the metrics address, and reads
+/// them as parameters of a question; for tests with bytes from anywhere. Returns the answer.
+pub fn read_anything(bytes: &[u8]) -> Vec<u8> {
+    status_api::read_anything(&String::from_utf8_lossy(bytes));
+    SERVED.with_borrow(|(runtime, about)| {
+        runtime.block_on(async {
+            let (mut client, server) = duplex(ROOM);
+            client.write_all(bytes).await.expect("room for the request");
+            client.shutdown().await.expect("the end of the request");
+            http::answer_once(server, |request| {
+                let peer = http::Peer::Elsewhere;
+                http::respond(&request, peer, |asked| about.answer(asked)).wait()
+            })
+            .await;
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.expect("an answer");
+            answer
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_request_is_answered_or_closed(
+            head in "(GET|HEAD|PUT) /(|v1/explain|metrics|statusz|%[0-9a-f]{2})(\\?\\PC{0,20})? HTTP/1\\.[01]\r\n",
+            rest in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let bytes = [head.as_bytes(), &rest].concat();
+            let answer = read_anything(&bytes);
+            prop_assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."));
+            let answer = read_anything(&[head.as_bytes(), b"\r\n"].concat());
+            prop_assert!(answer.starts_with(b"HTTP/1."), "{head}");
+        }
+    }
+}
