@@ -8,7 +8,10 @@ use crate::{
     confine::Confinement,
     hold,
     kernel::probe::LeaveOut,
-    modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
+    modes::{
+        iptables::plan::DispatchChoice,
+        userspace::{ConnectionLimits, capture::Requested},
+    },
     services::Namespaces,
     status_api::SOCKET,
 };
@@ -75,6 +78,8 @@ pub struct Own {
     /// How long a peer of userspace mode may acknowledge nothing; zero: as long
     /// as the kernel allows.
     pub tcp_user_timeout: Duration,
+    /// Connections that Services and their clients may have in userspace mode.
+    pub limits: ConnectionLimits,
     /// How long connections may keep the process from ending.
     pub drain_timeout: Duration,
     /// The unix socket of the process that holds sockets while none runs; `None`:
@@ -120,6 +125,7 @@ impl Default for Own {
             dial_attempts: 8,
             dial_timeout: Duration::from_secs(5),
             tcp_user_timeout: Duration::from_secs(120),
+            limits: ConnectionLimits::default(),
             drain_timeout: Duration::from_secs(20),
             holder_socket: Some(hold::SOCKET.into()),
             status_socket: Some(SOCKET.into()),

@@ -45,6 +45,18 @@ impl Reason {
         }
     }
 
+    /// Returns what of limits cannot be kept where the kernel carries connections.
+    pub fn of_limits(preferences: &Preferences) -> impl Iterator<Item = Reason> {
+        let why = "the kernel carries connections, and nothing counts them as they begin; \
+                   userspace mode does";
+        let reason = |what| Reason::new(what, why);
+        let service = preferences.max_connections;
+        let client = preferences.max_connections_per_client;
+        let service = service.map(|_| reason(Preferences::MAX_CONNECTIONS));
+        let client = client.map(|_| reason(Preferences::MAX_CONNECTIONS_PER_CLIENT));
+        service.into_iter().chain(client)
+    }
+
     /// Returns what cannot be done where rules translate addresses and the kernel
     /// passes packets on.
     pub fn of_nat_rules(preferences: &Preferences) -> impl Iterator<Item = Reason> {
@@ -65,7 +77,9 @@ impl Reason {
             Reason::new(Preferences::PROXY_PROTOCOL, why)
         });
         let all = [forwarding, drain, header, Reason::of_retry(preferences)];
-        all.into_iter().flatten()
+        all.into_iter()
+            .flatten()
+            .chain(Reason::of_limits(preferences))
     }
 
     /// Returns what cannot be done for `port`.

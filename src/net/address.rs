@@ -4,7 +4,7 @@
 //! has always taken as decimal, and IPv4-mapped IPv6 addresses, which it takes
 //! as IPv4 (KEP-4858 lists both). Rust's parser knows neither.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
@@ -64,6 +64,15 @@ pub(crate) fn is_special(ip: &IpAddr) -> bool {
             IpAddr::V4(ip) => ip.is_link_local(),
             IpAddr::V6(ip) => ip.is_unicast_link_local(),
         }
+}
+
+/// Returns the identity of a client: its IPv4 address, or the IPv6 network of
+/// which any host has as many addresses as it likes (RFC 4291 section 2.5.1).
+pub(crate) fn client(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 => v4,
+    }
 }
 
 #[cfg(test)]

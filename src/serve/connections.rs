@@ -3,12 +3,14 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    net::{IpAddr, Ipv6Addr},
+    net::IpAddr,
     sync::Arc,
 };
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
+
+use crate::net::address::client;
 
 /// Connections that are open at once; probes and scrapes need few, and all of
 /// them are descriptors that the data path does not get.
@@ -45,7 +47,7 @@ pub(super) struct Place {
 impl Connections {
     /// Makes a place for a connection from `address`.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
-        let peer = peer(address);
+        let peer = client(address);
         let mut open = self.lock();
         if let Some(oldest) = open.to_evict(peer)
             && let Some((_, evict)) = open.places.remove(&oldest)
@@ -102,15 +104,6 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.connections.lock().places.remove(&self.number);
-    }
-}
-
-/// Returns the identity of a client: its IPv4 address, or the IPv6 network of
-/// which any host has as many addresses as it likes (RFC 4291 section 2.5.1).
-fn peer(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
-        v4 => v4,
     }
 }
 

@@ -1,6 +1,11 @@
 //! Builds the ServicePorts of one Service from its objects.
 
-use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddr, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use super::{
     Endpoint, EndpointSlice, Service, ServicePort, ServicePortName, TrafficPolicy,
@@ -8,7 +13,7 @@ use super::{
     owners::AddressOwnership,
     select::{Candidate, NodeWeights, ThisNode, Uses, select},
     service::{Port, Serving},
-    slice::SliceEndpoint,
+    slice::{SliceEndpoint, SlicePort},
 };
 use crate::net::Family;
 
@@ -33,6 +38,7 @@ pub(super) fn service_ports<'a>(
             ownership.leave_owned(&service.name, number, &mut service_port);
             let candidates = candidates(port, family, slices.clone(), node, weights);
             let mut endpoints = select(candidates, uses(&service_port), node);
+            endpoints.forbidden = forbidden(port, family, slices.clone());
             if !ejected.is_empty() && service_port.is_ejecting() {
                 endpoints.eject(ejected);
             }
@@ -47,10 +53,10 @@ fn without_endpoints(
     service: &Service,
     serving: &Serving,
     port: &Port,
-    cluster_ip: std::net::IpAddr,
+    cluster_ip: IpAddr,
 ) -> ServicePort {
     let family = Family::of(&cluster_ip);
-    let of_family = |ips: &[std::net::IpAddr]| {
+    let of_family = |ips: &[IpAddr]| {
         let ips = ips.iter().filter(|ip| Family::of(ip) == family);
         ips.copied().collect()
     };
@@ -102,11 +108,7 @@ fn candidates<'a>(
 ) -> Vec<Candidate<'a>> {
     let mut found = Vec::new();
     for slice in slices {
-        let matching = slice
-            .ports
-            .iter()
-            .filter(|other| other.name == port.name && other.protocol == port.protocol);
-        for target in matching {
+        for target in targets(port, slice) {
             for endpoint in &slice.endpoints {
                 if Family::of(&endpoint.address) != family {
                     continue;
@@ -143,6 +145,29 @@ fn candidates<'a>(
     });
     found.dedup_by_key(|candidate| candidate.endpoint.address);
     found
+}
+
+/// Returns the ports of `slice` by which its endpoints serve `port`.
+fn targets<'a>(port: &'a Port, slice: &'a EndpointSlice) -> impl Iterator<Item = &'a SlicePort> {
+    let serves =
+        move |other: &&SlicePort| other.name == port.name && other.protocol == port.protocol;
+    slice.ports.iter().filter(serves)
+}
+
+/// Returns the endpoints that are left out because of their addresses, sorted, each once.
+fn forbidden<'a>(
+    port: &Port,
+    family: Family,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+) -> Box<[SocketAddr]> {
+    let mut found = BTreeSet::new();
+    for slice in slices {
+        let of_family = |ip: &&IpAddr| Family::of(ip) == family;
+        for ip in slice.forbidden.iter().filter(of_family) {
+            found.extend(targets(port, slice).map(|target| SocketAddr::new(*ip, target.port)));
+        }
+    }
+    found.into_iter().collect()
 }
 
 /// Returns the endpoint's weight: that of its slice, else that of its node,

@@ -42,6 +42,9 @@ pub struct Endpoints {
     /// Indices into `all`: those that have weight 0 because connections to them are not
     /// answered.
     pub ejected: Box<[u32]>,
+    /// Those that are left out because nothing of a Service may be at their addresses, the
+    /// first of each slice.
+    pub forbidden: Box<[SocketAddr]>,
 }
 
 impl Endpoint {
@@ -88,6 +91,8 @@ pub enum NotUsed {
     NoWeight,
     /// It is ejected for a while: connections to it were not answered.
     Ejected,
+    /// It is among [`Endpoints::forbidden`].
+    Forbidden,
 }
 
 impl fmt::Display for NotUsed {
@@ -99,6 +104,9 @@ impl fmt::Display for NotUsed {
             NotUsed::Topology => "for other zones or nodes, by topology hints",
             NotUsed::NoWeight => "weight 0",
             NotUsed::Ejected => "ejected, it did not answer lately",
+            NotUsed::Forbidden => {
+                "an endpoint cannot have a loopback, link-local, multicast or unspecified address"
+            }
         })
     }
 }
@@ -163,6 +171,7 @@ mod tests {
         let used = |cluster: &[u32], local: &[u32]| {
             let endpoints = Endpoints {
                 ejected: Box::default(),
+                forbidden: Box::default(),
                 all: Box::new(all()),
                 cluster: cluster.into(),
                 local: local.into(),

@@ -2,7 +2,7 @@
 //! object asks for what only Tripod has. Here they become values; what is
 //! malformed is named and counts as not given.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -48,6 +48,11 @@ pub struct Preferences {
     /// `tripod.proxy/eject`: whether endpoints that do not answer connections get none
     /// for a while.
     pub eject: Option<bool>,
+    /// `tripod.proxy/max-connections`: how many TCP connections and UDP clients of the
+    /// Service a node carries at a time.
+    pub max_connections: Option<NonZeroU32>,
+    /// `tripod.proxy/max-connections-per-client`: how many of them one client has.
+    pub max_connections_per_client: Option<NonZeroU32>,
     /// Annotations whose values cannot be read, each with the reason. They count
     /// as not given.
     pub malformed: Vec<(&'static str, String)>,
@@ -68,6 +73,10 @@ impl Preferences {
     pub const RETRY: &str = "tripod.proxy/retry";
     /// Annotation that says whether endpoints that do not answer are ejected.
     pub const EJECT: &str = "tripod.proxy/eject";
+    /// Annotation with the connections that a Service may have.
+    pub const MAX_CONNECTIONS: &str = "tripod.proxy/max-connections";
+    /// Annotation with the connections that each client of a Service may have.
+    pub const MAX_CONNECTIONS_PER_CLIENT: &str = "tripod.proxy/max-connections-per-client";
 
     /// The preferences of a Service that asks for nothing.
     pub const NONE: Preferences = Preferences {
@@ -77,6 +86,8 @@ impl Preferences {
         proxy_protocol: None,
         retry: None,
         eject: None,
+        max_connections: None,
+        max_connections_per_client: None,
         malformed: Vec::new(),
     };
 }
@@ -230,9 +241,16 @@ pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Ar
             let why = "eject is true or false; it is left at false";
             value.parse().map_err(|_| why.to_owned())
         }),
+        max_connections: read.value(Preferences::MAX_CONNECTIONS, most),
+        max_connections_per_client: read.value(Preferences::MAX_CONNECTIONS_PER_CLIENT, most),
         malformed,
     };
     (preferences != Preferences::NONE).then(|| Arc::new(preferences))
+}
+
+fn most(value: &str) -> Result<NonZeroU32, String> {
+    let why = "a limit is a whole number from 1 on; there is none";
+    value.parse().map_err(|_| why.to_owned())
 }
 
 /// Reads the values of one object, and collects those that cannot be read.
@@ -345,6 +363,8 @@ mod tests {
             (Preferences::PROXY_PROTOCOL, "v2"),
             (Preferences::RETRY, "connect"),
             (Preferences::EJECT, "true"),
+            (Preferences::MAX_CONNECTIONS, "100"),
+            (Preferences::MAX_CONNECTIONS_PER_CLIENT, "10"),
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
@@ -354,6 +374,8 @@ mod tests {
             proxy_protocol: Some(ProxyProtocol::V2),
             retry: Some(Retry::Connect),
             eject: Some(true),
+            max_connections: NonZeroU32::new(100),
+            max_connections_per_client: NonZeroU32::new(10),
             malformed: vec![],
         };
         assert_eq!(all, Some(expected));
@@ -404,6 +426,16 @@ mod tests {
                 Preferences::EJECT,
                 "yes",
                 "eject is true or false; it is left at false",
+            ),
+            (
+                Preferences::MAX_CONNECTIONS,
+                "0",
+                "a limit is a whole number from 1 on; there is none",
+            ),
+            (
+                Preferences::MAX_CONNECTIONS_PER_CLIENT,
+                "many",
+                "a limit is a whole number from 1 on; there is none",
             ),
         ] {
             let read = preferences_of(&[(key, value)]).expect(key);

@@ -75,6 +75,7 @@ pub(super) fn select(candidates: Vec<Candidate<'_>>, uses: Uses, node: &ThisNode
         all_reachable: all_reachable.into(),
         has_any,
         ejected: Box::default(),
+        forbidden: Box::default(),
     }
 }
 

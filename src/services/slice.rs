@@ -55,6 +55,9 @@ pub struct EndpointSlice {
     pub ports: Box<[SlicePort]>,
     /// The endpoints, all of one family.
     pub endpoints: Box<[SliceEndpoint]>,
+    /// Addresses of endpoints that are left out because nothing of a Service may be there, the
+    /// first of them.
+    pub forbidden: Box<[IpAddr]>,
     /// The weight of each of its endpoints, from `tripod.proxy/weight`.
     pub weight: Option<u16>,
     /// The time of the change for which it was written.
@@ -153,7 +156,7 @@ impl EndpointSlice {
             name: Arc::from(object_name),
         };
         let owner = owner(metadata, &name, names);
-        let (ports, endpoints) = match slice.address_type.as_str() {
+        let (ports, endpoints, forbidden) = match slice.address_type.as_str() {
             "IPv4" => contents(slice, (Family::V4, loopback), &mut inspection, names),
             "IPv6" => contents(slice, (Family::V6, loopback), &mut inspection, names),
             "FQDN" => {
@@ -173,6 +176,7 @@ impl EndpointSlice {
             for_another_proxy: labelled(metadata, OTHER_PROXY_LABEL).is_some(),
             ports,
             endpoints,
+            forbidden,
             weight,
             trigger: Trigger::of(metadata.annotations.as_ref()),
         }))
@@ -217,7 +221,10 @@ enum Loopback {
     Refused,
 }
 
-type Contents = (Box<[SlicePort]>, Box<[SliceEndpoint]>);
+type Contents = (Box<[SlicePort]>, Box<[SliceEndpoint]>, Box<[IpAddr]>);
+
+/// Most endpoints of a slice that are left out and shown as such.
+const SHOWN: usize = 20;
 
 fn contents(
     slice: &api::EndpointSlice,
@@ -235,11 +242,14 @@ fn contents(
     }
 
     let mut endpoints: Vec<SliceEndpoint> = Vec::new();
+    let mut forbidden = Vec::new();
     for (i, endpoint) in slice.endpoints.iter().flatten().enumerate() {
         let text = endpoint.addresses.first().map_or("", String::as_str);
         let address = match address(text, family, loopback) {
             Ok(address) => address,
             Err(reason) => {
+                let of_family = parse_ip(text).filter(|ip| Family::of(ip) == family);
+                forbidden.extend(of_family.filter(|_| forbidden.len() < SHOWN));
                 inspection.skip(format!("endpoints[{i}].addresses[0]"), text, reason);
                 continue;
             }
@@ -261,7 +271,7 @@ fn contents(
             hints,
         });
     }
-    (ports.into(), endpoints.into())
+    (ports.into(), endpoints.into(), forbidden.into())
 }
 
 fn slice_port(

@@ -293,6 +293,7 @@ impl Spec {
             }]
             .into(),
             endpoints: endpoints.collect(),
+            forbidden: Box::default(),
             weight: None,
             trigger: Default::default(),
         };

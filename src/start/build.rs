@@ -143,6 +143,7 @@ impl NodeContext<'_> {
                 time: settings.own.dial_timeout,
             },
             tcp_user_timeout: settings.own.tcp_user_timeout,
+            limits: settings.own.limits,
         })
     }
 }

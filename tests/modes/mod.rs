@@ -6,6 +6,7 @@ mod convergence;
 mod ejection;
 mod families;
 mod guest;
+mod hostile;
 mod links;
 mod migrate;
 pub mod probe;

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use super::comes_to_fail;
 use crate::lab::{Lab, Service, Tripod, ask, eventually, figure, get, say, tcp};
 
+/// All connections are one client's.
+const NO_LIMIT: &str = "--userspace-max-connections-per-client=none";
+
 on_each_capture!(
     connections_wait_for_descriptors,
     connections_leave_what_the_process_needs,
@@ -48,7 +51,7 @@ fn run_out(
 fn connections_wait_for_descriptors(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
-    let tripod = Tripod::start_with_descriptors(lab, 128, &[]);
+    let tripod = Tripod::start_with_descriptors(lab, 128, &[NO_LIMIT]);
     let to = web.cluster()[0];
     // The kernel takes them all; Tripod has descriptors for some.
     let (mut waiting, mut answered) = (ask_many(lab, to, 60), Vec::new());
@@ -69,7 +72,8 @@ fn connections_leave_what_the_process_needs(lab: &mut Lab) {
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
     lab.three_backends().publish_all(&web);
     lab.publish_all(&other);
-    let tripod = Tripod::start_with_descriptors(lab, LIMIT, &["--userspace-workers=8"]);
+    let flags = [NO_LIMIT, "--userspace-workers=8"];
+    let tripod = Tripod::start_with_descriptors(lab, LIMIT, &flags);
     let to = web.cluster()[0];
     let (mut waiting, mut answered) = (ask_many(lab, to, LIMIT), Vec::new());
     run_out(lab, &tripod, &mut waiting, &mut answered);
@@ -94,7 +98,8 @@ fn a_flood_of_one_service_leaves_the_others_alone(lab: &mut Lab) {
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
     lab.three_backends().publish_all(&web);
     lab.publish_all(&other);
-    let tripod = Tripod::start_with_descriptors(lab, LIMIT, &["--userspace-workers=2"]);
+    let flags = [NO_LIMIT, "--userspace-workers=2"];
+    let tripod = Tripod::start_with_descriptors(lab, LIMIT, &flags);
     let (mut waiting, mut answered) = (ask_many(lab, web.cluster()[0], LIMIT), Vec::new());
     run_out(lab, &tripod, &mut waiting, &mut answered);
     let begun = Instant::now();

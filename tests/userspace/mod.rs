@@ -11,6 +11,7 @@ mod ended;
 mod gap;
 mod guest;
 mod idle;
+mod limits;
 mod manifests;
 mod many;
 mod overload;

@@ -1,6 +1,6 @@
 //! Flags about proxying, in any mode and in each.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use crate::{
     cli::{
@@ -9,7 +9,10 @@ use crate::{
     },
     config::{notation, port_range},
     duration, hold,
-    modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
+    modes::{
+        iptables::plan::DispatchChoice,
+        userspace::{ConnectionLimits, capture::Requested},
+    },
     net::address::parse_ip,
 };
 
@@ -282,6 +285,40 @@ pub(super) const USERSPACE: &[Flag] = &[
         "How long a client or endpoint may acknowledge nothing of what is under way to it before \
          its connection is reset; 0: as long as the kernel allows (net.ipv4.tcp_retries2). One \
          that answers and only does not read is never cut off",
+    )
+    .beside_file(),
+    Flag::new(
+        "userspace-max-connections",
+        "N",
+        Field::Set(
+            |o, text| {
+                let most: u32 = text.parse().map_err(|_| "it must be a whole number")?;
+                o.own.limits.service = NonZeroU32::new(most);
+                Ok(())
+            },
+            "0",
+        ),
+        "TCP connections and UDP clients that each Service may have on this node, unless it is \
+         annotated tripod.proxy/max-connections; what is more waits. 0: as many as there are file \
+         descriptors and memory for",
+    )
+    .beside_file(),
+    Flag::new(
+        "userspace-max-connections-per-client",
+        "N",
+        Field::Set(
+            |o, text| {
+                let limits = ConnectionLimits::per_client(text)?;
+                o.own.limits.client = limits.client;
+                o.own.limits.leaves_room = limits.leaves_room;
+                Ok(())
+            },
+            "auto",
+        ),
+        "TCP connections and UDP flows that each client of a Service may have, unless that is \
+         annotated tripod.proxy/max-connections-per-client; what is more is reset, or dropped. \
+         auto: as many as leave file descriptors and memory to other clients of the Service, at \
+         most about three fifths of them; a number is a limit besides; none: no limit",
     )
     .beside_file(),
     Flag::new(

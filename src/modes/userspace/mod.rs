@@ -40,7 +40,10 @@ pub use self::{
     loads::{EndpointLoad, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, workers},
-    proxy::{counters::Counters, descriptors::Descriptors, tcp::Limits as DialLimits},
+    proxy::{
+        counters::Counters, descriptors::Descriptors, tcp::Limits as DialLimits,
+        usage::ConnectionLimits,
+    },
 };
 use self::{
     capture::{Extent, Frontend, Method, Scope, Scopes},

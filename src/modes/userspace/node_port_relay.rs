@@ -278,6 +278,7 @@ mod tests {
                 time: Duration::from_secs(5),
             },
             tcp_user_timeout: Duration::ZERO,
+            limits: Default::default(),
             holding: Default::default(),
         };
         let registry = Registry::new();

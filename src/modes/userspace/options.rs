@@ -3,8 +3,15 @@
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use super::proxy::{
-    Shared, buffered::Buffered, cluster_local::ClusterLocal, counters::Counters,
-    descriptors::Descriptors, tcp::Limits as DialLimits, transparent::Transparent, udp,
+    Shared,
+    buffered::Buffered,
+    cluster_local::ClusterLocal,
+    counters::Counters,
+    descriptors::Descriptors,
+    tcp::Limits as DialLimits,
+    transparent::Transparent,
+    udp,
+    usage::{ConnectionLimits, Usages},
 };
 use crate::{
     hold::Holding,
@@ -38,6 +45,8 @@ pub struct Options {
     /// `--userspace-tcp-user-timeout`: how long a peer may acknowledge nothing
     /// of what is under way to it; zero: as long as the kernel allows.
     pub tcp_user_timeout: Duration,
+    /// `--userspace-max-connections` and `--userspace-max-connections-per-client`.
+    pub limits: ConnectionLimits,
     /// `--userspace-holder-socket`: what keeps sockets from one process to the next.
     pub holding: Holding,
 }
@@ -70,6 +79,8 @@ impl Options {
             node: Arc::clone(&self.node),
             udp: udp::Resources::new(&descriptors, local_ports, self.udp_timeout),
             descriptors,
+            usages: Usages::new(counters.clients.clone()),
+            limits: self.limits,
             buffered: Buffered::new(counters.buffered.clone(), memory),
             counters,
             udp_timeout: self.udp_timeout,

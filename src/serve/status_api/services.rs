@@ -231,7 +231,15 @@ fn endpoints(port: &ServicePort, traffic: &PortTraffic) -> Vec<Endpoint> {
             traffic: traffic.endpoints.get(&endpoint.address).copied(),
         }
     });
-    shown.collect()
+    let forbidden = port.endpoints.forbidden.iter().map(|address| Endpoint {
+        address: address.to_string(),
+        node: None,
+        weight: 0,
+        in_use: false,
+        why: Some(NotUsed::Forbidden.to_string()),
+        traffic: None,
+    });
+    shown.chain(forbidden).collect()
 }
 
 #[cfg(test)]

@@ -114,7 +114,9 @@ fn overload<L>(lab: &mut Lab, memory: u64, load: impl FnOnce(&Overloaded) -> L) 
     lab.three_backends().publish_all(&web);
     lab.publish_all(&other);
     let cgroup = MemoryCgroup::new(memory);
-    let command = cgroup.command(&lab.node, DESCRIPTORS, &tripod_binary());
+    let mut command = cgroup.command(&lab.node, DESCRIPTORS, &tripod_binary());
+    // All clients have one address.
+    command.arg("--userspace-max-connections-per-client=none");
     let tripod = Tripod::start_as(lab, command);
     let (flooded, beside) = (web.cluster()[0], other.cluster()[0]);
     for to in [flooded, beside] {

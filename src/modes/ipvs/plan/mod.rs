@@ -55,6 +55,8 @@ pub fn plan(port: &ServicePort, node: &NodeContext) -> ServicePlan {
     }
     plan.unsupported
         .extend(Reason::of_retry(port.preferences()));
+    plan.unsupported
+        .extend(Reason::of_limits(port.preferences()));
     let parameters = SchedulingParameters::new(port, node, &mut plan.unsupported);
     let mut builder = Builder {
         port,

@@ -158,6 +158,7 @@ fn endpoints(family: Family, choices: &mut Choices) -> Endpoints {
     reachable.dedup();
     Endpoints {
         ejected: Box::default(),
+        forbidden: Box::default(),
         cluster,
         local,
         all_reachable: reachable.into(),

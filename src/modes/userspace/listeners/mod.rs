@@ -171,7 +171,8 @@ impl ListenerSet {
         let seed = Seed::of(&shared.node, &label);
         let routing = Routing::new(plan, seed, affinity, None);
         let cluster_local = Arc::clone(&shared.cluster_local);
-        let group = Arc::new(ServiceGroup::new(label, cluster_local, routing));
+        let usage = shared.usages.of(&plan.name.port.service);
+        let group = Arc::new(ServiceGroup::new(label, cluster_local, usage, routing));
         let protocol = plan.name.port.protocol;
         let associations = (protocol == Protocol::Udp)
             .then(|| udp::Associations::new(Arc::clone(shared), Arc::clone(&group)));

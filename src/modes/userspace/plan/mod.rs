@@ -5,6 +5,7 @@ mod preferences;
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
     sync::Arc,
     time::Duration,
 };
@@ -110,6 +111,8 @@ pub struct GroupPlan {
     pub proxy_protocol: Option<ProxyProtocol>,
     /// What may be tried again on another endpoint.
     pub retry: Retry,
+    /// How many connections the Service may have, and each of its clients.
+    pub most: [Option<NonZeroU32>; 2],
 }
 
 impl GroupPlan {
@@ -221,6 +224,10 @@ fn group(
         },
         proxy_protocol: port.preferences().proxy_protocol,
         retry: port.preferences().retry.unwrap_or_default(),
+        most: [
+            port.preferences().max_connections,
+            port.preferences().max_connections_per_client,
+        ],
     }
 }
 

@@ -38,6 +38,9 @@ counters! {
     buffered: IntGauge = "buffered_bytes", "Bytes that are kept for clients and endpoints that do not take them.";
     memory_descriptors: IntGauge = "memory_descriptors", "File descriptors of TCP connections, UDP clients and pipes that the limit of memory leaves room for; 0: there is no limit.";
     accept_paused: IntCounter = "accept_paused_total", "Times that accepting paused because file descriptors, or memory for them, ran out, or were left to other Services.";
+    clients: IntGauge = "clients", "Clients that have TCP connections or UDP flows now, each once for each Service that it calls.";
+    client_limited: IntCounter = "client_limited_total", "TCP connections that were reset, and datagrams of new UDP flows that were dropped, because their client has as many of the Service as it may.";
+    service_limited: IntCounter = "service_limited_total", "Times that accepting paused, and datagrams of new UDP clients that were dropped, because the Service has as many connections as it may.";
     udp_associations: IntGauge = "udp_associations", "UDP clients that have a backend now.";
     udp_exhausted: IntCounter = "udp_exhausted_total", "UDP clients that got no backend because local ports, file descriptors or memory for them ran out.";
     udp_ended_early: IntCounter = "udp_ended_early_total", "UDP clients that lost their backend while idle, to make room for others.";

@@ -20,6 +20,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::usage::Room;
 use crate::kernel::open_files;
 
 /// Descriptors for what comes and goes between two counts: programs that are
@@ -165,6 +166,19 @@ impl Descriptors {
     /// Returns how many clients may have in all.
     pub fn for_clients(&self) -> usize {
         self.total().min(self.in_memory().unwrap_or(usize::MAX))
+    }
+
+    /// Returns what there is of descriptors, and of those of clients that there is memory for.
+    pub fn rooms(&self) -> impl Iterator<Item = Room> {
+        let descriptors = Room {
+            free: self.free(),
+            total: self.total(),
+        };
+        let memory = self.in_memory().map(|total| Room {
+            free: self.0.clients.available_permits(),
+            total,
+        });
+        std::iter::once(descriptors).chain(memory)
     }
 
     /// Less than a quarter is free, or has memory left: who can do with fewer should.

@@ -4,6 +4,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
     sync::{Arc, atomic::AtomicUsize},
 };
 
@@ -16,6 +17,7 @@ use super::{
     backends::{Backends, Endpoint, Tried},
     cluster_local::ClusterLocal,
     failing::Failing,
+    usage::{ConnectionLimits, Usage},
 };
 use crate::{
     log_once::LoggedFlag,
@@ -38,6 +40,8 @@ pub struct Routing {
     pub proxy_protocol: Option<ProxyProtocol>,
     /// What may be tried again on another endpoint.
     pub retry: Retry,
+    /// How many connections its Service asks to have at most, and those of each client.
+    pub most: [Option<NonZeroU32>; 2],
 }
 
 impl Routing {
@@ -66,6 +70,7 @@ impl Routing {
             allowed: plan.allowed.clone(),
             proxy_protocol: plan.proxy_protocol,
             retry: plan.retry,
+            most: plan.most,
         }
     }
 
@@ -86,6 +91,7 @@ impl Routing {
             && self.allowed == plan.allowed
             && self.proxy_protocol == plan.proxy_protocol
             && self.retry == plan.retry
+            && self.most == plan.most
             && self.backends.is_of(plan.scheduler, &plan.targets)
     }
 
@@ -112,6 +118,8 @@ pub struct ServiceGroup {
     cluster_local: Arc<ClusterLocal>,
     failing: Failing,
     routing: ArcSwap<Routing>,
+    /// What its Service has open, and its clients.
+    pub usage: Arc<Usage>,
     /// TCP connections that are open now.
     pub connections: AtomicUsize,
     /// That new connections wait, to leave descriptors to others, was logged.
@@ -122,12 +130,18 @@ pub struct ServiceGroup {
 
 impl ServiceGroup {
     /// Returns a service group that sends its traffic along `routing`.
-    pub fn new(label: Arc<str>, cluster_local: Arc<ClusterLocal>, routing: Routing) -> Self {
+    pub fn new(
+        label: Arc<str>,
+        cluster_local: Arc<ClusterLocal>,
+        usage: Arc<Usage>,
+        routing: Routing,
+    ) -> Self {
         ServiceGroup {
             label,
             cluster_local,
             failing: Failing::default(),
             routing: ArcSwap::from_pointee(routing),
+            usage,
             connections: AtomicUsize::new(0),
             waits_logged: LoggedFlag::default(),
             comes_back_logged: LoggedFlag::default(),
@@ -159,6 +173,12 @@ impl ServiceGroup {
     pub fn passes_over(&self, endpoint: &SocketAddr) -> bool {
         let ejected = self.failing.ejected();
         ejected.is_some_and(|ejected| ejected.has(endpoint))
+    }
+
+    /// Returns the limits of its Service, which are those `given` where it asks for none.
+    pub fn limits(&self, given: ConnectionLimits) -> ConnectionLimits {
+        let [service, client] = self.routing.load().most;
+        given.of_service(service, client)
     }
 
     /// Returns whether source ranges let the client of `flow` call.

@@ -15,6 +15,7 @@ mod proxy_protocol;
 pub mod tcp;
 pub mod transparent;
 pub mod udp;
+pub mod usage;
 pub mod workers;
 
 use std::{
@@ -27,10 +28,16 @@ use std::{
 };
 
 use self::{
-    buffered::Buffered, captured::Captured, cluster_local::ClusterLocal, counters::Counters,
-    descriptors::Descriptors, group::ServiceGroup, transparent::Transparent,
+    buffered::Buffered,
+    captured::Captured,
+    cluster_local::ClusterLocal,
+    counters::Counters,
+    descriptors::Descriptors,
+    group::ServiceGroup,
+    transparent::Transparent,
+    usage::{ConnectionLimits, Counted, Place, Usages},
 };
-use crate::{hold::Holding, log_once::LoggedFlag, net::Protocol};
+use crate::{hold::Holding, log_once::LoggedFlag, net::Protocol, sched::Flow};
 
 /// What all connections and associations share.
 #[derive(Debug)]
@@ -39,6 +46,10 @@ pub struct Shared {
     pub node: Arc<str>,
     /// The budget of file descriptors.
     pub descriptors: Descriptors,
+    /// What each Service and its clients have open.
+    pub usages: Usages,
+    /// How much they may have, where a Service does not say it.
+    pub limits: ConnectionLimits,
     /// What relays keep for slow receivers.
     pub buffered: Buffered,
     /// What is counted for `/metrics`.
@@ -70,6 +81,67 @@ impl Shared {
     /// Returns the worker where the `sockets` of the next listeners begin.
     pub fn next_worker(&self, sockets: usize) -> usize {
         self.next_worker.fetch_add(sockets, Relaxed)
+    }
+
+    /// Gives a `place` of the Service of `group` to the client of `flow`, if that may have
+    /// one more under `limits`; otherwise counts and logs that it may not.
+    fn admit(
+        &self,
+        group: &ServiceGroup,
+        place: Place,
+        (flow, protocol): (&Flow, Protocol),
+        limits: ConnectionLimits,
+    ) -> Option<Counted> {
+        let client = usage::client(flow, &self.cluster_local);
+        let mut open = 0;
+        let counted = place.give(client, protocol, |has, together| {
+            open = has.all();
+            let too_many = limits.client.is_some_and(|most| open >= most.get());
+            let crowded = || match protocol {
+                Protocol::Udp if self.udp.is_for_others(&group.label, has.udp()) => true,
+                _ => {
+                    let mut rooms = self.descriptors.rooms();
+                    let together = together.descriptors();
+                    rooms.any(|room| room.is_for_others(has.descriptors(), together))
+                }
+            };
+            !too_many && !(limits.leaves_room && crowded())
+        });
+        if counted.is_none() {
+            self.counters.client_limited.inc();
+            if group.usage.client_logged.is_first() {
+                tracing::warn!(
+                    service = %group.label,
+                    %client,
+                    open,
+                    "no new connections of this client: it has as many as it may, so that others \
+                     of this Service get some; they are reset, and datagrams of its new UDP flows \
+                     dropped (--userspace-max-connections-per-client, or the annotation \
+                     tripod.proxy/max-connections-per-client); \
+                     tripod_userspace_client_limited_total counts them"
+                );
+            }
+        }
+        counted
+    }
+
+    /// Returns a place for a connection or UDP flow of the Service of `group`; `None`: it has
+    /// as many as it may under `limits`, which is counted and logged.
+    fn place(&self, group: &ServiceGroup, limits: ConnectionLimits) -> Option<Place> {
+        let place = group.usage.place(limits.service);
+        if place.is_none() {
+            self.counters.service_limited.inc();
+            if group.usage.full_logged.is_first() {
+                tracing::warn!(
+                    service = %group.label,
+                    open = group.usage.all(),
+                    "new connections wait, and datagrams of new UDP clients are dropped: the \
+                     Service has as many as it may (--userspace-max-connections, or the annotation \
+                     tripod.proxy/max-connections); tripod_userspace_service_limited_total counts it"
+                );
+            }
+        }
+        place
     }
 
     /// Returns whether a call of `endpoint` would come back to this process; logs that

@@ -20,7 +20,7 @@ use super::{
     plan::{GroupPlan, Target},
     proxy::{
         Shared, buffered::Buffered, cluster_local::ClusterLocal, transparent::Transparent,
-        udp::Resources, workers::Workers,
+        udp::Resources, usage::Usages, workers::Workers,
     },
 };
 use crate::{
@@ -68,6 +68,8 @@ impl Proxy {
             node: node.into(),
             udp: Resources::new(&descriptors, ports, udp_timeout),
             descriptors,
+            usages: Usages::new(counters.clients.clone()),
+            limits: Default::default(),
             buffered: Buffered::new(counters.buffered.clone(), None),
             counters,
             udp_timeout,

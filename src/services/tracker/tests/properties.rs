@@ -166,6 +166,7 @@ fn any_slice() -> impl Strategy<Value = Event> {
                 for_another_proxy: false,
                 ports: ports.collect(),
                 endpoints: endpoints.collect(),
+                forbidden: Box::default(),
                 weight,
                 trigger: Trigger::default(),
             }))

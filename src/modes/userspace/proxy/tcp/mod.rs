@@ -9,7 +9,7 @@ mod relay;
 use std::{
     future::poll_fn,
     io,
-    net::{IpAddr, SocketAddr, TcpStream},
+    net::{IpAddr, TcpStream},
     os::fd::{AsFd, BorrowedFd},
     pin::pin,
     sync::{
@@ -34,6 +34,7 @@ use super::{
     group::ServiceGroup,
     placement::{Placed, Placement},
     proxy_protocol,
+    usage::{ConnectionLimits, Counted, PER_CONNECTION},
 };
 use crate::{
     kernel::socket::{
@@ -42,12 +43,10 @@ use crate::{
         stream::{self, Stream},
         user_timeout,
     },
+    net::Protocol,
     sched::Flow,
     services::{ProxyProtocol, Retry},
 };
-
-/// Descriptors of one connection: the client's and the backend's socket.
-const PER_CONNECTION: u32 = 2;
 
 /// Connections that one listener may hand over before others get a turn.
 const TURN: usize = 16;
@@ -92,13 +91,23 @@ impl AsFd for Listener {
 /// others would wait for long. Returns whether there may be more. Runs inside the runtime
 /// of the worker of `placement`.
 pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Listener>) -> Left {
+    let group = &listener.address.group;
+    let limits = group.limits(shared.limits);
     for _ in 0..TURN {
-        if leaves_to_others(shared, &listener.address.group) {
+        if leaves_to_others(shared, group) {
             shared.counters.accept_paused.inc();
             return Left::Waiting;
         }
+        let Some(place) = shared.place(group, limits) else {
+            return Left::Waiting;
+        };
         match accepted(listener) {
-            Ok((client, peer)) => {
+            Ok((client, flow)) => {
+                let of = (&flow, Protocol::Tcp);
+                let Some(counted) = shared.admit(group, place, of, limits) else {
+                    reset(&client);
+                    continue;
+                };
                 let permit = match shared.descriptors.try_take(PER_CONNECTION) {
                     Some(permit) => permit,
                     None => {
@@ -106,7 +115,13 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
                         shared.descriptors.take(PER_CONNECTION).await
                     }
                 };
-                serve(shared, placement, listener, client, peer, permit);
+                serve(
+                    shared,
+                    placement,
+                    listener,
+                    (client, flow),
+                    (permit, counted),
+                );
             }
             Err(e) if descriptors::exhausted(&e) => {
                 shared.counters.accept_paused.inc();
@@ -146,42 +161,54 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
 /// Serves the connections that the kernel had completed before the `listener`
 /// went out of use. Runs inside the runtime of the worker of `placement`.
 pub fn serve_rest(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Listener>) {
+    let group = &listener.address.group;
     while let Some(permit) = shared.descriptors.try_take(PER_CONNECTION) {
-        match accepted(listener) {
-            Ok((client, peer)) => serve(shared, placement, listener, client, peer, permit),
-            Err(_) => return,
+        let Ok((client, flow)) = accepted(listener) else {
+            return;
+        };
+        // They have waited, and are served whatever the Service has.
+        let limits = ConnectionLimits::UNLIMITED;
+        let place = shared.place(group, limits);
+        let counted = place.and_then(|p| shared.admit(group, p, (&flow, Protocol::Tcp), limits));
+        if let Some(counted) = counted {
+            serve(
+                shared,
+                placement,
+                listener,
+                (client, flow),
+                (permit, counted),
+            );
         }
     }
 }
 
-fn accepted(listener: &Listener) -> io::Result<(TcpStream, SocketAddr)> {
+fn accepted(listener: &Listener) -> io::Result<(TcpStream, Flow)> {
     let (client, peer) = stream::accept(&listener.socket)?;
     if listener.address.filtered.load(Relaxed) {
         // Nothing more is to be filtered. Fails only if there is none.
         let _ = SockRef::from(&client).detach_filter();
     }
-    Ok((client, peer))
+    let flow = Flow {
+        client: peer,
+        destination: listener.address.called,
+    };
+    Ok((client, flow))
 }
 
 fn serve(
     shared: &Arc<Shared>,
     placement: &Placement,
     listener: &Listener,
-    client: TcpStream,
-    peer: SocketAddr,
-    permit: Taken,
+    (client, flow): (TcpStream, Flow),
+    held: (Taken, Counted),
 ) {
-    let flow = Flow {
-        client: peer,
-        destination: listener.address.called,
-    };
     let place = placement.place();
     let number = place.number();
     let open = Open::count(shared, &listener.address, place);
     placement.run(number, move || {
         // Fails only where the kernel has no memory left; the socket is closed then.
         if let Ok(client) = Stream::new(client) {
-            tokio::task::spawn_local(connection(open, client, flow, permit));
+            tokio::task::spawn_local(connection(open, client, flow, held));
         }
     });
 }
@@ -214,7 +241,7 @@ impl Drop for Open {
 }
 
 /// Serves one client to its end.
-async fn connection(open: Open, client: Stream, flow: Flow, _held: Taken) {
+async fn connection(open: Open, client: Stream, flow: Flow, _held: (Taken, Counted)) {
     let (shared, group) = (&*open.shared, &*open.address.group);
     if !group.admits(&flow) {
         shared.counters.connections_refused.inc();

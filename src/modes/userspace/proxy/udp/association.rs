@@ -22,9 +22,10 @@ use super::super::{
     backends::{Lease, Tried},
     descriptors::Taken,
     group::ServiceGroup,
+    usage::Counted,
 };
 use super::{ANSWER_OR_REFUSAL, Listener, Local, flows::Place, receive_answer};
-use crate::{kernel::socket::datagram, sched::Flow, services::Retry};
+use crate::{kernel::socket::datagram, net::Protocol, sched::Flow, services::Retry};
 
 /// A client, and the address of ours that it sends to.
 pub type Key = (SocketAddr, IpAddr);
@@ -75,6 +76,8 @@ struct Association {
     /// Endpoints that refused this client before, for the next association.
     tried: Mutex<Tried>,
     _descriptor: Taken,
+    /// Its place among what its client may have, until another association takes it over.
+    counted: Mutex<Option<Counted>>,
 }
 
 /// The associations of one service group, shared by all workers: whichever worker the
@@ -158,7 +161,7 @@ impl Associations {
                 self.shared.counters.datagrams_dropped.inc();
                 return;
             }
-            None => match self.begin(key, listener, Tried::default()) {
+            None => match self.begin(key, listener, Tried::default(), None) {
                 Some(association) => association,
                 None => {
                     self.shared.counters.datagrams_dropped.inc();
@@ -187,13 +190,16 @@ impl Associations {
         }
     }
 
-    /// Begins an association with an endpoint that is not among `tried`.
+    /// Begins an association with an endpoint that is not among `tried`, in place of the one
+    /// that `counted` is of.
     fn begin(
         self: &Arc<Self>,
         key: Key,
         listener: &Arc<Listener>,
         mut tried: Tried,
+        counted: Option<Counted>,
     ) -> Option<Arc<Association>> {
+        let counted = counted.or_else(|| self.count(&flow(key)))?;
         let Some(descriptor) = self.shared.descriptors.try_take(1) else {
             return self.exhausted("file descriptors");
         };
@@ -219,6 +225,7 @@ impl Associations {
             unanswered: Mutex::default(),
             tried: Mutex::new(tried),
             _descriptor: descriptor,
+            counted: Mutex::new(Some(counted)),
         });
         let before = self.table.lock().insert(key, Arc::clone(&association));
         if let Some(before) = before {
@@ -231,6 +238,14 @@ impl Associations {
             self.forget(&association);
         }
         Some(association)
+    }
+
+    /// Counts a flow, unless its Service or its client has as many as they may.
+    fn count(&self, flow: &Flow) -> Option<Counted> {
+        let (shared, group) = (&self.shared, &self.group);
+        let limits = group.limits(shared.limits);
+        let place = shared.place(group, limits)?;
+        shared.admit(group, place, (flow, Protocol::Udp), limits)
     }
 
     /// The endpoint refused the client: begins an association with the next
@@ -246,7 +261,8 @@ impl Associations {
         }
         let mut tried = std::mem::take(&mut *old.tried.lock());
         tried.add(endpoint);
-        let Some(next) = self.begin(old.key, &old.listener, tried) else {
+        let counted = old.counted.lock().take();
+        let Some(next) = self.begin(old.key, &old.listener, tried, counted) else {
             return;
         };
         self.shared.counters.dial_retries.inc();

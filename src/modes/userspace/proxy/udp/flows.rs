@@ -16,6 +16,8 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
+use super::super::usage::Room;
+
 /// Idle time that no flow is ended within, however many there are: its answer
 /// may be on the way.
 const SHORTEST: Duration = Duration::from_millis(250);
@@ -133,6 +135,17 @@ impl Flows {
             activity,
         };
         (Ok(place), ended)
+    }
+
+    /// Returns what there is of flows, and how many of them `service` has.
+    pub fn room(&self, service: &Arc<str>) -> (Room, usize) {
+        let state = self.state.lock();
+        let room = Room {
+            free: self.most.saturating_sub(state.all.count),
+            total: self.most,
+        };
+        let of_service = state.services.get(service);
+        (room, of_service.map_or(0, |queue| queue.count))
     }
 
     /// Ends the flow to `remote` that was idle for longest, if for long enough:

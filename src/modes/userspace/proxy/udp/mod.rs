@@ -45,6 +45,13 @@ pub struct Resources {
 }
 
 impl Resources {
+    /// Returns whether a client that has so many flows of `service` leaves the rest to other
+    /// clients of it.
+    pub fn is_for_others(&self, service: &Arc<str>, flows: usize) -> bool {
+        let (room, of_service) = self.flows.room(service);
+        room.is_for_others(flows, of_service)
+    }
+
     /// Returns half of the descriptors and of the node's local `ports` at most: TCP and
     /// other programs on the node need the rest. Idle flows end after `timeout`.
     pub fn new(descriptors: &Descriptors, ports: Arc<LocalPorts>, timeout: Duration) -> Self {

@@ -1,0 +1,460 @@
+//! How many connections and UDP clients each Service has now, and each of its clients, and
+//! how many they may have.
+//!
+//! A client is an IPv4 address, or a network of IPv6, which one host may have all of; this node
+//! and its pods, which share one, are counted by address. There is an entry for each client
+//! that has something open, so never more of them than file descriptors.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    num::NonZeroU32,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use parking_lot::Mutex;
+use prometheus::IntGauge;
+
+use super::cluster_local::ClusterLocal;
+use crate::{
+    log_once::LoggedFlag,
+    net::{Protocol, address},
+    sched::Flow,
+    services::ServiceName,
+};
+
+/// A client may have so many times what is left to its Service.
+const TIMES: usize = 4;
+
+/// A client may have this fraction of all in any case.
+const SMALL: usize = 64;
+
+/// And it may have so many, however few there are.
+const LEAST: usize = 8;
+
+/// File descriptors of a TCP connection: the client's and the endpoint's socket.
+pub const PER_CONNECTION: u32 = 2;
+
+/// How much a Service and each of its clients may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Connections and UDP clients of a Service; `None`: as many as there is room for.
+    pub service: Option<NonZeroU32>,
+    /// Those of one client of a Service; `None`: as many as there is room for.
+    pub client: Option<NonZeroU32>,
+    /// Whether a client leaves some room to others.
+    pub leaves_room: bool,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        ConnectionLimits {
+            service: None,
+            client: None,
+            leaves_room: true,
+        }
+    }
+}
+
+impl ConnectionLimits {
+    /// No limits.
+    pub const UNLIMITED: ConnectionLimits = ConnectionLimits {
+        service: None,
+        client: None,
+        leaves_room: false,
+    };
+
+    /// Returns the limits that `--userspace-max-connections-per-client` names, and none for
+    /// Services.
+    ///
+    /// # Errors
+    /// What the word is to be.
+    pub fn per_client(word: &str) -> Result<ConnectionLimits, &'static str> {
+        let limits = ConnectionLimits::default();
+        match (word, word.parse()) {
+            ("auto", _) => Ok(limits),
+            ("none", _) => Ok(ConnectionLimits::UNLIMITED),
+            (_, Ok(most)) => Ok(ConnectionLimits {
+                client: Some(most),
+                ..limits
+            }),
+            _ => Err("it must be auto, none or a whole number from 1 on"),
+        }
+    }
+
+    /// Returns these limits with those that a Service asks for.
+    pub fn of_service(
+        self,
+        service: Option<NonZeroU32>,
+        client: Option<NonZeroU32>,
+    ) -> ConnectionLimits {
+        ConnectionLimits {
+            service: service.or(self.service),
+            client: client.or(self.client),
+            ..self
+        }
+    }
+}
+
+/// What there is of something that clients take.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// What nobody has.
+    pub free: usize,
+    /// What there is, free or not.
+    pub total: usize,
+}
+
+impl Room {
+    /// Returns whether a client that has `has` leaves the rest to other clients of its
+    /// Service, which has `of_service`.
+    ///
+    /// A Service does not get the last quarter, unless it has less than a quarter itself. Of
+    /// what is so left to it a client may have [`TIMES`] as much: three fifths of all where no
+    /// other one asks for much, and of several each as much as the others.
+    pub fn is_for_others(self, has: usize, of_service: usize) -> bool {
+        let quarter = self.total / 4;
+        let own = quarter.saturating_sub(of_service).min(self.free);
+        let left = self.free.saturating_sub(quarter).max(own);
+        has >= (TIMES * left).max(self.total / SMALL).max(LEAST)
+    }
+}
+
+/// What a client has, of one Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Has {
+    connections: u32,
+    udp: u32,
+}
+
+impl Has {
+    /// Returns how many connections and UDP flows it has.
+    pub fn all(self) -> u32 {
+        self.connections + self.udp
+    }
+
+    /// Returns how many of them are UDP flows.
+    pub fn udp(self) -> usize {
+        self.udp as usize
+    }
+
+    /// Returns how many file descriptors they take.
+    pub fn descriptors(self) -> usize {
+        (self.connections * PER_CONNECTION + self.udp) as usize
+    }
+
+    fn of(&mut self, protocol: Protocol) -> &mut u32 {
+        match protocol {
+            Protocol::Udp => &mut self.udp,
+            Protocol::Tcp | Protocol::Sctp => &mut self.connections,
+        }
+    }
+}
+
+/// What one Service has open, of all its ports and addresses.
+#[derive(Debug)]
+pub struct Usage {
+    all: AtomicUsize,
+    clients: Mutex<Clients>,
+    /// Counts the clients of all Services.
+    shown: IntGauge,
+    /// That the Service has as much as it may was logged.
+    pub full_logged: LoggedFlag,
+    /// That a client of it has as much as it may was logged.
+    pub client_logged: LoggedFlag,
+}
+
+/// The hasher of the standard library has keys of its own: who chooses addresses does not
+/// choose where they are.
+#[derive(Debug, Default)]
+struct Clients {
+    has: HashMap<IpAddr, Has>,
+    together: Has,
+}
+
+impl Usage {
+    /// Returns a place among the `most` that the Service may have, if one is free.
+    pub fn place(self: &Arc<Self>, most: Option<NonZeroU32>) -> Option<Place> {
+        let most = most.map_or(usize::MAX, |most| most.get() as usize);
+        let more = |all| (all < most).then_some(all + 1);
+        self.all.fetch_update(Relaxed, Relaxed, more).ok()?;
+        Some(Place(Arc::clone(self)))
+    }
+
+    /// Returns how many connections and UDP clients the Service has.
+    pub fn all(&self) -> usize {
+        self.all.load(Relaxed)
+    }
+}
+
+/// A place among what a Service may have; free again when this is dropped.
+#[derive(Debug)]
+pub struct Place(Arc<Usage>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.all.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Place {
+    /// Gives the place to `client` if it `may` have one more, given what it has and what all
+    /// clients of the Service have.
+    pub fn give(
+        self,
+        client: IpAddr,
+        protocol: Protocol,
+        may: impl FnOnce(Has, Has) -> bool,
+    ) -> Option<Counted> {
+        let mut clients = self.0.clients.lock();
+        let has = clients.has.get(&client).copied().unwrap_or_default();
+        if !may(has, clients.together) {
+            return None;
+        }
+        *clients.together.of(protocol) += 1;
+        *clients.has.entry(client).or_default().of(protocol) += 1;
+        if has == Has::default() {
+            self.0.shown.inc();
+        }
+        drop(clients);
+        Some(Counted {
+            place: self,
+            client,
+            protocol,
+        })
+    }
+}
+
+/// A connection or UDP flow, which counts until this is dropped.
+#[derive(Debug)]
+pub struct Counted {
+    place: Place,
+    client: IpAddr,
+    protocol: Protocol,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let usage = &self.place.0;
+        let mut clients = usage.clients.lock();
+        *clients.together.of(self.protocol) -= 1;
+        let Some(has) = clients.has.get_mut(&self.client) else {
+            return;
+        };
+        *has.of(self.protocol) -= 1;
+        if *has == Has::default() {
+            clients.has.remove(&self.client);
+            usage.shown.dec();
+        }
+    }
+}
+
+/// What each Service has open.
+#[derive(Debug)]
+pub struct Usages {
+    services: Mutex<HashMap<ServiceName, Weak<Usage>>>,
+    shown: IntGauge,
+}
+
+impl Usages {
+    /// Returns one that has `shown` count clients.
+    pub fn new(shown: IntGauge) -> Usages {
+        Usages {
+            services: Mutex::default(),
+            shown,
+        }
+    }
+
+    /// Returns what `service` has, the same for all who ask while one of them keeps it.
+    pub fn of(&self, service: &ServiceName) -> Arc<Usage> {
+        let mut services = self.services.lock();
+        if let Some(usage) = services.get(service).and_then(Weak::upgrade) {
+            return usage;
+        }
+        if services.len() == services.capacity() {
+            services.retain(|_, usage| usage.strong_count() > 0);
+        }
+        let usage = Arc::new(Usage {
+            all: AtomicUsize::new(0),
+            clients: Mutex::default(),
+            shown: self.shown.clone(),
+            full_logged: LoggedFlag::default(),
+            client_logged: LoggedFlag::default(),
+        });
+        services.insert(service.clone(), Arc::downgrade(&usage));
+        usage
+    }
+}
+
+/// Returns whom the caller of `flow` is counted as.
+pub fn client(flow: &Flow, known: &ClusterLocal) -> IpAddr {
+    let ip = flow.client.ip().to_canonical();
+    if known.is_node(flow) || known.has_pod(&ip) {
+        return ip;
+    }
+    address::client(ip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::DetectLocal;
+
+    fn service(name: &str) -> ServiceName {
+        ServiceName {
+            namespace: "default".into(),
+            name: name.into(),
+        }
+    }
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, last])
+    }
+
+    fn take(usage: &Arc<Usage>, last: u8) -> Counted {
+        let place = usage.place(None).expect("a place");
+        place
+            .give(ip(last), Protocol::Tcp, |_, _| true)
+            .expect("it may")
+    }
+
+    #[test]
+    fn a_word_names_limits() {
+        let most = |word| {
+            ConnectionLimits::per_client(word)
+                .map(|l| (l.client.map(NonZeroU32::get), l.leaves_room))
+        };
+        assert_eq!(most("auto"), Ok((None, true)));
+        assert_eq!(most("none"), Ok((None, false)));
+        assert_eq!(most("100"), Ok((Some(100), true)));
+        for word in ["0", "-1", "", "many"] {
+            assert!(most(word).is_err(), "{word:?}");
+        }
+        let of = |n| NonZeroU32::new(n);
+        let named = ConnectionLimits::per_client("100")
+            .expect("limits")
+            .of_service(of(7), of(3));
+        assert_eq!((named.service, named.client), (of(7), of(3)));
+        assert_eq!(named.of_service(None, None), named);
+    }
+
+    #[test]
+    fn what_is_counted_goes_with_who_has_it() {
+        let shown = IntGauge::new("clients", "clients").expect("a gauge");
+        let usages = Usages::new(shown.clone());
+        let (web, same) = (usages.of(&service("web")), usages.of(&service("web")));
+        assert!(Arc::ptr_eq(&web, &same));
+        let other = usages.of(&service("other"));
+        let mut all = vec![take(&web, 1), take(&web, 1), take(&web, 2), take(&other, 1)];
+        assert_eq!((web.all(), other.all(), shown.get()), (3, 1, 3));
+        let udp = web
+            .place(None)
+            .expect("a place")
+            .give(ip(1), Protocol::Udp, |has, together| {
+                assert_eq!((has.all(), has.udp(), has.descriptors()), (2, 0, 4));
+                assert_eq!(together.descriptors(), 6);
+                true
+            });
+        all.extend(udp);
+        let refused = web
+            .place(None)
+            .expect("a place")
+            .give(ip(1), Protocol::Tcp, |has, _| {
+                assert_eq!((has.all(), has.udp(), has.descriptors()), (3, 1, 5));
+                false
+            });
+        assert!(refused.is_none() && web.all() == 4);
+        all.clear();
+        assert_eq!((web.all(), other.all(), shown.get()), (0, 0, 0));
+        assert!(web.clients.lock().has.is_empty());
+        assert_eq!(web.clients.lock().together, Has::default());
+    }
+
+    #[test]
+    fn a_service_has_no_more_than_it_may() {
+        let usages = Usages::new(IntGauge::new("clients", "clients").expect("a gauge"));
+        let web = usages.of(&service("web"));
+        let two = NonZeroU32::new(2);
+        let places = [web.place(two), web.place(two)];
+        assert!(places.iter().all(Option::is_some) && web.place(two).is_none());
+        assert!(web.place(None).is_some());
+        drop(places);
+        assert!(web.place(two).is_some());
+    }
+
+    #[test]
+    fn services_that_are_gone_are_forgotten() {
+        let usages = Usages::new(IntGauge::new("clients", "clients").expect("a gauge"));
+        for number in 0..10_000 {
+            usages.of(&service(&number.to_string()));
+        }
+        assert!(usages.services.lock().len() < 100);
+    }
+
+    /// Clients that take all they may of 20,000.
+    #[test]
+    fn several_clients_leave_room_to_another_one() {
+        const TOTAL: usize = 20_000;
+        for (clients, each) in [(1, 12_000), (2, 6_668), (10, 1_468), (40, 376)] {
+            let mut has = vec![0; clients];
+            let mut took = true;
+            while took {
+                took = false;
+                for n in 0..clients {
+                    let together: usize = has.iter().sum();
+                    let room = Room {
+                        free: TOTAL - together,
+                        total: TOTAL,
+                    };
+                    if !room.is_for_others(has[n], together) {
+                        has[n] += PER_CONNECTION as usize;
+                        took = true;
+                    }
+                    assert!(!room.is_for_others(0, together));
+                }
+            }
+            let (least, most) = (has.iter().min(), has.iter().max());
+            let near = |n: Option<&usize>| n.is_some_and(|n| n.abs_diff(each) <= 8);
+            assert!(near(least) && near(most), "{clients}: {least:?}, {most:?}");
+            let left = TOTAL - has.iter().sum::<usize>();
+            assert!(left > TOTAL / 4 + 80, "{clients}: {left} left");
+        }
+    }
+
+    #[test]
+    fn where_others_have_nearly_all_a_small_service_has_its_quarter() {
+        let room = Room {
+            free: 3_000,
+            total: 20_000,
+        };
+        // Four times what is left of its quarter.
+        assert!(!room.is_for_others(3_998, 3_998) && room.is_for_others(4_002, 4_002));
+        // A large one has nothing left, and no client of it more than little.
+        assert!(!room.is_for_others(310, 10_000) && room.is_for_others(314, 10_000));
+        let few = Room { free: 0, total: 10 };
+        assert!(!few.is_for_others(LEAST - 1, 10) && few.is_for_others(LEAST, 10));
+    }
+
+    #[test]
+    fn a_client_of_ipv6_is_a_network_unless_it_is_a_pod() {
+        let pods = DetectLocal::ClusterCidr(vec!["fd00:244::/64".parse().expect("a network")]);
+        let known = ClusterLocal::new(pods);
+        for (from, expected) in [
+            ("192.0.2.7", "192.0.2.7"),
+            ("::ffff:192.0.2.7", "192.0.2.7"),
+            ("2001:db8::1:2:3:4", "2001:db8::"),
+            ("fd00:244::5", "fd00:244::5"),
+            ("::1", "::1"),
+        ] {
+            let flow = Flow {
+                client: (from.parse::<IpAddr>().expect("an address"), 1).into(),
+                destination: IpAddr::from([10, 96, 0, 1]),
+            };
+            let expected: IpAddr = expected.parse().expect("an address");
+            assert_eq!(client(&flow, &known), expected, "{from}");
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Objects that nobody means well with: each mode leaves out what would lead to the node's
+//! loopback, to its metadata service or back to itself, and serves everything else.
+
+use std::io::{ErrorKind, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::probe::default_mode;
+use crate::lab::{
+    Capture, Host, Lab, Service, Share, Tripod, ask, ask_within, eventually, figure, get, run,
+    tripod_binary,
+};
+
+/// What none of the objects may lead to.
+const CANARY: [&str; 3] = ["127.0.0.1:7000", "[::1]:7000", "169.254.169.254:7000"];
+const CANARY_PORT: u16 = 7000;
+
+/// For calls that nobody answers.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// Endpoints that are left out, which is logged. Loopback ones a file may name.
+const ENDPOINTS: [&str; 9] = [
+    "0.0.0.0",
+    "169.254.169.254",
+    "224.0.0.1",
+    "255.255.255.255",
+    "::",
+    "fe80::1",
+    "ff02::1",
+    "::ffff:127.0.0.1",
+    "localhost",
+];
+
+/// Addresses that no Service is served at, by the field that names them.
+const ADDRESSES: [(&str, &[&str]); 3] = [
+    (
+        "cluster",
+        &[
+            "127.0.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::1",
+        ],
+    ),
+    (
+        "external",
+        &[
+            "127.0.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "::1",
+            "169.254.169.254",
+        ],
+    ),
+    ("balancer", &["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1"]),
+];
+
+/// Modes with their flags, and how userspace mode gets its packets.
+fn modes() -> &'static [(&'static str, Capture)] {
+    match default_mode() {
+        "ipvs" => &[("ipvs", Capture::Local)],
+        "nftables" => &[
+            ("nftables", Capture::Local),
+            ("iptables", Capture::Local),
+            ("userspace", Capture::Redirect),
+            ("userspace", Capture::Local),
+        ],
+        _ => &[("userspace", Capture::Local)],
+    }
+}
+
+fn start(lab: &Lab, mode: &str) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .args([&format!("--proxy-mode={mode}"), "--strict-proxy-mode"])
+        .arg(format!("--userspace-capture={}", lab.capture.flag()))
+        .arg("--manifests")
+        .arg(lab.manifests())
+        .args(["--hostname-override=node", "--conntrack-max-per-core=0"])
+        // Pods are on one bridge: their answers have to come through the node.
+        .arg("--masquerade-all")
+        .arg("--metrics-bind-address=127.0.0.1:10249");
+    Tripod::start_on(&lab.node, command)
+}
+
+/// A server of the node for itself alone, which knows who reached it.
+struct Canary {
+    calls: Arc<AtomicUsize>,
+    over: Arc<AtomicBool>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Canary {
+    fn on(node: &Host) -> Canary {
+        node.ip(&["addr add 169.254.169.254/32 dev lo"]);
+        let listeners = node.enter(|| CANARY.map(|at| TcpListener::bind(at).expect("a listener")));
+        let (calls, over) = (Arc::default(), Arc::default());
+        let (counted, ends) = (Arc::clone(&calls), Arc::clone(&over));
+        let server = std::thread::spawn(move || serve(&listeners, &counted, &ends));
+        Canary {
+            calls,
+            over,
+            server: Some(server),
+        }
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Relaxed)
+    }
+}
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        self.over.store(true, Relaxed);
+        let ended = self.server.take().map(JoinHandle::join);
+        assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking());
+    }
+}
+
+fn serve(listeners: &[TcpListener], calls: &AtomicUsize, over: &AtomicBool) {
+    for listener in listeners {
+        listener.set_nonblocking(true).expect("a listener");
+    }
+    while !over.load(Relaxed) {
+        for listener in listeners {
+            match listener.accept() {
+                Ok((mut stream, _)) => {
+                    calls.fetch_add(1, Relaxed);
+                    let _ = stream.write_all(b"canary\n");
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        // How often, not a wait for something.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A Service with this `spec` beyond its port, and a slice that leads to `endpoint`.
+fn objects(name: &str, spec: Value, status: Value, endpoint: (&str, u16)) -> [Value; 2] {
+    let (address, port) = endpoint;
+    let family = if address.contains(':') {
+        "IPv6"
+    } else {
+        "IPv4"
+    };
+    let mut service = json!({
+        "apiVersion": "v1", "kind": "Service", "status": status,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"type": "LoadBalancer", "ports": [{"port": CANARY_PORT}]},
+    });
+    for (field, value) in spec.as_object().expect("fields") {
+        service["spec"][field] = value.clone();
+    }
+    [service, slice(name, family, &[address], port)]
+}
+
+fn slice(service: &str, family: &str, addresses: &[&str], port: u16) -> Value {
+    let endpoint = |address: &&str| json!({"addresses": [address]});
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": service, "namespace": "default",
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": family,
+        "ports": [{"port": port}],
+        "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>(),
+    })
+}
+
+/// Where the Service of that number is called; two have a cluster IP of each family.
+fn called(number: usize) -> [SocketAddr; 2] {
+    let v4: IpAddr = format!("10.96.1.{number}").parse().expect("an address");
+    let v6: IpAddr = format!("fd00:96::1:{number}").parse().expect("an address");
+    [v4, v6].map(|ip| SocketAddr::new(ip, CANARY_PORT))
+}
+
+fn cluster_ips(number: usize) -> Value {
+    let ips = called(number).map(|at| at.ip());
+    json!({"clusterIP": ips[0], "clusterIPs": ips})
+}
+
+/// Services with endpoints that are left out, from number 1 on.
+fn bad_endpoints() -> Vec<Value> {
+    let objects = ENDPOINTS.iter().enumerate().flat_map(|(n, endpoint)| {
+        let name = format!("endpoint-{}", n + 1);
+        objects(
+            &name,
+            cluster_ips(n + 1),
+            json!({}),
+            (endpoint, CANARY_PORT),
+        )
+    });
+    objects.collect()
+}
+
+/// Services at addresses where none is served, which would lead to backend `a`.
+fn bad_addresses(backend: &str) -> Vec<Value> {
+    let mut all = Vec::new();
+    for (kind, addresses) in ADDRESSES {
+        for (n, address) in addresses.iter().enumerate() {
+            let own = cluster_ips(100 + n);
+            let (spec, status) = match kind {
+                "cluster" => (json!({"clusterIP": address}), json!({})),
+                "external" => {
+                    let mut spec = own;
+                    spec["externalIPs"] = json!([address]);
+                    (spec, json!({}))
+                }
+                _ => {
+                    let balancer = json!({"loadBalancer": {"ingress": [{"ip": address}]}});
+                    (cluster_ips(120 + n), balancer)
+                }
+            };
+            all.extend(objects(
+                &format!("{kind}-{n}"),
+                spec,
+                status,
+                (backend, 8080),
+            ));
+        }
+    }
+    all
+}
+
+/// Names and ports that the API has not, and values as large as an object may have.
+fn absurd(backend: &str) -> Vec<Value> {
+    let long = "x".repeat(1 << 20);
+    let mut all: Vec<Value> = objects(&long, cluster_ips(200), json!({}), (backend, 8080)).into();
+    all.extend(objects("port-0", cluster_ips(201), json!({}), (backend, 0)));
+    let mut none = cluster_ips(202);
+    none["ports"] = json!([{"port": 0}]);
+    all.extend(objects("service-port-0", none, json!({}), (backend, 8080)));
+    let mut named = cluster_ips(203);
+    named["ports"] = json!([{"port": 80, "name": long}]);
+    all.extend(objects("long-port", named, json!({}), (backend, 8080)));
+    let mut annotated = objects("annotated", cluster_ips(204), json!({}), (backend, 8080));
+    annotated[0]["metadata"]["annotations"] = json!({"tripod.proxy/scheduler": long});
+    all.extend(annotated);
+    all
+}
+
+fn write(lab: &Lab, file: &str, items: &[Value]) {
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+    lab.write(file, &list.to_string());
+}
+
+#[test]
+fn hostile_objects_reach_nothing_of_the_node() {
+    run(Share::Beside, || {
+        for (mode, capture) in modes() {
+            let mut lab = Lab::new(*capture);
+            lab.add_backends(&["a", "b"]);
+            let good = Service::new("good", 1);
+            lab.publish(&good, &["a"]);
+            let a = lab.backends[0].direct().ip().to_string();
+            let canary = Canary::on(&lab.node);
+            write(&lab, "endpoints.json", &bad_endpoints());
+            write(&lab, "addresses.json", &bad_addresses(&a));
+            write(&lab, "absurd.json", &absurd(&a));
+            write(&lab, "circles.json", &circles(&lab, &good));
+            let tripod = start(&lab, mode);
+            nothing_leads_astray(&lab, &format!("{mode}, {}", capture.name()), &canary);
+            others_are_served(&lab, mode, &good);
+            reports_are_short(&lab, &tripod);
+        }
+    });
+}
+
+/// Services whose endpoints are addresses of Services, and some that name the cluster IP of
+/// `good` as their own, leading to `b`.
+fn circles(lab: &Lab, good: &Service) -> Vec<Value> {
+    let b = lab.backends[1].direct().ip().to_string();
+    let cluster = good.cluster()[0];
+    let own = called(210)[0];
+    let mut all = Vec::new();
+    for (number, to) in [(210, own), (211, cluster)] {
+        let endpoint = (&*to.ip().to_string(), to.port());
+        all.extend(objects(
+            &format!("circle-{number}"),
+            cluster_ips(number),
+            json!({}),
+            endpoint,
+        ));
+    }
+    let mut thief = cluster_ips(212);
+    thief["externalIPs"] = json!([cluster.ip()]);
+    thief["ports"] = json!([{"port": cluster.port()}]);
+    let balancer = json!({"loadBalancer": {"ingress": [{"ip": cluster.ip()}]}});
+    all.extend(objects("thief", thief, balancer, (&b, 8080)));
+    all
+}
+
+fn nothing_leads_astray(lab: &Lab, mode: &str, canary: &Canary) {
+    for host in lab.cluster_clients() {
+        for number in (1..=ENDPOINTS.len()).chain([210]) {
+            for to in called(number) {
+                let answer = ask_within(host, to, SHORT);
+                assert!(
+                    answer.is_err(),
+                    "{mode}: {} of {to}: {answer:?}",
+                    host.name()
+                );
+            }
+        }
+    }
+    // At the cluster IP of another Service an answer could only be its own.
+    if let Ok(answer) = ask_within(&lab.client, called(211)[0], SHORT) {
+        assert_eq!(answer, "a", "{mode}");
+    }
+    assert_eq!(canary.calls(), 0, "{mode}: calls of what is the node's own");
+    // And no Service has come between the node and its own server.
+    for at in CANARY {
+        let at = at.parse().expect("an address");
+        assert_eq!(
+            ask(&lab.node, at).expect("an answer"),
+            "canary",
+            "{mode}: {at}"
+        );
+    }
+    let at = CANARY[2].parse().expect("an address");
+    assert_eq!(
+        ask(&lab.client, at).expect("an answer"),
+        "canary",
+        "{mode}: {at}"
+    );
+}
+
+fn others_are_served(lab: &Lab, mode: &str, good: &Service) {
+    for to in good.cluster() {
+        for _ in 0..10 {
+            let answer = ask(&lab.client, to).unwrap_or_else(|e| panic!("{mode}: {to}: {e}"));
+            assert_eq!(answer, "a", "{mode}: {to}");
+        }
+    }
+}
+
+fn reports_are_short(lab: &Lab, tripod: &Tripod) {
+    for (n, endpoint) in ENDPOINTS.iter().enumerate() {
+        let slice = format!("default/endpoint-{}:", n + 1);
+        tripod.logs_once(&["EndpointSlice", &slice, "addresses[0]", endpoint]);
+    }
+    why_left_out(lab);
+    let log = tripod.log();
+    let longest = log.lines().map(str::len).max();
+    assert!(longest < Some(4_000), "a line of {longest:?} bytes");
+    assert!(log.len() < 200_000, "{} bytes of log", log.len());
+    let metrics = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/metrics").expect("metrics");
+    assert!(!metrics.contains(&"x".repeat(300)));
+}
+
+/// `tripod services` shows them with the reason.
+fn why_left_out(lab: &Lab) {
+    let line = format!("{} services --output json", tripod_binary().display());
+    let shown: Value = serde_json::from_str(&lab.node.show(&line)).expect("JSON");
+    let ports = shown["items"].as_array().expect("a list").iter();
+    let endpoints = ports.flat_map(|port| port["endpoints"].as_array().expect("a list"));
+    let whys = endpoints.filter_map(|endpoint| endpoint["why"].as_str());
+    let left_out = whys.filter(|why| why.starts_with("an endpoint cannot have"));
+    // Two are no addresses of their family.
+    assert_eq!(left_out.count(), ENDPOINTS.len() - 2, "{shown:#}");
+}
+
+/// As many as there may be within the largest slice that a file can have, all of them one
+/// backend's, beside a Service with one.
+#[test]
+fn sixty_five_thousand_endpoints_are_served() {
+    run(Share::Alone, || {
+        for (mode, capture) in modes() {
+            // Each has a chain and a rule there, and the first packet of a connection passes
+            // half of them.
+            let count = if *mode == "iptables" { 10_000 } else { 65_000 };
+            let mut lab = Lab::new(*capture);
+            lab.add_backends(&["a", "b"]);
+            let good = Service::new("good", 1);
+            lab.publish(&good, &["b"]);
+            let a = lab.backends[0].host();
+            a.ip(&["route add local 10.200.0.0/16 dev lo"]);
+            let gateway = a.addresses[0];
+            lab.node
+                .ip(&[&format!("route add 10.200.0.0/16 via {gateway}")]);
+            let address = |n: u32| std::net::Ipv4Addr::from_bits(0x0ac8_0100 + n).to_string();
+            let addresses: Vec<_> = (0..count).map(address).collect();
+            let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
+            let mut large = objects("large", cluster_ips(1), json!({}), ("10.200.1.0", 8080));
+            large[1] = slice("large", "IPv4", &addresses, 8080);
+            write(&lab, "large.json", &large);
+            let begun = Instant::now();
+            let tripod = start(&lab, mode);
+            eventually(
+                "the large Service is served",
+                Duration::from_secs(60),
+                || ask(&lab.client, called(1)[0]).map_err(|error| error.to_string()),
+            );
+            for _ in 0..20 {
+                assert_eq!(ask(&lab.client, called(1)[0]).expect("an answer"), "a");
+                assert_eq!(ask(&lab.client, good.cluster()[0]).expect("an answer"), "b");
+            }
+            figure(
+                &format!(
+                    "{count} endpoints of one Service, {mode}, {}",
+                    capture.name()
+                ),
+                format!("after {:?}, {} KiB", begun.elapsed(), tripod.resident_kib()),
+            );
+        }
+    });
+}
