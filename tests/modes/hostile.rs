@@ -6,14 +6,13 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::probe::default_mode;
 use crate::lab::{
-    Capture, Host, Lab, Service, Share, Tripod, ask, ask_within, eventually, figure, get, run,
-    tripod_binary,
+    Capture, Host, Lab, Service, Share, Tripod, ask, ask_within, get, run, tripod_binary,
 };
 
 /// What none of the objects may lead to.
@@ -367,50 +366,4 @@ fn why_left_out(lab: &Lab) {
     let left_out = whys.filter(|why| why.starts_with("an endpoint cannot have"));
     // Two are no addresses of their family.
     assert_eq!(left_out.count(), ENDPOINTS.len() - 2, "{shown:#}");
-}
-
-/// As many as there may be within the largest slice that a file can have, all of them one
-/// backend's, beside a Service with one.
-#[test]
-fn sixty_five_thousand_endpoints_are_served() {
-    run(Share::Alone, || {
-        for (mode, capture) in modes() {
-            // Each has a chain and a rule there, and the first packet of a connection passes
-            // half of them.
-            let count = if *mode == "iptables" { 10_000 } else { 65_000 };
-            let mut lab = Lab::new(*capture);
-            lab.add_backends(&["a", "b"]);
-            let good = Service::new("good", 1);
-            lab.publish(&good, &["b"]);
-            let a = lab.backends[0].host();
-            a.ip(&["route add local 10.200.0.0/16 dev lo"]);
-            let gateway = a.addresses[0];
-            lab.node
-                .ip(&[&format!("route add 10.200.0.0/16 via {gateway}")]);
-            let address = |n: u32| std::net::Ipv4Addr::from_bits(0x0ac8_0100 + n).to_string();
-            let addresses: Vec<_> = (0..count).map(address).collect();
-            let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
-            let mut large = objects("large", cluster_ips(1), json!({}), ("10.200.1.0", 8080));
-            large[1] = slice("large", "IPv4", &addresses, 8080);
-            write(&lab, "large.json", &large);
-            let begun = Instant::now();
-            let tripod = start(&lab, mode);
-            eventually(
-                "the large Service is served",
-                Duration::from_secs(60),
-                || ask(&lab.client, called(1)[0]).map_err(|error| error.to_string()),
-            );
-            for _ in 0..20 {
-                assert_eq!(ask(&lab.client, called(1)[0]).expect("an answer"), "a");
-                assert_eq!(ask(&lab.client, good.cluster()[0]).expect("an answer"), "b");
-            }
-            figure(
-                &format!(
-                    "{count} endpoints of one Service, {mode}, {}",
-                    capture.name()
-                ),
-                format!("after {:?}, {} KiB", begun.elapsed(), tripod.resident_kib()),
-            );
-        }
-    });
 }
