@@ -1,12 +1,9 @@
-//! What goes wrong: which calls fail, and what other processes change between them.
+//! What goes wrong: which calls fail, and how.
 
 use nix::errno::Errno;
 
 use super::random::Random;
-use crate::{
-    kernel::simulated::{Call, Fault, State},
-    net::Family,
-};
+use crate::kernel::simulated::{Call, Fault};
 
 /// Reasons for which a kernel refuses, most of them passing ones.
 const REASONS: [Errno; 6] = [
@@ -17,10 +14,6 @@ const REASONS: [Errno; 6] = [
     Errno::ENOENT,
     Errno::ENOMEM,
 ];
-/// The table of nftables mode.
-const TABLE: &str = "tripod";
-/// Tables of others.
-pub(super) const FOREIGN: [&str; 2] = ["firewalld", "docker"];
 
 /// What goes wrong now.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,22 +56,4 @@ impl Faults {
             _ => Fault::Refused(errno, random.below(64)),
         }
     }
-}
-
-/// Changes something as another process would. Returns of which family it was, if it was
-/// ours; nothing that it does breaks connections, but it may leave rules out.
-pub(super) fn edit(state: &mut State, random: &mut Random) -> Option<Family> {
-    let family = random.one(&Family::ALL);
-    let rules = &mut state.nftables;
-    match random.below(7) {
-        0 => drop(rules.delete_table(family, TABLE)),
-        1 => rules.flush_chain(family, TABLE, random.below(64)),
-        2 | 3 => rules.delete_element(family, TABLE, random.below(64), random.below(64)),
-        4 => rules.add_chain(family, TABLE, "foreign"),
-        _ => {
-            rules.add_table(family, random.one(&FOREIGN));
-            return None;
-        }
-    }
-    Some(family)
 }

@@ -12,6 +12,7 @@ mod faults;
 mod nftables;
 mod process;
 mod random;
+mod subject;
 mod watch;
 mod world;
 
@@ -23,8 +24,9 @@ use tokio::time::sleep;
 
 use self::{
     faults::Faults,
-    process::{Make, Process, SYNC_PERIOD},
+    process::{Process, SYNC_PERIOD},
     random::Random,
+    subject::Subject,
     watch::{Counts, Watch, Watching},
     world::{SERVICES, Spec},
 };
@@ -46,8 +48,8 @@ const NOTICED: Duration = Duration::from_secs(2);
 const STEPS_TO_SETTLE: usize = 25;
 
 /// A run.
-struct Simulation<F> {
-    make: F,
+struct Simulation<S> {
+    subject: S,
     random: Random,
     kernel: Kernel,
     watch: Arc<Mutex<Watch>>,
@@ -60,18 +62,18 @@ struct Simulation<F> {
 }
 
 /// Runs so many steps that follow from the seed. Returns what happened.
-fn run(seed: u64, steps: usize, make: impl Make) -> Counts {
+fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        let watch = Arc::new(Mutex::new(Watch::new(seed)));
+        let watch = Arc::new(Mutex::new(Watch::new(seed, Box::new(subject))));
         let kernel = Kernel::new(Watching(Arc::clone(&watch)));
         let _installed = kernel.install();
         let mut simulation = Simulation {
-            make,
+            subject,
             random: Random::new(seed),
             kernel,
             watch,
@@ -94,7 +96,7 @@ fn run(seed: u64, steps: usize, make: impl Make) -> Counts {
 
 /// Runs several seeds, or the one that the environment asks for: `TRIPOD_SIMULATE_SEED` and
 /// `TRIPOD_SIMULATE_STEPS`.
-fn all(seeds: u64, steps: usize, make: impl Make + Copy) {
+fn all(seeds: u64, steps: usize, subject: impl Subject) {
     let asked = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let seeds = match asked("TRIPOD_SIMULATE_SEED") {
         Some(seed) => seed..seed + 1,
@@ -104,12 +106,12 @@ fn all(seeds: u64, steps: usize, make: impl Make + Copy) {
     for seed in seeds {
         println!("TRIPOD_SIMULATE_SEED={seed} TRIPOD_SIMULATE_STEPS={steps}");
         let begun = std::time::Instant::now();
-        let counts = run(seed, steps, make);
+        let counts = run(seed, steps, subject);
         println!("{:?}: {counts:?}", begun.elapsed());
     }
 }
 
-impl<F: Make> Simulation<F> {
+impl<S: Subject> Simulation<S> {
     /// Begins a process, which knows of nothing but the objects.
     fn begin(&mut self) {
         self.kernel.revive();
@@ -119,7 +121,13 @@ impl<F: Make> Simulation<F> {
             objects.push(world::service_networks(true));
         }
         objects.extend(specs.flat_map(|spec| spec.events()));
-        let process = Process::begin(&self.make, &self.kernel, &self.watch, self.version, objects);
+        let process = Process::begin(
+            &self.subject,
+            &self.kernel,
+            &self.watch,
+            self.version,
+            objects,
+        );
         self.process = Some(process);
     }
 
@@ -244,7 +252,7 @@ impl<F: Make> Simulation<F> {
         self.watch.lock().record(|| "faults stop".to_owned());
         self.kernel
             .change(|state| self.watch.lock().refuse(state, None));
-        self.pass(SETTLED).await;
+        self.pass(self.subject.patience() + SETTLED).await;
         let Some(process) = &self.process else { return };
         let compared = process.questions.compare().await.expect("it runs");
         for family in Family::ALL {

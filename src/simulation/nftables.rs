@@ -1,12 +1,25 @@
 //! nftables mode.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use super::world;
+use nix::errno::Errno;
+
+use super::{
+    random::Random,
+    subject::{Rules, Subject},
+    world,
+};
 use crate::{
     config::{self, KubeProxyConfiguration},
-    kernel::probe::Kernel,
+    kernel::{
+        probe::Kernel,
+        simulated::{
+            State,
+            packet::{Fates, Packet, Update},
+        },
+    },
     modes::nftables::{Nftables, Setup},
+    net::Family,
     node::NodePorts,
     runner::metrics::Metrics,
     services::Namespaces,
@@ -17,30 +30,88 @@ const STEPS: usize = 800;
 /// With so many seeds.
 const SEEDS: u64 = 5;
 
-fn mode(metrics: &Metrics) -> Nftables {
-    let mut configuration = KubeProxyConfiguration::default();
-    configuration.detect_local.cluster_cidrs = world::pod_networks();
-    let checked = config::check(configuration, Vec::new());
-    let checked = checked.expect("the configuration is valid");
-    let node_ports = NodePorts::new(&checked.effective.node_ports, None);
-    let setup = Setup {
-        configuration: checked.configuration,
-        configured: checked.effective,
-        node_ports: Arc::new(node_ports),
-        counted: Namespaces::None,
-        metrics: Arc::new(metrics.clone()),
-    };
-    Nftables::new(setup, &Kernel::with_everything(&[])).expect("a mode")
+/// The table of nftables mode.
+const TABLE: &str = "tripod";
+/// Tables of others.
+const FOREIGN: [&str; 2] = ["firewalld", "docker"];
+
+/// nftables mode.
+#[derive(Clone, Copy)]
+struct OfNftables;
+
+impl Subject for OfNftables {
+    type Mode = Nftables;
+
+    fn mode(&self, metrics: &Metrics) -> Nftables {
+        let checked = config::check(world::configuration(), Vec::new());
+        let checked = checked.expect("the configuration is valid");
+        let node_ports = NodePorts::new(&checked.effective.node_ports, None);
+        let setup = Setup {
+            configuration: checked.configuration,
+            configured: checked.effective,
+            node_ports: Arc::new(node_ports),
+            counted: Namespaces::None,
+            metrics: Arc::new(metrics.clone()),
+        };
+        Nftables::new(setup, &Kernel::with_everything(&[])).expect("a mode")
+    }
+}
+
+impl Rules for OfNftables {
+    fn fates(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
+        state.nftables.fates(family, packet, own)
+    }
+
+    fn remember(&self, state: &mut State, family: Family, update: &Update) {
+        state.nftables.remember(family, TABLE, update);
+    }
+
+    fn shares_affinity(&self) -> bool {
+        false
+    }
+
+    fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
+        let family = random.one(&Family::ALL);
+        let rules = &mut state.nftables;
+        let before = rules.generation();
+        match random.below(7) {
+            0 => drop(rules.delete_table(family, TABLE)),
+            1 => rules.flush_chain(family, TABLE, random.below(64)),
+            2 | 3 => rules.delete_element(family, TABLE, random.below(64), random.below(64)),
+            4 => rules.add_chain(family, TABLE, "foreign"),
+            _ => {
+                rules.add_table(family, random.one(&FOREIGN));
+                return None;
+            }
+        }
+        (rules.generation() != before).then_some(family)
+    }
+
+    fn foreign(&self, state: &State) -> BTreeSet<(Family, &'static str)> {
+        let of_family = |family| {
+            let there: Vec<&str> = state.nftables.tables(family).collect();
+            let foreign = FOREIGN.into_iter();
+            foreign
+                .filter(move |name| there.contains(name))
+                .map(move |name| (family, name))
+        };
+        Family::ALL.into_iter().flat_map(of_family).collect()
+    }
+
+    fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>) {
+        let octets = |(service, errno)| (errno, world::at_cluster_ip(service));
+        state.nftables.refuse(refused.map(octets));
+    }
 }
 
 #[test]
 fn a_seed_reproduces_a_run() {
-    let of = |seed| super::run(seed, STEPS / 4, mode);
+    let of = |seed| super::run(seed, STEPS / 4, OfNftables);
     assert_eq!(of(1), of(1));
     assert_ne!(of(1), of(2));
 }
 
 #[test]
 fn random_runs_keep_what_is_promised() {
-    super::all(SEEDS, STEPS, mode);
+    super::all(SEEDS, STEPS, OfNftables);
 }

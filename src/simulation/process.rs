@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
-use super::{watch::Watch, world};
+use super::{subject::Subject, watch::Watch, world};
 use crate::{
     kernel::{simulated::Kernel, xtables::Engine},
     modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet},
@@ -43,19 +43,10 @@ pub(super) struct Process {
     runner: JoinHandle<()>,
 }
 
-/// Makes the mode that is simulated.
-pub(super) trait Make: Fn(&Metrics) -> Self::Made {
-    type Made: Mode + 'static;
-}
-
-impl<M: Mode + 'static, F: Fn(&Metrics) -> M> Make for F {
-    type Made = M;
-}
-
 impl Process {
     /// Begins, with `objects` as the complete state.
     pub(super) fn begin(
-        make: &impl Make,
+        subject: &impl Subject,
         kernel: &Kernel,
         watch: &Arc<Mutex<Watch>>,
         version: u64,
@@ -66,7 +57,7 @@ impl Process {
         let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
         let sent = Arc::new(AtomicU64::new(version));
         let mode = Reported {
-            mode: make(&metrics),
+            mode: subject.mode(&metrics),
             kernel: kernel.clone(),
             watch: Arc::clone(watch),
             sent: Arc::clone(&sent),

@@ -2,7 +2,7 @@
 //! that must be closed, and nothing is closed that was open and stays so.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -12,14 +12,15 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
-    faults::{self, FOREIGN, Faults},
+    faults::Faults,
     random::Random,
+    subject::Rules,
     world::{self, Probe, SERVICES, Spec},
 };
 use crate::{
     kernel::simulated::{
         Call, Fault, Observer, State,
-        nftables::packet::{Fate, Packet},
+        packet::{Fate, Packet},
     },
     net::{Family, PerFamily, Protocol},
 };
@@ -56,6 +57,7 @@ pub(super) struct Sticky {
 
 /// What is known of the run.
 pub(super) struct Watch {
+    pub(super) rules: Box<dyn Rules>,
     pub(super) random: Random,
     pub(super) faults: Faults,
     pub(super) histories: Vec<History>,
@@ -79,7 +81,10 @@ pub(super) struct Watch {
     pub(super) failing: PerFamily<Option<Instant>>,
     /// A transaction was refused in the sync that runs: what is to blame may be left out.
     pub(super) left_out: bool,
-    /// Tables of other processes that are there.
+    /// Where each client of each Service was sent so far, if clients may be sent to any
+    /// of these again.
+    visited: BTreeMap<(usize, IpAddr), BTreeSet<SocketAddr>>,
+    /// What other processes have there.
     pub(super) foreign: BTreeSet<(Family, &'static str)>,
     /// Everything is printed, for who compares runs.
     prints: bool,
@@ -111,8 +116,9 @@ impl Counts {
 }
 
 impl Watch {
-    pub(super) fn new(seed: u64) -> Watch {
+    pub(super) fn new(seed: u64, rules: Box<dyn Rules>) -> Watch {
         Watch {
+            rules,
             random: Random::new(seed ^ 0x0b5e_1e55),
             faults: Faults::default(),
             histories: (0..SERVICES)
@@ -133,6 +139,7 @@ impl Watch {
             disturbed: false,
             failing: PerFamily::default(),
             left_out: false,
+            visited: BTreeMap::new(),
             foreign: BTreeSet::new(),
             prints: std::env::var_os("TRIPOD_SIMULATE_PRINT").is_some(),
             recorded: VecDeque::new(),
@@ -218,22 +225,24 @@ impl Watch {
 
     /// Changes something as another process would.
     pub(super) fn edit(&mut self, state: &mut State) {
-        let before = state.nftables.generation();
-        let was_ours = faults::edit(state, &mut self.random);
+        let was_ours = self.rules.edit(state, &mut self.random);
         self.counts.edits += 1;
         self.disturbed = true;
-        for family in Family::ALL {
-            let there: Vec<&str> = state.nftables.tables(family).collect();
-            let foreign = FOREIGN.into_iter().filter(|name| there.contains(name));
-            self.foreign.extend(foreign.map(|name| (family, name)));
-        }
-        if let Some(family) = was_ours.filter(|_| state.nftables.generation() != before) {
+        self.foreign = self.rules.foreign(state);
+        if let Some(family) = was_ours {
             self.edits += 1;
             *self.damaged.get_mut(family) = Some(self.edits);
             self.sticky
                 .retain(|sticky| world::family(sticky.probe.service) != family);
-            self.record(|| format!("another process changes our {family} table"));
+            self.record(|| format!("another process changes what is ours of {family}"));
         }
+    }
+
+    /// Returns where the client of a call was sent so far, if it may be sent to any of
+    /// these again.
+    pub(super) fn visited(&self, probe: &Probe) -> BTreeSet<SocketAddr> {
+        let client = (probe.service, probe.packet.source.ip());
+        self.visited.get(&client).cloned().unwrap_or_default()
     }
 
     fn own() -> [IpAddr; 2] {
@@ -248,9 +257,8 @@ impl Watch {
         packet: &Packet,
     ) -> BTreeSet<Fate> {
         self.counts.packets += 1;
-        let found = state
-            .nftables
-            .fates(world::family(service), packet, &Watch::own());
+        let family = world::family(service);
+        let found = self.rules.fates(state, family, packet, &Watch::own());
         found.into_iter().map(|(fate, _)| fate).collect()
     }
 
@@ -263,8 +271,7 @@ impl Watch {
             self.sticky.retain(|sticky| sticky.probe.service != service);
         }
         self.record(|| format!("elements are refused of {refused:?}"));
-        let octets = |(service, errno)| (errno, world::at_cluster_ip(service));
-        state.nftables.refuse(refused.map(octets));
+        self.rules.refuse(state, refused);
     }
 
     /// Has a client call: it is remembered where it was led, and its connection goes on.
@@ -277,20 +284,26 @@ impl Watch {
         }
         let probe = some[self.random.below(some.len())].clone();
         let family = world::family(probe.service);
-        let found = state.nftables.fates(family, &probe.packet, &Watch::own());
+        let found = self
+            .rules
+            .fates(state, family, &probe.packet, &Watch::own());
         let found: Vec<_> = found.into_iter().collect();
         let (fate, updates) = &found[self.random.below(found.len())];
         let Fate::Passes(to) = *fate else { return };
         for update in updates {
-            state.nftables.remember(family, "tripod", update);
+            self.rules.remember(state, family, update);
         }
-        if let Some(timeout) = updates.first().and_then(|update| update.timeout) {
+        if !updates.is_empty() {
+            if self.rules.shares_affinity() {
+                let client = (probe.service, probe.packet.source.ip());
+                self.visited.entry(client).or_default().insert(to);
+            }
             let same = |one: &Sticky| one.probe.packet == probe.packet;
             self.sticky.retain(|sticky| !same(sticky));
             self.sticky.push(Sticky {
                 probe: probe.clone(),
                 on: to,
-                until: Instant::now() + timeout,
+                until: Instant::now() + world::AFFINITY,
             });
         }
         if world::protocol(probe.service) == Protocol::Udp {

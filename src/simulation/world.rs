@@ -11,7 +11,8 @@ use ipnet::IpNet;
 
 use super::random::Random;
 use crate::{
-    kernel::simulated::nftables::packet::Packet,
+    config::KubeProxyConfiguration,
+    kernel::simulated::packet::Packet,
     net::{Family, Protocol},
     services::{
         Created, EndpointSlice, Event, Node, Owner, Port, Preferences, Service, ServiceCidr,
@@ -25,6 +26,9 @@ pub(super) const SERVICES: usize = 5;
 const PORT: u16 = 80;
 /// The port of each endpoint.
 const TARGET: u16 = 8080;
+/// How long clients stay on their endpoints: the default of the API, longer than any run
+/// waits.
+pub(super) const AFFINITY: Duration = Duration::from_secs(10_800);
 /// Name of this node.
 pub(super) const NODE: &str = "node";
 
@@ -119,9 +123,12 @@ fn ranges(family: Family) -> [IpNet; 2] {
     [9, 8].map(|network| IpNet::new_assert(ip(family, network, 0), prefix))
 }
 
-/// Returns the networks of pods.
-pub(super) fn pod_networks() -> Vec<String> {
-    vec!["10.244.0.0/16".to_owned(), "fd00:f4::/32".to_owned()]
+/// Returns the configuration of the process.
+pub(super) fn configuration() -> KubeProxyConfiguration {
+    let mut configuration = KubeProxyConfiguration::default();
+    let networks = ["10.244.0.0/16", "fd00:f4::/32"];
+    configuration.detect_local.cluster_cidrs = networks.map(str::to_owned).into();
+    configuration
 }
 
 /// Returns this node's address.
@@ -252,9 +259,7 @@ impl Spec {
             load_balancer_ips: some(self.load_balancer, 113),
             load_balancer_source_ranges: self.ranges.iter().map(|at| ranges(family)[*at]).collect(),
             session_affinity: if self.affinity {
-                // The default of the API: longer than any run waits.
-                let timeout = Duration::from_secs(10_800);
-                SessionAffinity::ClientIp { timeout }
+                SessionAffinity::ClientIp { timeout: AFFINITY }
             } else {
                 SessionAffinity::None
             },

@@ -7,6 +7,7 @@
 mod conntrack;
 mod message;
 pub(crate) mod nftables;
+pub(crate) mod packet;
 mod socket;
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! nf_tables: tables with chains, rules, sets and their elements, changed by transactions.
 
 mod dump;
-pub(crate) mod packet;
+mod packet;
 mod rule;
 #[cfg(test)]
 mod tests;
@@ -12,7 +12,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use nix::{errno::Errno, libc};
 use tokio::time::Instant;
 
-use super::message::{Stored, answer, datagram};
+use super::{
+    message::{Stored, answer, datagram},
+    packet::Update,
+};
 use crate::{
     kernel::{
         netlink::{Message, Request},
@@ -185,7 +188,7 @@ impl Ruleset {
     }
 
     /// Adds what the kernel adds by itself when a rule has it update a map.
-    pub(crate) fn remember(&mut self, family: Family, table: &str, update: &packet::Update) {
+    pub(crate) fn remember(&mut self, family: Family, table: &str, update: &Update) {
         let key = (family.number(), table.to_owned());
         let Some(table) = self.tables.get_mut(&key).map(Arc::make_mut) else {
             return;

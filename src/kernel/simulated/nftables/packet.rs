@@ -4,57 +4,19 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
 };
 
 use super::{Ruleset, Table};
 use crate::{
-    kernel::nftables::{ChainType, Hook, Verdict},
+    kernel::{
+        nftables::{ChainType, Hook, Verdict},
+        simulated::packet::{Fate, Fates, Packet, Update},
+    },
     net::Family,
 };
 
 /// The mark of a way that a rule refused; no rule of ours sets it.
 pub(super) const REFUSED: u32 = 0xdead_beef;
-
-/// The first packet of a connection, or a later one of an established connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Packet {
-    /// Who sends it.
-    pub source: SocketAddr,
-    /// What is called.
-    pub destination: SocketAddr,
-    /// `IPPROTO_*`
-    pub protocol: u8,
-    /// The interface by which it comes; `None`: this node sends it.
-    pub input: Option<&'static str>,
-    /// Where an established connection was led.
-    pub established: Option<SocketAddr>,
-}
-
-/// What becomes of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fate {
-    /// It goes on to its destination, which may be another now.
-    Passes(SocketAddr),
-    /// It is dropped.
-    Dropped,
-    /// It is refused, with an answer.
-    Refused,
-}
-
-/// An element that a rule adds to a map.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Update {
-    /// The name of the map.
-    pub set: Arc<str>,
-    /// The key of the element.
-    pub key: Box<[u8]>,
-    /// The data of the element.
-    pub data: Option<Box<[u8]>>,
-    /// How long it stays.
-    pub timeout: Option<Duration>,
-}
 
 /// What is known of a packet on its way.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,12 +39,7 @@ enum End {
 impl Ruleset {
     /// Returns all that may become of a packet of `family` on a node that has the addresses
     /// `own`, each with the elements that rules add then.
-    pub(crate) fn fates(
-        &self,
-        family: Family,
-        packet: &Packet,
-        own: &[IpAddr],
-    ) -> BTreeSet<(Fate, Vec<Update>)> {
+    pub(crate) fn fates(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
         let first = Way {
             destination: packet.established.unwrap_or(packet.destination),
             mark: 0,
@@ -94,7 +51,7 @@ impl Ruleset {
             packet,
             own,
         };
-        let mut found = BTreeSet::new();
+        let mut found = Fates::new();
         let begins = match packet.input {
             Some(_) => Hook::Prerouting,
             None => Hook::Output,

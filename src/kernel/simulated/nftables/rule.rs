@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{
     Set, Table,
-    packet::{Evaluation, REFUSED, Update, Way},
+    packet::{Evaluation, REFUSED, Way},
 };
 use crate::{
     kernel::{
@@ -13,6 +13,7 @@ use crate::{
             Verdict,
         },
         octets,
+        simulated::packet::Update,
     },
     net::Family,
 };

@@ -1,0 +1,45 @@
+//! A packet, and what becomes of it.
+
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+
+/// The first packet of a connection, or a later one of an established connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Packet {
+    /// Who sends it.
+    pub source: SocketAddr,
+    /// What is called.
+    pub destination: SocketAddr,
+    /// `IPPROTO_*`
+    pub protocol: u8,
+    /// The interface by which it comes; `None`: this node sends it.
+    pub input: Option<&'static str>,
+    /// Where an established connection was led.
+    pub established: Option<SocketAddr>,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fate {
+    /// It goes on to its destination, which may be another now.
+    Passes(SocketAddr),
+    /// It is dropped.
+    Dropped,
+    /// It is refused, with an answer.
+    Refused,
+}
+
+/// What the kernel remembers of a packet, so that its client stays on an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Update {
+    /// The name of the map or list.
+    pub set: Arc<str>,
+    /// The key of the element.
+    pub key: Box<[u8]>,
+    /// The data of the element.
+    pub data: Option<Box<[u8]>>,
+    /// How long it stays.
+    pub timeout: Option<Duration>,
+}
+
+/// All that may become of a packet, each with what is remembered then.
+pub(crate) type Fates = BTreeSet<(Fate, Vec<Update>)>;
