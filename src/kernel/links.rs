@@ -17,6 +17,27 @@ pub fn index(name: &str) -> Result<u32, Error> {
     })
 }
 
+/// Returns the index of the interface `name`, in the network namespace of `socket`.
+///
+/// # Errors
+/// When it has no such interface (`ENODEV`), or its answer cannot be read.
+pub fn find(socket: &mut Socket, name: &str) -> Result<u32, Error> {
+    let request = Request::new(libc::RTM_GETLINK, 0, "find", format!("interface {name}"))
+        .header(&[0; 16])
+        .text(libc::IFLA_IFNAME, name);
+    let found = socket.call(&request, |message| {
+        // struct ifinfomsg: family, padding, type, index.
+        let [_, _, _, _, a, b, c, d, ..] = message.header::<16>()?;
+        Ok(Some(u32::from_ne_bytes([a, b, c, d])))
+    })?;
+    found.first().copied().ok_or_else(|| Error::Refused {
+        operation: "find",
+        object: format!("interface {name}"),
+        errno: Errno::ENODEV,
+        hint: None,
+    })
+}
+
 /// Sets the interface of that index up, if it is not.
 ///
 /// # Errors
@@ -96,18 +117,20 @@ pub fn add_dummy(socket: &mut Socket, name: &str) -> Result<bool, Error> {
     });
     match socket.call(&request, |_| Ok(None::<()>)) {
         Ok(_) => Ok(true),
-        Err(error) if error.errno() == Some(Errno::EEXIST) => match kind(socket, index(name)?)? {
-            Some(kind) if kind == DUMMY => Ok(false),
-            other => Err(Error::Refused {
-                operation: "add",
-                object: format!("dummy link {name}"),
-                errno: Errno::EEXIST,
-                hint: Some(format!(
-                    "a link of kind {} has that name: rename or delete it",
-                    other.as_deref().unwrap_or("physical")
-                )),
-            }),
-        },
+        Err(error) if error.errno() == Some(Errno::EEXIST) => {
+            match find(socket, name).and_then(|found| kind(socket, found))? {
+                Some(kind) if kind == DUMMY => Ok(false),
+                other => Err(Error::Refused {
+                    operation: "add",
+                    object: format!("dummy link {name}"),
+                    errno: Errno::EEXIST,
+                    hint: Some(format!(
+                        "a link of kind {} has that name: rename or delete it",
+                        other.as_deref().unwrap_or("physical")
+                    )),
+                }),
+            }
+        }
         Err(Error::Refused {
             operation,
             object,

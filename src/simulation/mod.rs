@@ -11,7 +11,7 @@ mod checks;
 mod faults;
 mod nftables;
 mod process;
-mod random;
+pub(crate) mod random;
 mod subject;
 mod watch;
 mod world;

@@ -10,7 +10,7 @@ use super::{
     world,
 };
 use crate::{
-    config::{self, KubeProxyConfiguration},
+    config,
     kernel::{
         probe::Kernel,
         simulated::{

@@ -2,11 +2,11 @@
 
 /// A row of numbers.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// Returns the row of numbers that follows from `seed`.
-    pub(super) fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         Random(seed)
     }
 
@@ -19,17 +19,17 @@ impl Random {
     }
 
     /// Returns a number below `count`, which is not 0.
-    pub(super) fn below(&mut self, count: usize) -> usize {
+    pub(crate) fn below(&mut self, count: usize) -> usize {
         (self.next() % count as u64) as usize
     }
 
     /// Returns true in `parts` of a thousand cases.
-    pub(super) fn chance(&mut self, parts: usize) -> bool {
+    pub(crate) fn chance(&mut self, parts: usize) -> bool {
         self.below(1000) < parts
     }
 
     /// Returns one of these.
-    pub(super) fn one<T: Copy>(&mut self, of: &[T]) -> T {
+    pub(crate) fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 }

@@ -4,6 +4,7 @@
 mod guest;
 mod links;
 mod load;
+mod model;
 mod reload;
 mod servers;
 

@@ -70,7 +70,7 @@ impl Element {
     }
 
     /// Appends its attributes to `request`.
-    pub(super) fn write(&self, request: Request) -> Request {
+    pub(in crate::kernel) fn write(&self, request: Request) -> Request {
         let ported = |request: Request, ip: &IpAddr, protocol: u8, port: u16| {
             number(address(request, IP, ip), PORT, port).attribute(PROTOCOL, &[protocol])
         };
@@ -99,7 +99,7 @@ impl Element {
 
     /// Reads the attributes of a member of a set of the kind `kind`; `None` for
     /// a kind that is unknown here.
-    pub(super) fn read(
+    pub(in crate::kernel) fn read(
         kind: &str,
         attributes: Attributes<'_>,
     ) -> Result<Option<Element>, Malformed> {

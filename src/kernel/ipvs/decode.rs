@@ -16,11 +16,11 @@ use crate::{
 };
 
 /// Attributes of commands (`IPVS_CMD_ATTR_SERVICE`, `IPVS_CMD_ATTR_DEST`).
-pub(super) const SERVICE: u16 = 1;
-pub(super) const DEST: u16 = 2;
+pub(in crate::kernel) const SERVICE: u16 = 1;
+pub(in crate::kernel) const DEST: u16 = 2;
 
 /// Attributes of a virtual server (`IPVS_SVC_ATTR_*`).
-pub(super) mod service {
+pub(in crate::kernel) mod service {
     pub const AF: u16 = 1;
     pub const PROTOCOL: u16 = 2;
     pub const ADDR: u16 = 3;
@@ -34,7 +34,7 @@ pub(super) mod service {
 }
 
 /// Attributes of a real server (`IPVS_DEST_ATTR_*`).
-pub(super) mod dest {
+pub(in crate::kernel) mod dest {
     pub const ADDR: u16 = 1;
     pub const PORT: u16 = 2;
     pub const FWD_METHOD: u16 = 3;

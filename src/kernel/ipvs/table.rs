@@ -26,20 +26,41 @@ pub struct TableReal {
     pub forwarding: Forwarding,
 }
 
-/// The open file of one network namespace.
-pub(super) struct Table(File);
+/// The table of one network namespace.
+pub(super) enum Table {
+    /// Its open file.
+    File(File),
+    /// What stands in for it in tests.
+    #[cfg(test)]
+    Simulated,
+}
+
+/// Not `/proc/net`, which is that of the process's first thread.
+const PATH: &str = "/proc/thread-self/net/ip_vs";
 
 impl Table {
     /// Opens that of the calling thread's namespace.
     pub(super) fn open() -> io::Result<Table> {
-        // Not `/proc/net`, which is that of the process's first thread.
-        File::open("/proc/thread-self/net/ip_vs").map(Table)
+        #[cfg(test)]
+        if simulated::read().is_some() {
+            return Ok(Table::Simulated);
+        }
+        File::open(PATH).map(Table::File)
     }
 
     /// Shows each virtual server with its real servers, in no particular order.
     pub(super) fn read(&mut self, visit: impl FnMut(ServerId, &[TableReal])) -> io::Result<()> {
-        self.0.rewind()?;
-        parse(BufReader::with_capacity(64 * 1024, &self.0), visit)
+        match self {
+            Table::File(file) => {
+                file.rewind()?;
+                parse(BufReader::with_capacity(64 * 1024, &*file), visit)
+            }
+            #[cfg(test)]
+            Table::Simulated => {
+                let text = simulated::read().unwrap_or_else(|| Ok(String::new()));
+                parse(text?.as_bytes(), visit)
+            }
+        }
     }
 }
 
@@ -116,6 +137,28 @@ fn address(word: &str) -> Option<SocketAddr> {
         None => Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?).into(),
     };
     Some(SocketAddr::new(ip, port))
+}
+
+/// What stands in for the file in tests of one thread.
+#[cfg(test)]
+pub(in crate::kernel) mod simulated {
+    use std::{cell::RefCell, io};
+
+    /// Returns the text of the file.
+    pub(in crate::kernel) type Read = Box<dyn Fn() -> io::Result<String>>;
+
+    thread_local! {
+        static READ: RefCell<Option<Read>> = const { RefCell::new(None) };
+    }
+
+    /// Has this thread read the table by `read` from now on; `None`: from the kernel.
+    pub(in crate::kernel) fn replace(read: Option<Read>) {
+        READ.with(|current| *current.borrow_mut() = read);
+    }
+
+    pub(super) fn read() -> Option<io::Result<String>> {
+        READ.with(|read| read.borrow().as_ref().map(|read| read()))
+    }
 }
 
 #[cfg(test)]

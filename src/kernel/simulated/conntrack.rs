@@ -2,7 +2,7 @@
 
 use nix::{errno::Errno, libc};
 
-use super::message::{Stored, answer, datagram};
+use super::message::{Stored, answer, datagram, list};
 use crate::kernel::{
     conntrack::flows::{self, Flow, Tuple},
     netlink::{Message, netfilter_kind},
@@ -64,17 +64,9 @@ impl Conntrack {
     /// Answers a list; the filter is left to who asks, as by kernels before 5.8.
     pub(super) fn dump(&self, of: &Message<'_>, interrupted: bool) -> Vec<Vec<u8>> {
         let family = of.body.first().copied().unwrap_or_default();
-        let flags = if interrupted {
-            libc::NLM_F_DUMP_INTR
-        } else {
-            0
-        };
         let all = self.entries.iter().filter(|entry| entry.family == family);
-        let listed = all.map(|entry| {
-            let message = entry.attributes.write(answer(NEW, entry.family));
-            datagram(&message, flags | libc::NLM_F_MULTI, of.sequence)
-        });
-        listed.collect()
+        let listed = all.map(|entry| entry.attributes.write(answer(NEW, entry.family)));
+        list(of, listed.collect(), interrupted)
     }
 
     /// Carries a request out.

@@ -5,19 +5,22 @@
 //! fails, and how ([`Fault`]), and sees and may change the state before and after it.
 
 mod conntrack;
+pub(crate) mod ipset;
+pub(crate) mod ipvs;
 mod message;
 pub(crate) mod nftables;
 pub(crate) mod packet;
+pub(crate) mod route;
 mod socket;
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use nix::errno::Errno;
 use parking_lot::{Mutex, MutexGuard};
 
 pub(crate) use self::conntrack::Conntrack;
-use self::{nftables::Ruleset, socket::Listener};
-use crate::kernel::netlink::simulated;
+use self::{ipset::Sets, ipvs::Ipvs, nftables::Ruleset, route::Links, socket::Listener};
+use crate::kernel::{ipvs::table, netlink};
 
 /// What the kernel holds.
 #[derive(Clone, Default)]
@@ -26,6 +29,12 @@ pub(crate) struct State {
     pub nftables: Ruleset,
     /// The entries of connection tracking.
     pub conntrack: Conntrack,
+    /// Virtual servers and their connections.
+    pub ipvs: Ipvs,
+    /// Sets that rules match against.
+    pub sets: Sets,
+    /// Links and their addresses.
+    pub links: Links,
 }
 
 /// A call of the kernel.
@@ -76,6 +85,17 @@ pub(crate) trait Observer: Send {
     fn after(&mut self, call: Call, state: &mut State);
 }
 
+/// Lets every call through.
+pub(crate) struct Faultless;
+
+impl Observer for Faultless {
+    fn before(&mut self, _: Call, _: &mut State) -> Fault {
+        Fault::None
+    }
+
+    fn after(&mut self, _: Call, _: &mut State) {}
+}
+
 /// A simulated kernel.
 #[derive(Clone)]
 pub(crate) struct Kernel(Arc<Mutex<Inner>>);
@@ -105,9 +125,11 @@ impl Kernel {
     /// Has sockets that this thread opens lead here, until what is returned is dropped.
     pub(crate) fn install(&self) -> Installed {
         let kernel = self.clone();
-        simulated::replace(Some(Box::new(move |protocol, groups| {
+        netlink::simulated::replace(Some(Box::new(move |protocol, groups| {
             kernel.open(protocol, groups)
         })));
+        let kernel = self.clone();
+        table::simulated::replace(Some(Box::new(move || kernel.ipvs_table())));
         Installed(())
     }
 
@@ -132,6 +154,15 @@ impl Kernel {
         inner.notify(before);
     }
 
+    /// Returns the text of `/proc/net/ip_vs`.
+    fn ipvs_table(&self) -> io::Result<String> {
+        let inner = self.lock();
+        if inner.dead {
+            return Err(Errno::EIO.into());
+        }
+        Ok(inner.state.ipvs.table())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock()
     }
@@ -143,6 +174,7 @@ pub(crate) struct Installed(());
 
 impl Drop for Installed {
     fn drop(&mut self) {
-        simulated::replace(None);
+        netlink::simulated::replace(None);
+        table::simulated::replace(None);
     }
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::{
     Call, Fault, Inner, Kernel,
-    message::{acknowledgement, done},
+    message::{Refusal, acknowledgement, done},
 };
 use crate::kernel::netlink::{Message, Messages, Protocol, simulated::Peer};
 
@@ -39,6 +39,7 @@ pub(super) struct Listener {
 /// One end of a socket, of which the model is the other.
 struct Socket {
     kernel: Kernel,
+    protocol: Protocol,
     port: u32,
     listens: bool,
     answers: Mutex<VecDeque<Incoming>>,
@@ -48,7 +49,7 @@ struct Socket {
 
 impl Kernel {
     /// Opens a socket.
-    pub(super) fn open(&self, _: Protocol, groups: &[u32]) -> io::Result<Box<dyn Peer>> {
+    pub(super) fn open(&self, protocol: Protocol, groups: &[u32]) -> io::Result<Box<dyn Peer>> {
         let mut inner = self.lock();
         inner.ports += 1;
         let port = inner.ports;
@@ -62,6 +63,7 @@ impl Kernel {
         }
         Ok(Box::new(Socket {
             kernel: self.clone(),
+            protocol,
             port,
             listens,
             answers: Mutex::default(),
@@ -84,12 +86,12 @@ impl Inner {
     }
 
     /// Carries a datagram out, or does with it what the observer says.
-    fn handle(&mut self, datagram: &[u8]) -> io::Result<VecDeque<Incoming>> {
+    fn handle(&mut self, protocol: Protocol, datagram: &[u8]) -> io::Result<VecDeque<Incoming>> {
         let messages: Vec<Message<'_>> = Messages::new(datagram).flatten().collect();
         let Some(first) = messages.first() else {
             return Err(Errno::EINVAL.into());
         };
-        let call = call(first, messages.len());
+        let call = call(protocol, first, messages.len());
         if self.dead {
             return Err(Errno::EIO.into());
         }
@@ -117,14 +119,14 @@ impl Inner {
             Call::Dump(_) => {
                 answers.extend(match refusal {
                     Some((errno, _)) => vec![Incoming::Datagram(done(first, Err(errno)))],
-                    None => self.dump(first, interrupted),
+                    None => self.dump(protocol, first, interrupted),
                 });
             }
             Call::Requests(..) => {
                 for (at, message) in messages.iter().enumerate() {
                     let outcome = match refusal {
-                        Some((errno, refused)) if refused == at => Err(errno),
-                        _ => self.request(message, &mut answers),
+                        Some((errno, refused)) if refused == at => Err(errno.into()),
+                        _ => self.request(protocol, message, &mut answers),
                     };
                     let is_asked = message.flags & libc::NLM_F_ACK as u16 != 0;
                     if is_asked || outcome.is_err() {
@@ -146,15 +148,22 @@ impl Inner {
         Ok(answers)
     }
 
-    fn dump(&self, of: &Message<'_>, interrupted: bool) -> Vec<Incoming> {
-        let listed = match subsystem(of.kind) {
-            libc::NFNL_SUBSYS_NFTABLES => self.state.nftables.dump(of, interrupted),
-            libc::NFNL_SUBSYS_CTNETLINK => Ok(self.state.conntrack.dump(of, interrupted)),
-            _ => Err(Errno::EOPNOTSUPP),
+    fn dump(&self, protocol: Protocol, of: &Message<'_>, interrupted: bool) -> Vec<Incoming> {
+        let state = &self.state;
+        let listed = match (protocol, subsystem(of.kind)) {
+            (Protocol::Route, _) => state.links.dump(of, interrupted),
+            (Protocol::Generic, _) => state.ipvs.dump(of, interrupted),
+            (_, libc::NFNL_SUBSYS_NFTABLES) => {
+                let listed = state.nftables.dump(of, interrupted);
+                listed.map_err(Refusal::from)
+            }
+            (_, libc::NFNL_SUBSYS_CTNETLINK) => Ok(state.conntrack.dump(of, interrupted)),
+            (_, libc::NFNL_SUBSYS_IPSET) => state.sets.dump(of, interrupted),
+            _ => Err(Errno::EOPNOTSUPP.into()),
         };
         let (listed, outcome) = match listed {
             Ok(listed) => (listed, Ok(())),
-            Err(errno) => (Vec::new(), Err(errno)),
+            Err(refusal) => (Vec::new(), Err(refusal)),
         };
         let end = done(of, outcome);
         let all = listed.into_iter().chain([end]);
@@ -163,23 +172,28 @@ impl Inner {
 
     fn request(
         &mut self,
+        protocol: Protocol,
         message: &Message<'_>,
         answers: &mut VecDeque<Incoming>,
-    ) -> Result<(), Errno> {
-        match subsystem(message.kind) {
-            libc::NFNL_SUBSYS_NFTABLES => {
-                let answer = self.state.nftables.get(message)?;
-                answers.push_back(Incoming::Datagram(answer));
-                Ok(())
-            }
-            libc::NFNL_SUBSYS_CTNETLINK => self.state.conntrack.change(message),
-            _ => Err(Errno::EOPNOTSUPP),
-        }
+    ) -> Result<(), Refusal> {
+        let state = &mut self.state;
+        let answer = match (protocol, subsystem(message.kind)) {
+            (Protocol::Route, _) => state.links.request(message)?,
+            (Protocol::Generic, _) => state.ipvs.request(message)?,
+            (_, libc::NFNL_SUBSYS_NFTABLES) => Some(state.nftables.get(message)?),
+            (_, libc::NFNL_SUBSYS_CTNETLINK) => state.conntrack.change(message).map(|()| None)?,
+            (_, libc::NFNL_SUBSYS_IPSET) => state.sets.request(message)?,
+            _ => return Err(Errno::EOPNOTSUPP.into()),
+        };
+        answers.extend(answer.map(Incoming::Datagram));
+        Ok(())
     }
 }
 
-fn call(first: &Message<'_>, count: usize) -> Call {
-    if first.kind == libc::NFNL_MSG_BATCH_BEGIN as u16 {
+fn call(protocol: Protocol, first: &Message<'_>, count: usize) -> Call {
+    // Elsewhere the number is another message's.
+    let of_netfilter = protocol == Protocol::Netfilter;
+    if of_netfilter && first.kind == libc::NFNL_MSG_BATCH_BEGIN as u16 {
         Call::Transaction(count)
     } else if i32::from(first.flags) & libc::NLM_F_DUMP == libc::NLM_F_DUMP {
         Call::Dump(first.kind)
@@ -190,7 +204,7 @@ fn call(first: &Message<'_>, count: usize) -> Call {
 
 impl Peer for Socket {
     fn send(&self, datagram: &[u8]) -> io::Result<()> {
-        let answers = self.kernel.lock().handle(datagram)?;
+        let answers = self.kernel.lock().handle(self.protocol, datagram)?;
         *self.answers.lock() = answers;
         Ok(())
     }

@@ -116,7 +116,7 @@ impl Clients {
     /// would carry packets to the addresses of Services out of this node.
     pub fn ensure_link(&mut self) -> Result<bool, Error> {
         let made = links::add_dummy(&mut self.route, LINK)?;
-        self.link = links::index(LINK)?;
+        self.link = links::find(&mut self.route, LINK)?;
         Ok(made)
     }
 

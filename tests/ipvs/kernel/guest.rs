@@ -12,6 +12,7 @@ fn guest_full_ipvs_kernel() {
     let tests = [
         "ipvs::kernel::links::",
         "ipvs::kernel::load::",
+        "ipvs::kernel::model::",
         "ipvs::kernel::reload::",
         "ipvs::kernel::servers::",
     ];

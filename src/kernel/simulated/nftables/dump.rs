@@ -3,8 +3,11 @@
 use nix::{errno::Errno, libc};
 use tokio::time::Instant;
 
-use super::{Chain, Element, HEADER, Ruleset, Set, TABLE, Table, answer, datagram, kind};
-use crate::kernel::netlink::{Message, Request};
+use super::{Chain, Element, HEADER, Ruleset, Set, TABLE, Table, answer, kind};
+use crate::kernel::{
+    netlink::{Message, Request},
+    simulated::message::list,
+};
 
 // What has its own number in each message.
 const CHAIN_HANDLE: u16 = 2;
@@ -31,25 +34,7 @@ impl Ruleset {
         interrupted: bool,
     ) -> Result<Vec<Vec<u8>>, Errno> {
         let family = of.body.first().copied().unwrap_or_default();
-        let mut listed = self.listed(of, family)?;
-        if interrupted {
-            listed.truncate(listed.len().div_ceil(2));
-        }
-        let intr = if interrupted {
-            libc::NLM_F_DUMP_INTR
-        } else {
-            0
-        };
-        let flags = intr | libc::NLM_F_MULTI;
-        let mut all: Vec<_> = listed
-            .iter()
-            .map(|message| datagram(message, flags, of.sequence))
-            .collect();
-        if interrupted && all.is_empty() {
-            let nothing = Request::new(libc::NLMSG_NOOP as u16, 0, "", "");
-            all.push(datagram(&nothing, flags, of.sequence));
-        }
-        Ok(all)
+        Ok(list(of, self.listed(of, family)?, interrupted))
     }
 
     fn listed(&self, of: &Message<'_>, family: u8) -> Result<Vec<Request>, Errno> {

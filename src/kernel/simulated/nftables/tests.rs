@@ -12,7 +12,7 @@ use crate::{
             Chain, ChainType, Data, DataType, Datum, Element, Failure, Field, Hook, Rule, Rules,
             Set, Statement, Table, Transaction, Type, Value, Verdict, concat,
         },
-        simulated::{Call, Fault, Kernel, Observer, State},
+        simulated::{Faultless, Kernel},
     },
     net::Family,
 };
@@ -21,17 +21,6 @@ use crate::{
 const CASES: u32 = 60;
 const FAMILY: Family = Family::V4;
 const TABLE: &str = "tripod-model";
-
-/// Lets every call through.
-struct Faultless;
-
-impl Observer for Faultless {
-    fn before(&mut self, _: Call, _: &mut State) -> Fault {
-        Fault::None
-    }
-
-    fn after(&mut self, _: Call, _: &mut State) {}
-}
 
 struct Sets {
     keys: Arc<Set>,

@@ -1,0 +1,34 @@
+//! What random programs do in this kernel, which the simulated one has to do as well. The
+//! record is written anew with `UPDATE_GOLDEN=1`.
+
+#[path = "../../../src/kernel/simulated/ipvs/tests/programs.rs"]
+mod programs;
+#[path = "../../../src/simulation/random.rs"]
+mod random;
+
+use std::{fs, path::Path};
+
+use tripod::{kernel, net};
+
+use super::show;
+use crate::lab::{Share, run};
+
+const RECORD: &str = "src/kernel/simulated/ipvs/tests/transcript.txt";
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn random_programs_do_what_is_recorded() {
+    run(Share::Beside, || {
+        show("ip link set lo up");
+        let found = programs::transcript();
+        let record = Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORD);
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            fs::write(&record, &found).expect("writing the record");
+        }
+        let recorded = fs::read_to_string(&record).expect("reading the record");
+        for (at, (found, recorded)) in found.lines().zip(recorded.lines()).enumerate() {
+            assert_eq!(found, recorded, "line {}", at + 1);
+        }
+        assert_eq!(found.lines().count(), recorded.lines().count());
+    });
+}
