@@ -66,6 +66,10 @@ fn path(name: &str) -> Result<PathBuf, io::Error> {
 /// # Errors
 /// When there is no such setting or it cannot be read.
 pub fn read(name: &str) -> Result<String, Error> {
+    #[cfg(test)]
+    if let Some(found) = simulated::access(name, None) {
+        return found.map_err(|source| error("read", name, source));
+    }
     path(name)
         .and_then(fs::read_to_string)
         .map(|text| text.trim_end().to_owned())
@@ -81,6 +85,12 @@ pub fn write(name: &str, value: &str) -> Result<(), Error> {
     if read(name).is_ok_and(|present| present == value) {
         return Ok(());
     }
+    #[cfg(test)]
+    if let Some(written) = simulated::access(name, Some(value)) {
+        return written
+            .map(drop)
+            .map_err(|source| error("write", name, source));
+    }
     path(name)
         .and_then(|path| fs::write(path, value))
         .map_err(|source| error("write", name, source))
@@ -95,6 +105,10 @@ pub fn settable(name: &str, value: &str) -> Result<(), Error> {
     if read(name).is_ok_and(|present| present == value) {
         return Ok(());
     }
+    #[cfg(test)]
+    if simulated::access(name, None).is_some() {
+        return Ok(());
+    }
     path(name)
         .and_then(|path| fs::OpenOptions::new().write(true).open(path))
         .map(drop)
@@ -106,6 +120,29 @@ fn error(operation: &'static str, name: &str, source: io::Error) -> Error {
         operation,
         name: name.to_owned(),
         source,
+    }
+}
+
+/// What stands in for the settings in tests of one thread.
+#[cfg(test)]
+pub(in crate::kernel) mod simulated {
+    use std::{cell::RefCell, io};
+
+    /// Returns the value of a setting, after it was set to the one that is given.
+    pub(in crate::kernel) type Access = Box<dyn Fn(&str, Option<&str>) -> io::Result<String>>;
+
+    thread_local! {
+        static ACCESS: RefCell<Option<Access>> = const { RefCell::new(None) };
+    }
+
+    /// Has this thread read and write settings by `access` from now on; `None`: those of
+    /// the kernel.
+    pub(in crate::kernel) fn replace(access: Option<Access>) {
+        ACCESS.with(|current| *current.borrow_mut() = access);
+    }
+
+    pub(super) fn access(name: &str, value: Option<&str>) -> Option<io::Result<String>> {
+        ACCESS.with(|access| access.borrow().as_ref().map(|access| access(name, value)))
     }
 }
 

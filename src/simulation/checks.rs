@@ -10,8 +10,12 @@ use super::{
 };
 use crate::{
     kernel::simulated::{State, packet::Fate},
+    net::Family,
     runner::health::Snapshot,
 };
+
+/// For so long at most a sync waits for others before it.
+const WAITS: Duration = Duration::from_secs(10);
 
 impl Watch {
     /// Services that are `failed`, and were not `before`, are so for a reason.
@@ -25,9 +29,12 @@ impl Watch {
     /// What health says is true: a family is unhealthy when its syncs failed for longer
     /// than `timeout`.
     pub(super) fn check_health(&self, health: &Snapshot, timeout: Duration) {
-        for (family, since) in self.failing.iter() {
-            let lasts = since.is_some_and(|since| since.elapsed() > timeout);
-            if lasts == health.is_healthy(family) {
+        for family in Family::ALL {
+            let since = self.overdue(family);
+            let lasts = since.map_or(Duration::ZERO, |since| since.elapsed());
+            // What a sync is for may have waited for it.
+            let says = health.is_healthy(family);
+            if lasts > timeout && says || lasts + WAITS < timeout && !says {
                 self.fail(&format!(
                     "{family} fails since {since:?}, health says {health:?}"
                 ));

@@ -41,6 +41,9 @@ impl Faults {
         if random.chance(self.kills) {
             return random.one(&[Fault::KilledBefore, Fault::KilledAfter]);
         }
+        if matches!(call, Call::Restore | Call::Save(_)) {
+            return self.of_program(call, random);
+        }
         if !random.chance(self.calls) {
             return Fault::None;
         }
@@ -54,6 +57,24 @@ impl Faults {
             1 => Fault::Unanswered,
             2 if matches!(call, Call::Dump(_)) => Fault::Interrupted,
             _ => Fault::Refused(errno, random.below(64)),
+        }
+    }
+
+    /// Returns what becomes of a run of a program: there are fewer of them than of other
+    /// calls.
+    fn of_program(&self, call: Call, random: &mut Random) -> Fault {
+        if !random.chance(2 * self.calls) {
+            return Fault::None;
+        }
+        match random.below(10) {
+            0 | 1 => Fault::Locked,
+            2 | 3 if call != Call::Restore => Fault::Interrupted,
+            2 | 3 => Fault::Line(random.below(256)),
+            4 if random.chance(250) => Fault::Hangs,
+            4 | 5 => Fault::Ended(random.below(3)),
+            6 => Fault::Unanswered,
+            7 => Fault::Unsent(random.one(&[Errno::ENOENT, Errno::EAGAIN, Errno::ENOMEM])),
+            _ => Fault::Refused(random.one(&REASONS), 0),
         }
     }
 }

@@ -9,6 +9,7 @@
 
 mod checks;
 mod faults;
+mod iptables;
 mod nftables;
 mod process;
 pub(crate) mod random;
@@ -72,6 +73,7 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
         let watch = Arc::new(Mutex::new(Watch::new(seed, Box::new(subject))));
         let kernel = Kernel::new(Watching(Arc::clone(&watch)));
         let _installed = kernel.install();
+        kernel.change(|state| subject.prepare(state));
         let mut simulation = Simulation {
             subject,
             random: Random::new(seed),

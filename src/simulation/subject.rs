@@ -26,6 +26,9 @@ pub(super) trait Subject: Rules + Copy + 'static {
 
 /// What of the kernel a mode changes.
 pub(super) trait Rules: Send {
+    /// Prepares the kernel before the first process begins.
+    fn prepare(&self, _: &mut State) {}
+
     /// Returns all that may become of a packet of `family` on a node that has the addresses
     /// `own`.
     fn fates(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates;
@@ -36,6 +39,11 @@ pub(super) trait Rules: Send {
     /// Returns whether a client of one kind of calls may be sent to the endpoint that it
     /// got by another kind.
     fn shares_affinity(&self) -> bool;
+
+    /// Returns whether a sync that does not read the rules leaves what others changed.
+    fn repairs_what_is_read(&self) -> bool {
+        false
+    }
 
     /// Changes something as another process would. Returns of which family it was, if it
     /// was ours and is different now; nothing that it does breaks connections, but it may

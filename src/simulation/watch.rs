@@ -73,12 +73,16 @@ pub(super) struct Watch {
     edits: u64,
     /// The value of `edits` at the beginning of the sync that runs.
     at_begin: u64,
+    /// The value of `edits` when the sync that runs began to read the rules.
+    read: PerFamily<Option<u64>>,
     /// Calls of the sync that runs.
     calls: usize,
     /// Something went wrong since the sync that runs began.
     pub(super) disturbed: bool,
     /// Since when no sync of a family came in force, if the last one failed.
     pub(super) failing: PerFamily<Option<Instant>>,
+    /// Since when a sync of a family runs.
+    syncing: PerFamily<Option<Instant>>,
     /// A transaction was refused in the sync that runs: what is to blame may be left out.
     pub(super) left_out: bool,
     /// Where each client of each Service was sent so far, if clients may be sent to any
@@ -135,9 +139,11 @@ impl Watch {
             damaged: PerFamily::default(),
             edits: 0,
             at_begin: 0,
+            read: PerFamily::default(),
             calls: 0,
             disturbed: false,
             failing: PerFamily::default(),
+            syncing: PerFamily::default(),
             left_out: false,
             visited: BTreeMap::new(),
             foreign: BTreeSet::new(),
@@ -165,11 +171,14 @@ impl Watch {
         self.recorded.push_back(what);
     }
 
-    /// A sync begins.
-    pub(super) fn sync_begins(&mut self) {
+    /// A sync of these families begins.
+    pub(super) fn sync_begins(&mut self, families: &PerFamily<bool>) {
+        let now = Instant::now();
+        self.syncing = PerFamily::each(|family| families.get(family).then_some(now));
         self.counts.syncs += 1;
         self.calls = 0;
         self.at_begin = self.edits;
+        self.read = PerFamily::default();
         self.left_out = false;
         self.disturbed = self.faults.outage.is_some();
         self.record(|| "sync".to_owned());
@@ -195,9 +204,15 @@ impl Watch {
             history.in_force = true;
         }
         *self.failing.get_mut(family) = None;
+        *self.syncing.get_mut(family) = None;
         // Of what others changed while it ran nothing is known.
+        let known = if self.rules.repairs_what_is_read() {
+            *self.read.get(family)
+        } else {
+            Some(self.at_begin)
+        };
         let damaged = self.damaged.get_mut(family);
-        damaged.take_if(|at| *at <= self.at_begin);
+        damaged.take_if(|at| known.is_some_and(|known| *at <= known));
     }
 
     /// A sync of `family` is reported to have failed.
@@ -206,9 +221,9 @@ impl Watch {
         if !self.disturbed {
             self.fail(&format!("a sync fails without a reason: {error}"));
         }
-        self.failing
-            .get_mut(family)
-            .get_or_insert_with(Instant::now);
+        let since = self.syncing.get_mut(family).take();
+        let failing = self.failing.get_mut(family);
+        *failing = failing.or(since).or_else(|| Some(Instant::now()));
         self.record(|| format!("{family} failed: {error}"));
     }
 
@@ -220,6 +235,7 @@ impl Watch {
     /// A process begins.
     pub(super) fn begins(&mut self) {
         self.failing = PerFamily::default();
+        self.syncing = PerFamily::default();
         self.record(|| "a process begins".to_owned());
     }
 
@@ -332,6 +348,11 @@ impl Watch {
         });
     }
 
+    /// Returns since when no sync of a family came in force, although one was due.
+    pub(super) fn overdue(&self, family: Family) -> Option<Instant> {
+        self.failing.get(family).or(*self.syncing.get(family))
+    }
+
     /// Ends the run.
     pub(super) fn fail(&self, why: &str) -> ! {
         let recorded: Vec<&str> = self.recorded.iter().map(String::as_str).collect();
@@ -354,6 +375,10 @@ impl Observer for Watching {
         if random.chance(faults.edits) {
             watch.edit(state);
         }
+        if let Call::Save(family) = call {
+            let edits = watch.edits;
+            watch.read.get_mut(family).get_or_insert(edits);
+        }
         let Watch { random, faults, .. } = &mut *watch;
         let fault = faults.of(call, random);
         watch.record(|| match fault {
@@ -368,7 +393,8 @@ impl Observer for Watching {
             }
             _ => {
                 watch.left_out |=
-                    matches!((call, fault), (Call::Transaction(_), Fault::Refused(..)));
+                    matches!((call, fault), (Call::Transaction(_), Fault::Refused(..)))
+                        || call == Call::Restore;
                 watch.counts.faults += u64::from(watch.faults.outage.is_none());
                 watch.disturbed = true;
             }

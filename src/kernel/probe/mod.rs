@@ -222,6 +222,20 @@ impl Kernel {
         kernel
     }
 
+    /// Returns the same kernel with programs that are simulated, which speak to `engine`.
+    #[cfg(test)]
+    pub(crate) fn with_simulated_programs(mut self, engine: xtables::Engine) -> Kernel {
+        let toolkit = |family| Toolkit {
+            writer: xtables::run::Writer {
+                xtables: Xtables::simulated(family),
+                engine,
+            },
+            features: Features::ALL,
+        };
+        self.toolkits = PerFamily::each(|family| Some(toolkit(family)));
+        self
+    }
+
     /// Returns the same kernel without one of its abilities, to see what would
     /// be.
     #[must_use]

@@ -4,29 +4,49 @@
 //! [`Kernel::install`] has sockets lead here. What watches decides at each call whether it
 //! fails, and how ([`Fault`]), and sees and may change the state before and after it.
 
+mod accounts;
 mod conntrack;
 pub(crate) mod ipset;
 pub(crate) mod ipvs;
 mod message;
 pub(crate) mod nftables;
 pub(crate) mod packet;
+mod programs;
 pub(crate) mod route;
 mod socket;
+pub(crate) mod xtables;
 
-use std::{io, sync::Arc};
+use std::{collections::BTreeMap, io, sync::Arc};
 
 use nix::errno::Errno;
 use parking_lot::{Mutex, MutexGuard};
 
 pub(crate) use self::conntrack::Conntrack;
-use self::{ipset::Sets, ipvs::Ipvs, nftables::Ruleset, route::Links, socket::Listener};
-use crate::kernel::{ipvs::table, netlink};
+use self::{
+    accounts::Accounts,
+    ipset::Sets,
+    ipvs::Ipvs,
+    nftables::Ruleset,
+    route::Links,
+    socket::Listener,
+    xtables::{Edit, Xtables},
+};
+use crate::{
+    kernel::{
+        ipvs::table,
+        netlink, sysctl,
+        xtables::{self as real, Engine},
+    },
+    net::Family,
+};
 
 /// What the kernel holds.
 #[derive(Clone, Default)]
 pub(crate) struct State {
     /// The rules of nf_tables.
     pub nftables: Ruleset,
+    /// The rules of iptables.
+    pub xtables: Xtables,
     /// The entries of connection tracking.
     pub conntrack: Conntrack,
     /// Virtual servers and their connections.
@@ -35,6 +55,29 @@ pub(crate) struct State {
     pub sets: Sets,
     /// Links and their addresses.
     pub links: Links,
+    /// Counters by name.
+    pub accounts: Accounts,
+    /// Settings that were written, by name.
+    pub settings: BTreeMap<String, String>,
+}
+
+impl State {
+    /// Changes a table of iptables as another process would. Returns whether it is
+    /// different now.
+    pub(crate) fn edit(&mut self, family: Family, table: &str, edit: Edit) -> bool {
+        let changed = self.xtables.edit(family, table, edit);
+        if changed {
+            self.count();
+        }
+        changed
+    }
+
+    /// A table of iptables changed, which nf_tables counts where it holds it.
+    fn count(&mut self) {
+        if self.xtables.engine == Engine::NfTables {
+            self.nftables.count();
+        }
+    }
 }
 
 /// A call of the kernel.
@@ -48,12 +91,23 @@ pub(crate) enum Call {
     Requests(u16, usize),
     /// Reading notifications.
     Notifications,
+    /// A run of iptables-restore.
+    Restore,
+    /// A run of iptables-save, for that family.
+    Save(Family),
+    /// Reading the size of a table of iptables.
+    Size,
+    /// Writing a setting.
+    Setting,
 }
 
 impl Call {
     /// Returns whether it can change anything.
     pub(crate) fn changes(self) -> bool {
-        matches!(self, Call::Transaction(_) | Call::Requests(..))
+        matches!(
+            self,
+            Call::Transaction(_) | Call::Requests(..) | Call::Restore
+        )
     }
 }
 
@@ -71,6 +125,15 @@ pub(crate) enum Fault {
     Unanswered,
     /// A list breaks off because something changed meanwhile.
     Interrupted,
+    /// A program does not get the lock that all share.
+    Locked,
+    /// A program reads a line that it refuses: of several the one with this number, modulo
+    /// how many there are.
+    Line(usize),
+    /// A program is ended from outside, after so many of its tables are in force.
+    Ended(usize),
+    /// A program does not end by itself, and does nothing.
+    Hangs,
     /// The process ends before the kernel sees it.
     KilledBefore,
     /// The process ends before it gets the answer.
@@ -122,7 +185,8 @@ impl Kernel {
         })))
     }
 
-    /// Has sockets that this thread opens lead here, until what is returned is dropped.
+    /// Has sockets that this thread opens, programs that it runs and settings lead here,
+    /// until what is returned is dropped.
     pub(crate) fn install(&self) -> Installed {
         let kernel = self.clone();
         netlink::simulated::replace(Some(Box::new(move |protocol, groups| {
@@ -130,6 +194,15 @@ impl Kernel {
         })));
         let kernel = self.clone();
         table::simulated::replace(Some(Box::new(move || kernel.ipvs_table())));
+        let kernel = self.clone();
+        let run = move |command| kernel.run(command);
+        real::program::simulated::replace(Some(Box::new(run)));
+        let kernel = self.clone();
+        let size = move |family, table: &str| kernel.size(family, table);
+        real::info::simulated::replace(Some(Box::new(size)));
+        let kernel = self.clone();
+        let access = move |name: &str, value: Option<&str>| kernel.setting(name, value);
+        sysctl::simulated::replace(Some(Box::new(access)));
         Installed(())
     }
 
@@ -176,5 +249,8 @@ impl Drop for Installed {
     fn drop(&mut self) {
         netlink::simulated::replace(None);
         table::simulated::replace(None);
+        real::program::simulated::replace(None);
+        real::info::simulated::replace(None);
+        sysctl::simulated::replace(None);
     }
 }

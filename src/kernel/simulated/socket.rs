@@ -14,9 +14,16 @@ use parking_lot::Mutex;
 
 use super::{
     Call, Fault, Inner, Kernel,
-    message::{Refusal, acknowledgement, done},
+    message::{Refusal, acknowledgement, datagram, done},
+    nftables::Ruleset,
 };
-use crate::kernel::netlink::{Message, Messages, Protocol, simulated::Peer};
+use crate::{
+    kernel::{
+        netlink::{Message, Messages, Protocol, simulated::Peer},
+        xtables::Engine,
+    },
+    net::Family,
+};
 
 /// The subsystem is the upper byte of the type of a message of netfilter.
 fn subsystem(kind: u16) -> i32 {
@@ -135,7 +142,7 @@ impl Inner {
                     }
                 }
             }
-            Call::Notifications => {}
+            Call::Notifications | Call::Restore | Call::Save(_) | Call::Size | Call::Setting => {}
         }
         let generation = self.state.nftables.generation();
         self.observer.after(call, &mut self.state);
@@ -155,6 +162,8 @@ impl Inner {
             (Protocol::Generic, _) => state.ipvs.dump(of, interrupted),
             (_, libc::NFNL_SUBSYS_NFTABLES) => {
                 let listed = state.nftables.dump(of, interrupted);
+                let listed =
+                    listed.map(|listed| self.chains_of_xtables(of).chain(listed).collect());
                 listed.map_err(Refusal::from)
             }
             (_, libc::NFNL_SUBSYS_CTNETLINK) => Ok(state.conntrack.dump(of, interrupted)),
@@ -170,6 +179,22 @@ impl Inner {
         all.map(Incoming::Datagram).collect()
     }
 
+    /// Returns the chains of iptables, where nf_tables holds them and chains are listed.
+    fn chains_of_xtables(&self, of: &Message<'_>) -> impl Iterator<Item = Vec<u8>> {
+        let is_asked = i32::from(of.kind & 0xff) == libc::NFT_MSG_GETCHAIN;
+        let is_there = self.state.xtables.engine == Engine::NfTables;
+        let family = of.body.first().copied().unwrap_or_default();
+        let families = Family::ALL.into_iter();
+        let asked = families.filter(move |one| is_asked && is_there && one.number() == family);
+        let sequence = of.sequence;
+        asked.flat_map(move |family| {
+            self.state.xtables.chains(family).map(move |chain| {
+                let message = Ruleset::listed_chain(family, chain);
+                datagram(&message, libc::NLM_F_MULTI, sequence)
+            })
+        })
+    }
+
     fn request(
         &mut self,
         protocol: Protocol,
@@ -182,6 +207,7 @@ impl Inner {
             (Protocol::Generic, _) => state.ipvs.request(message)?,
             (_, libc::NFNL_SUBSYS_NFTABLES) => Some(state.nftables.get(message)?),
             (_, libc::NFNL_SUBSYS_CTNETLINK) => state.conntrack.change(message).map(|()| None)?,
+            (_, libc::NFNL_SUBSYS_ACCT) => state.accounts.change(message).map(|()| None)?,
             (_, libc::NFNL_SUBSYS_IPSET) => state.sets.request(message)?,
             _ => return Err(Errno::EOPNOTSUPP.into()),
         };

@@ -83,7 +83,9 @@ impl Error {
     /// Returns true for a reason that passes: another process held the lock or
     /// changed the rules at the same time, or memory was short (EAGAIN, EINTR, ENOBUFS;
     /// ERESTART has no words of its own in the C library).
+    /// That rules still lead to a chain that is to be deleted does not pass by itself.
     pub fn is_passing(&self) -> bool {
+        const IN_USE: &str = "DEL failed (Device or resource busy): chain";
         const PASSING: [&str; 7] = [
             LOCKED,
             "Resource temporarily unavailable",
@@ -94,7 +96,7 @@ impl Error {
             "iptables: Resource problem",
         ];
         matches!(self, Error::Failed { message, .. }
-            if PASSING.iter().any(|words| message.contains(words)))
+            if PASSING.iter().any(|words| message.contains(words)) && !message.contains(IN_USE))
     }
 
     /// Returns true if what was asked was not answered: for a reason that passes, or because the
@@ -121,5 +123,23 @@ impl Error {
     /// Returns true if the kernel takes no netlink message of that size (EMSGSIZE).
     pub(super) fn is_too_long(&self) -> bool {
         matches!(self, Error::Failed { message, .. } if message.contains("Message too long"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_in_use_is_no_passing_reason() {
+        let failed = |message: &str| Error::Failed {
+            program: "iptables-nft-restore".to_owned(),
+            message: message.to_owned(),
+            line: None,
+        };
+        // As version 1.8.9 prints it.
+        let in_use = "line 3: CHAIN_DEL failed (Device or resource busy): chain B";
+        assert!(!failed(in_use).is_passing());
+        assert!(failed("RULE_APPEND failed (Device or resource busy)").is_passing());
     }
 }

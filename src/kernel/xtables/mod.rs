@@ -58,10 +58,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
-    time::timeout,
-};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 
 pub mod chains;
 pub mod desired;
@@ -72,7 +69,7 @@ pub mod features;
 pub mod info;
 pub mod observed;
 mod parts;
-mod program;
+pub(super) mod program;
 pub mod remove;
 pub mod rule;
 pub mod run;
@@ -114,6 +111,23 @@ const READING: Duration = Duration::from_secs(90);
 fn incompatible(line: &str) -> Option<Table> {
     let (table, remark) = line.strip_prefix("# Table `")?.split_once('\'')?;
     Table::named(table).filter(|_| remark.starts_with(" is incompatible,"))
+}
+
+/// Hands each line to `each`. Returns the table of which nothing is shown, if there is one.
+async fn read_lines(
+    from: impl AsyncRead + Unpin,
+    mut each: impl FnMut(&str),
+) -> io::Result<Option<Table>> {
+    let mut unreadable = None;
+    let mut reader = BufReader::with_capacity(64 * 1024, from);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line).await? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        unreadable = unreadable.or_else(|| incompatible(&text));
+        each(text.trim_end());
+        line.clear();
+    }
+    Ok(unreadable)
 }
 
 /// Rules that fit into a netlink message of the usual `net.core.wmem_max`
@@ -167,6 +181,23 @@ impl Xtables {
                 let path = &xtables.restore.path;
                 seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone()))
             })
+    }
+
+    /// Returns programs that are simulated.
+    #[cfg(test)]
+    pub(in crate::kernel) fn simulated(family: Family) -> Xtables {
+        let name = program_prefix(family);
+        let program = |what| Program {
+            path: "/nowhere".into(),
+            applet: None,
+            name: format!("{name}-{what}"),
+            namespace: Namespace::Node,
+        };
+        Xtables {
+            family,
+            restore: program("restore"),
+            save: program("save"),
+        }
     }
 
     /// Returns one for each engine of the kernel.
@@ -263,24 +294,23 @@ impl Xtables {
     async fn print(&self, arguments: &[&str], mut each: impl FnMut(&str)) -> Result<(), Error> {
         let program = &self.save;
         let failed = |source| program.failed(source);
+        #[cfg(test)]
+        if let Some(answer) = program::simulated::run(program, arguments, "") {
+            let output = program.in_time(READING, answer).await?;
+            let read = read_lines(&*output.stdout, &mut each).await;
+            return program.printed(output, read.map_err(failed)?);
+        }
         let mut child = program
             .command(arguments)
             .stdin(Stdio::null())
             .spawn()
             .map_err(failed)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let mut unreadable = None;
         let lines = async {
-            let Some(stdout) = stdout else { return Ok(()) };
-            let mut reader = BufReader::with_capacity(64 * 1024, stdout);
-            let mut line = Vec::new();
-            while reader.read_until(b'\n', &mut line).await? > 0 {
-                let text = String::from_utf8_lossy(&line);
-                unreadable = unreadable.or_else(|| incompatible(&text));
-                each(text.trim_end());
-                line.clear();
+            match stdout {
+                Some(stdout) => read_lines(stdout, &mut each).await,
+                None => Ok(None),
             }
-            Ok(())
         };
         let complaints = async {
             let mut errors = Vec::new();
@@ -290,19 +320,14 @@ impl Xtables {
             Ok(errors)
         };
         let all = async { tokio::try_join!(lines, complaints, child.wait()) };
-        let ((), stderr, status) = timeout(READING, all)
-            .await
-            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
-            .map_err(failed)?;
+        let (unreadable, stderr, status) = program.in_time(READING, all).await?;
         let stdout = Vec::new();
         let output = Output {
             status,
             stdout,
             stderr,
         };
-        program.checked(output, "")?;
-        let program = program.name.clone();
-        unreadable.map_or(Ok(()), |table| Err(Error::Incompatible { program, table }))
+        program.printed(output, unreadable)
     }
 
     /// Hands each rule of `table` to `each`, and how many packets it applied to.

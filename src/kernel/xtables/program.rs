@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
-use super::Error;
+use super::{Error, rule::Table};
 
 /// Longer than any batch takes; a program that hangs is ended then.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -86,6 +86,14 @@ impl Program {
 
     pub(super) async fn run(&self, args: &[&str], input: &str) -> Result<Output, Error> {
         let failed = |source| self.failed(source);
+        let patience = match self.namespace {
+            Namespace::Node => PATIENCE,
+            Namespace::Ours => TRIAL,
+        };
+        #[cfg(test)]
+        if let Some(answer) = simulated::run(self, args, input) {
+            return self.in_time(patience, answer).await;
+        }
         let mut child = self
             .command(args)
             .stdin(Stdio::piped())
@@ -100,14 +108,26 @@ impl Program {
             }
         };
         let both = async { tokio::join!(feed, child.wait_with_output()).1 };
-        let patience = match self.namespace {
-            Namespace::Node => PATIENCE,
-            Namespace::Ours => TRIAL,
-        };
-        timeout(patience, both)
+        self.in_time(patience, both).await
+    }
+
+    /// Waits until the program has ended, but no longer than that.
+    pub(super) async fn in_time<T>(
+        &self,
+        patience: Duration,
+        ended: impl Future<Output = io::Result<T>>,
+    ) -> Result<T, Error> {
+        timeout(patience, ended)
             .await
-            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
-            .map_err(failed)
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(|source| self.failed(source))
+    }
+
+    /// Returns whether all was printed: `unreadable` is a table of which nothing is.
+    pub(super) fn printed(&self, output: Output, unreadable: Option<Table>) -> Result<(), Error> {
+        self.checked(output, "")?;
+        let program = self.name.clone();
+        unreadable.map_or(Ok(()), |table| Err(Error::Incompatible { program, table }))
     }
 
     pub(super) fn checked(&self, output: Output, input: &str) -> Result<String, Error> {
@@ -146,6 +166,53 @@ fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
         .unwrap_or(digits.len());
     let number: usize = digits.get(..end)?.parse().ok()?;
     input.lines().nth(number.checked_sub(1)?)
+}
+
+/// What stands in for the programs in tests of one thread.
+#[cfg(test)]
+pub(in crate::kernel) mod simulated {
+    use std::{cell::RefCell, io, pin::Pin, process::Output};
+
+    use super::Program;
+
+    /// How a program is run.
+    #[derive(Clone, Debug)]
+    pub(in crate::kernel) struct Command {
+        /// Its name, or that of the one within a multi-call program.
+        pub program: String,
+        /// What it is run with.
+        pub args: Vec<String>,
+        /// What it reads.
+        pub input: String,
+    }
+
+    /// What it prints, and how it ends.
+    pub(in crate::kernel) type Answer = Pin<Box<dyn Future<Output = io::Result<Output>> + Send>>;
+    /// Runs a program.
+    pub(in crate::kernel) type Run = Box<dyn Fn(Command) -> Answer>;
+
+    thread_local! {
+        static RUN: RefCell<Option<Run>> = const { RefCell::new(None) };
+    }
+
+    /// Has programs that this thread runs from now on be run by `run`; `None`: by the
+    /// system.
+    pub(in crate::kernel) fn replace(run: Option<Run>) {
+        RUN.with(|current| *current.borrow_mut() = run);
+    }
+
+    pub(in crate::kernel::xtables) fn run(
+        program: &Program,
+        args: &[&str],
+        input: &str,
+    ) -> Option<Answer> {
+        let command = || Command {
+            program: program.applet.as_ref().unwrap_or(&program.name).clone(),
+            args: args.iter().map(|&argument| argument.to_owned()).collect(),
+            input: input.to_owned(),
+        };
+        RUN.with(|run| run.borrow().as_ref().map(|run| run(command())))
+    }
 }
 
 #[cfg(test)]

@@ -24,8 +24,17 @@ pub struct Watch {
 
 /// What we left behind.
 enum Record {
-    Legacy(Option<Vec<Option<Size>>>),
+    Legacy(Sizes),
     NfTables(Generations),
+}
+
+/// Sizes of tables.
+#[derive(Default)]
+struct Sizes {
+    /// How large they were when we left them.
+    left: Option<Vec<Option<Size>>>,
+    /// They were so before the sync that runs.
+    are_unmodified: bool,
 }
 
 /// Counts of changes, and what was there then.
@@ -41,7 +50,7 @@ impl Watch {
     /// Of a family, in the calling thread's network namespace.
     pub fn new(family: Family, engine: Engine) -> Watch {
         let record = match engine {
-            Engine::Legacy => Record::Legacy(None),
+            Engine::Legacy => Record::Legacy(Sizes::default()),
             Engine::NfTables => Record::NfTables(Generations {
                 lister: ChainLister::open(family, |_, chain| is_ours(chain)),
                 right: None,
@@ -56,7 +65,11 @@ impl Watch {
     pub fn before(&mut self) -> Option<u32> {
         match &mut self.record {
             Record::NfTables(generations) => generations.now(),
-            Record::Legacy(_) => None,
+            Record::Legacy(there) => {
+                let now = sizes(self.family, &Table::ALL);
+                there.are_unmodified = there.left.as_ref() == Some(&now);
+                None
+            }
         }
     }
 
@@ -64,8 +77,12 @@ impl Watch {
     /// made `all` transactions for all families: it counts those of both as one.
     pub fn after(&mut self, before: Option<u32>, all: u32, done: &Done) {
         match &mut self.record {
-            Record::Legacy(left) => {
-                *left = Some(sizes(self.family, &Table::ALL));
+            Record::Legacy(there) => {
+                // What others changed before a sync that read nothing is to be noticed
+                // still: no tables are like none at all.
+                let is_right = done.observed || there.are_unmodified;
+                let now = is_right.then(|| sizes(self.family, &Table::ALL));
+                there.left = Some(now.unwrap_or_default());
             }
             Record::NfTables(generations) => generations.after(before, all, done),
         }
@@ -87,8 +104,10 @@ impl Watch {
     /// reading them.
     pub fn is_unmodified(&mut self) -> bool {
         match &mut self.record {
-            Record::Legacy(None) => true,
-            Record::Legacy(Some(left)) => sizes(self.family, &Table::ALL) == *left,
+            Record::Legacy(Sizes { left: None, .. }) => true,
+            Record::Legacy(Sizes {
+                left: Some(left), ..
+            }) => sizes(self.family, &Table::ALL) == *left,
             Record::NfTables(generations) => generations.is_unmodified(),
         }
     }

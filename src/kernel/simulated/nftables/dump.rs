@@ -94,14 +94,21 @@ impl Ruleset {
 
 fn listed_chain(table: &Table, name: &str, chain: &Chain, family: u8) -> Request {
     let uses = chain.rules.len() + table.references(name);
-    let message = answer(kind(libc::NFT_MSG_NEWCHAIN), family)
-        .be64(CHAIN_HANDLE, chain.handle)
-        .be32(CHAIN_USE, uses as u32);
-    let message = chain.attributes.write(message);
+    let message = answer(kind(libc::NFT_MSG_NEWCHAIN), family);
+    let message = chain
+        .attributes
+        .write(numbered(message, chain.handle, uses));
     match chain.base {
         Some(_) => message.be32(CHAIN_POLICY, u32::from(!chain.drops)),
         None => message,
     }
+}
+
+/// Appends the number of a chain, and how many uses it has.
+pub(super) fn numbered(message: Request, number: u64, uses: usize) -> Request {
+    message
+        .be64(CHAIN_HANDLE, number)
+        .be32(CHAIN_USE, uses as u32)
 }
 
 fn listed_elements(set: &Set, table: &str, name: &str, family: u8) -> Vec<Request> {

@@ -37,6 +37,8 @@ const NEW_TABLE: u16 = kind(libc::NFT_MSG_NEWTABLE);
 const GENERATION_ID: u16 = 1;
 /// `NFTA_TABLE_NAME`, which is 1 in all messages.
 const TABLE: u16 = 1;
+/// `NFTA_CHAIN_NAME`
+const CHAIN_NAME: u16 = 3;
 
 /// The rules of nf_tables of a network namespace.
 #[derive(Clone, Default)]
@@ -223,6 +225,23 @@ impl Ruleset {
             self.changed = vec![table];
             self.generation = self.generation.wrapping_add(1);
         }
+    }
+
+    /// Counts a change of a table that is not among those here.
+    pub(super) fn count(&mut self) {
+        self.changed.clear();
+        self.generation = self.generation.wrapping_add(1);
+    }
+
+    /// Returns a chain of such a table, as it is listed.
+    pub(super) fn listed_chain(
+        family: Family,
+        (table, name, number, uses): (&str, &str, u64, usize),
+    ) -> Request {
+        let message = answer(kind(libc::NFT_MSG_NEWCHAIN), family.number());
+        dump::numbered(message, number, uses)
+            .text(TABLE, table)
+            .text(CHAIN_NAME, name)
     }
 
     /// Returns what those who listen are told of the last change.

