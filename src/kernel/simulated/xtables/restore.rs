@@ -74,16 +74,10 @@ impl fmt::Display for Refusal {
                 match unread {
                     Unread::Option(option) => write!(f, "unknown option \"{option}\"")?,
                     Unread::Match(name) => {
-                        write!(
-                            f,
-                            "Couldn't load match `{name}':No such file or directory\n"
-                        )?;
+                        writeln!(f, "Couldn't load match `{name}':No such file or directory")?;
                     }
                     Unread::Target(name) => {
-                        write!(
-                            f,
-                            "Couldn't load target `{name}':No such file or directory\n"
-                        )?;
+                        writeln!(f, "Couldn't load target `{name}':No such file or directory")?;
                     }
                     Unread::Value(value) => write!(f, "bad value for {value}")?,
                 }
