@@ -134,7 +134,7 @@ struct Ejector {
     /// `None`: nothing is watched, or the kernel has no notifications.
     kernel: Option<Kernel>,
     logged: LogOnce,
-    /// What each Service was last said to have ejected.
+    /// What was last reported as ejected, by Service.
     in_force: BTreeMap<ServiceName, BTreeSet<SocketAddr>>,
     metrics: Metrics,
     recorder: Recorder,

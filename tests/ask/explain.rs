@@ -84,21 +84,21 @@ fn who_gets_no_packets_is_named_with_the_reason() {
 }
 
 /// A policy that another program gave the hook, of each engine and of a table of both
-/// families, is told with the chain that has it.
+/// families, is named with the chain that has it.
 #[test]
-fn policies_of_others_that_drop_what_is_forwarded_are_told() {
+fn policies_of_others_that_drop_what_is_forwarded_are_named() {
     run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
         let _running = started_in(&lab, "nftables");
         let to = web.cluster()[0].to_string();
-        let told = |from: &str| {
+        let policies = |from: &str| {
             let answer = explained(&lab, &["--to", &to, "--from", from]);
             assert_eq!(answer["verdict"], "forwarded", "{answer:#}");
             answer["forwardPolicies"].clone()
         };
-        assert_eq!(told("pod"), json!([]));
+        assert_eq!(policies("pod"), json!([]));
         let chain = "{ type filter hook forward priority 0; policy drop; }";
         for line in [
             "iptables-nft -P FORWARD DROP",
@@ -114,8 +114,8 @@ fn policies_of_others_that_drop_what_is_forwarded_are_told() {
             "chain forward of table inet firewall (nf_tables)",
             "chain FORWARD of table filter (IPv4, iptables-legacy)",
         ];
-        assert_eq!(told("pod"), json!(chains));
-        assert_eq!(told("node"), json!([]), "it is not forwarded");
+        assert_eq!(policies("pod"), json!(chains));
+        assert_eq!(policies("node"), json!([]), "it is not forwarded");
         let printed = tripod(&lab.node, &["explain", "--to", &to]).text;
         for chain in chains {
             let line = format!("  the policy of {chain} is DROP\n");

@@ -63,9 +63,9 @@ pub enum Family {
 pub enum Flags {
     Usual,
     MasqueradeAll,
-    /// Node ports at the node's first addresses alone, said as CIDRs.
+    /// Node ports at the node's first addresses alone, given as CIDRs.
     NodePortCidrs,
-    /// The same said as `primary`.
+    /// The same given as `primary`.
     NodePortPrimary,
     /// The same, and loopback addresses.
     NodePortLocalhost,
@@ -221,7 +221,7 @@ impl Case {
             .expect("first say what is seen")
     }
 
-    /// What certain columns see instead of what was just said.
+    /// What certain columns see instead of the observation before.
     pub fn but(mut self, columns: Columns, why: Why, observation: Observation) -> Case {
         self.latest().but.push((columns, why, observation));
         self
@@ -292,13 +292,13 @@ pub struct Call {
 }
 
 impl Call {
-    /// Over these protocols; TCP unless said.
+    /// Over these protocols; TCP unless given.
     pub fn over(mut self, protocols: impl IntoIterator<Item = Protocol>) -> Call {
         self.expectation.protocols = protocols.into_iter().collect();
         self
     }
 
-    /// With this family alone; both unless said.
+    /// With this family alone; both unless given.
     pub fn by(mut self, family: Family) -> Call {
         self.expectation.families = vec![family];
         self

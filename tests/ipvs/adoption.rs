@@ -130,8 +130,8 @@ fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
             load.more(50);
             assert!(is_retired(), "{}", addresses());
             for family in ["IPv4", "IPv6"] {
-                let said = tripod.logged(&[family, "no longer eligible"]);
-                assert_eq!(said, 1, "{family}: {}", tripod.log());
+                let logged = tripod.logged(&[family, "no longer eligible"]);
+                assert_eq!(logged, 1, "{family}: {}", tripod.log());
             }
             drop(end);
         });

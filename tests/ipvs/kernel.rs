@@ -57,8 +57,8 @@ fn show(line: &str) -> String {
         .args(words)
         .output()
         .unwrap_or_else(|error| panic!("{program}: {error}: apt-get install ipvsadm ipset"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {errors}");
     String::from_utf8(output.stdout).expect("text")
 }
 

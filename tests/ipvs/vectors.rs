@@ -143,8 +143,8 @@ fn rendered(case: &Case, more: &[&str]) -> State {
         .args(more)
         .output()
         .expect("running tripod");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", case.name);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", case.name);
     let text = String::from_utf8(output.stdout).expect("text");
     let part = |program: &str| {
         let start = format!("# {program}\n");

@@ -7,7 +7,7 @@ const ENDPOINT: &str = "10.1.0.1:80";
 
 /// What the kernel says of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Outcome {
     Answered,
     Refused,
     /// No packet came back, and the client sent one.
@@ -16,13 +16,13 @@ enum Fate {
     SilentTwice,
 }
 
-use Fate::{Answered, Refused, Silent, SilentTwice};
+use Outcome::{Answered, Refused, Silent, SilentTwice};
 
 /// Connections, each with the millisecond at which it begins.
 struct Play {
     evidence: Evidence,
     start: Instant,
-    flows: Vec<(Fate, u64)>,
+    flows: Vec<(Outcome, u64)>,
 }
 
 impl Play {
@@ -40,14 +40,14 @@ impl Play {
 
     /// Lets connections begin, and looks them up, until `until`. Returns when the endpoint
     /// was ejected, and for how many seconds.
-    fn run(&mut self, connections: &[(u64, Fate)], until: u64) -> Vec<(u64, u64)> {
+    fn run(&mut self, connections: &[(u64, Outcome)], until: u64) -> Vec<(u64, u64)> {
         let mut verdicts = Vec::new();
         let mut connections = connections.iter().peekable();
         let from = self.flows.last().map_or(0, |(_, at)| *at);
         for now in from..=until {
-            while let Some((at, fate)) = connections.next_if(|(at, _)| *at <= now) {
+            while let Some((at, outcome)) = connections.next_if(|(at, _)| *at <= now) {
                 let source = SocketAddr::from(([10, 0, 0, 1], 10_000 + self.flows.len() as u16));
-                self.flows.push((*fate, *at));
+                self.flows.push((*outcome, *at));
                 let endpoint = ENDPOINT.parse().unwrap();
                 let original = Tuple {
                     source,
@@ -66,8 +66,8 @@ impl Play {
             }
             while let Some(asked) = self.evidence.next(now_at) {
                 let port = usize::from(asked.flow().original.source.port());
-                let (fate, began) = self.flows[port - 10_000];
-                let found = snapshot(fate, now - began);
+                let (outcome, began) = self.flows[port - 10_000];
+                let found = snapshot(outcome, now - began);
                 if let Some(verdict) = self.evidence.found(asked, found, now_at) {
                     verdicts.push((now, verdict.length.as_secs()));
                 }
@@ -82,13 +82,13 @@ impl Play {
 }
 
 /// What the kernel says so many milliseconds after the connection began.
-fn snapshot(fate: Fate, after: u64) -> Option<Snapshot> {
-    let silent_for = if fate == SilentTwice && after >= 1000 {
+fn snapshot(outcome: Outcome, after: u64) -> Option<Snapshot> {
+    let silent_for = if outcome == SilentTwice && after >= 1000 {
         after - 1000
     } else {
         after
     };
-    let state = match fate {
+    let state = match outcome {
         Refused => return None,
         Answered => State::answered(),
         Silent | SilentTwice => State::default(),

@@ -188,10 +188,8 @@ fn sets(node: &Host, foreign: &Foreign) -> Vec<Change> {
             found.push(run(format!("ipset flush {name}")));
             found.push(run(format!("ipset destroy {name}")));
             found.push(run(format!("ipset rename {name} KUBE-RENAMED")));
-            let ip = unused(match set.contains("inet6") {
-                true => Family::V6,
-                false => Family::V4,
-            });
+            let is_v6 = set.contains("inet6");
+            let ip = unused(if is_v6 { Family::V6 } else { Family::V4 });
             let member = match kind {
                 "hash:ip,port" => format!("{ip},tcp:66"),
                 "hash:ip,port,ip" => format!("{ip},tcp:66,{ip}"),
@@ -252,13 +250,9 @@ fn servers(node: &Host, foreign: &Foreign) -> Vec<Change> {
                 found.push(run(format!("ipvsadm -D {kind} {server}")));
                 found.push(run(format!("ipvsadm -E {kind} {server} -s lc")));
                 found.push(run(format!("ipvsadm -E {kind} {server} -s rr -p 77")));
-                let real = SocketAddr::new(
-                    unused(match server.starts_with('[') {
-                        true => Family::V6,
-                        false => Family::V4,
-                    }),
-                    66,
-                );
+                let is_v6 = server.starts_with('[');
+                let ip = unused(if is_v6 { Family::V6 } else { Family::V4 });
+                let real = SocketAddr::new(ip, 66);
                 found.push(run(format!("ipvsadm -a {kind} {server} -r {real} -m")));
             }
             ["-a", kind, server, "-r", real, ..] => {
