@@ -1,6 +1,6 @@
 //! Tests on this machine's kernel.
 
-use std::{collections::BTreeMap, process::Command, sync::Arc};
+use std::{collections::BTreeMap, process::Command};
 
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
@@ -47,6 +47,18 @@ impl Watched {
         options: Options,
     ) -> Result<Done, Error> {
         self.table.sync(map, changes, options, &mut self.watcher)
+    }
+
+    /// Compares all of `ports` with what is in force, and applies the difference.
+    fn full(&mut self, ports: &[ServicePort]) -> Done {
+        let options = Options::usual(FAMILY);
+        self.sync(&map(ports), &full(), options).unwrap()
+    }
+
+    /// Brings those of `ports` in force that are `changed`.
+    fn follow(&mut self, ports: &[ServicePort], changed: &Changes) -> Done {
+        let options = Options::usual(FAMILY);
+        self.sync(&map(ports), changed, options).unwrap()
     }
 
     fn failed(&self) -> &BTreeMap<ServicePortName, String> {
@@ -169,9 +181,7 @@ fn a_table_that_another_process_changed_is_written_anew() {
     in_namespace(|| {
         let mut table = Watched::open(FAMILY);
         let ports = [exposed(on(FAMILY, 1, &[1, 3]))];
-        table
-            .sync(&map(&ports), &full(), Options::usual(FAMILY))
-            .unwrap();
+        table.full(&ports);
         let whole = summary(FAMILY);
         for command in [
             "nft flush ruleset",
@@ -183,9 +193,7 @@ fn a_table_that_another_process_changed_is_written_anew() {
             let status = Command::new("sh").args(["-c", command]).status().unwrap();
             assert!(status.success(), "{command}");
             table.table.externally_modified();
-            table
-                .sync(&map(&ports), &full(), Options::usual(FAMILY))
-                .unwrap();
+            table.full(&ports);
             assert_eq!(summary(FAMILY), whole, "{command}");
         }
         // It is noticed by what is refused, too.
@@ -195,10 +203,7 @@ fn a_table_that_another_process_changed_is_written_anew() {
             .unwrap();
         assert!(flush.success());
         let ports = [exposed(on(FAMILY, 1, &[1, 5]))];
-        let changes = changed(&[&ports[0]]);
-        table
-            .sync(&map(&ports), &changes, Options::usual(FAMILY))
-            .unwrap();
+        table.follow(&ports, &changed(&[&ports[0]]));
         assert_eq!(summary(FAMILY).len(), whole.len());
     });
 }
@@ -219,18 +224,16 @@ fn client(last: u8, to: u16) -> Element {
     }
 }
 
+/// The elements of the set of that name.
+fn elements(name: &str) -> Vec<Element> {
+    let mut sets = contents(FAMILY).sets.into_iter();
+    let found = sets.find(|(set, _)| &*set.set.name == name);
+    found.unwrap().1
+}
+
 fn clients() -> Vec<Element> {
-    let contents = contents(FAMILY);
-    let found = contents
-        .sets
-        .into_iter()
-        .find(|(set, _)| &*set.set.name == "affinity");
-    let mut found: Vec<Element> = found
-        .unwrap()
-        .1
-        .into_iter()
-        .map(Element::comparable)
-        .collect();
+    let found = elements("affinity").into_iter();
+    let mut found: Vec<Element> = found.map(Element::comparable).collect();
     found.sort_by(|a, b| a.key.cmp(&b.key));
     found
 }
@@ -240,33 +243,24 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
     in_namespace(|| {
         let mut table = Watched::open(FAMILY);
         let port = |last: &[u16]| [sticky(on(FAMILY, 1, last), 60)];
-        let options = || Options::usual(FAMILY);
-        table
-            .sync(&map(&port(&[1, 3, 5])), &full(), options())
-            .unwrap();
+        table.full(&port(&[1, 3, 5]));
         let sets = Sets::new(FAMILY);
         let mut transaction = Transaction::new(Table::new(FAMILY, TABLE));
         let all = vec![client(1, 1), client(2, 3), client(3, 5)];
         transaction.add_elements(sets.get(SetId::Affinity), all.clone());
         Rules::open().unwrap().run(&transaction, None).unwrap();
         let now = port(&[3, 5]);
-        table
-            .sync(&map(&now), &changed(&[&now[0]]), options())
-            .unwrap();
+        table.follow(&now, &changed(&[&now[0]]));
         assert_eq!(clients(), all[1..]);
         // One that comes back before the map is searched again is not forgotten.
         let [without, with] = [port(&[5]), port(&[3, 5])];
         for now in [without, with] {
-            table
-                .sync(&map(&now), &changed(&[&now[0]]), options())
-                .unwrap();
+            table.follow(&now, &changed(&[&now[0]]));
         }
         table.table.forget();
         // Another process, to which an endpoint less is known.
         let mut table = Watched::open(FAMILY);
-        table
-            .sync(&map(&port(&[5, 7])), &full(), options())
-            .unwrap();
+        table.full(&port(&[5, 7]));
         assert_eq!(clients(), all[2..]);
     });
 }
@@ -281,15 +275,9 @@ fn what_is_refused_costs_its_own_service_alone() {
             ..on(FAMILY, 9, &[9])
         };
         let ports = [on(FAMILY, 1, &[1]), twice, on(FAMILY, 2, &[3])];
-        table
-            .sync(&map(&ports), &full(), Options::usual(FAMILY))
-            .unwrap();
+        table.full(&ports);
         assert_eq!(table.failed().len(), 1, "{:?}", table.failed());
-        let services = |of: &Contents| {
-            let found = of.sets.iter().find(|(set, _)| &*set.set.name == "services");
-            found.unwrap().1.len()
-        };
-        assert_eq!(services(&contents(FAMILY)), 2);
+        assert_eq!(elements("services").len(), 2);
         // What is new beside it comes in force.
         let mut more = ports.to_vec();
         more.push(on(FAMILY, 3, &[5]));
@@ -297,11 +285,9 @@ fn what_is_refused_costs_its_own_service_alone() {
             retry: true,
             ..changed(&[&more[3]])
         };
-        table
-            .sync(&map(&more), &changes, Options::usual(FAMILY))
-            .unwrap();
+        table.follow(&more, &changes);
         assert_eq!(table.failed().len(), 1);
-        assert_eq!(services(&contents(FAMILY)), 3);
+        assert_eq!(elements("services").len(), 3);
     });
 }
 
@@ -317,22 +303,15 @@ fn many_refused_cost_themselves_alone() {
         };
         let good = (0..400).map(|number| on(FAMILY, number, &[1, 3]));
         let ports: Vec<ServicePort> = good.chain((0..100).map(twice)).collect();
-        let options = || Options::usual(FAMILY);
-        table.sync(&map(&ports), &full(), options()).unwrap();
+        table.full(&ports);
         assert_eq!(table.failed().len(), 100);
         // They come to a table that is there.
         let mut table = Watched::open(FAMILY);
-        table.sync(&map(&[]), &full(), options()).unwrap();
+        table.full(&[]);
         let names: Vec<&ServicePort> = ports.iter().collect();
-        table
-            .sync(&map(&ports), &changed(&names), options())
-            .unwrap();
+        table.follow(&ports, &changed(&names));
         assert_eq!(table.failed().len(), 100);
-        let services = contents(FAMILY).sets;
-        let services = services
-            .iter()
-            .find(|(set, _)| &*set.set.name == "services");
-        assert_eq!(services.unwrap().1.len(), 400);
+        assert_eq!(elements("services").len(), 400);
     });
 }
 
@@ -340,12 +319,11 @@ fn many_refused_cost_themselves_alone() {
 fn a_full_sync_without_a_difference_writes_nothing() {
     in_namespace(|| {
         let mut table = Watched::open(FAMILY);
-        let ports: Vec<Arc<ServicePort>> = vec![Arc::new(on(FAMILY, 1, &[1]))];
-        let map: ServiceMap = ports.iter().map(|port| (**port).clone()).collect();
-        table.sync(&map, &full(), Options::usual(FAMILY)).unwrap();
+        let ports = [on(FAMILY, 1, &[1])];
+        table.full(&ports);
         let mut rules = Rules::open().unwrap();
         let generation = rules.generation().unwrap();
-        let done = table.sync(&map, &full(), Options::usual(FAMILY)).unwrap();
+        let done = table.full(&ports);
         assert_eq!(
             (rules.generation().unwrap(), done.examined),
             (generation, 0)
