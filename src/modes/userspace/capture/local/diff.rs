@@ -44,13 +44,24 @@ impl Applied {
         let ours = desired.keys().filter(|f| f.family == environment.family);
         for frontend in ours {
             if let Some(delivery) = delivery(frontend, desired, environment, report) {
-                applied.deliveries.insert(*frontend, delivery);
-                for object in plan::objects(frontend, delivery, environment) {
-                    applied.users.add(applied.key.hash_one(&object));
-                }
+                applied.insert(*frontend, delivery, environment);
             }
         }
         applied
+    }
+
+    /// Has packets for `frontend` delivered. Returns the objects for it that no other
+    /// frontend uses.
+    fn insert(
+        &mut self,
+        frontend: Frontend,
+        delivery: Delivery,
+        environment: &Environment,
+    ) -> Vec<Object> {
+        self.deliveries.insert(frontend, delivery);
+        let mut objects = plan::objects(&frontend, delivery, environment);
+        objects.retain(|object| self.users.add(self.key.hash_one(object)));
+        objects
     }
 
     fn users(&self, object: &Object) -> u32 {
@@ -76,34 +87,20 @@ impl Applied {
         environment: &Environment,
         report: &mut Report,
     ) -> Difference {
-        // The users of each object before.
-        let mut before = BTreeMap::<Object, u32>::new();
-        for frontend in changed {
-            let delivery = delivery(frontend, desired, environment, report);
-            let released = self.objects(frontend, environment);
-            self.deliveries.remove(frontend);
-            if let Some(delivery) = delivery {
-                self.deliveries.insert(*frontend, delivery);
-                for object in plan::objects(frontend, delivery, environment) {
-                    let users = self.users(&object);
-                    self.users.add(self.key.hash_one(&object));
-                    before.entry(object).or_insert(users);
-                }
-            }
-            for object in released {
-                let users = self.users(&object);
-                self.users.release(&self.key.hash_one(&object));
-                before.entry(object).or_insert(users);
-            }
-        }
         let mut difference = Difference::default();
-        for (object, before) in before {
-            match (before, self.users(&object)) {
-                (0, 1..) => difference.add.push(object),
-                (1.., 0) => difference.remove.push(object),
-                _ => {}
+        for frontend in changed {
+            difference
+                .remove
+                .extend(self.objects(frontend, environment));
+            self.deliveries.remove(frontend);
+            if let Some(delivery) = delivery(frontend, desired, environment, report) {
+                let new = self.insert(*frontend, delivery, environment);
+                difference.add.extend(new);
             }
         }
+        // What is used before and after has a user all the time.
+        let is_unused = |object: &Object| self.users.release(&self.key.hash_one(object));
+        difference.remove.retain(is_unused);
         difference
     }
 
