@@ -5,10 +5,7 @@
 //! are not in force. When to try again is the runner's choice, with growing
 //! pauses ([`Changes::retry`]); what that concerns is known here.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    mem,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::SyncReport;
 use crate::services::{Changes, ServicePortName};
@@ -69,7 +66,7 @@ impl<P> FamilyState<P> {
         self.cache = CacheState::Clean;
     }
 
-    /// Returns what has to be applied once more.
+    /// Returns what has to be applied once more; a sync that does it takes it.
     pub fn pending(&mut self) -> &mut P {
         &mut self.pending
     }
@@ -128,13 +125,6 @@ impl<P> FamilyState<P> {
         let failed = failed.map(|(name, why)| (name.clone(), why.clone()));
         report.failed.extend(failed);
         report.unfinished.extend(self.unfinished.iter().cloned());
-    }
-}
-
-impl<P: Default> FamilyState<P> {
-    /// Takes what has to be applied once more, for a sync that does it.
-    pub fn take_pending(&mut self) -> P {
-        mem::take(&mut self.pending)
     }
 }
 

@@ -41,11 +41,8 @@ pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline
     let chains = desired.chains.iter();
     for chain in chains.filter(|chain| tables.contains(&chain.table)) {
         if !there.take_chain(chain) {
-            ops.push(Op {
-                table: chain.table,
-                chain: chain.name.clone(),
-                action: Action::Fill(chain.rules.clone()),
-            });
+            let fill = Action::Fill(chain.rules.clone());
+            ops.push(Op::new(chain.table, &chain.name, fill));
         }
     }
     let entries = desired.entries.iter();
@@ -69,7 +66,7 @@ pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline
         } else if times > 1 || (entry.table == Table::Nat && taken.iter().any(is_put_beside)) {
             // In nat the order of an owner's rules matters. Those in filter stand
             // in any order.
-            ops.push(Op::raise(entry, times));
+            ops.push(Op::of(entry, |rule| Action::Raise(rule, times)));
         }
     }
     ops
@@ -117,16 +114,13 @@ impl Applied<'_> {
         let mut ops = Vec::new();
         for chain in &self.rules.chains {
             if self.take_out(chain).is_some() {
-                ops.push(Op {
-                    table: chain.table,
-                    chain: chain.name.clone(),
-                    action: Action::Delete,
-                });
+                ops.push(Op::new(chain.table, &chain.name, Action::Delete));
             }
         }
         for entry in &self.rules.entries {
             if self.take_entry(entry) {
-                ops.push(Op::remove(entry, family));
+                let remove = |rule: Rule| Action::Remove(Words::of(&rule, family));
+                ops.push(Op::of(entry, remove));
             }
         }
         ops
@@ -203,11 +197,7 @@ impl Comparison {
         let FixedChain { table, name, .. } = chain;
         let family = self.family;
         let list = self.table(*table).lists.remove(&**name);
-        let op = |action| Op {
-            table: *table,
-            chain: name.to_string(),
-            action,
-        };
+        let op = |action| Op::new(*table, &**name, action);
         let fill = |rules: &[Rule]| op(Action::Fill(rules.to_vec()));
         let append = |rule: &Rule| op(Action::Append(rule.clone()));
         let rules = chain.contents.rules();
@@ -264,31 +254,27 @@ impl Comparison {
             let position = there.and_then(|there| there.iter().position(|rule| *rule == words));
             let is_ours = |chain| self.observed.is_ours(jump.table, chain);
             let repeated = words.target().is_some_and(is_ours);
-            let times = there
-                .filter(|_| repeated)
-                .map_or(0, |there| occurrences(there, &words));
+            let rules = there.into_iter().flatten().filter(|_| repeated);
+            let times = rules.filter(|rule| **rule == words).count();
             let below = next.entry((jump.table, jump.from)).or_insert(usize::MAX);
-            let op = |action: &dyn Fn(Rule) -> Action| Op {
-                table: jump.table,
-                chain: jump.from.to_owned(),
-                action: action(jump.rule.clone()),
-            };
+            let op = |action| Op::new(jump.table, jump.from, action);
+            let rule = || jump.rule.clone();
             match (jump.place, position) {
                 (Place::InOrder | Place::Top, Some(_)) if times > 1 => {
-                    ops.push(op(&|rule| Action::Raise(rule, times)));
+                    ops.push(op(Action::Raise(rule(), times)));
                     *below = 0;
                 }
                 (Place::Top | Place::End, Some(_)) => {}
                 (Place::InOrder, Some(position)) if position < *below => *below = position,
                 (Place::InOrder, Some(_)) => {
-                    ops.push(op(&|rule| Action::Raise(rule, 1)));
+                    ops.push(op(Action::Raise(rule(), 1)));
                     *below = 0;
                 }
                 (Place::InOrder | Place::Top, None) => {
-                    ops.push(op(&Action::Insert));
+                    ops.push(op(Action::Insert(rule())));
                     *below = 0;
                 }
-                (Place::End, None) => ops.push(op(&Action::Append)),
+                (Place::End, None) => ops.push(op(Action::Append(rule()))),
             }
         }
         for jump in desired {
@@ -315,11 +301,7 @@ impl Comparison {
                 for words in jumps {
                     let target = words.target();
                     if target.is_some_and(|chain| self.observed.is_ours(table, chain)) {
-                        ops.push(Op {
-                            table,
-                            chain: from.to_owned(),
-                            action: Action::Remove(words),
-                        });
+                        ops.push(Op::new(table, from, Action::Remove(words)));
                     }
                 }
             }
@@ -338,11 +320,7 @@ impl Comparison {
             if !self.observed.is_ours(*table, chain) {
                 continue;
             }
-            let op = |action| Op {
-                table: *table,
-                chain: chain.clone(),
-                action,
-            };
+            let op = |action| Op::new(*table, chain, action);
             if !self.needed.contains(&(*table, chain.clone())) {
                 ops.push(op(Action::Delete));
                 continue;
@@ -354,11 +332,7 @@ impl Comparison {
         }
         for (table, observed) in self.observed.tables.drain() {
             let chains = observed.digests.into_keys();
-            ops.extend(chains.map(|chain| Op {
-                table,
-                chain,
-                action: Action::Delete,
-            }));
+            ops.extend(chains.map(|chain| Op::new(table, chain, Action::Delete)));
         }
         let distance = |op: &Op| match op.action {
             Action::Delete => distance(&op.chain),
@@ -403,10 +377,6 @@ impl Baseline for Comparison {
         let count = rules.and_then(|rules| rules.get_mut(&words));
         count.map_or(0, std::mem::take)
     }
-}
-
-fn occurrences(of: &[Words], words: &Words) -> usize {
-    of.iter().filter(|other| *other == words).count()
 }
 
 fn counted<T: Eq + Hash>(all: impl IntoIterator<Item = T>) -> HashMap<T, usize> {

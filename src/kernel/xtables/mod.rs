@@ -67,6 +67,8 @@ mod engine;
 mod error;
 pub mod features;
 pub mod info;
+#[cfg(test)]
+pub mod model;
 pub mod observed;
 mod parts;
 pub(super) mod program;

@@ -97,31 +97,19 @@ impl<O> Group<O> {
 }
 
 impl Op {
+    /// Returns the step that does `action` to a chain.
+    pub fn new(table: Table, chain: impl Into<String>, action: Action) -> Op {
+        let chain = chain.into();
+        Op {
+            table,
+            chain,
+            action,
+        }
+    }
+
     /// Returns the step that does with the rule of `entry` what `action` says.
-    pub fn of(entry: &Entry, action: fn(Rule) -> Action) -> Op {
-        Op {
-            table: entry.table,
-            chain: entry.chain.clone(),
-            action: action(entry.rule.clone()),
-        }
-    }
-
-    /// Returns the step that leaves one of so many rules like that of `entry`, at the top.
-    pub fn raise(entry: &Entry, times: usize) -> Op {
-        Op {
-            table: entry.table,
-            chain: entry.chain.clone(),
-            action: Action::Raise(entry.rule.clone(), times),
-        }
-    }
-
-    /// Returns the step that takes a rule of `family` away.
-    pub fn remove(entry: &Entry, family: Family) -> Op {
-        Op {
-            table: entry.table,
-            chain: entry.chain.clone(),
-            action: Action::Remove(Words::of(&entry.rule, family)),
-        }
+    pub fn of(entry: &Entry, action: impl FnOnce(Rule) -> Action) -> Op {
+        Op::new(entry.table, &entry.chain, action(entry.rule.clone()))
     }
 
     /// Returns when it is due.
@@ -297,11 +285,7 @@ mod tests {
     /// the kernel refuse the transaction, and with it everything is compared.
     #[test]
     fn no_rule_goes_twice() {
-        let op = |chain: &str, action| Op {
-            table: Table::Filter,
-            chain: chain.to_owned(),
-            action,
-        };
+        let op = |chain, action| Op::new(Table::Filter, chain, action);
         let rule = |chain| op(chain, Action::Remove(Words::new("-j DROP")));
         let gone = op("KUBE-SVC-IDX-A", Action::Delete);
         let transaction: Transaction<()> = Transaction {

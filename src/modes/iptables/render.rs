@@ -24,13 +24,8 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
     let family = options.family;
     let ports = map.sorted().into_iter();
     let ports = ports.filter(|port| port.name.family == family);
-    let op = |table, chain: &str, action| Op {
-        table,
-        chain: chain.to_owned(),
-        action,
-    };
     // Chains are declared without their rules, so that these come after all chains.
-    let declared = |table, chain: &str| op(table, chain, Action::Fill(Vec::new()));
+    let declared = |table, chain: &str| Op::new(table, chain, Action::Fill(Vec::new()));
     let append = |entry: &Entry| Op::of(entry, Action::Append);
     let mut ops = Vec::new();
     let mut closing = Vec::new();
@@ -43,27 +38,21 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
     {
         ops.push(declared(*table, name));
         let rules = contents.rules().iter().cloned();
-        let rules = rules.map(|rule| op(*table, name, Action::Append(rule)));
+        let rules = rules.map(|rule| Op::new(*table, &**name, Action::Append(rule)));
         match contents {
             Contents::Shared { .. } => closing.extend(rules),
             _ => ops.extend(rules),
         }
     }
-    ops.extend(
-        jumps
-            .into_iter()
-            .map(|jump| op(jump.table, jump.from, Action::Append(jump.rule))),
-    );
+    let jumps = jumps.into_iter();
+    ops.extend(jumps.map(|jump| Op::new(jump.table, jump.from, Action::Append(jump.rule))));
     let mut reached = HashSet::new();
     for port in ports {
         let rules = plan::plan(port, options);
         for Chain { table, name, rules } in rules.chains {
             ops.push(declared(table, &name));
-            ops.extend(
-                rules
-                    .into_iter()
-                    .map(|rule| op(table, &name, Action::Append(rule))),
-            );
+            let rules = rules.into_iter();
+            ops.extend(rules.map(|rule| Op::new(table, &name, Action::Append(rule))));
         }
         for step in &rules.steps {
             let to = step.rule.leads_to().unwrap_or_default().to_owned();

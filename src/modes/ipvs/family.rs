@@ -1,6 +1,6 @@
 //! One IP family: what is known of it between syncs, and its part of a sync.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
 use nix::errno::Errno;
@@ -141,7 +141,7 @@ impl ServedFamily {
             work.unsupported
                 .extend(unsupported.map(|reason| reason.at(&name)));
         }
-        work.dirty.extend(self.state.take_pending());
+        work.dirty.extend(mem::take(self.state.pending()));
         work.dirty.frontends.extend(self.drains.due(Instant::now()));
         *self.state.pending() = work.dirty.clone();
         work

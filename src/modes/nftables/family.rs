@@ -95,7 +95,7 @@ impl ServedFamily {
             }),
             ..SyncReport::default()
         };
-        self.table.report(&mut report);
+        self.table.state.report(&mut report);
         Ok(report)
     }
 }
@@ -160,11 +160,6 @@ impl FamilyTable {
     #[cfg(test)]
     pub fn failed(&self) -> &std::collections::BTreeMap<ServicePortName, String> {
         self.state.failed()
-    }
-
-    /// Adds what is not in force to a report.
-    pub fn report(&self, report: &mut SyncReport) {
-        self.state.report(report);
     }
 
     /// Returns the options that are in force.

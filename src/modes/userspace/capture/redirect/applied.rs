@@ -14,9 +14,9 @@ use super::{
 };
 use crate::{
     kernel::xtables::{
-        desired::{Chain, OwnerRules, RuleSet},
+        desired::{Chain, Entry, OwnerRules, RuleSet},
         difference::between,
-        rule::{Rule, Table},
+        rule::Rule,
         transaction::{Action, Op},
     },
     modes::userspace::capture::{Desired, Frontend, Report, Target},
@@ -39,17 +39,6 @@ pub struct Difference {
     pub ops: Vec<Op>,
     /// The frontends whose rules are to be added or deleted.
     pub frontends: Vec<Frontend>,
-}
-
-/// A rule in its chain.
-#[derive(Debug, PartialEq, Eq)]
-pub struct RuleIn {
-    /// The table of the chain.
-    pub table: Table,
-    /// The name of the chain.
-    pub chain: String,
-    /// The rule.
-    pub rule: Rule,
 }
 
 /// Returns what `frontend` is captured for; none, and an entry in the report, if it
@@ -115,7 +104,7 @@ impl Applied {
 
     /// Returns the rules by which packets to `frontend` get to its listener, in the order in
     /// which they do.
-    pub fn way(&self, frontend: &Frontend) -> Vec<RuleIn> {
+    pub fn way(&self, frontend: &Frontend) -> Vec<Entry> {
         let (Some(environment), Some(target)) = (&self.environment, self.trees.target(frontend))
         else {
             return Vec::new();
@@ -124,7 +113,7 @@ impl Applied {
         changed.add(frontend, None);
         let mut own = plan::nat(frontend, target, environment);
         own.push(plan::leading(Rule::new(), frontend, target, environment));
-        let chains = self.trees.nat(environment, Some(&changed)).into_chains();
+        let chains = self.trees.nat(environment, Some(&changed)).chains;
         let names: BTreeSet<String> = chains.iter().map(|chain| chain.name.clone()).collect();
         let leads = |rule: &Rule| match rule.leads_to() {
             Some(to) => names.contains(to),
@@ -136,7 +125,7 @@ impl Applied {
                 let rules = rules.into_iter().filter(leads);
                 rules.map(move |rule| {
                     let chain = name.clone();
-                    RuleIn { table, chain, rule }
+                    Entry { table, chain, rule }
                 })
             })
             .collect()
@@ -164,8 +153,8 @@ impl Applied {
         let Some(environment) = &self.environment else {
             return RuleSet::default();
         };
-        let mut chains = self.trees.nat(environment, None).into_chains();
-        chains.extend(self.trees.filter(environment, None).into_chains());
+        let mut chains = self.trees.nat(environment, None).chains;
+        chains.extend(self.trees.filter(environment, None).chains);
         plan::rule_set(chains, environment)
     }
 

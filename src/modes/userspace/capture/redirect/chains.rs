@@ -34,10 +34,10 @@ pub struct Changed {
 }
 
 /// The chains of a table that lead to what changed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Affected {
     /// These chains, each before the one that jumps to it.
-    chains: Vec<Chain>,
+    pub chains: Vec<Chain>,
     /// Chains that they jump to and that lead to nothing that changed.
     others: BTreeSet<(Purpose, Prefix)>,
 }
@@ -104,11 +104,6 @@ impl Affected {
             .collect()
     }
 
-    /// Returns the chains.
-    pub fn into_chains(self) -> Vec<Chain> {
-        self.chains
-    }
-
     /// Adds those of a tree, and returns what leads to them.
     fn add<'a, V>(
         &mut self,
@@ -158,50 +153,45 @@ impl Trees {
 
     /// Returns what `frontend` is captured for.
     pub fn target(&self, frontend: &Frontend) -> Option<&Target> {
-        let (of, target) = self.of(frontend).get(&key(frontend))?;
+        let (of, target) = self.of(frontend).entries.get(&key(frontend))?;
         (of == frontend).then_some(target)
     }
 
     /// Returns the frontends that are captured.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
-        let all = self.services.values().chain(self.node_ports.values());
+        let trees = [&self.services, &self.node_ports].into_iter();
+        let all = trees.flat_map(|tree| tree.entries.values());
         all.map(|(frontend, _)| frontend)
     }
 
     /// Has `frontend` captured, and its listener guarded by one more.
     pub fn insert(&mut self, frontend: &Frontend, target: &Target) {
         let entry = (*frontend, target.clone());
-        self.of_mut(frontend).insert(key(frontend), entry);
+        self.of_mut(frontend).entries.insert(key(frontend), entry);
         let listener = listener(frontend, target);
-        let key = listener_key(&listener);
-        match self.listeners.get_mut(&key) {
-            Some((_, users)) => *users += 1,
-            None => self.listeners.insert(key, (listener, 1)),
-        }
+        let guarded = self.listeners.entries.entry(listener_key(&listener));
+        guarded.or_insert((listener, 0)).1 += 1;
     }
 
     /// Has `frontend` no longer captured. Its listener stays guarded.
     pub fn remove(&mut self, frontend: &Frontend) -> Option<Target> {
-        let removed = self.of_mut(frontend).remove(&key(frontend))?;
+        let removed = self.of_mut(frontend).entries.remove(&key(frontend))?;
         Some(removed.1)
     }
 
     /// Has the listener of a frontend that was removed guarded by one less.
     pub fn release(&mut self, listener: &Listener) {
         let key = listener_key(listener);
-        match self.listeners.get_mut(&key) {
+        match self.listeners.entries.get_mut(&key) {
             Some((_, users)) if *users > 1 => *users -= 1,
-            _ => drop(self.listeners.remove(&key)),
+            _ => drop(self.listeners.entries.remove(&key)),
         }
     }
 
     /// Returns our chains of table nat, all or those that lead to what `changed`.
     pub fn nat(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
-        let mut affected = Affected {
-            chains: Vec::new(),
-            others: BTreeSet::new(),
-        };
-        if self.services.len() + self.node_ports.len() <= FEW {
+        let mut affected = Affected::default();
+        if self.services.entries.len() + self.node_ports.entries.len() <= FEW {
             affected.add_first(Table::Nat, self.flat(environment));
             return affected;
         }
@@ -226,7 +216,7 @@ impl Trees {
     fn flat(&self, environment: &Environment) -> Vec<Rule> {
         let mut rules = Vec::new();
         for tree in [&self.services, &self.node_ports] {
-            let mut all: Vec<&(Frontend, Target)> = tree.values().collect();
+            let mut all: Vec<&(Frontend, Target)> = tree.entries.values().collect();
             all.sort_unstable_by_key(|(frontend, _)| *frontend);
             let nat = |(frontend, target): &(_, _)| plan::nat(frontend, target, environment);
             rules.extend(all.into_iter().flat_map(nat));
@@ -237,17 +227,14 @@ impl Trees {
     /// Returns our chains of table filter, if it has some: all or those that lead to what
     /// `changed`.
     pub fn filter(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
-        let mut affected = Affected {
-            chains: Vec::new(),
-            others: BTreeSet::new(),
-        };
+        let mut affected = Affected::default();
         if !environment.tables().contains(&Table::Filter) {
             return affected;
         }
         let mut rules = vec![plan::translated()];
-        if self.listeners.len() <= FEW {
+        if self.listeners.entries.len() <= FEW {
             let guard = |(listener, _): &(_, _)| plan::guard(*listener, &environment.features);
-            rules.extend(self.listeners.values().map(guard));
+            rules.extend(self.listeners.entries.values().map(guard));
         } else {
             let of = changed.map(|changed| &changed.listeners);
             let rule = |step: &Step<_>| guarded(step, environment);

@@ -28,11 +28,7 @@ mod tree;
 
 use std::{collections::BTreeSet, mem};
 
-use self::{
-    applied::{Applied, RuleIn},
-    plan::Environment,
-    stale::Stale,
-};
+use self::{applied::Applied, plan::Environment, stale::Stale};
 use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope, choose::redirecting};
 use crate::{
     kernel::{
@@ -42,6 +38,7 @@ use crate::{
         probe::Kernel,
         xtables::{
             self, Engine,
+            desired::Entry,
             difference::exact_difference,
             features::Features,
             remove::{Owned, Preserved},
@@ -196,7 +193,7 @@ impl Redirect {
     /// [`Redirect::differences`].
     pub fn objects(&self, frontend: &Frontend) -> Vec<String> {
         let way = self.applied.way(frontend);
-        let named = way.iter().map(|RuleIn { table, chain, rule }| {
+        let named = way.iter().map(|Entry { table, chain, rule }| {
             comparison::rule(*table, chain, rule.words(frontend.family))
         });
         named.collect()

@@ -20,7 +20,8 @@ pub const FEW: usize = 32;
 /// Values by key.
 #[derive(Debug)]
 pub struct Tree<V> {
-    entries: BTreeMap<Key, V>,
+    /// The values, whose chains follow from their keys.
+    pub entries: BTreeMap<Key, V>,
 }
 
 /// One rule of a chain.
@@ -56,36 +57,6 @@ impl<V> Default for Tree<V> {
 }
 
 impl<V> Tree<V> {
-    /// Returns how many values there are.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Returns the values, in the order of their keys.
-    pub fn values(&self) -> impl Iterator<Item = &V> {
-        self.entries.values()
-    }
-
-    /// Returns the value of `key`.
-    pub fn get(&self, key: &Key) -> Option<&V> {
-        self.entries.get(key)
-    }
-
-    /// Returns the value of `key`, to be changed.
-    pub fn get_mut(&mut self, key: &Key) -> Option<&mut V> {
-        self.entries.get_mut(key)
-    }
-
-    /// Sets the value of `key`.
-    pub fn insert(&mut self, key: Key, value: V) {
-        self.entries.insert(key, value);
-    }
-
-    /// Removes the value of `key`, and returns it.
-    pub fn remove(&mut self, key: &Key) -> Option<V> {
-        self.entries.remove(key)
-    }
-
     /// Returns the chains that are `asked` for, of those that others lead to which are.
     pub fn chains(&self, asked: &dyn Fn(Prefix) -> bool) -> Chains<'_, V> {
         let mut chains = Chains {

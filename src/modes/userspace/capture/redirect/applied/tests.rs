@@ -4,14 +4,15 @@ use std::{collections::HashSet, net::Ipv4Addr};
 
 use proptest::prelude::*;
 
-use self::walk::{Packet, Tables};
+use self::walk::Packet;
 use super::*;
 use crate::{
     kernel::xtables::{
         difference::exact_difference,
         features::Features,
+        model::Tables,
         observed::Observed,
-        rule::{Match, Negatable, Side},
+        rule::{Match, Negatable, Side, Table},
         transaction::Transaction,
     },
     modes::userspace::capture::redirect::{plan::CHAIN, tree::FEW},
@@ -36,7 +37,7 @@ fn applied_to(desired: &Desired, family: Family) -> Applied {
 fn whole(applied: &Applied, family: Family) -> Tables {
     let nothing = Observed::new(plan::interest);
     let transaction = exact_difference(&nothing, &applied.rule_set(), family);
-    let mut tables = Tables::default();
+    let mut tables = Tables::bare();
     tables.run(&transaction.to_string(), |_| {});
     tables
 }
@@ -300,7 +301,7 @@ fn the_way_to_a_frontend_is_named() {
     for (frontend, target) in desired.iter().step_by(11) {
         let way = applied.way(frontend);
         let mut chain = CHAIN.to_owned();
-        for RuleIn { rule, .. } in &way {
+        for Entry { rule, .. } in &way {
             let words = rule.words(Family::V4).to_string();
             let (_, rules) = tables
                 .ours(Table::Nat)

@@ -1,26 +1,17 @@
-//! Tables as `iptables-restore` leaves them, and the way of a packet through them.
+//! The way of a packet through tables, and our chains in them.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    net::IpAddr,
-};
+use std::{collections::HashSet, net::IpAddr};
 
 use ipnet::IpNet;
 
 use crate::{
     kernel::xtables::{
+        model::{Chains, Tables},
         rule::{BASE_CHAINS, Table, word},
-        words::{Line, target},
+        words::target,
     },
     net::Protocol,
 };
-
-/// Rules by chain, in the words of `iptables-save`.
-type Chains = BTreeMap<String, Vec<String>>;
-
-/// What the tables hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tables(BTreeMap<Table, Chains>);
 
 /// A packet that begins a flow.
 #[derive(Clone, Copy, Debug)]
@@ -44,55 +35,6 @@ pub struct Way {
 }
 
 impl Tables {
-    /// Runs input of `iptables-restore --noflush`, and shows the tables to `committed` after
-    /// each transaction.
-    pub fn run(&mut self, input: &str, mut committed: impl FnMut(&Tables)) {
-        let mut table = Table::Nat;
-        for line in input.lines() {
-            if let Some(name) = line.strip_prefix('*') {
-                table = Table::named(name).expect("a table");
-                for chain in BASE_CHAINS {
-                    let of_table = self.0.entry(table).or_default();
-                    of_table.entry(chain.to_owned()).or_default();
-                }
-            } else if line == "COMMIT" {
-                committed(self);
-            } else {
-                self.command(table, line);
-            }
-        }
-    }
-
-    fn command(&mut self, table: Table, line: &str) {
-        let chains = self.0.get_mut(&table).expect("a line after its table");
-        if let Some(Line::Chain(name)) = Line::parse(line) {
-            chains.insert(name.to_owned(), Vec::new());
-            return;
-        }
-        let (command, rest) = line.split_once(' ').expect("a command");
-        let (chain, words) = rest.split_once(' ').unwrap_or((rest, ""));
-        if let Some(to) = target(words).filter(|to| to.starts_with("TRIPOD")) {
-            assert!(chains.contains_key(to), "no chain {to} for {line}");
-        }
-        let rules = chains.get_mut(chain);
-        let rules = rules.unwrap_or_else(|| panic!("no chain for {line}"));
-        match command {
-            "-A" => rules.push(words.to_owned()),
-            "-I" => rules.insert(0, words.to_owned()),
-            "-D" => {
-                let at = rules.iter().position(|rule| rule == words);
-                rules.remove(at.expect("only what is there is deleted"));
-            }
-            "-X" => {
-                assert!(rules.is_empty(), "{line}");
-                chains.remove(chain);
-                let mut left = chains.values().flatten();
-                assert!(!left.any(|rule| target(rule) == Some(chain)), "{line}");
-            }
-            _ => panic!("{line}"),
-        }
-    }
-
     /// Returns the rules of our chains.
     pub fn ours(&self, table: Table) -> impl Iterator<Item = (&String, &Vec<String>)> {
         let chains = self.0.get(&table).into_iter().flatten();
@@ -104,7 +46,7 @@ impl Tables {
         let used: HashSet<&str> = self
             .0
             .values()
-            .flat_map(BTreeMap::values)
+            .flat_map(Chains::values)
             .flatten()
             .filter_map(|rule| target(rule))
             .collect();
