@@ -13,6 +13,8 @@ pub struct Migrate {
     pub from: Origin,
     /// Whether this machine is the node.
     pub machine: Machine,
+    /// A folder with the cluster's objects; `None`: what changes line by line is left out.
+    pub manifests: Option<PathBuf>,
     /// How the differences are printed.
     pub output: Output,
 }
@@ -31,12 +33,14 @@ pub enum Origin {
 }
 
 /// Whether kernel and rules of this machine are those that Tripod will have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Machine {
     /// They are examined.
     Node,
     /// They are another one's, and left out.
     Elsewhere,
+    /// They are another one's, whose programs printed its rules into files of this folder.
+    Saved(PathBuf),
 }
 
 const HELP: &str = "\
@@ -47,6 +51,10 @@ command line is wrong. Nothing on the node is changed.
 Examples:
   On a node where kube-proxy runs:
       tripod migrate --check
+  The same, and what of the node's rules would go, come and stay:
+      mkdir objects
+      kubectl get services,endpointslices,nodes -A -o yaml >objects/all.yaml
+      tripod migrate --check --manifests=objects
   For a cluster, from anywhere:
       kubectl -n kube-system get cm kube-proxy -o yaml |
           tripod migrate --check --config=- --without-node";
@@ -84,7 +92,28 @@ pub(super) fn command() -> Command {
             "without-node",
             "Leave out what this machine's kernel can do and which rules it has",
         ))
+        .arg(folder("manifests").help(
+            "The cluster's Services, EndpointSlices and Nodes, as the proxy reads such a \
+                 folder: render what would change, mode by mode",
+        ))
+        .arg(
+            folder("saved")
+                .requires("manifests")
+                .conflicts_with_all(["without-node", "pid"])
+                .help(
+                    "Compare with the rules of another machine, in files named after what \
+                     printed them: iptables-save.txt, ip6tables-save.txt, ipset-save.txt, \
+                     ipvsadm-save.txt (ipvsadm -Sn), kube-ipvs0-addrs.txt (ip address)",
+                ),
+        )
         .arg(ask::output())
+}
+
+fn folder(name: &'static str) -> Arg {
+    Arg::new(name)
+        .long(name)
+        .value_name("DIR")
+        .value_parser(value_parser!(PathBuf))
 }
 
 /// Returns what `matches`, of this subcommand, ask for.
@@ -98,11 +127,12 @@ pub(super) fn read(matches: &ArgMatches) -> Migrate {
     };
     Migrate {
         from,
-        machine: if matches.get_flag("without-node") {
-            Machine::Elsewhere
-        } else {
-            Machine::Node
+        machine: match matches.get_one::<PathBuf>("saved") {
+            Some(folder) => Machine::Saved(folder.clone()),
+            None if matches.get_flag("without-node") => Machine::Elsewhere,
+            None => Machine::Node,
         },
+        manifests: matches.get_one::<PathBuf>("manifests").cloned(),
         output: ask::chosen(matches),
     }
 }

@@ -2,9 +2,12 @@
 //!
 //! [`origin`] reads kube-proxy's configuration. `settings` and `modes` say what of it is
 //! done otherwise, and [`state`] what becomes of the rules that kube-proxy has in the
-//! kernel; these are pure, but for [`state::observe`].
+//! kernel, [`changes`](changes()) line by line; these are pure. [`state::observe`] and
+//! [`node_lines`] read what is there.
 
+mod changes;
 mod modes;
+pub mod node_lines;
 pub mod origin;
 mod print;
 mod report;
@@ -15,6 +18,7 @@ mod tests;
 
 use self::report::Rows;
 pub use self::{
+    changes::{Holdings, ModeChanges, changes},
     origin::Given,
     print::table,
     report::{Chosen, Importance, Report, Row},

@@ -1,5 +1,7 @@
 //! Prints the report for people.
 
+mod changes;
+
 use super::report::{Importance, Report, Row};
 use crate::net::ModeName;
 
@@ -8,8 +10,8 @@ const COLUMNS: usize = 90;
 /// Names of things in the kernel that are shown; the rest is counted.
 const NAMES: usize = 6;
 
-/// Returns the lines.
-pub fn table(report: &Report) -> String {
+/// Returns the lines; `wide`: with all that there is.
+pub fn table(report: &Report, wide: bool) -> String {
     let mut text = String::new();
     let Report { configuration, .. } = report;
     field(&mut text, "", "from", configuration);
@@ -44,6 +46,7 @@ pub fn table(report: &Report) -> String {
     }
     differences(&mut text, report);
     kernel(&mut text, report);
+    changes::write(&mut text, report, wide);
     text.push_str(if report.differs() {
         "\nSomething differs.\n"
     } else {
@@ -119,18 +122,25 @@ impl Of {
 
 /// Returns the sections: first what counts for the mode that decides.
 fn sections(decisive: Option<&str>) -> Vec<(String, Of)> {
+    let modes = modes(decisive).into_iter();
+    let mut sections = vec![("in every mode".to_owned(), Of::All)];
+    sections.extend(modes.map(|(mode, heading)| (heading, Of::One(mode))));
+    sections
+}
+
+/// Returns the names of the modes, each with words about it: first the one that decides.
+fn modes(decisive: Option<&str>) -> Vec<(String, String)> {
     let mut modes: Vec<String> = ModeName::ALL.map(|mode| mode.to_string()).into();
     modes.sort_by_key(|mode| Some(mode.as_str()) != decisive);
-    let mut sections = vec![("in every mode".to_owned(), Of::All)];
-    sections.extend(modes.into_iter().map(|mode| {
+    let each = modes.into_iter().map(|mode| {
         let heading = if Some(mode.as_str()) == decisive {
             format!("in {mode} mode, which would run")
         } else {
             format!("in {mode} mode, if that is chosen")
         };
-        (heading, Of::One(mode))
-    }));
-    sections
+        (mode, heading)
+    });
+    each.collect()
 }
 
 /// Adds a name and its value, wrapped.

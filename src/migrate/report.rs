@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::state::Group;
+use super::{changes::ModeChanges, state::Group};
 
 /// Whether something that differs matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -109,6 +109,9 @@ pub struct Report {
     pub differences: Vec<Row>,
     /// What kube-proxy, or an earlier Tripod, has in this kernel.
     pub kernel: Vec<Group>,
+    /// What changes line by line if a mode starts, for each mode; `None`: the cluster's
+    /// objects were not given.
+    pub changes: Option<Vec<ModeChanges>>,
 }
 
 impl Report {

@@ -201,6 +201,7 @@ fn report(given: &Given, mode: Option<ModeName>) -> Report {
         differences: differences(given, Some(&node)),
         node: Some(node),
         kernel: Vec::new(),
+        changes: None,
     }
 }
 
@@ -219,7 +220,7 @@ fn the_mode_that_would_run_decides_whether_something_differs() {
 #[test]
 fn people_read_what_counts_for_this_node_first() {
     let given = sample("kubeadm-1.28.yaml");
-    let text = table(&report(&given, Some(ModeName::Nftables)));
+    let text = table(&report(&given, Some(ModeName::Nftables)), false);
     let at = |part: &str| {
         text.find(part)
             .unwrap_or_else(|| panic!("no {part:?} in {text}"))

@@ -10,7 +10,7 @@ use super::{
         plan::{self, DispatchChoice},
         render as iptables,
     },
-    ipvs, localhost, nftables,
+    ipvs, localhost, nftables, userspace,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -39,22 +39,15 @@ pub struct Choices<'a> {
     pub counted: &'a Namespaces,
 }
 
-/// Why there is no text.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The mode has none.
-    #[error("{0} mode cannot be rendered; use --proxy-mode=ipvs, nftables or iptables")]
-    NoText(ModeName),
-    /// The text could not be written.
-    #[error(transparent)]
-    Write(#[from] fmt::Error),
-}
-
 /// What `mode` would put into that kernel.
 ///
 /// # Errors
-/// When the mode has no such text.
-pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result<String, Error> {
+/// When the text could not be written.
+pub fn render(
+    mode: ModeName,
+    map: &ServiceMap,
+    choices: &Choices<'_>,
+) -> Result<String, fmt::Error> {
     let mut text = String::new();
     match mode {
         ModeName::Iptables => render_iptables(map, choices, &mut text)?,
@@ -83,7 +76,9 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
             }
             localhost::render(map, choices.loopback, &mut text)?;
         }
-        ModeName::Userspace => return Err(Error::NoText(mode)),
+        ModeName::Userspace => {
+            userspace::render::render(map, choices.effective.scheduler, &mut text)?;
+        }
     }
     Ok(text)
 }

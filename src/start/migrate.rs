@@ -1,24 +1,27 @@
 //! `tripod migrate --check`: examines this node, and joins that with what follows from
-//! kube-proxy's configuration.
+//! kube-proxy's configuration and the cluster's objects.
 
 use std::{
     io::{self, Write},
+    path::Path,
     process::ExitCode,
 };
 
-use super::probe;
+use super::{probe, render};
 use crate::{
     ask,
     cli::{Machine, Migrate, Output, Settings},
     kernel::{probe::Kernel, xtables::Engine},
-    migrate::{self, Chosen, Report, differences, origin, state},
-    modes::verdict,
+    migrate::{
+        self, Chosen, Given, Holdings, ModeChanges, Report, differences, node_lines, origin, state,
+    },
+    modes::verdict::{self, ModeRequirements},
     net::{Family, ModeName},
 };
 
 /// Something that matters differs.
 const DIFFERS: u8 = 1;
-/// The configuration cannot be read.
+/// The configuration or the objects cannot be read.
 const FAILED: u8 = 2;
 
 /// Prints what differs. Returns the status to exit with.
@@ -47,35 +50,107 @@ pub(super) async fn check(asked: &Migrate) -> ExitCode {
 async fn report(asked: &Migrate) -> Result<Report, String> {
     let given = origin::read(&asked.from)?;
     let settings = &given.settings;
-    let (node, kernel) = match asked.machine {
-        Machine::Elsewhere => (None, Vec::new()),
-        Machine::Node => {
-            let (mode, chosen, engines) = examined(settings);
-            let observed = state::observe(&settings.effective.ipvs_exclude).await;
-            (Some(chosen), state::groups(&observed, mode, &engines))
-        }
-    };
-    Ok(Report {
+    let requirements = probe::requirements(settings);
+    let mut report = Report {
         configuration: given.origin.clone(),
         kube_proxy_mode: given.kube_proxy_mode().to_string(),
         asked: settings.effective.mode.to_string(),
-        differences: differences(&given, node.as_ref()),
-        node,
-        kernel,
-    })
+        node: None,
+        differences: Vec::new(),
+        kernel: Vec::new(),
+        changes: None,
+    };
+    let (kernel, engines, there) = match &asked.machine {
+        Machine::Node => {
+            let kernel = probe::examine_last(&requirements);
+            let engines = engines(&kernel);
+            let (mode, chosen) = chosen(settings, &kernel, &requirements);
+            let exclude = &settings.effective.ipvs_exclude;
+            let observed = state::observe(exclude).await;
+            report.node = Some(chosen);
+            report.kernel = state::groups(&observed, mode, &engines);
+            let there = match asked.manifests {
+                Some(_) => node_lines::read(&observed, exclude).await?,
+                None => Holdings::default(),
+            };
+            (kernel, engines, there)
+        }
+        machine => {
+            let kernel = probe::imagine(settings, &requirements);
+            let there = match machine {
+                Machine::Saved(folder) => node_lines::saved(folder)?,
+                _ => Holdings::default(),
+            };
+            (kernel, Vec::new(), there)
+        }
+    };
+    report.differences = differences(&given, report.node.as_ref());
+    if let Some(folder) = &asked.manifests {
+        let target = Target {
+            given: &given,
+            kernel: &kernel,
+            requirements: &requirements,
+            engines: &engines,
+        };
+        report.changes = Some(target.changes(&there, folder).await?);
+    }
+    Ok(report)
 }
 
-/// Returns the mode that this node would get, why, and where its rules would go.
-fn examined(settings: &Settings) -> (Option<ModeName>, Chosen, Vec<(Family, Engine)>) {
-    let requirements = probe::requirements(settings);
-    let kernel = probe::examine_last(&requirements);
-    let choice = verdict::choose(settings.effective.mode, &kernel, &requirements);
+/// What Tripod would have to do with.
+struct Target<'a> {
+    given: &'a Given,
+    kernel: &'a Kernel,
+    requirements: &'a ModeRequirements,
+    /// Where its rules would go; a family that is missing: not known.
+    engines: &'a [(Family, Engine)],
+}
+
+impl Target<'_> {
+    /// Returns what of the lines that are `there` changes in each mode, for the objects of a
+    /// folder.
+    async fn changes(&self, there: &Holdings, folder: &Path) -> Result<Vec<ModeChanges>, String> {
+        let settings = &self.given.settings;
+        let mut tracker = render::read(settings, folder).await?;
+        let engine = |family| {
+            let mut engines = self.engines.iter();
+            let found = engines.find(|(of, _)| *of == family);
+            found.map(|(_, engine)| *engine)
+        };
+        let mut changes = Vec::new();
+        for mode in ModeName::ALL {
+            let verdict = verdict::verdict(mode, self.kernel, self.requirements);
+            let mut places = Vec::new();
+            let impossible = (!verdict.can_run()).then(|| verdict.to_string());
+            if impossible.is_none() {
+                let text = render::text_of(mode, self.kernel, settings, &mut tracker);
+                let mut desired = Holdings::default();
+                desired.rendered(&text.map_err(|error| error.to_string())?, engine);
+                places = migrate::changes(there, &desired);
+            }
+            changes.push(ModeChanges {
+                mode: mode.to_string(),
+                impossible,
+                places,
+            });
+        }
+        Ok(changes)
+    }
+}
+
+/// Returns the mode that this node would get, and why.
+fn chosen(
+    settings: &Settings,
+    kernel: &Kernel,
+    requirements: &ModeRequirements,
+) -> (Option<ModeName>, Chosen) {
+    let choice = verdict::choose(settings.effective.mode, kernel, requirements);
     let chosen = Chosen {
         mode: choice.mode.map(|mode| mode.to_string()),
         passed_over: choice.passed_over().collect(),
         lost: choice.lost().collect(),
     };
-    (choice.mode, chosen, engines(&kernel))
+    (choice.mode, chosen)
 }
 
 fn engines(kernel: &Kernel) -> Vec<(Family, Engine)> {
@@ -84,5 +159,7 @@ fn engines(kernel: &Kernel) -> Vec<(Family, Engine)> {
 }
 
 fn text(report: &Report, output: Output) -> Result<String, String> {
-    ask::document(report, output, || migrate::table(report))
+    ask::document(report, output, || {
+        migrate::table(report, output == Output::Wide)
+    })
 }

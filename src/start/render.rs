@@ -1,42 +1,66 @@
 //! `tripod render`: what a mode would do, for a folder of manifests.
 
-use std::{io::Write, path::Path};
+use std::{fmt, io::Write, path::Path};
 
 use super::{Done, probe};
 use crate::{
     cli::Settings,
+    kernel::probe::Kernel,
     modes::{render, verdict},
+    net::ModeName,
     node::{self, NodePorts},
     services::Tracker,
     watch,
 };
 
 pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
+    let text = text(settings, &mut read(settings, folder).await?)?;
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// Reads the objects of a folder of manifests, for the node of the settings.
+///
+/// # Errors
+/// When the folder cannot be read, or the node has no name; in words.
+pub(super) async fn read(settings: &Settings, folder: &Path) -> Result<Tracker, String> {
     std::fs::read_dir(folder)
         .map_err(|e| format!("cannot read --manifests {}: {e}", folder.display()))?;
     let mut tracker = Tracker::new(&node::name(&settings.configuration.hostname_override)?);
     let objects = watch::manifests::spawn(folder).recv().await;
     tracker.apply(objects.unwrap_or_default().events);
-    let text = text(settings, &mut tracker)?;
-    std::io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+    Ok(tracker)
 }
 
 /// Returns what the mode of the settings would do for the objects of `tracker`.
 ///
 /// # Errors
-/// When no kernel could run that mode with these settings, or it has no such text.
+/// When no kernel could run that mode with these settings.
 pub(super) fn text(
     settings: &Settings,
     tracker: &mut Tracker,
 ) -> Result<String, Box<dyn std::error::Error>> {
     let requirements = probe::requirements(settings);
     let kernel = probe::imagine(settings, &requirements);
-    let effective = &settings.effective;
-    let verdict = verdict::verdict(effective.mode, &kernel, &requirements);
+    let mode = settings.effective.mode;
+    let verdict = verdict::verdict(mode, &kernel, &requirements);
     if !verdict.can_run() {
         return Err(verdict.to_string().into());
     }
+    Ok(text_of(mode, &kernel, settings, tracker)?)
+}
+
+/// Returns what `mode` would do in that kernel for the objects of `tracker`.
+///
+/// # Errors
+/// When the text could not be written.
+pub(super) fn text_of(
+    mode: ModeName,
+    kernel: &Kernel,
+    settings: &Settings,
+    tracker: &mut Tracker,
+) -> Result<String, fmt::Error> {
+    let effective = &settings.effective;
     let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
     let node = tracker.node().cloned();
     node_ports.update(node.as_deref());
@@ -48,11 +72,11 @@ pub(super) fn text(
     let choices = render::Choices {
         configuration: &settings.configuration,
         effective,
-        kernel: &kernel,
+        kernel,
         dispatch: settings.own.iptables_dispatch,
         served: &served,
         loopback: node_ports.loopback(),
         counted: &settings.own.counted(),
     };
-    Ok(render::render(effective.mode, tracker.map(), &choices)?)
+    render::render(mode, tracker.map(), &choices)
 }

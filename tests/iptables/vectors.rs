@@ -144,20 +144,13 @@ fn flags_show_in_the_rules() {
 
 #[test]
 fn what_cannot_be_rendered_is_reported() {
-    let empty = Folder::new("empty");
-    let empty = empty.0.to_str().expect("a path");
-    let cases: [(&[&str], i32, &str); 4] = [
+    let cases: [(&[&str], i32, &str); 3] = [
         (&["--proxy-mode=iptables"], 2, "--manifests DIR"),
         (&["--iptables-dispatch=magic"], 2, "auto, linear or indexed"),
         (
             &["--proxy-mode=iptables", "--manifests=/nonexistent"],
             1,
             "/nonexistent",
-        ),
-        (
-            &["--proxy-mode=userspace", "--manifests", empty],
-            1,
-            "userspace mode",
         ),
     ];
     for (arguments, code, word) in cases {

@@ -81,7 +81,7 @@ pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
 
 /// Returns true for a line of `iptables-save` that only the kubelet causes; where it
 /// is, KUBE-FIREWALL is its own.
-fn is_kubelets(line: &str) -> bool {
+pub fn is_kubelets(line: &str) -> bool {
     match Line::parse(line) {
         Some(Line::Chain(name)) => xtables::HINTS.contains(&name),
         Some(Line::Rule { chain, words }) => {

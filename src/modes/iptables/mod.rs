@@ -28,7 +28,8 @@ mod watch;
 use std::time::Duration;
 
 pub use self::{
-    cleanup::{chains, cleanup_except, is_there, retire},
+    cleanup::{chains, cleanup_except, is_kubelets, is_there, retire},
+    observe::interest,
     setup::Setup,
     traffic::Traffic,
 };

@@ -174,7 +174,7 @@ fn read_own(
 }
 
 /// `None` where the kernel has no such thing.
-fn there<T>(opened: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Error> {
+pub(super) fn there<T>(opened: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Error> {
     let absent = [
         Errno::EINVAL,
         Errno::ENOENT,

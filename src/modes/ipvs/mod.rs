@@ -23,6 +23,7 @@ pub mod plan;
 pub mod render;
 mod repairs;
 mod rules;
+mod saved;
 mod settings;
 mod steps;
 
@@ -39,6 +40,7 @@ pub use self::{
         SHARED_CHAINS, chains, cleanup_except, cleanup_rules, is_there, retire, virtual_servers,
     },
     plan::Options,
+    saved::saved,
 };
 use self::{
     clients::Clients,

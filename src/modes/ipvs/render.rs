@@ -3,17 +3,17 @@
 
 use std::{
     fmt::{self, Write},
-    net::SocketAddr,
+    net::IpAddr,
 };
 
 use super::{
     desired::{Desired, Dirty},
-    plan::{LINK, NodeContext, Set, VirtualServer, interest, rules},
+    plan::{LINK, NodeContext, Set, interest, rules},
 };
 use crate::{
     kernel::{
         ipset::Kind,
-        ipvs::Forwarding,
+        ipvs::{self, Forwarding, HASH_PORTS, RealServer},
         probe::Kernel,
         xtables::{self, difference::difference, observed::Observed},
     },
@@ -71,15 +71,15 @@ pub fn render(
     for port in &ports {
         for server in &desired.plan(port).servers {
             if needs.owner(&server.frontend) == Some(&port.name) {
-                write_server(out, server)?;
+                let reals = server.reals.iter().copied();
+                write_server(out, &server.to_kernel(), reals)?;
             }
         }
     }
     writeln!(out, "# ip -batch -")?;
-    writeln!(out, "link add {} type dummy", LINK)?;
-    for address in &dirty.addresses {
-        let bits = Family::of(address).bits();
-        writeln!(out, "addr add {address}/{bits} dev {}", LINK)?;
+    writeln!(out, "link add {LINK} type dummy")?;
+    for &address in &dirty.addresses {
+        write_address(out, address)?;
     }
     Ok(())
 }
@@ -102,23 +102,26 @@ fn write_set(out: &mut impl Write, set: Set, family: Family, members: u32) -> fm
 }
 
 /// Writes a virtual server with its real servers, in the words of `ipvsadm -Sn`.
-fn write_server(out: &mut impl Write, server: &VirtualServer) -> fmt::Result {
-    let (frontend, scheduler) = (&server.frontend, &server.scheduler);
-    let option = match frontend.protocol {
+pub(super) fn write_server(
+    out: &mut impl Write,
+    server: &ipvs::VirtualServer,
+    reals: impl IntoIterator<Item = RealServer>,
+) -> fmt::Result {
+    let address = server.id.address;
+    let option = match server.id.protocol {
         Protocol::Tcp => "-t",
         Protocol::Udp => "-u",
         Protocol::Sctp => "--sctp-service",
     };
-    let address = SocketAddr::new(frontend.address, frontend.port);
-    write!(out, "-A {option} {address} -s {scheduler}")?;
-    if let Some(seconds) = server.persistence {
-        write!(out, " -p {seconds}")?;
+    write!(out, "-A {option} {address} -s {}", server.scheduler)?;
+    if let Some(time) = server.persistence {
+        write!(out, " -p {}", time.as_secs())?;
     }
-    if server.hashes_ports() {
+    if server.flags & HASH_PORTS != 0 {
         out.write_str(" -b mh-port")?;
     }
     writeln!(out)?;
-    for real in &server.reals {
+    for real in reals {
         let method = match real.forwarding {
             Forwarding::Masquerade => "-m",
             Forwarding::DirectRoute | Forwarding::Local => "-g",
@@ -128,4 +131,10 @@ fn write_server(out: &mut impl Write, server: &VirtualServer) -> fmt::Result {
         writeln!(out, "-a {option} {address} -r {real} {method} -w {weight}")?;
     }
     Ok(())
+}
+
+/// Writes an address of the dummy link, in the words of `ip -batch`.
+pub(super) fn write_address(out: &mut impl Write, address: IpAddr) -> fmt::Result {
+    let bits = Family::of(&address).bits();
+    writeln!(out, "addr add {address}/{bits} dev {LINK}")
 }

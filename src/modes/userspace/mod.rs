@@ -20,6 +20,7 @@ mod observe;
 mod options;
 mod plan;
 mod proxy;
+pub mod render;
 mod return_path;
 #[cfg(test)]
 mod tests;

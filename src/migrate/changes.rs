@@ -1,0 +1,84 @@
+//! What changes in the kernel when a mode starts: what comes, what goes and what stays,
+//! line by line, in the words of the programs that save such things. Pure.
+//!
+//! Lines are compared whatever their order within a chain.
+
+mod holdings;
+
+use hashbrown::HashMap;
+use serde::Serialize;
+
+pub use self::holdings::{Holdings, Program};
+use crate::kernel::xtables::words::Words;
+
+/// What changes in one table, or in another place that has lines of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlaceChanges {
+    /// Which place that is, such as `IPv4, table nat`.
+    pub place: String,
+    /// Lines that are written.
+    pub comes: Vec<String>,
+    /// Lines that are removed: what has to be as it is for open connections, when these
+    /// have ended or after 15 minutes.
+    pub goes: Vec<String>,
+    /// How many lines are there and stay.
+    pub stays: usize,
+}
+
+/// What changes if one mode of Tripod starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModeChanges {
+    /// Its name.
+    pub mode: String,
+    /// Why it cannot run here, or why that is not known; `None`: it can run.
+    pub impossible: Option<String>,
+    /// What changes, by place; those without a line are left out.
+    pub places: Vec<PlaceChanges>,
+}
+
+/// Returns how the lines that are `there` differ from those that are `desired`, by place.
+pub fn changes(there: &Holdings, desired: &Holdings) -> Vec<PlaceChanges> {
+    let mut places: Vec<&String> = there.places().chain(desired.places()).collect();
+    places.sort_unstable();
+    places.dedup();
+    let changes = places.into_iter().map(|place| {
+        let lines = there.lines(place);
+        let mut left: HashMap<&Words, usize> = HashMap::new();
+        for line in lines {
+            *left.entry(line).or_default() += 1;
+        }
+        let (mut comes, mut stays) = (Vec::new(), 0);
+        for line in desired.lines(place) {
+            match left.get_mut(line) {
+                Some(count) if *count > 0 => {
+                    *count -= 1;
+                    stays += 1;
+                }
+                _ => comes.push(line.to_string()),
+            }
+        }
+        let mut goes = Vec::new();
+        for line in lines {
+            match left.get_mut(line) {
+                Some(count) if *count > 0 => *count -= 1,
+                _ => continue,
+            }
+            if there.is_kubelets(line) {
+                stays += 1;
+            } else {
+                goes.push(line.to_string());
+            }
+        }
+        PlaceChanges {
+            place: place.clone(),
+            comes,
+            goes,
+            stays,
+        }
+    });
+    changes
+        .filter(|of| of.stays > 0 || !of.comes.is_empty() || !of.goes.is_empty())
+        .collect()
+}

@@ -1,0 +1,62 @@
+//! Prints what changes line by line.
+
+use super::{super::report::Report, field, modes};
+use crate::migrate::changes::PlaceChanges;
+
+/// Lines of one place that are shown; the rest is counted.
+const LINES: usize = 8;
+
+/// Writes what changes in each mode: the lines of the mode that decides, and how many there
+/// are in the others. `wide`: all lines.
+pub(super) fn write(text: &mut String, report: &Report, wide: bool) {
+    let Some(changes) = &report.changes else {
+        let hint = "\nWhat would change line by line: give the cluster's objects by --manifests.\n";
+        text.push_str(hint);
+        return;
+    };
+    let decisive = report.decisive();
+    for (mode, heading) in modes(decisive) {
+        let mut modes = changes.iter();
+        let Some(of_mode) = modes.find(|of| of.mode == mode) else {
+            continue;
+        };
+        text.push_str(&format!("\nWould change {heading}\n\n"));
+        if let Some(why) = &of_mode.impossible {
+            field(text, "  ", "cannot run", why);
+            continue;
+        }
+        if of_mode.places.is_empty() {
+            text.push_str("  nothing: there is nothing, and nothing is to be there\n");
+        }
+        let lines = match Some(mode.as_str()) == decisive {
+            _ if wide => usize::MAX,
+            true => LINES,
+            false => 0,
+        };
+        for place in &of_mode.places {
+            write_place(text, place, lines);
+        }
+    }
+}
+
+/// Writes one place with so many of its lines.
+fn write_place(text: &mut String, changes: &PlaceChanges, shown: usize) {
+    let PlaceChanges {
+        place,
+        comes,
+        goes,
+        stays,
+    } = changes;
+    let (come, go) = (comes.len(), goes.len());
+    text.push_str(&format!("  {place}: {stays} stay, {come} come, {go} go\n"));
+    for (sign, lines) in [('-', goes), ('+', comes)] {
+        for line in lines.iter().take(shown) {
+            text.push_str(&format!("    {sign} {line}\n"));
+        }
+        if let more @ 1.. = lines.len().saturating_sub(shown)
+            && shown > 0
+        {
+            text.push_str(&format!("    {sign} and {more} more: see --output=wide\n"));
+        }
+    }
+}

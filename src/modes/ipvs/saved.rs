@@ -1,0 +1,79 @@
+//! What the kernel holds of ipvs mode beside rules, in the words in which [`render`] says
+//! what it is to hold. It is read only.
+//!
+//! [`render`]: super::render::render
+
+use std::fmt::Write;
+
+use ipnet::IpNet;
+
+use super::{
+    Error,
+    cleanup::{there, virtual_servers},
+    plan::{LINK, Set},
+    render::{write_address, write_server},
+};
+use crate::{
+    kernel::{
+        addresses,
+        ipset::IpSets,
+        ipvs::Ipvs,
+        links,
+        netlink::{self, Protocol, Socket},
+    },
+    net::Family,
+};
+
+/// Returns sets with their members, virtual servers but for those in `exclude`, and the
+/// addresses of the dummy link, whoever made them; each after a line that names the program
+/// that reads such lines. What this kernel does not have is left out.
+///
+/// # Errors
+/// When the kernel has it and it cannot be read.
+pub fn saved(exclude: &[IpNet]) -> Result<String, Error> {
+    let mut text = String::new();
+    // Writing into a String does not fail.
+    let _ = writeln!(text, "# ipset restore");
+    if let Some(mut sets) = there(IpSets::open())? {
+        write_sets(&mut sets, &mut text)?;
+    }
+    let _ = writeln!(text, "# ipvsadm -R");
+    let ours = virtual_servers(exclude)?;
+    if !ours.is_empty() {
+        let mut ipvs = Ipvs::open()?;
+        for server in ipvs.list()? {
+            if ours.contains(&server.id) {
+                let reals = ipvs.list_real(&server.id)?;
+                let reals = reals.into_iter().map(|listed| listed.server);
+                let _ = write_server(&mut text, &server, reals);
+            }
+        }
+    }
+    let _ = writeln!(text, "# ip -batch -");
+    if let Ok(index) = links::index(LINK) {
+        let _ = writeln!(text, "link add {LINK} type dummy");
+        for address in addresses::list(&mut Socket::open(Protocol::Route)?)? {
+            if address.index == index && !address.is_of_link() {
+                let _ = write_address(&mut text, address.address);
+            }
+        }
+    }
+    Ok(text)
+}
+
+fn write_sets(sets: &mut IpSets, text: &mut String) -> Result<(), netlink::Error> {
+    let is_ours = |name: &str| {
+        let mut all = Family::ALL.into_iter();
+        all.any(|family| Set::ALL.iter().any(|set| set.name(family) == name))
+    };
+    for set in sets.list()? {
+        if !is_ours(&set.name) {
+            continue;
+        }
+        let _ = writeln!(text, "create {} {}", set.name, set.kind);
+        for member in sets.members(&set.name)? {
+            let _ = writeln!(text, "add {} {member}", set.name);
+        }
+    }
+    Ok(())
+}
