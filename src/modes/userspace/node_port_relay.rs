@@ -361,7 +361,12 @@ mod tests {
             retry: true,
             ..Changes::default()
         };
-        let again = sync(&mut relay, &map, &retry);
+        let mut again = sync(&mut relay, &map, &retry);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        // A program that another test begins has the port until its exec(2).
+        while !again.failed.is_empty() && Instant::now() < deadline {
+            again = sync(&mut relay, &map, &retry);
+        }
         assert_eq!((again.examined, again.failed.len()), (1, 0));
         assert_eq!(call(30_002).unwrap(), 2);
 

@@ -105,7 +105,7 @@ impl Shared {
                     rooms.any(|room| room.is_for_others(has.descriptors(), together))
                 }
             };
-            !too_many && !(limits.leaves_room && crowded())
+            !(too_many || limits.leaves_room && crowded())
         });
         if counted.is_none() {
             self.counters.client_limited.inc();
