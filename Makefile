@@ -4,10 +4,10 @@ CARGO ?= cargo
 # Tests and demo make network namespaces and rules in them; one test boots a
 # kernel of its own (User-Mode Linux), one opens the page in a browser.
 TOOLS    := ip unshare setpriv iptables
-TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace script chromium chromedriver \
+TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace valgrind script chromium chromedriver \
     buildah runc groff
 PACKAGES := iproute2 util-linux iptables
-TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace bsdutils chromium chromium-driver \
+TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace valgrind bsdutils chromium chromium-driver \
     buildah runc groff-base
 
 # Tools of crates.io that packages are made with.
@@ -58,7 +58,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static reproducible aarch64 deb dist unit lab guest test conformance reliability check bench acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
+.PHONY: help demo static reproducible aarch64 deb dist unit lab guest test conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
@@ -74,7 +74,8 @@ help:
 	@echo 'make conformance what each mode does on each kernel, into docs/conformance.md'
 	@echo 'make reliability what stops and what goes on when something fails, into docs/reliability.md'
 	@echo 'make check       formatting, lints, documentation'
-	@echo 'make bench       measurements'
+	@echo 'make bench       measurements, into docs/benchmarks.md (three quarters of an hour)'
+	@echo 'make instructions  the instructions of the pure parts, into benches/instructions.csv'
 	@echo 'make soak        changes under traffic for an hour in each mode; shorter: make soak SOAK=600'
 	@echo 'make simulate    faults at every call of a simulated kernel: make simulate SEED=7 STEPS=1000000'
 	@echo 'make mutants     whether the simulation notices what is broken on purpose (half an hour)'
@@ -166,9 +167,16 @@ check:
 	@if command -v cargo-deny >/dev/null && [ -f deny.toml ]; then $(CARGO) deny check; \
 	else echo 'cargo-deny is not installed: licences and advisories not checked'; fi
 
+# benches/README.md says which makes which part of the document.
 bench: test-tools
-	$(CARGO) bench --bench userspace -- --write docs/benchmarks.md
-	$(CARGO) bench --bench cluster --bench iptables --bench nftables
+	$(CARGO) bench --bench userspace -- --write
+	$(CARGO) bench --bench cluster
+	$(CARGO) bench --bench iptables
+	$(CARGO) bench --bench nftables
+
+# `make test` compares with what this records.
+instructions: test-tools
+	TRIPOD_INSTRUCTIONS=write TRIPOD_NO_SKIP=1 $(CARGO) test --lib -- tests::instructions --nocapture
 
 # Figures are the lines that begin with FIGURE.
 acceptance: test-tools

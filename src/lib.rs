@@ -35,6 +35,8 @@ mod simulation;
 pub mod start;
 pub mod status_api;
 pub mod test;
+#[cfg(test)]
+mod tests;
 pub mod trace;
 pub mod trouble;
 pub mod watch;

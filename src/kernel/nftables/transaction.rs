@@ -93,6 +93,12 @@ impl Transaction {
         &self.steps
     }
 
+    /// Makes the messages that go to the kernel. Returns how many.
+    #[cfg(test)]
+    pub(crate) fn encoded(&self) -> usize {
+        self.requests(None, Grouping::Many).count()
+    }
+
     /// Makes the changes of `other`, of the same table, after these.
     pub fn append(&mut self, other: Transaction) -> &mut Self {
         self.steps.extend(other.steps);

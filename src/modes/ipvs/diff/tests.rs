@@ -1,3 +1,5 @@
+mod instructions;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},

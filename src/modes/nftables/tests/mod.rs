@@ -1,6 +1,7 @@
 //! Tests of nftables mode.
 
 mod increments;
+mod instructions;
 mod kernel;
 mod model;
 mod random;

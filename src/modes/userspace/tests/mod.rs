@@ -1,5 +1,6 @@
 //! The data path on loopback: real sockets, no capture.
 
+mod instructions;
 mod tcp;
 mod udp;
 

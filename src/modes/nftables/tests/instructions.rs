@@ -1,0 +1,60 @@
+//! Planning, comparing and encoding for the kernel, counted in instructions.
+
+use std::sync::Arc;
+
+use super::{
+    super::{
+        applied::Applied,
+        diff::{Batch, Change},
+        plan::Sets,
+    },
+    random,
+};
+use crate::{
+    net::Family,
+    services::ServicePort,
+    tests::instructions::{CHANGES, SERVICES, counted, service},
+};
+
+fn first(ports: &[Arc<ServicePort>], applied: &mut Applied, sets: &Sets) -> usize {
+    let change = Change::new(applied, ports.iter().map(|port| (&port.name, Some(port))));
+    let batch = Batch::whole(change, applied, sets, false, Vec::new());
+    let size = batch.transaction.encoded();
+    batch.change.commit(applied);
+    size
+}
+
+fn ports() -> Vec<Arc<ServicePort>> {
+    (0..SERVICES).map(|number| service(number, 0)).collect()
+}
+
+#[test]
+fn table() {
+    let sets = Sets::new(Family::V4);
+    let mut applied = Applied::new(random::options(Family::V4, 0));
+    let ports = ports();
+    let messages = counted(|| first(&ports, &mut applied, &sets));
+    assert!(messages > 50, "{messages}");
+}
+
+#[test]
+fn changes() {
+    let sets = Sets::new(Family::V4);
+    let mut applied = Applied::new(random::options(Family::V4, 0));
+    first(&ports(), &mut applied, &sets);
+    let changed: Vec<_> = (0..CHANGES)
+        .map(|number| service(number, 1 + number))
+        .collect();
+    let messages = counted(|| {
+        let each = changed.iter().map(|port| {
+            let change = Change::new(&applied, [(&port.name, Some(port))]);
+            let batch = change.batch(&applied, &sets);
+            let size = batch.transaction.encoded();
+            batch.change.commit(&mut applied);
+            size
+        });
+        each.sum::<usize>()
+    });
+    // A frame of two, elements that go and elements that come.
+    assert!(messages >= 4 * CHANGES as usize, "{messages}");
+}

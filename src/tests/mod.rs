@@ -1,0 +1,3 @@
+//! Tests of the library as a whole.
+
+pub mod instructions;
