@@ -1,28 +1,46 @@
-//! What a large cluster costs: the program itself, as it runs on a node, beside
-//! a server that speaks the API's protocol, in a network namespace of its own.
-//! What counts is how the figures stand to their limits.
+//! What a large cluster costs: the program itself, as it runs on a node, beside a server
+//! that speaks the API's protocol, in network namespaces of their own. Writes sections
+//! `scale`, `churn` and `connecting` of docs/benchmarks.md.
 //!
-//! Arguments, each optional: `nftables`, `iptables`, `ipvs`, `local` or `redirect`
-//! (the latter two are ways of capture in userspace mode), and the number of
-//! Services.
-//! `intervals` instead measures what the shortest
-//! time between two syncs costs.
+//! Arguments, each optional: the parts (`scale`, `churn`, `connecting`), the modes
+//! (`nftables`, `iptables-nft`, `iptables-legacy`, `local`, `redirect`, `ipvs`) and the
+//! numbers of Services. `report` measures nothing and writes the sections from the
+//! figures that are there. `intervals` instead measures what the shortest time between
+//! two syncs costs.
 
+mod churn;
 // Shared with the tests, which use more of it.
 #[allow(dead_code)]
 #[path = "../../tests/api/cluster.rs"]
 mod cluster;
+mod connecting;
+#[allow(dead_code)]
+#[path = "../document/mod.rs"]
+mod document;
 #[path = "../../tests/api/feed.rs"]
 mod feed;
+mod figures;
+mod guest;
+mod intervals;
+#[allow(dead_code)]
+#[path = "../../tests/lab"]
+mod lab {
+    pub mod process;
+    pub mod uml {
+        pub mod boot;
+    }
+}
 mod large;
+mod modes;
+mod node;
 #[allow(dead_code)]
 #[path = "../../tests/api/objects.rs"]
 mod objects;
 mod process;
-mod programming;
 #[allow(dead_code)]
 #[path = "../../tests/api/reviews.rs"]
 mod reviews;
+mod scale;
 #[allow(dead_code)]
 #[path = "../../tests/api/server.rs"]
 mod server;
@@ -41,42 +59,24 @@ use std::{
     time::Instant,
 };
 
-use nix::sched::{CloneFlags, unshare};
+use self::{
+    guest::GUEST,
+    large::Size,
+    modes::{IPVS, MODES, Mode},
+    node::in_namespace,
+    process::Tripod,
+    server::Server,
+    tcp_server::TcpServer,
+    tls::Authority,
+};
 
-use self::{large::Size, process::Tripod, server::Server, tcp_server::TcpServer, tls::Authority};
-
-/// Set in the process that runs inside the namespace.
+/// Set in the process that runs inside the namespaces.
 const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
 
-const LOOPBACK_UP: &str = "ip link set lo up";
-
-/// Changes of EndpointSlices that come as fast as the server can send them ...
-const EVENTS: u32 = 20_000;
-/// ... and how many of them one core has to be able to fold in a second.
-const EVENTS_A_SECOND: f64 = 10_000.0;
-
-/// Each mode that is measured, with its flags.
-const MODES: [(&str, &[&str]); 4] = [
-    (
-        "nftables",
-        &["--proxy-mode=nftables", "--strict-proxy-mode"],
-    ),
-    (
-        "iptables",
-        &["--proxy-mode=iptables", "--strict-proxy-mode"],
-    ),
-    (
-        "local",
-        &["--proxy-mode=userspace", "--userspace-capture=local"],
-    ),
-    (
-        "redirect",
-        &["--proxy-mode=userspace", "--userspace-capture=redirect"],
-    ),
-];
-
-/// Measured when asked for by name, as root where the kernel has IPVS.
-const IPVS: (&str, &[&str]) = ("ipvs", &["--proxy-mode=ipvs", "--strict-proxy-mode"]);
+const PARTS: [&str; 3] = ["scale", "churn", "connecting"];
+/// Numbers of Services for the scale, and of those the ones with a minute of changes.
+const SIZES: [u32; 5] = [10, 100, 1000, 5000, 20_000];
+const STORMS: [u32; 2] = [1000, 20_000];
 
 fn main() -> ExitCode {
     if std::env::var_os(INSIDE).is_none() {
@@ -98,34 +98,114 @@ fn main() -> ExitCode {
     }
     // A file for xtables' lock, which an ordinary user cannot write outside.
     run("mount -t tmpfs tmpfs /run");
-    run(LOOPBACK_UP);
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let asked = |name: &str| {
-        let named: Vec<&String> = arguments.iter().filter(|w| !w.starts_with('-')).collect();
-        let of_kind = |w: &&&String| w.parse::<u32>().is_ok() == name.parse::<u32>().is_ok();
-        let mut alike = named.iter().filter(of_kind).peekable();
-        alike.peek().is_none() || alike.any(|w| **w == name)
-    };
-    let runtime = || tokio::runtime::Runtime::new().expect("a runtime");
-    if arguments.iter().any(|w| w == "intervals") {
-        runtime().block_on(intervals());
+    let asked = Asked::new();
+    if asked.names("intervals") {
+        in_namespace(intervals::measure)
+            .join()
+            .expect("it is measured");
         return ExitCode::SUCCESS;
     }
-    let ipvs = arguments.iter().any(|w| w == IPVS.0).then_some(IPVS);
-    let modes = MODES.into_iter().filter(|(mode, _)| asked(mode));
-    for (mode, flags) in modes.chain(ipvs) {
-        for size in Size::ALL
-            .into_iter()
-            .filter(|s| asked(&s.services.to_string()))
-        {
-            println!("\n{mode}: {size}");
-            // What the last one left when it was killed would be taken over.
-            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
-            run(LOOPBACK_UP);
-            runtime().block_on(measure(mode, flags, size));
+    if !asked.names("report") {
+        for mode in MODES.iter().filter(|mode| asked.mode(mode.name)) {
+            measure(mode, &asked);
         }
     }
+    if std::env::var_os(GUEST).is_none() {
+        figures::report();
+    }
     ExitCode::SUCCESS
+}
+
+/// What the arguments ask for.
+struct Asked(Vec<String>);
+
+impl Asked {
+    fn new() -> Asked {
+        let words = std::env::args().skip(1);
+        // What cargo adds: --bench.
+        Asked(words.filter(|word| !word.starts_with('-')).collect())
+    }
+
+    fn names(&self, word: &str) -> bool {
+        self.0.iter().any(|given| given == word)
+    }
+
+    /// Whether `word` is named, or none of its kind.
+    fn wants(&self, word: &str, is_alike: impl Fn(&str) -> bool) -> bool {
+        self.names(word) || !self.0.iter().any(|given| is_alike(given))
+    }
+
+    fn part(&self, part: &str) -> bool {
+        self.wants(part, |word| PARTS.contains(&word))
+    }
+
+    fn mode(&self, mode: &str) -> bool {
+        self.wants(mode, |word| MODES.iter().any(|mode| mode.name == word))
+    }
+
+    fn size(&self, services: u32) -> bool {
+        self.wants(&services.to_string(), |word| word.parse::<u32>().is_ok())
+    }
+}
+
+fn measure(mode: &'static Mode, asked: &Asked) {
+    let is_guest = std::env::var_os(GUEST).is_some();
+    if mode.name == IPVS && !is_guest {
+        let mut words = asked.0.clone();
+        words.retain(|word| !MODES.iter().any(|mode| mode.name == word));
+        words.push(IPVS.to_owned());
+        return guest::measure(&words);
+    }
+    for services in SIZES.into_iter().filter(|size| asked.size(*size)) {
+        println!("{}, {services} Services", mode.title);
+        let storm = asked.part("churn") && STORMS.contains(&services);
+        if !asked.part("scale") && !storm {
+            continue;
+        }
+        let scale = asked.part("scale");
+        let done = in_namespace(move || with_server(mode, Size::new(services), scale, storm));
+        if done.join().is_err() {
+            println!("  {services} Services were not measured");
+        }
+    }
+    if asked.part("connecting") {
+        connecting::measure(mode, |services| asked.size(services));
+    }
+}
+
+/// Prepares the namespace of this thread for a mode.
+fn prepare(mode: &Mode) {
+    for program in mode
+        .engine
+        .into_iter()
+        .flat_map(|engine| ["iptables", "ip6tables"].map(|program| format!("{program}-{engine}")))
+    {
+        run(&format!("{program} -w -t mangle -N KUBE-IPTABLES-HINT"));
+    }
+}
+
+fn with_server(mode: &'static Mode, size: Size, scale: bool, storm: bool) {
+    prepare(mode);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let server = Server::new();
+    let authority = Authority::new();
+    let opened = TcpServer::open(server.clone(), "bench", &authority, false);
+    let tcp = runtime.block_on(opened);
+    server.change(|cluster| size.fill(cluster));
+    let begun = Instant::now();
+    let tripod = Tripod::of_cluster(mode.flags, &tcp.file("kubeconfig"));
+    if scale {
+        scale::measure(mode.name, &size, &server, &tripod, begun);
+    } else {
+        tripod.reaches_missing(1.0);
+    }
+    if storm {
+        churn::measure(mode.name, &size, &server, &tripod);
+    }
 }
 
 /// Runs a program with its arguments.
@@ -137,82 +217,4 @@ fn run(command: &str) {
         done.is_ok_and(|status| status.success()),
         "cannot run {command}"
     );
-}
-
-async fn measure(mode: &str, flags: &[&str], size: Size) {
-    let server = Server::new();
-    let tcp = TcpServer::open(server.clone(), "cluster", &Authority::new(), false).await;
-    server.change(|cluster| size.fill(cluster));
-
-    let begun = Instant::now();
-    let tripod = Tripod::start(flags, &tcp.file("kubeconfig"));
-    tripod.reaches_missing(1.0).await;
-    let took = begun.elapsed();
-    let spent = tripod.cpu();
-    let [resident, peak] = tripod.memory();
-    println!(
-        "  first sync       {took:.2?}, {spent:.2} s of one core; {} descriptors",
-        tripod.descriptors()
-    );
-    if let Some(failed) = tripod
-        .metric("tripod_service_ports_failed")
-        .filter(|n| *n > 0.0)
-    {
-        println!("                   {failed} ServicePorts not in force as asked (see the log)");
-    }
-    let limit = size.limit(mode);
-    println!(
-        "  resident         {resident:6.1} MiB   {:4.2} of {limit} MiB   (peak {peak:.1} MiB)",
-        resident / limit
-    );
-
-    if mode == "nftables" {
-        programming::measure(&server, &tripod, size).await;
-    }
-    let Churned { rate, took } = churn(&server, &tripod, size).await;
-    let [resident, peak] = tripod.memory();
-    println!(
-        "  {EVENTS} changes    {rate:6.0} a second of one core   {:4.2} of the least   ({took:.2} s in all)",
-        rate / EVENTS_A_SECOND
-    );
-    println!(
-        "  resident then    {resident:6.1} MiB   {:4.2} of {limit} MiB   (peak {peak:.1} MiB)",
-        resident / limit
-    );
-}
-
-/// How changes were taken.
-struct Churned {
-    /// Changes a second of one core.
-    rate: f64,
-    /// Seconds until the last one was in force.
-    took: f64,
-}
-
-async fn churn(server: &Server, tripod: &Tripod, size: Size) -> Churned {
-    let (begun, before) = (Instant::now(), tripod.cpu());
-    server.change(|cluster| size.churn(cluster, EVENTS));
-    tripod.reaches_missing(0.0).await;
-    Churned {
-        rate: f64::from(EVENTS) / (tripod.cpu() - before),
-        took: begun.elapsed().as_secs_f64(),
-    }
-}
-
-/// What `minSyncPeriod` costs and gains, in a storm of changes.
-async fn intervals() {
-    let [_, _, (mode, flags), _] = MODES;
-    let [_, size, _] = Size::ALL;
-    println!("\nShortest time between syncs, userspace mode, {mode} capture: {size}");
-    for interval in ["1ms", "10ms", "100ms", "1s"] {
-        let server = Server::new();
-        let tcp = TcpServer::open(server.clone(), "intervals", &Authority::new(), false).await;
-        server.change(|cluster| size.fill(cluster));
-        let at_least = format!("--iptables-min-sync-period={interval}");
-        let flags: Vec<&str> = flags.iter().copied().chain([&*at_least]).collect();
-        let tripod = Tripod::start(&flags, &tcp.file("kubeconfig"));
-        tripod.reaches_missing(1.0).await;
-        let Churned { rate, took } = churn(&server, &tripod, size).await;
-        println!("  {interval:>6}   {rate:6.0} changes a second of one core   {took:.2} s in all");
-    }
 }

@@ -4,27 +4,52 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
+use nix::libc;
+
 /// Longer than anything takes unless it hangs.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(300);
 const METRICS: &str = "127.0.0.1:10249";
 
 /// A running `tripod`; killed when dropped.
 pub struct Tripod(Child);
 
+/// Processor time so far.
+#[derive(Clone, Copy)]
+pub struct Busy {
+    /// Of all its threads, in the kernel and outside.
+    pub own: Duration,
+    /// Of the programs that it started and that have ended.
+    pub children: Duration,
+}
+
+impl Busy {
+    /// Returns how much more it is now.
+    pub fn since(self, before: Busy) -> Busy {
+        Busy {
+            own: self.own.saturating_sub(before.own),
+            children: self.children.saturating_sub(before.children),
+        }
+    }
+}
+
 impl Tripod {
     /// Starts the one built with this benchmark, or the one that `TRIPOD`
     /// names, as the node of the objects.
-    pub fn start(flags: &[&str], kubeconfig: &Path) -> Tripod {
+    pub fn start(flags: &[&str], source: [&str; 2]) -> Tripod {
         let program = std::env::var_os("TRIPOD").unwrap_or(env!("CARGO_BIN_EXE_tripod").into());
-        let child = Command::new(program)
+        // A /run of its own: several run at once, each in a network namespace.
+        let alone = "mount -t tmpfs tmpfs /run && exec \"$@\"";
+        let child = Command::new("unshare")
+            .args(["-m", "sh", "-c", alone, "sh"])
+            .arg(program)
             .args(flags)
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
+            .args(source)
             .args([
                 "--hostname-override=node-a",
                 "--metrics-bind-address",
@@ -35,12 +60,23 @@ impl Tripod {
                 Some(_) => Stdio::inherit(),
                 None => Stdio::null(),
             })
+            .process_group(0)
             .spawn();
         Tripod(child.expect("tripod starts"))
     }
 
+    /// Starts it as a client of the API server that this file names.
+    pub fn of_cluster(flags: &[&str], kubeconfig: &Path) -> Tripod {
+        Tripod::start(flags, ["--kubeconfig", &kubeconfig.to_string_lossy()])
+    }
+
+    /// Starts it with the objects of a folder.
+    pub fn of_folder(flags: &[&str], folder: &Path) -> Tripod {
+        Tripod::start(flags, ["--manifests", &folder.to_string_lossy()])
+    }
+
     /// Waits until so many Services are without an endpoint on this node.
-    pub async fn reaches_missing(&self, services: f64) {
+    pub fn reaches_missing(&self, services: f64) {
         let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"internal\"}";
         let begun = Instant::now();
         while self.metric(name) != Some(services)
@@ -51,7 +87,7 @@ impl Tripod {
                 "{:?}, not {services}",
                 self.metric(name)
             );
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
@@ -66,26 +102,36 @@ impl Tripod {
         lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// Processor time so far, in seconds: utime and stime are fields 14 and 15
-    /// of proc_pid_stat(5), in ticks of 10 ms.
-    pub fn cpu(&self) -> f64 {
-        let stat = self.read("stat");
-        let after = stat.rsplit(')').next().unwrap_or_default();
-        let fields = after.split_whitespace().skip(11).take(2);
-        let ticks: f64 = fields.filter_map(|field| field.parse::<f64>().ok()).sum();
-        ticks / 100.0
+    /// Processor time so far.
+    pub fn busy(&self) -> Busy {
+        Busy {
+            own: self.own_time(),
+            children: self.time_of_children(),
+        }
     }
 
-    /// How long all its threads have run so far, in the kernel and outside: the
-    /// first field of `/proc/PID/task/TID/schedstat`, in nanoseconds.
-    pub fn ran(&self) -> Duration {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id()));
-        let tasks = tasks.into_iter().flatten().flatten();
-        let nanos = tasks.filter_map(|task| {
-            let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
-            text.split(' ').next()?.parse::<u64>().ok()
-        });
-        Duration::from_nanos(nanos.sum())
+    /// With the threads that have ended.
+    fn own_time(&self) -> Duration {
+        let pid = libc::pid_t::try_from(self.0.id()).expect("process ids are positive");
+        // CPUCLOCK_SCHED of a process: `linux/posix-timers_types.h`.
+        let clock = (!pid << 3) | 2;
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: `time` is a timespec that outlives the call.
+        let done = unsafe { libc::clock_gettime(clock, &mut time) };
+        assert_eq!(done, 0, "the process is there");
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+
+    /// cutime and cstime, fields 16 and 17 of proc_pid_stat(5), in ticks of 10 ms.
+    fn time_of_children(&self) -> Duration {
+        let stat = self.read("stat");
+        let after = stat.rsplit(')').next().unwrap_or_default();
+        let fields = after.split_whitespace().skip(13).take(2);
+        let ticks: u64 = fields.filter_map(|field| field.parse::<u64>().ok()).sum();
+        Duration::from_millis(ticks * 10)
     }
 
     /// Resident memory now and at its highest, in MiB.

@@ -1,10 +1,14 @@
-//! iptables mode with 5,000 Services of 5 endpoints each, in a network
-//! namespace of its own: the first sync, one changed endpoint beside the bare
-//! `iptables-restore` that adds one rule, and connecting to the first and the
-//! last Service. Needs root.
+//! iptables mode with 1,000 and 20,000 Services of 5 endpoints each, in network
+//! namespaces of its own: the first sync, and one changed endpoint beside the bare
+//! `iptables-restore` that adds one rule. Writes section `iptables` of
+//! docs/benchmarks.md. With `connecting` it instead connects to the first and the last of
+//! so many Services. Needs root.
 //!
-//! `cargo bench --bench iptables [-- SERVICES]`
+//! `cargo bench --bench iptables [-- connecting] [SERVICES]`
 
+#[allow(dead_code)]
+#[path = "../document/mod.rs"]
+mod document;
 #[path = "../../tests/lab/service_ports.rs"]
 mod service_ports;
 mod services;
@@ -18,7 +22,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sched::{CloneFlags, unshare};
+use nix::{
+    sched::{CloneFlags, unshare},
+    sys::{
+        resource::{UsageWho, getrusage},
+        time::TimeValLike,
+    },
+};
 use prometheus::Registry;
 use tokio::runtime::Runtime;
 use tripod::{
@@ -34,7 +44,14 @@ use tripod::{
     services::{Changes, ServiceMap},
 };
 
-use self::services::{service, single};
+use self::{
+    document::{
+        csv::Csv,
+        machine::machine,
+        table::{figure, table, thousands},
+    },
+    services::{service, single},
+};
 
 /// How often one change is measured.
 const ROUNDS: u32 = 9;
@@ -43,13 +60,80 @@ const CALLS: u32 = 2000;
 
 fn main() {
     let number = std::env::args().filter_map(|word| word.parse().ok()).next();
-    let services: u32 = number.unwrap_or(5000);
-    for engine in ["nft", "legacy"] {
-        in_namespace(move || rules(engine, services));
+    if std::env::args().any(|word| word == "connecting") {
+        for engine in ENGINES {
+            in_namespace(move || connecting(engine, number.unwrap_or(5000)));
+        }
+        return;
     }
-    for engine in ["nft", "legacy"] {
-        in_namespace(move || connecting(engine, services));
+    for engine in ENGINES {
+        for services in SIZES
+            .into_iter()
+            .filter(|size| number.is_none_or(|n| n == *size))
+        {
+            in_namespace(move || rules(engine, services));
+        }
     }
+    report();
+}
+
+const ENGINES: [&str; 2] = ["nft", "legacy"];
+/// Numbers of Services.
+const SIZES: [u32; 2] = [1000, 20_000];
+
+const COLUMNS: &[&str] = &[
+    "engine",
+    "services",
+    "first_sync_ms",
+    "change_ms",
+    "change_own_cpu_ms",
+    "change_program_cpu_ms",
+    "restore_ms",
+    "restore_user_ms",
+    "restore_system_ms",
+];
+
+fn figures() -> Csv {
+    Csv::open("iptables", COLUMNS, 2)
+}
+
+/// Writes the section of the document.
+fn report() {
+    let figures = figures();
+    let mut rows = Vec::new();
+    for engine in ENGINES {
+        for size in SIZES {
+            let get = |column| figures.number(&[engine, &size.to_string()], column);
+            let mut row = vec![format!("iptables-{engine}, {}", thousands(size.into()))];
+            row.extend(COLUMNS[3..].iter().map(|column| figure(get(column))));
+            let ratio = get("change_ms").zip(get("restore_ms"));
+            row.push(figure(ratio.map(|(ours, bare)| ours / bare)));
+            rows.push(row);
+        }
+    }
+    let head = [
+        "program, Services",
+        "one change, ms",
+        "of it Tripod's CPU",
+        "of it the program's CPU",
+        "bare restore, ms",
+        "its CPU in user space",
+        "its CPU in the kernel",
+        "change / bare",
+    ];
+    let text = format!(
+        "## One change in iptables mode\n\n\
+         `cargo bench --bench iptables`: {}. A change of one endpoint beside the bare \
+         `iptables-restore` that adds one rule to an empty chain of its own, with the same rules \
+         in the kernel. Both take turns; medians of {ROUNDS}. The figures are in \
+         [iptables.csv](benchmarks/iptables.csv).\n\n{}",
+        machine(&[
+            ("iptables-nft", "--version"),
+            ("iptables-legacy", "--version")
+        ]),
+        table(&head.map(str::to_owned), &rows)
+    );
+    document::write("iptables", &text);
 }
 
 fn in_namespace(body: impl FnOnce() + Send + 'static) {
@@ -126,17 +210,14 @@ fn full() -> Changes {
 }
 
 fn rules(engine: &str, services: u32) {
-    let mut bench = Bench::new(engine, DispatchChoice::Linear);
+    let mut bench = Bench::new(engine, DispatchChoice::Auto);
     let ports = (0..services).map(|number| service(number, 0));
     let mut map: ServiceMap = ports.collect();
     let first = bench.sync(&map, &full());
-    say(engine, "first sync", first);
-    say(
-        engine,
-        "full sync of what is right",
-        bench.sync(&map, &full()),
-    );
+    println!("{engine}, {services} Services: first sync {first:.2?}");
     let (mut ours, mut bare) = (Vec::new(), Vec::new());
+    let (mut own, mut programs) = (Duration::ZERO, [Duration::ZERO; 2]);
+    let mut restores = [Duration::ZERO; 2];
     for round in 1..=ROUNDS {
         let changed = service(services / 2, round);
         let changes = Changes {
@@ -148,14 +229,43 @@ fn rules(engine: &str, services: u32) {
         map = others.into_iter().chain([changed]).collect();
         // The map above has new copies of everything; only names that are said
         // to have changed are looked at.
+        let before = (
+            spent(UsageWho::RUSAGE_THREAD),
+            spent(UsageWho::RUSAGE_CHILDREN),
+        );
         ours.push(bench.sync(&map, &changes));
+        let between = spent(UsageWho::RUSAGE_CHILDREN);
+        let thread = spent(UsageWho::RUSAGE_THREAD);
         bare.push(restore(engine, round));
+        let after = spent(UsageWho::RUSAGE_CHILDREN);
+        for at in 0..2 {
+            own += thread[at] - before.0[at];
+            programs[at] += between[at] - before.1[at];
+            restores[at] += after[at] - between[at];
+        }
     }
-    let (ours, bare) = (median(ours), median(bare));
-    say(engine, "one changed endpoint", ours);
-    say(engine, "bare restore of one rule", bare);
-    let ratio = ours.as_secs_f64() / bare.as_secs_f64();
-    println!("{engine}: ratio of the two: {ratio:.2}");
+    let millis = |time: Duration| format!("{:.2}", time.as_secs_f64() * 1000.0);
+    let row = vec![
+        engine.to_owned(),
+        services.to_string(),
+        millis(first),
+        millis(median(ours)),
+        millis(own / ROUNDS),
+        millis((programs[0] + programs[1]) / ROUNDS),
+        millis(median(bare)),
+        millis(restores[0] / ROUNDS),
+        millis(restores[1] / ROUNDS),
+    ];
+    println!("{}", row.join(" "));
+    figures().put(row);
+}
+
+/// Processor time so far in user space and in the kernel.
+fn spent(whose: UsageWho) -> [Duration; 2] {
+    let usage = getrusage(whose).expect("it is known");
+    [usage.user_time(), usage.system_time()].map(|time| {
+        Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or_default())
+    })
 }
 
 /// One rule into a chain of its own, in table nat.
@@ -225,8 +335,4 @@ fn call(to: SocketAddr) -> Duration {
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times[times.len() / 2]
-}
-
-fn say(engine: &str, what: &str, took: Duration) {
-    println!("{engine}: {what}: {:.0} ms", took.as_secs_f64() * 1000.0);
 }

@@ -1,9 +1,10 @@
 //! Figures of all rounds, their medians, and the page that shows them.
 
-use std::{fmt::Write, fs, process::Command, time::Duration};
+use std::{fmt::Write, time::Duration};
 
 use super::{
     contender::Contender,
+    document::machine::machine,
     load::{Load, Measured},
 };
 
@@ -130,12 +131,11 @@ impl Figures {
     /// Returns the page.
     pub fn page(&self, rounds: usize, length: Duration) -> String {
         let mut page = format!(
-            "# Benchmarks\n\nWritten by `make bench`; what counts are the ratios.\n\n\
-             ## The userspace data path\n\n\
-             Client, proxy and backend share the machine, in network namespaces joined by \
+            "## The userspace data path\n\n\
+             `cargo bench --bench userspace -- --write`: client, proxy and backend share the machine, in network namespaces joined by \
              veth(4): {}. Medians of {rounds} interleaved rounds, {} s each; rates as parts of \
              a direct connection's. Messages of 128 bytes.\n\n",
-            machine(),
+            machine(&[("haproxy", "-v"), ("nginx", "-v")]),
             length.as_secs()
         );
         let _ = writeln!(page, "| | {} |", self.names.join(" | "));
@@ -181,24 +181,4 @@ fn absolute(load: Load, rate: f64) -> String {
         Load::Bulk => format!("{:.0} MiB/s", rate / f64::from(1 << 20)),
         _ => format!("{rate:.0}/s"),
     }
-}
-
-/// The machine and the versions.
-fn machine() -> String {
-    let first = |program: &str, argument: &str| {
-        let output = Command::new(program).arg(argument).output().ok()?;
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8_lossy(&text).into_owned();
-        Some(text.lines().next()?.trim().to_owned())
-    };
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let mut parts = vec![
-        format!("{cores} cores"),
-        format!("Linux {}", kernel.trim()),
-        format!("Tripod {}", env!("CARGO_PKG_VERSION")),
-    ];
-    parts.extend(first("haproxy", "-v"));
-    parts.extend(first("nginx", "-v"));
-    parts.join(", ")
 }

@@ -4,9 +4,12 @@
 //!
 //! Arguments, each optional: the number of rounds, the seconds of each measurement,
 //! `--only LOAD,...` (bulk, requests, connections, latency, idle) for some of the loads, and
-//! `--write FILE` for a page with the figures.
+//! `--write` for section `data-path` of docs/benchmarks.md.
 
 mod contender;
+#[allow(dead_code)]
+#[path = "../document/mod.rs"]
+mod document;
 mod figures;
 // Shared with the tests, which use more of them.
 #[allow(dead_code)]
@@ -41,7 +44,7 @@ struct Arguments {
     rounds: usize,
     length: Duration,
     only: Option<String>,
-    page: Option<String>,
+    write: bool,
 }
 
 impl Arguments {
@@ -67,8 +70,8 @@ fn main() -> ExitCode {
     match measure(&arguments) {
         Ok(page) => {
             print!("{page}");
-            if let Some(path) = &arguments.page {
-                std::fs::write(path, page).expect("writing the page");
+            if arguments.write {
+                document::write("data-path", &page);
             }
             ExitCode::SUCCESS
         }
@@ -84,13 +87,13 @@ fn arguments() -> Arguments {
         rounds: ROUNDS,
         length: LENGTH,
         only: None,
-        page: None,
+        write: false,
     };
     let mut numbers = 0;
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match (word.as_str(), word.parse()) {
-            ("--write", _) => arguments.page = words.next(),
+            ("--write", _) => arguments.write = true,
             ("--only", _) => arguments.only = words.next(),
             (_, Ok(number)) if numbers == 0 => {
                 arguments.rounds = number;

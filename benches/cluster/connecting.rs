@@ -1,0 +1,140 @@
+//! How long the first packets of a connection take with few and many Services: from the
+//! beginning of a connection to the first byte of the endpoint.
+
+use std::{
+    path::PathBuf,
+    sync::mpsc::{Receiver, Sender, channel},
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::{
+    cluster::Cluster,
+    figures::{CONNECTING, blank, decimal},
+    large::{BACKENDS, Size},
+    modes::{Mode, ModeName},
+    node::{call, in_namespace, part},
+    prepare,
+    process::Tripod,
+};
+
+/// Numbers of Services that are compared; the first is what the others are held against.
+const SIZES: [u32; 7] = [1, 10, 100, 1000, 5000, 10_000, 20_000];
+/// How many connections each turn makes, and how many turns there are.
+const CALLS: usize = 64;
+const TURNS: usize = 50;
+/// How long it may take until the Services are there.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// A namespace in which connections are made when asked for.
+struct Caller {
+    services: u32,
+    ask: Sender<()>,
+    answer: Receiver<Vec<Duration>>,
+    times: Vec<Duration>,
+}
+
+/// A folder with the objects; removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn of(mode: ModeName, size: &Size) -> Folder {
+        let name = format!(
+            "tripod-bench-{mode}-{}-{}",
+            size.services,
+            std::process::id()
+        );
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a folder");
+        let mut cluster = Cluster::default();
+        size.fill(&mut cluster);
+        let items: Vec<_> = cluster.all().collect();
+        let list = json!({"kind": "List", "apiVersion": "v1", "items": items});
+        std::fs::write(path.join("all.json"), list.to_string()).expect("its objects");
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Caller {
+    /// Starts `mode` with so many Services; without a mode the endpoint itself is called.
+    fn new(mode: Option<&'static Mode>, services: u32) -> Caller {
+        let (ask, asked) = channel();
+        let (answers, answer) = channel();
+        in_namespace(move || {
+            let size = Size::new(services);
+            let running = mode.map(|mode| {
+                prepare(mode);
+                let folder = Folder::of(mode.name, &size);
+                let tripod = Tripod::of_folder(mode.flags, &folder.0);
+                (tripod, folder)
+            });
+            let called = match &running {
+                Some(_) => size.called(),
+                None => vec![BACKENDS[0]],
+            };
+            let begun = Instant::now();
+            let all = || called.iter().all(|ip| call(*ip).is_some());
+            while !all() && begun.elapsed() < LIMIT {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            for () in asked {
+                let turns = called.iter().cycle().take(CALLS);
+                let times = turns.filter_map(|ip| Some(call(*ip)?.took)).collect();
+                if answers.send(times).is_err() {
+                    return;
+                }
+            }
+        });
+        Caller {
+            services,
+            ask,
+            answer,
+            times: Vec::new(),
+        }
+    }
+
+    fn turn(&mut self) {
+        self.ask.send(()).expect("the namespace is there");
+        let times = self.answer.recv().expect("calls are answered");
+        self.times.extend(times);
+    }
+}
+
+/// Measures `mode`. All numbers of Services are there at once and called in turns, so that
+/// a slow moment does not count for one alone.
+pub fn measure(mode: &'static Mode, asked: impl Fn(u32) -> bool) {
+    let sizes = SIZES.into_iter().filter(|size| asked(*size));
+    let mut callers = vec![Caller::new(None, 1)];
+    // One after the other: the first answer says that all is in force.
+    for size in sizes {
+        let mut caller = Caller::new(Some(mode), size);
+        caller.turn();
+        caller.times.clear();
+        callers.push(caller);
+    }
+    for _ in 0..TURNS {
+        callers.iter_mut().for_each(Caller::turn);
+    }
+    for (at, caller) in callers.iter_mut().enumerate() {
+        caller.times.sort_unstable();
+        let microseconds =
+            |percent| part(&caller.times, percent).map_or_else(blank, |ms| decimal(ms * 1000.0, 1));
+        let services = if at == 0 { 0 } else { caller.services };
+        let row = vec![
+            mode.name.to_owned(),
+            services.to_string(),
+            caller.times.len().to_string(),
+            microseconds(50),
+            microseconds(99),
+        ];
+        println!("  {}", row.join(" "));
+        CONNECTING.put(row);
+    }
+}

@@ -1,0 +1,60 @@
+//! ipvs mode: this program again, in a guest kernel that has IPVS. What it measures it
+//! prints there, and this side writes it into the files.
+
+use std::time::Duration;
+
+use crate::{
+    figures::{CHURN, CONNECTING, File, SCALE, csv},
+    lab::uml::boot::{Profile, run_with, unavailable},
+};
+
+/// Room for the objects of 20,000 Services and their changes, which the API server there
+/// keeps.
+const MEMORY: &str = "4G";
+/// The longest life of a guest.
+const LIMIT: Duration = Duration::from_secs(1800);
+/// Set in the guest.
+pub const GUEST: &str = "TRIPOD_BENCH_GUEST";
+
+const FILES: [(&str, &File); 3] = [
+    ("scale", &SCALE),
+    ("churn", &CHURN),
+    ("connecting", &CONNECTING),
+];
+
+/// Prints a row in the guest. Returns whether this is one.
+pub fn prints(file: &File, row: &[String]) -> bool {
+    let is_guest = std::env::var_os(GUEST).is_some();
+    if is_guest {
+        println!("ROW {} {}", file.name(), row.join(","));
+    }
+    is_guest
+}
+
+/// Runs `arguments` in a guest.
+pub fn measure(arguments: &[String]) {
+    if let Some(reason) = unavailable() {
+        println!("SKIP ipvs: {reason}");
+        return;
+    }
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let program = std::env::var("TRIPOD").unwrap_or(env!("CARGO_BIN_EXE_tripod").into());
+    let mut environment = vec![(GUEST, "1"), ("TRIPOD", &*program)];
+    let churn = std::env::var("TRIPOD_BENCH_CHURN").unwrap_or_default();
+    if !churn.is_empty() {
+        environment.push(("TRIPOD_BENCH_CHURN", &churn));
+    }
+    let outcome = run_with(Profile::Full, MEMORY, &words, &environment, LIMIT);
+    for line in outcome.console.lines() {
+        let row = line
+            .strip_prefix("ROW ")
+            .and_then(|row| row.split_once(' '));
+        let Some((name, row)) = row else { continue };
+        if let Some((_, file)) = FILES.iter().find(|(known, _)| *known == name) {
+            csv(file).put(row.split(',').map(str::to_owned).collect());
+        }
+    }
+    if outcome.status != Some(0) {
+        println!("ipvs was not measured to the end: {:?}", outcome.status);
+    }
+}

@@ -1,0 +1,104 @@
+//! The first sync, memory, and one changed endpoint.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    document::machine::kernel,
+    figures::{SCALE, blank, decimal},
+    large::{BACKENDS, ENDPOINTS, Size},
+    modes::ModeName,
+    node::{call, part, until},
+    process::{Busy, Tripod},
+    server::Server,
+};
+
+/// How often one endpoint is changed for the time that it takes ...
+const CALLED: usize = 21;
+/// ... and for the processor time.
+const CHANGES: u32 = 25;
+const EVERY: Duration = Duration::from_micros(200);
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long it has for what follows a change, such as a check whether others changed
+/// something.
+const SETTLED: Duration = Duration::from_secs(5);
+/// How long it is watched while nothing changes.
+const IDLE: Duration = Duration::from_secs(3);
+
+/// Measures `tripod`, which was started at `begun` in the namespace of this thread.
+pub fn measure(mode: ModeName, size: &Size, server: &Server, tripod: &Tripod, begun: Instant) {
+    tripod.reaches_missing(1.0);
+    let took = begun.elapsed();
+    let first = tripod.busy();
+    let [resident, peak] = tripod.memory();
+    let failed = tripod.metric("tripod_service_ports_failed").unwrap_or(0.0);
+    let descriptors = tripod.descriptors();
+
+    let called = call(size.changed()).map(|_| latencies(size, server));
+    let latencies = called.unwrap_or_default();
+    let pause = latencies.last().copied().unwrap_or(LIMIT / 100) * 2 + Duration::from_millis(30);
+    let each = one_change(size, server, tripod, pause);
+    let row = vec![
+        mode.to_owned(),
+        size.services.to_string(),
+        ENDPOINTS.to_string(),
+        kernel(),
+        decimal(took.as_secs_f64(), 3),
+        decimal(first.own.as_secs_f64(), 3),
+        decimal(first.children.as_secs_f64(), 2),
+        decimal(resident, 1),
+        decimal(peak, 1),
+        decimal(failed, 0),
+        descriptors.to_string(),
+        part(&latencies, 50).map_or_else(blank, |ms| decimal(ms, 2)),
+        part(&latencies, 90).map_or_else(blank, |ms| decimal(ms, 2)),
+        decimal(each.own.as_secs_f64() * 1000.0, 3),
+        decimal(each.children.as_secs_f64() * 1000.0, 1),
+    ];
+    println!("  {}", row.join(" "));
+    SCALE.put(row);
+}
+
+/// How long changes take until a call reaches the new endpoint.
+fn latencies(size: &Size, server: &Server) -> Vec<Duration> {
+    let mut took = Vec::new();
+    for turn in 1..=CALLED {
+        let backend = BACKENDS[turn % 2];
+        let sent = Instant::now();
+        server.change(|cluster| size.redirect(cluster, backend));
+        let Some(seen) = until(size.changed(), backend, EVERY, LIMIT) else {
+            continue;
+        };
+        took.push(seen - sent);
+        // A burst of changes is held back for some milliseconds.
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    took.sort_unstable();
+    took
+}
+
+/// Processor time of one change, with what follows it and without what is spent when
+/// nothing changes. Nothing is called meanwhile.
+fn one_change(size: &Size, server: &Server, tripod: &Tripod, pause: Duration) -> Busy {
+    std::thread::sleep(SETTLED);
+    let idle = spent(tripod, || std::thread::sleep(IDLE));
+    let begun = Instant::now();
+    let busy = spent(tripod, || {
+        for turn in 0..CHANGES {
+            server.change(|cluster| size.replace(cluster, turn));
+            std::thread::sleep(pause);
+        }
+    });
+    let share = begun.elapsed().as_secs_f64() / IDLE.as_secs_f64();
+    let without =
+        |busy: Duration, idle: Duration| busy.saturating_sub(idle.mul_f64(share)) / CHANGES;
+    Busy {
+        own: without(busy.own, idle.own),
+        children: without(busy.children, idle.children),
+    }
+}
+
+fn spent(tripod: &Tripod, body: impl FnOnce()) -> Busy {
+    let before = tripod.busy();
+    body();
+    tripod.busy().since(before)
+}

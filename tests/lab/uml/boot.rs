@@ -1,0 +1,221 @@
+//! Boots User-Mode Linux on this machine's own files, and has it run a program.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::super::process::{Group, die_with_parent};
+
+/// A guest's memory.
+const MEMORY: &str = "1G";
+
+/// What the guest kernel can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Every module that comes with the kernel, and the legacy iptables.
+    Full,
+    /// IPv6, veth and bridges; no netfilter, and no way to get it.
+    Bare,
+}
+
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Profile::Full => "full",
+            Profile::Bare => "bare",
+        }
+    }
+}
+
+/// What came of a guest's work.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit status of the work, or `None` when the guest did not finish it.
+    pub status: Option<i32>,
+    /// The guest's console.
+    pub console: String,
+    pub took: Duration,
+}
+
+/// Why no guest can run here, if so.
+pub fn unavailable() -> Option<String> {
+    let missing = |what| {
+        Some(format!(
+            "no {what}: apt-get install user-mode-linux kmod iptables"
+        ))
+    };
+    if kernel().is_none() {
+        return missing("linux.uml");
+    }
+    if modules().is_none() {
+        return missing("/usr/lib/uml/modules");
+    }
+    None
+}
+
+fn kernel() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|dir| dir.join("linux.uml"))
+        .find(|file| file.exists())
+}
+
+/// The folder with the modules of the guest's kernel, named by its version.
+fn modules() -> Option<PathBuf> {
+    let mut versions = fs::read_dir("/usr/lib/uml/modules").ok()?.flatten();
+    versions.next().map(|entry| entry.path())
+}
+
+/// From within a sandbox: boots a guest, runs this binary there with `arguments` and these
+/// environment variables, and waits for its end, at most `limit`.
+pub fn run(
+    profile: Profile,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    limit: Duration,
+) -> Outcome {
+    run_with(profile, MEMORY, arguments, environment, limit)
+}
+
+/// The same with so much memory, as the guest's kernel reads it.
+pub fn run_with(
+    profile: Profile,
+    memory: &str,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    limit: Duration,
+) -> Outcome {
+    static GUESTS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = GUESTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let id = format!("tripod-{}-{number}", std::process::id());
+    let job = Job::new(&id);
+    let exe = std::env::current_exe().expect("the path of the test binary");
+
+    let mut work = String::from("#!/bin/sh\n");
+    for (name, value) in environment {
+        work.push_str(&format!("export {name}={}\n", quoted(value)));
+    }
+    work.push_str(&format!("exec {}", quoted(&exe.to_string_lossy())));
+    for argument in arguments {
+        work.push_str(&format!(" {}", quoted(argument)));
+    }
+    work.push('\n');
+    job.script("work", &work);
+    job.script("init", include_str!("init.sh"));
+
+    let start = Instant::now();
+    let mut guest =
+        Group::spawn(&mut boot(profile, memory, &id, &job)).expect("starting linux.uml");
+    let stdout = guest.child().stdout.take().expect("it is piped");
+    let console = std::thread::spawn(move || console_of(stdout));
+    guest.wait_until(start + limit);
+    drop(guest);
+    let status = fs::read_to_string(job.path.join("status")).ok();
+    Outcome {
+        status: status.and_then(|status| status.trim().parse().ok()),
+        console: console.join().unwrap_or_default(),
+        took: start.elapsed(),
+    }
+}
+
+/// Returns the command that boots a guest and has it do `job`.
+fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
+    // Each of the guest's processes is one here. In a PID namespace they all
+    // end with the first, which dies with unshare(1), which dies with us.
+    let mut command = die_with_parent("unshare");
+    command
+        .args(["--pid", "--fork", "--kill-child", "--"])
+        .arg(kernel().expect("linux.uml"))
+        .args([
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "rw",
+            "quiet",
+            "con=null",
+        ])
+        .args(["con0=null,fd:1", "panic=1"])
+        .arg(format!("mem={memory}"))
+        .arg(format!("umid={id}"))
+        .arg(format!("uml_dir={}/", job.path.display()))
+        .arg(format!("init={}/init", job.path.display()))
+        // What the kernel does not know goes to init as it is.
+        .arg(format!("TRIPOD_GUEST_JOB={}", job.path.display()))
+        .arg(format!("TRIPOD_GUEST_PROFILE={}", profile.name()))
+        .arg(format!(
+            "TRIPOD_GUEST_MODULES={}",
+            modules().expect("modules").display()
+        ))
+        .current_dir(&job.path)
+        .envs(preload(job).map(|library| ("LD_PRELOAD", library)))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    command
+}
+
+/// Builds the library without which the guest's kernel cannot run a process on this
+/// processor; `None` where it needs none.
+fn preload(job: &Job) -> Option<PathBuf> {
+    let processor = fs::read_to_string("/proc/cpuinfo").expect("the processor");
+    if !processor.contains("amx_tile") {
+        return None;
+    }
+    job.script("preload.rs", include_str!("preload.rs"));
+    let built = Command::new("rustc")
+        .args(["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort"])
+        .args(["-Copt-level=1", "-o", "libpreload.so", "preload.rs"])
+        .current_dir(&job.path)
+        .status();
+    assert!(built.expect("running rustc").success(), "preload.rs");
+    Some(job.path.join("libpreload.so"))
+}
+
+/// Returns all that the guest prints, and prints it as it comes.
+fn console_of(output: impl Read) -> String {
+    let mut console = String::new();
+    let mut lines = BufReader::new(output);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end();
+        println!("guest: {text}");
+        console.push_str(text);
+        console.push('\n');
+        line.clear();
+    }
+    console
+}
+
+/// A folder that host and guest share; in the sandbox's own `/run`, so that it
+/// goes with the sandbox.
+struct Job {
+    path: PathBuf,
+}
+
+impl Job {
+    fn new(id: &str) -> Job {
+        let path = Path::new("/run").join(id);
+        fs::create_dir_all(&path).expect("a folder for the guest");
+        Job { path }
+    }
+
+    fn script(&self, name: &str, content: &str) {
+        use std::os::unix::fs::PermissionsExt;
+        let file = self.path.join(name);
+        fs::write(&file, content).expect("writing a script");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
+            .expect("making it executable");
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
