@@ -258,7 +258,7 @@ fn limit() -> u64 {
 fn churn() {
     let figures = Figures {
         csv: csv(&CHURN),
-        sizes: &[1000, 20_000],
+        sizes: &[1000, 5000, 20_000],
     };
     let head = [
         "mode, Services",
@@ -271,7 +271,7 @@ fn churn() {
     ];
     let mut rows = Vec::new();
     for mode in &MODES {
-        for size in [1000, 5000, 20_000] {
+        for &size in figures.sizes {
             let get = |column| figures.get(mode, size, column);
             if get("p50_ms").is_none() && get("cpu_percent").is_none() {
                 continue;

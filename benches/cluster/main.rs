@@ -76,7 +76,7 @@ const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
 const PARTS: [&str; 3] = ["scale", "churn", "connecting"];
 /// Numbers of Services for the scale, and of those the ones with a minute of changes.
 const SIZES: [u32; 5] = [10, 100, 1000, 5000, 20_000];
-const STORMS: [u32; 2] = [1000, 20_000];
+const STORMS: [u32; 3] = [1000, 5000, 20_000];
 
 fn main() -> ExitCode {
     if std::env::var_os(INSIDE).is_none() {

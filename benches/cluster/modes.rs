@@ -13,6 +13,9 @@ pub struct Mode {
     pub engine: Option<&'static str>,
 }
 
+/// Full syncs that come with time alone would be among what changes cost.
+pub const NO_PERIODIC_SYNC: [&str; 2] = ["--iptables-sync-period=1h", "--ipvs-sync-period=1h"];
+
 pub const MODES: [Mode; 6] = [
     Mode {
         name: "nftables",

@@ -12,6 +12,8 @@ use std::{
 
 use nix::libc;
 
+use crate::modes::NO_PERIODIC_SYNC;
+
 /// Longer than anything takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(300);
 const METRICS: &str = "127.0.0.1:10249";
@@ -49,6 +51,7 @@ impl Tripod {
             .args(["-m", "sh", "-c", alone, "sh"])
             .arg(program)
             .args(flags)
+            .args(NO_PERIODIC_SYNC)
             .args(source)
             .args([
                 "--hostname-override=node-a",
