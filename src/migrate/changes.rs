@@ -4,6 +4,8 @@
 //! Lines are compared whatever their order within a chain.
 
 mod holdings;
+#[cfg(test)]
+mod tests;
 
 use hashbrown::HashMap;
 use serde::Serialize;

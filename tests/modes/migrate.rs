@@ -1,6 +1,6 @@
 //! `tripod migrate --check` on a node where kube-proxy runs.
 
-use std::{fs, path::PathBuf, process::Stdio, time::Duration};
+use std::{ffi::OsStr, fs, path::PathBuf, process::Stdio, time::Duration};
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::stale_state::{engines, left, state::State};
 use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
 
 /// Runs it with these flags; returns the report and the status that it exits with.
-fn check(node: &Host, flags: &[&str]) -> (Value, Option<i32>) {
+pub fn check(node: &Host, flags: &[impl AsRef<OsStr>]) -> (Value, Option<i32>) {
     let mut command = node.command(tripod_binary());
     command
         .args(["migrate", "--check", "--output=json"])

@@ -1,5 +1,6 @@
 //! Which mode a kernel gets, and going from one mode to another.
 
+mod changes;
 mod choosing;
 mod confined;
 mod convergence;
