@@ -32,7 +32,7 @@ pub struct PlaceChanges {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModeChanges {
-    /// Its name.
+    /// The name of the mode, as `--proxy-mode` takes it.
     pub mode: String,
     /// Why it cannot run here, or why that is not known; `None`: it can run.
     pub impossible: Option<String>,

@@ -17,7 +17,7 @@ use crate::{
 
 /// A mode that is simulated.
 pub(super) trait Subject: Rules + Copy + 'static {
-    /// The mode.
+    /// The type of the mode, which is the one that users run.
     type Mode: Mode + 'static;
 
     /// Makes the mode, as a process does that begins.

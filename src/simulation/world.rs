@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 use super::random::Random;
 use crate::{
-    config::KubeProxyConfiguration,
+    config::{self, Checked, KubeProxyConfiguration},
     kernel::simulated::packet::Packet,
     net::{Family, Protocol},
     services::{
@@ -123,12 +123,12 @@ fn ranges(family: Family) -> [IpNet; 2] {
     [9, 8].map(|network| IpNet::new_assert(ip(family, network, 0), prefix))
 }
 
-/// Returns the configuration of the process.
-pub(super) fn configuration() -> KubeProxyConfiguration {
+/// Returns the configuration of the process, checked.
+pub(super) fn configuration() -> Checked {
     let mut configuration = KubeProxyConfiguration::default();
     let networks = ["10.244.0.0/16", "fd00:f4::/32"];
     configuration.detect_local.cluster_cidrs = networks.map(str::to_owned).into();
-    configuration
+    config::check(configuration, Vec::new()).expect("the configuration is valid")
 }
 
 /// Returns this node's address.

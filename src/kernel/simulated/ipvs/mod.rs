@@ -50,7 +50,7 @@ pub(crate) struct Ipvs {
 struct Server {
     scheduler: String,
     flags: u32,
-    /// In seconds.
+    /// How long a client stays on its real server, in seconds.
     timeout: u32,
     netmask: u32,
     reals: BTreeMap<SocketAddr, Real>,

@@ -121,18 +121,13 @@ impl Evaluation<'_> {
                 next.insert((way, end));
                 continue;
             }
-            next.extend(
-                self.chain(there, chain, way, 0)
-                    .into_iter()
-                    .map(|(way, end)| {
-                        let end = if end == End::Returns {
-                            End::Accepted
-                        } else {
-                            end
-                        };
-                        (way, end)
-                    }),
-            );
+            for (way, end) in self.chain(there, chain, way, 0) {
+                let end = match end {
+                    End::Returns => End::Accepted,
+                    end => end,
+                };
+                next.insert((way, end));
+            }
         }
         next
     }

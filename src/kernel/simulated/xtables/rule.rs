@@ -62,7 +62,7 @@ pub(super) enum Asks {
     States(Vec<String>),
     LocalSource,
     LocalDestination,
-    /// Chance decides.
+    /// A random number decides (`statistic`): the rule may match or not.
     Chance,
     /// The source was put into that list so long ago at most.
     Recently(String, Duration),
@@ -92,7 +92,7 @@ pub(super) enum Target {
     Masquerade,
 }
 
-/// One rule.
+/// A rule as it was read, with what it matches and what it does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     /// It in the words of iptables-save, without its chain.

@@ -60,7 +60,7 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// No limits.
+    /// Neither a Service nor a client has a limit.
     pub const UNLIMITED: ConnectionLimits = ConnectionLimits {
         service: None,
         client: None,
