@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Something that clients can call to reach the backend.
 pub struct Contender {
     /// Its name, for the tables.
-    pub name: &'static str,
+    pub name: String,
     address: SocketAddr,
     /// None for the one that is no proxy at all.
     process: Option<Process>,
@@ -39,6 +39,9 @@ struct Recipe {
     text: fn(&Node) -> String,
     called: fn(&Node) -> SocketAddr,
 }
+
+/// Names another build of Tripod, which is measured beside this one.
+const BESIDE: &str = "TRIPOD_BESIDE";
 
 const TRIPOD: &str = env!("CARGO_BIN_EXE_tripod");
 
@@ -92,13 +95,19 @@ impl Contender {
     pub fn start_all(network: &Network) -> Vec<Contender> {
         let node = network.node(0);
         let mut all = vec![Contender {
-            name: "direct",
+            name: "direct".to_owned(),
             address: node.backend,
             process: None,
             _node: node,
         }];
-        for (number, recipe) in (1..).zip(&RECIPES) {
-            match recipe.start(network, number) {
+        let others = RECIPES.iter().map(|recipe| (recipe, None));
+        let beside = std::env::var(BESIDE).ok();
+        let beside = beside.iter().flat_map(|program| {
+            let of_tripod = RECIPES.iter().filter(|recipe| recipe.program == TRIPOD);
+            of_tripod.map(|recipe| (recipe, Some(program.as_str())))
+        });
+        for (number, (recipe, program)) in (1..).zip(others.chain(beside)) {
+            match recipe.start(program, network, number) {
                 Ok(contender) => all.push(contender),
                 Err(error) => eprintln!("{} is left out: {error}", recipe.name),
             }
@@ -148,16 +157,26 @@ impl Contender {
 }
 
 impl Recipe {
-    fn start(&self, network: &Network, number: u8) -> Result<Contender, String> {
+    /// Starts it, or another `program` in its place.
+    fn start(
+        &self,
+        program: Option<&str>,
+        network: &Network,
+        number: u8,
+    ) -> Result<Contender, String> {
         let node = network.node(number);
         let folder = Path::new("/run/bench").join(number.to_string());
         let in_folder = |word: &str| word.replace("FOLDER", &folder.to_string_lossy());
         fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let text = in_folder(&(self.text)(&node));
         fs::write(folder.join(self.file), text).map_err(|error| error.to_string())?;
-        let program = match (self.program, std::env::var("TRIPOD")) {
-            (TRIPOD, Ok(other)) => other,
-            (program, _) => program.to_owned(),
+        let name = match program {
+            Some(program) => format!("{} ({program})", self.name),
+            None => self.name.to_owned(),
+        };
+        let program = match (program, self.program, std::env::var("TRIPOD")) {
+            (None, TRIPOD, Ok(other)) => other,
+            (program, own, _) => program.unwrap_or(own).to_owned(),
         };
         let arguments: Vec<_> = self.arguments.iter().map(|word| in_folder(word)).collect();
         let child = node.spawn(&program, &arguments);
@@ -178,7 +197,7 @@ impl Recipe {
             thread::yield_now();
         }
         Ok(Contender {
-            name: self.name,
+            name,
             address,
             process: Some(process),
             _node: node,

@@ -23,7 +23,7 @@ struct Round {
 
 /// All that was measured.
 pub struct Figures {
-    names: Vec<&'static str>,
+    names: Vec<String>,
     rounds: Vec<Round>,
     /// Contender, KiB, connections.
     idle: Vec<(usize, u64, usize)>,
@@ -92,7 +92,7 @@ impl Figures {
     /// Nothing yet.
     pub fn new(contenders: &[Contender]) -> Figures {
         Figures {
-            names: contenders.iter().map(|c| c.name).collect(),
+            names: contenders.iter().map(|c| c.name.clone()).collect(),
             rounds: Vec::new(),
             idle: Vec::new(),
         }

@@ -184,24 +184,42 @@ async fn from_kubeconfig(
         if let Some(master) = master {
             cluster.server = Some(master.to_owned());
         }
-        if let Some(authority) = &cluster.certificate_authority {
-            origin.files.add(authority.as_ref());
-        }
         let proxy = cluster.proxy_url.clone().filter(|url| !url.is_empty());
         if of_context.as_ref() == Some(&named.name) {
             origin.proxy = proxy;
         }
     }
-    let users = file.auth_infos.iter();
-    for user in users.filter_map(|named| named.auth_info.as_ref()) {
-        let files = [&user.client_certificate, &user.client_key, &user.token_file];
-        for file in files.into_iter().flatten() {
-            origin.files.add(file.as_ref());
-        }
+    for named in named(&file) {
+        origin.files.add(named);
     }
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(file, &options).await;
     config.map_err(explain)
+}
+
+/// Returns the files that a kubeconfig names: certificates, keys and tokens.
+fn named(file: &Kubeconfig) -> impl Iterator<Item = &Path> {
+    let clusters = file.clusters.iter();
+    let clusters = clusters.filter_map(|named| named.cluster.as_ref());
+    let authorities = clusters.filter_map(|cluster| cluster.certificate_authority.as_ref());
+    let users = file.auth_infos.iter();
+    let users = users.filter_map(|named| named.auth_info.as_ref());
+    let of_users = users.flat_map(|user| {
+        let files = [&user.client_certificate, &user.client_key, &user.token_file];
+        files.into_iter().flatten()
+    });
+    authorities.chain(of_users).map(Path::new)
+}
+
+/// Returns the files that credentials are read from besides the `kubeconfig`; without one
+/// those of a pod.
+pub fn files(kubeconfig: Option<&Path>) -> Vec<PathBuf> {
+    match kubeconfig.map(Kubeconfig::read_from) {
+        None => vec![SERVICE_ACCOUNT.into()],
+        // Said when it is used.
+        Some(Err(_)) => Vec::new(),
+        Some(Ok(file)) => named(&file).map(Path::to_owned).collect(),
+    }
 }
 
 /// Without a scheme it is plain HTTP, as client-go reads it.

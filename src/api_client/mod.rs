@@ -13,6 +13,7 @@ mod proxy;
 
 pub use self::{
     access::{Access, AccessError, Connection},
+    credentials::files as credential_files,
     exec::PluginError,
     metrics::RequestMetrics,
     proxy::ProxyError,

@@ -1,9 +1,10 @@
-//! Which files take a capability, because they are not this user's.
+//! The files that the settings name, and which of them take a capability, because they are not
+//! this user's.
 
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use caps::Capability;
@@ -13,18 +14,23 @@ use nix::unistd::geteuid;
 #[derive(Clone, Debug, Default)]
 pub struct Files<'a> {
     /// Those that are read, also later.
-    pub read: Vec<&'a Path>,
-    /// Those that are made or written.
+    pub read: Vec<PathBuf>,
+    /// Those that are written, and made where there are none.
     pub written: Vec<&'a Path>,
+    /// Unix sockets that are made, or connected to.
+    pub sockets: Vec<&'a Path>,
 }
 
 impl Files<'_> {
     /// Returns the capabilities without which files of others may be out of reach.
     pub(super) fn needed(&self) -> impl Iterator<Item = Capability> {
         let user = geteuid().as_raw();
-        let others = |paths: &[&Path]| paths.iter().any(|path| is_of_another(path, user));
-        let read = others(&self.read).then_some(Capability::CAP_DAC_READ_SEARCH);
-        let written = others(&self.written).then_some(Capability::CAP_DAC_OVERRIDE);
+        let of_another = |path: &Path| is_of_another(path, user);
+        let read = self.read.iter().any(|path| of_another(path));
+        let read = read.then_some(Capability::CAP_DAC_READ_SEARCH);
+        let mut made = self.written.iter().chain(&self.sockets);
+        let written = made.any(|path| of_another(path));
+        let written = written.then_some(Capability::CAP_DAC_OVERRIDE);
         read.into_iter().chain(written)
     }
 }
@@ -65,8 +71,9 @@ mod tests {
         assert!(is_of_another(&inner, user + 1));
         assert!(is_of_another(&later, user + 1));
         let files = Files {
-            read: vec![&inner],
+            read: vec![inner],
             written: vec![&later],
+            sockets: Vec::new(),
         };
         assert_eq!(files.needed().count(), 0);
 

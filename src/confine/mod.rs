@@ -9,6 +9,7 @@
 mod calls;
 mod capabilities;
 mod files;
+mod reach;
 
 use caps::Capability;
 use nix::sys::prctl;
@@ -26,6 +27,8 @@ pub enum Confinement {
     Capabilities,
     /// The same; and it makes only the system calls that it needs.
     Calls,
+    /// The same; and it reaches only the files that it needs.
+    Files,
 }
 
 impl Confinement {
@@ -38,7 +41,8 @@ impl Confinement {
             "none" => Ok(Confinement::None),
             "capabilities" => Ok(Confinement::Capabilities),
             "calls" => Ok(Confinement::Calls),
-            _ => Err("it must be none, capabilities or calls".to_owned()),
+            "files" => Ok(Confinement::Files),
+            _ => Err("it must be none, capabilities, calls or files".to_owned()),
         }
     }
 }
@@ -69,11 +73,17 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) {
     let mut kept = needed(task);
     kept.extend(files.needed());
     failures.extend(capabilities::keep(&kept));
-    if confinement == Confinement::Calls
-        && task != Task::Start
-        && let Err(error) = calls::restrict()
-    {
-        failures.push(format!("system calls: {error}"));
+    if task != Task::Start {
+        // The calls that Landlock takes are none that the filter allows.
+        if confinement == Confinement::Files
+            && let Err(error) = reach::restrict(files)
+        {
+            failures.push(format!("files: {error}"));
+        }
+        let of_calls = matches!(confinement, Confinement::Calls | Confinement::Files);
+        if of_calls && let Err(error) = calls::restrict() {
+            failures.push(format!("system calls: {error}"));
+        }
     }
     if !failures.is_empty() {
         tracing::info!(
@@ -146,6 +156,9 @@ mod tests {
         let default = Confinement::parse("capabilities");
         assert_eq!(default, Ok(Confinement::default()));
         let error = Confinement::parse("all").unwrap_err();
-        assert!(error.contains("none, capabilities or calls"), "{error}");
+        assert!(
+            error.contains("none, capabilities, calls or files"),
+            "{error}"
+        );
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::{
+    api_client::credential_files,
     cli::{Job, Settings},
     confine::{self, Files, Task},
     net::ModeName,
@@ -39,24 +40,23 @@ fn to(settings: &Settings, task: Task) {
 
 fn files(settings: &Settings) -> Files<'_> {
     let own = &settings.own;
+    let kubeconfig = settings.effective.kubeconfig.as_deref();
     let read = [
         own.manifests.as_deref(),
-        settings.effective.kubeconfig.as_deref(),
+        kubeconfig,
         settings.file.as_ref().map(|file| file.path.as_path()),
         own.tls_cert_file.as_deref(),
         own.tls_private_key_file.as_deref(),
     ];
+    let read = read.into_iter().flatten().map(Path::to_owned);
     let held = match &settings.job {
         Job::Hold(path) => Some(path.as_path()),
         _ => own.holder_socket.as_deref(),
     };
-    let written = [
-        own.status_socket.as_deref(),
-        held,
-        Some(Path::new(XTABLES_LOCK)),
-    ];
+    let sockets = [own.status_socket.as_deref(), held];
     Files {
-        read: read.into_iter().flatten().collect(),
-        written: written.into_iter().flatten().collect(),
+        read: read.chain(credential_files(kubeconfig)).collect(),
+        written: vec![Path::new(XTABLES_LOCK)],
+        sockets: sockets.into_iter().flatten().collect(),
     }
 }

@@ -219,7 +219,7 @@ impl Run<'_> {
             .args([
                 "--metrics-bind-address",
                 "127.0.0.1:10249",
-                "--confine=calls",
+                "--confine=files",
             ]);
         if let Some(word) = self.column.without {
             command.arg(format!("--without={word}"));

@@ -1,9 +1,13 @@
 //! A Tripod that root starts gives away what it does not need, and a plain user's has the
 //! iptables that it starts keep what it was given.
 
-use std::fs;
+use std::{fs, os::unix::fs::symlink, time::Duration};
 
-use crate::lab::{self, Capture, Lab, Service, Share, Tripod, ask, tripod_binary};
+use crate::lab::{
+    self, Capture, Lab, Service, Share, Tripod, ask, eventually, skip, tripod_binary,
+};
+
+const SOON: Duration = Duration::from_secs(20);
 
 /// NET_BIND_SERVICE, NET_ADMIN and NET_RAW (`linux/capability.h`).
 const SERVING: u64 = 0x3400;
@@ -90,6 +94,50 @@ fn a_mode_keeps_everything_where_it_is_asked_to() {
         let own = sets(std::process::id(), "CapPrm");
         for set in sets(tripod.pid(), "CapPrm") {
             assert_eq!(set, own[0]);
+        }
+    });
+}
+
+#[test]
+fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
+    lab::run(Share::Beside, || {
+        let (lab, service) = lab();
+        // What a link of the folder leads to is not in it.
+        let linked = Service::new("linked", 8);
+        lab.publish_all(&linked);
+        let outside = lab.manifests().with_file_name("outside");
+        fs::create_dir(&outside).expect("a folder");
+        let name = "linked.json";
+        let (target, link) = (outside.join(name), lab.manifests().join(name));
+        fs::rename(&link, &target).expect("a file outside");
+        symlink(&target, &link).expect("a link");
+        for mode in ["nftables", "iptables", "userspace"] {
+            let mut tripod = start(&lab, mode, &["--confine=calls"]);
+            for service in [&service, &linked] {
+                assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+            }
+            tripod.kill();
+
+            let mut tripod = start(&lab, mode, &["--confine=files"]);
+            if tripod.logged(&["files: ", "no Landlock"]) > 0 {
+                return skip("this kernel has no Landlock");
+            }
+            assert_eq!(tripod.logged(&["could not be given away"]), 0);
+            eventually("the link is not followed", SOON, || {
+                match tripod.logged(&[name, "Permission denied"]) {
+                    0 => Err(tripod.log()),
+                    _ => Ok(()),
+                }
+            });
+            assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+            // What comes into the folder later is read.
+            let later = Service::new("later", 9);
+            lab.publish_all(&later);
+            eventually("what comes later is served", SOON, || {
+                ask(&lab.node, later.cluster()[0]).map_err(|error| error.to_string())
+            });
+            lab.remove("later.json");
+            tripod.kill();
         }
     });
 }

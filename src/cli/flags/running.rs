@@ -45,7 +45,8 @@ pub(super) const RUNNING: &[Flag] = &[
         Field::Set(confine, "capabilities"),
         "How far Tripod keeps itself from what it does not need: it keeps only the capabilities \
          that the mode needs, and gets no new privileges (capabilities), makes only the system \
-         calls that it needs besides, by a filter of seccomp (calls), or keeps all (none)",
+         calls that it needs besides, by a filter of seccomp (calls), reaches only the files that \
+         it needs besides, by Landlock (files), or keeps all (none)",
     )
     .beside_file(),
     Flag::int(

@@ -1,0 +1,266 @@
+//! Which files this process and the programs that it starts can reach, by Landlock
+//! (`landlock(7)`, `Documentation/userspace-api/landlock.rst`): whoever takes the process over
+//! reads no secrets of the node and of its pods, and writes nothing that others run.
+//!
+//! A rule is of a file or folder as it is now, not of its name. So what is replaced by
+//! another file of the same name, as the kubelet does with what is mounted in a pod, is
+//! reached by the folder that it is in.
+
+use std::{
+    collections::BTreeSet,
+    env, fs, io,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreated,
+    RulesetCreatedAttr, RulesetError, RulesetStatus,
+};
+
+use super::Files;
+
+/// What is known of Landlock here; of an older kernel's what there is counts. The later ones
+/// limit unix sockets by path, which other programs of the node are reached by.
+const VERSION: ABI = ABI::V5;
+
+/// Programs, and what they load and read on their way.
+const PROGRAMS: &[&str] = &[
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
+];
+
+/// What the C library and the programs of netfilter read of `/etc`: neither passwords nor
+/// what belongs to Kubernetes.
+const SETTINGS: &[&str] = &[
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/crypto-policies",
+    "/etc/ethertypes",
+    "/etc/gai.conf",
+    "/etc/group",
+    "/etc/host.conf",
+    "/etc/hosts",
+    "/etc/iproute2",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/ld.so.preload",
+    "/etc/localtime",
+    "/etc/modprobe.d",
+    "/etc/netconfig",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/pki",
+    "/etc/protocols",
+    "/etc/resolv.conf",
+    "/etc/services",
+    "/etc/ssl",
+    "/etc/xtables",
+];
+
+/// Replaced by others' programs in the folder where a link leads (systemd-resolved).
+const RESOLVER: &str = "/etc/resolv.conf";
+
+/// What the kernel tells.
+const KERNEL: &[&str] = &["/proc", "/sys"];
+
+/// What of the kernel is set: its networking, and the size of conntrack's table.
+const SET: &[&str] = &[
+    "/proc/sys/net",
+    "/sys/module/nf_conntrack/parameters/hashsize",
+    "/dev/null",
+];
+
+/// Devices that are read.
+const DEVICES: &[&str] = &["/dev/urandom", "/dev/random", "/dev/zero"];
+
+/// Confines this thread, and those and the programs that it starts, to what serves and to
+/// `files`.
+///
+/// # Errors
+/// When this kernel has no Landlock, or it is switched off.
+pub(super) fn restrict(files: &Files<'_>) -> Result<(), String> {
+    for lock in &files.written {
+        make(lock).unwrap_or_else(|error| tracing::info!("{}: {error}", lock.display()));
+    }
+    let status = rules(files).and_then(RulesetCreated::restrict_self);
+    match status.map_err(|error| error.to_string())?.ruleset {
+        RulesetStatus::NotEnforced => Err("this kernel has no Landlock, or has it off; the \
+            kernel's parameter lsm= names what is on"
+            .to_owned()),
+        RulesetStatus::PartiallyEnforced | RulesetStatus::FullyEnforced => Ok(()),
+    }
+}
+
+/// Makes an empty file where there is none: in its folder none may be made later.
+fn make(path: &Path) -> io::Result<()> {
+    let mut open = fs::OpenOptions::new();
+    open.append(true).create(true).mode(0o600);
+    open.open(path).map(drop)
+}
+
+fn rules(files: &Files<'_>) -> Result<RulesetCreated, RulesetError> {
+    let reads = AccessFs::ReadFile | AccessFs::ReadDir;
+    let runs = reads | AccessFs::Execute;
+    let writes = reads | AccessFs::WriteFile | AccessFs::Truncate;
+    let sockets = AccessFs::MakeSock | AccessFs::RemoveFile | AccessFs::MakeDir;
+    let mut rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(VERSION))?
+        .create()?;
+    let programs = PROGRAMS.iter().map(PathBuf::from);
+    for folder in programs.chain(folders_of_programs()) {
+        rules = allow(rules, &folder, runs)?;
+    }
+    for path in [SETTINGS, KERNEL, DEVICES].concat() {
+        rules = allow(rules, Path::new(path), reads)?;
+    }
+    for path in read(files) {
+        rules = allow(rules, &path, reads)?;
+    }
+    let written = files.written.iter().copied();
+    for path in written.chain(SET.iter().map(Path::new)) {
+        rules = allow(rules, path, writes)?;
+    }
+    for socket in &files.sockets {
+        rules = allow(rules, existing_folder(socket), sockets)?;
+    }
+    Ok(rules)
+}
+
+/// Returns `PATH`'s folders.
+fn folders_of_programs() -> Vec<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path);
+    // "." among them would have the whole of the working folder run.
+    folders.filter(|folder| folder.is_absolute()).collect()
+}
+
+/// Returns what is to be read because the settings name it: folders as they are, files by the
+/// folders that they are in, those of a link and those of what it leads to.
+fn read(files: &Files<'_>) -> BTreeSet<PathBuf> {
+    let resolver = Path::new(RESOLVER);
+    let named = files.read.iter().map(PathBuf::as_path);
+    let mut all = BTreeSet::new();
+    if let Ok(link) = fs::read_link(resolver) {
+        all.insert(with_siblings(&Path::new("/etc").join(link)));
+    }
+    for path in named {
+        all.insert(with_siblings(path));
+        all.extend(fs::canonicalize(path).map(|path| with_siblings(&path)));
+    }
+    all
+}
+
+/// Returns the folder that `path` is, or is in. One at the root of the file system would be all
+/// that there is: then it is `path` alone.
+fn with_siblings(path: &Path) -> PathBuf {
+    let folder = match path.parent() {
+        _ if path.is_dir() => path,
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => path,
+    };
+    let is_root = fs::canonicalize(folder).is_ok_and(|folder| folder == Path::new("/"));
+    if is_root { path } else { folder }.to_owned()
+}
+
+/// Returns the folder of `path`, or the lowest above that there is: the others are made.
+fn existing_folder(path: &Path) -> &Path {
+    let mut above = path.ancestors().skip(1);
+    above.find(|folder| folder.is_dir()).unwrap_or(path)
+}
+
+/// Allows `access` to `path` and what is below it, if it is there.
+fn allow(
+    rules: RulesetCreated,
+    path: &Path,
+    access: BitFlags<AccessFs>,
+) -> Result<RulesetCreated, RulesetError> {
+    let Ok(opened) = PathFd::new(path) else {
+        return Ok(rules);
+    };
+    let access = if path.is_dir() {
+        access
+    } else {
+        access & AccessFs::from_file(VERSION)
+    };
+    let rules = rules.add_rule(PathBeneath::new(&opened, access))?;
+    // Below /proc a name leads to another inode, which has no rule, as soon as the kernel has
+    // forgotten the name (`proc_sys_make_inode` in `fs/proc/proc_sysctl.c`): what is open it
+    // does not forget.
+    if path.starts_with("/proc/") {
+        std::mem::forget(opened);
+    }
+    Ok(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = env::temp_dir().join(format!("tripod-reach-{name}-{}", std::process::id()));
+        fs::create_dir_all(folder.join("named")).expect("a folder");
+        fs::create_dir_all(folder.join("other")).expect("a folder");
+        for file in ["named/file", "named/beside", "other/file"] {
+            fs::write(folder.join(file), file).expect("a file");
+        }
+        folder
+    }
+
+    /// Runs `body` in a thread that has confined itself; others are as they were.
+    fn confined(files: &Files<'_>, body: impl FnOnce() + Send) {
+        thread::scope(|scope| {
+            let confined = scope.spawn(|| match restrict(files) {
+                Ok(()) => body(),
+                Err(error) => eprintln!("SKIP confine::reach: {error}"),
+            });
+            confined.join().expect("a confined thread");
+        });
+    }
+
+    #[test]
+    fn what_the_settings_name_is_reached_and_nothing_beside() {
+        let folder = scratch("files");
+        let at = |path: &str| folder.join(path);
+        let (lock, socket) = (at("other/lock"), at("other/sockets/socket"));
+        let files = Files {
+            read: vec![at("named/file")],
+            written: vec![&lock],
+            sockets: vec![&socket],
+        };
+        confined(&files, || {
+            let kind = |error: io::Error| error.kind();
+            let refused = Err(io::ErrorKind::PermissionDenied);
+            let read = |path: &Path| fs::read(path).map(drop).map_err(kind);
+            // A file that takes the place of another one is read, too.
+            assert_eq!(read(&at("named/beside")), Ok(()));
+            assert_eq!(read(&at("other/file")), refused);
+            assert_eq!(read(Path::new("/etc/shadow")), refused);
+            assert_eq!(read(Path::new("/proc/self/status")), Ok(()));
+            let write = |path: &Path| fs::write(path, "x").map_err(kind);
+            assert_eq!(write(&lock), Ok(()));
+            assert_eq!(write(&at("named/file")), refused);
+            assert_eq!(write(&at("other/new")), refused);
+            assert_eq!(write(Path::new("/proc/sys/kernel/core_pattern")), refused);
+            let opened = crate::kernel::socket::unix::listen(&socket, socket2::Type::STREAM, 0o755);
+            assert!(opened.is_ok(), "{opened:?}");
+            let run = std::process::Command::new("true").status();
+            assert!(run.is_ok_and(|status| status.success()));
+        });
+        assert!(fs::write(at("other/new"), "x").is_ok(), "other threads");
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn a_file_at_the_root_does_not_open_all() {
+        assert_eq!(with_siblings(Path::new("/vmlinuz")), Path::new("/vmlinuz"));
+        assert_eq!(with_siblings(Path::new("/proc/uptime")), Path::new("/proc"));
+        assert_eq!(with_siblings(Path::new("/proc")), Path::new("/proc"));
+        assert_eq!(with_siblings(Path::new("none")), Path::new("."));
+        let socket = existing_folder(Path::new("/proc/none/here/socket"));
+        assert_eq!(socket, Path::new("/proc"));
+    }
+}
