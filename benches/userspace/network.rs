@@ -6,7 +6,10 @@ use std::{
     process::{Child, Command},
 };
 
-use super::{host::Host, load};
+use super::{
+    host::{Host, set_sysctl},
+    load,
+};
 
 /// The port of the backends.
 const PORT: u16 = 7070;
@@ -35,7 +38,6 @@ pub struct Node {
 impl Network {
     /// A client and a backend, with no node between them yet.
     pub fn new() -> Network {
-        let host = |name| Host::new(name, Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
         let (client, backend) = (host("client"), host("backend"));
         backend.enter(|| load::backend(PORT));
         Network { client, backend }
@@ -44,7 +46,7 @@ impl Network {
     /// Adds node `number`.
     pub fn node(&self, number: u8) -> Node {
         let name = format!("node{number}");
-        let host = Host::new(&name, Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
+        let host = host(&name);
         host.ip(&[
             &format!("link add client type veth peer name {name} netns client"),
             &format!("link add backend type veth peer name {name} netns backend"),
@@ -74,6 +76,17 @@ impl Network {
             service: at(96, 1, CALLED),
         }
     }
+}
+
+/// Makes a namespace in which no connection waits for a local port of one that has ended: that
+/// would be measured instead of the proxy, and of whoever calls most.
+fn host(name: &str) -> Host {
+    let host = Host::new(name, Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
+    host.enter(|| {
+        set_sysctl("net/ipv4/ip_local_port_range", "1024 65535");
+        set_sysctl("net/ipv4/tcp_tw_reuse", "1");
+    });
+    host
 }
 
 impl Node {

@@ -101,7 +101,7 @@ const SYSCTLS: [(&str, &str); 10] = [
     ("net/ipv4/ip_local_port_range", "32768 60999"),
 ];
 
-fn set_sysctl(key: &str, value: &str) {
+pub fn set_sysctl(key: &str, value: &str) {
     std::fs::write(format!("/proc/sys/{key}"), value)
         .unwrap_or_else(|error| panic!("setting {key}={value}: {error}"));
 }
