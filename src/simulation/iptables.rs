@@ -1,5 +1,7 @@
 //! iptables mode, with either engine of the kernel.
 
+mod calls;
+
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use nix::errno::Errno;

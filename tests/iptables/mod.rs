@@ -1,6 +1,7 @@
 //! iptables mode, seen from outside.
 
 mod neighbours;
+mod noticed;
 mod order;
 mod recordings;
 mod repair;

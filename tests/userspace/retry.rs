@@ -19,6 +19,7 @@ on_each_capture!(
     a_search_among_silent_endpoints_ends,
     with_retry_off_each_endpoint_that_fails_costs_one_call,
     a_node_without_local_ports_says_so,
+    clients_that_end_first_do_not_use_up_the_local_ports,
 );
 
 const SHORT: usize = 2_000;
@@ -316,13 +317,23 @@ fn a_search_among_silent_endpoints_ends(lab: &mut Lab) {
     });
 }
 
+/// Leaves so many local ports for connections to endpoints.
+const FEW: usize = 20;
+
+/// Sets whether local ports are used again early, and leaves few of them.
+fn few_local_ports(lab: &Lab, reuse: u8) {
+    let range = format!("net.ipv4.ip_local_port_range=50000 {}", 50_000 + FEW - 1);
+    lab.node.show(&format!("sysctl -qw net.ipv4.tcp_tw_reuse={reuse}"));
+    let set = lab.node.command("sysctl").args(["-qw", &range]).status();
+    assert!(set.expect("sysctl").success());
+}
+
 fn a_node_without_local_ports_says_so(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.add_backends(&["a"]).publish_all(&web);
+    // As an administrator chose it.
+    few_local_ports(lab, 0);
     let tripod = lab.tripod();
-    let range = "net.ipv4.ip_local_port_range=50000 50019";
-    let set = lab.node.command("sysctl").args(["-qw", range]).status();
-    assert!(set.expect("sysctl").success());
     let to = web.cluster()[0];
     crate::lab::eventually("the log says so", Duration::from_secs(10), || {
         // The client ends the connection, so that it is ours which lingers.
@@ -331,5 +342,23 @@ fn a_node_without_local_ports_says_so(lab: &mut Lab) {
             1 => Ok(()),
             n => Err(format!("{n} times; {call:?}")),
         }
+    });
+    assert_eq!(lab.node.show("sysctl -n net.ipv4.tcp_tw_reuse").trim(), "0");
+}
+
+fn clients_that_end_first_do_not_use_up_the_local_ports(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.add_backends(&["a"]).publish_all(&web);
+    // As the kernel has it.
+    few_local_ports(lab, 2);
+    let tripod = lab.tripod();
+    tripod.logs_once(&["net.ipv4.tcp_tw_reuse was 2 and is 1 now"]);
+    let mut answered = 0;
+    // A port is used again after a second.
+    crate::lab::eventually("three times as many calls", Duration::from_secs(30), || {
+        answered += usize::from(ask(&lab.client, web.cluster()[0]).is_ok());
+        (answered > 3 * FEW)
+            .then_some(())
+            .ok_or_else(|| format!("{answered} were answered"))
     });
 }

@@ -38,7 +38,7 @@
 //! ```
 //!
 //! [`Rules::contents`] reads a table as it was at one moment, and [`Watcher`]
-//! notices what others change.
+//! notices what others change; [`Monitor`] says of which chains.
 //!
 //! A transaction is one datagram, however large: the socket's send buffer is
 //! raised as far as it takes (`SO_SNDBUFFORCE`, for which the capability that a
@@ -53,6 +53,7 @@ mod element;
 mod expression;
 mod failure;
 mod field;
+mod monitor;
 mod rule;
 mod set;
 mod statement;
@@ -77,6 +78,7 @@ pub use expression::{
 };
 pub use failure::{Failure, Refused};
 pub use field::{Ct, Direction, Fib, Field, Jhash, Meta, Numgen};
+pub use monitor::{ChangedChain, Event, Monitor};
 pub use rule::{ListedRule, Rule};
 pub use set::{Data, ListedSet, Set, Type};
 pub use statement::{Dynset, Mark, MarkValue, Reject, SetName, Statement, Target, Test};
@@ -115,6 +117,7 @@ pub(super) fn read_anything(message: super::netlink::Message<'_>) {
     );
     let _ = (Trace::read(message), RuleSummary::read(message));
     watcher::note(message, &mut Changes::default());
+    let _ = monitor::read(message);
     let mut sets = vec![Set::new(
         "fuzz",
         Type::Named(vec![DataType::Ipv4, DataType::Port]),

@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// `NFNLGRP_NFTABLES`
-const GROUP: u32 = 7;
-const NEW_GENERATION: u16 = kind(libc::NFT_MSG_NEWGEN);
+pub(super) const GROUP: u32 = 7;
+pub(super) const NEW_GENERATION: u16 = kind(libc::NFT_MSG_NEWGEN);
 
 /// Receives notifications of changes that others make.
 pub struct Watcher {
@@ -142,7 +142,7 @@ impl Watcher {
     }
 }
 
-fn failed(source: io::Error) -> Error {
+pub(super) fn failed(source: io::Error) -> Error {
     Error::Socket {
         operation: "watch",
         object: "nf_tables".to_owned(),

@@ -74,8 +74,9 @@ impl State {
 
     /// A table of iptables changed, which nf_tables counts where it holds it.
     fn count(&mut self) {
+        let changes = self.xtables.take_changes();
         if self.xtables.engine == Engine::NfTables {
-            self.nftables.count();
+            self.nftables.count(changes);
         }
     }
 }
@@ -222,9 +223,8 @@ impl Kernel {
     /// are notified of.
     pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
         let mut inner = self.lock();
-        let before = inner.state.nftables.generation();
         change(&mut inner.state);
-        inner.notify(before);
+        inner.notify();
     }
 
     /// Returns the text of `/proc/net/ip_vs`.

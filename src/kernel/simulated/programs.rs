@@ -117,9 +117,8 @@ impl Inner {
 
     /// Asks the observer what becomes of a call.
     fn decide(&mut self, call: Call) -> Fault {
-        let generation = self.state.nftables.generation();
         let fault = self.observer.before(call, &mut self.state);
-        self.notify(generation);
+        self.notify();
         fault
     }
 
@@ -200,7 +199,6 @@ impl Inner {
             if made == ends {
                 return killed(String::new());
             }
-            let generation = self.state.nftables.generation();
             let accounts = &self.state.accounts;
             match self.state.xtables.run_table(&mut batch, accounts) {
                 Ok(true) => {
@@ -215,7 +213,7 @@ impl Inner {
                 }
             }
             self.observer.after(Call::Restore, &mut self.state);
-            self.notify(generation);
+            self.notify();
         }
     }
 }

@@ -80,13 +80,9 @@ impl Kernel {
 }
 
 impl Inner {
-    /// Tells those who listen of tables that another process changed since the generation
-    /// `before`.
-    pub(super) fn notify(&mut self, before: u32) {
-        if self.state.nftables.generation() == before {
-            return;
-        }
-        let messages = self.state.nftables.notifications();
+    /// Tells those who listen what another process changed.
+    pub(super) fn notify(&mut self) {
+        let messages = self.state.nftables.take_notifications();
         for listener in self.listeners.iter_mut().filter(|listener| listener.joined) {
             listener.incoming.extend(messages.iter().cloned());
         }
@@ -102,9 +98,8 @@ impl Inner {
         if self.dead {
             return Err(Errno::EIO.into());
         }
-        let generation = self.state.nftables.generation();
         let fault = self.observer.before(call, &mut self.state);
-        self.notify(generation);
+        self.notify();
         if let Fault::Unsent(errno) = fault {
             return Err(errno.into());
         }
@@ -144,9 +139,8 @@ impl Inner {
             }
             Call::Notifications | Call::Restore | Call::Save(_) | Call::Size | Call::Setting => {}
         }
-        let generation = self.state.nftables.generation();
         self.observer.after(call, &mut self.state);
-        self.notify(generation);
+        self.notify();
         match fault {
             Fault::Unanswered => answers = [Incoming::Error(Errno::ENOBUFS)].into(),
             Fault::KilledAfter => self.dead = true,
@@ -286,12 +280,11 @@ impl Socket {
         if inner.dead || !waits(&mut inner) {
             return Ok(None);
         }
-        let generation = inner.state.nftables.generation();
         let Inner {
             state, observer, ..
         } = &mut *inner;
         let fault = observer.before(Call::Notifications, state);
-        inner.notify(generation);
+        inner.notify();
         let Some(listener) = inner.listeners.iter_mut().find(own) else {
             return Ok(None);
         };

@@ -1,73 +1,195 @@
-//! Chains of ours as they show without running a program: what is different there was
-//! changed by another process, if not by us.
+//! Noticing that another process changed chains of ours, without running a program: in
+//! nf_tables by its notifications, which cost as much as there were changes, not as there
+//! are chains; in the legacy engine by the sizes of its tables.
 
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    time::{Duration, Instant},
-};
+#[cfg(test)]
+mod tests;
 
 use super::{
     info::{self, Size},
     rule::Table,
 };
-use crate::{kernel::nftables::Rules, net::Family};
+use crate::{
+    kernel::nftables::{ChangedChain, Event, Monitor, Rules},
+    net::Family,
+};
 
-/// Chains whose listing takes longer are listed less often: the kernel takes
-/// time with the square of their number (2 s for 240,000).
-const LONG: Duration = Duration::from_millis(200);
-/// So many times as long as a long listing took, there is no other.
-const PAUSE: u32 = 10;
+/// How often it is waited for the notifications of a change that is just being made.
+const ATTEMPTS: usize = 3;
 
-/// Lists chains of ours in the tables of iptables that nf_tables has.
-pub struct ChainLister {
-    family: Family,
+/// Counts changes of our chains in the tables of iptables that nf_tables has, whoever
+/// makes them.
+pub struct ChainWatcher {
     rules: Rules,
-    is_ours: fn(Table, &str) -> bool,
-    /// They are not listed before.
-    next: Option<Instant>,
+    monitor: Monitor,
+    chains: Chains,
+    /// Notifications are received.
+    receives: bool,
+    /// The generation at the last check. By the next one it has been notified of.
+    last: Option<u32>,
+    record: Record,
 }
 
-impl ChainLister {
-    /// Returns what lists chains of `family` whose names are ours, in the network
+/// Which chains are watched.
+struct Chains {
+    family: Family,
+    is_ours: fn(Table, &str) -> bool,
+}
+
+/// How often our chains were changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Count {
+    /// The generation of all rules, which grows by one with each change of any.
+    pub generation: u32,
+    /// All that led to that generation is counted; if not, a change is just being made.
+    pub is_complete: bool,
+    /// In so many generations something of ours was changed, as far as was noticed.
+    pub changed: u32,
+    /// So often changes may have been missed: there were more notifications than the socket
+    /// holds, or none were received for a time.
+    pub missed: u32,
+}
+
+impl ChainWatcher {
+    /// Returns what watches the chains of `family` whose names are ours, in the network
     /// namespace of the calling thread; `None` where no netlink socket can be had.
-    pub fn open(family: Family, is_ours: fn(Table, &str) -> bool) -> Option<ChainLister> {
-        Some(ChainLister {
-            family,
+    pub fn open(family: Family, is_ours: fn(Table, &str) -> bool) -> Option<ChainWatcher> {
+        Some(ChainWatcher {
             rules: Rules::open().ok()?,
-            is_ours,
-            next: None,
+            monitor: Monitor::open().ok()?,
+            chains: Chains { family, is_ours },
+            receives: true,
+            last: None,
+            record: Record::default(),
         })
     }
 
-    /// Returns a number that grows by one with each change of any rules; `None` if the
-    /// kernel does not say it.
-    pub fn generation(&mut self) -> Option<u32> {
-        self.rules.generation().ok()
+    /// Receives no notifications until [`ChainWatcher::resume`]. Where anybody does, the
+    /// kernel makes one of each rule of a change: of a large one that takes long, and more
+    /// room than the socket has.
+    pub fn pause(&mut self) {
+        self.receives &= self.monitor.pause().is_err();
     }
 
-    /// Returns whether chains may be listed again, after a listing that took long.
-    pub fn is_due(&self) -> bool {
-        self.next.is_none_or(|next| Instant::now() >= next)
+    /// Receives notifications again. What was changed meanwhile counts as missed.
+    pub fn resume(&mut self) {
+        if !self.receives {
+            self.receives = self.monitor.resume().is_ok();
+            self.record.miss();
+        }
     }
 
-    /// Returns our chains in one number, whatever their order: how many rules each has
-    /// and how many lead to it, which changes with a flush, a deleted chain and a deleted
-    /// jump, but not with what others do elsewhere.
-    pub fn list(&mut self) -> Option<u64> {
-        let begun = Instant::now();
-        let (mut sum, is_ours) = (0u64, self.is_ours);
-        let listed = self.rules.chains(self.family, |listed| {
-            let table = Table::named(&listed.table);
-            let is_ours = table.is_some_and(|table| is_ours(table, &listed.chain.name));
-            if is_ours && !listed.base {
-                let mut hasher = DefaultHasher::new();
-                (listed.table, listed.chain.name, listed.handle, listed.uses).hash(&mut hasher);
-                sum = sum.wrapping_add(hasher.finish());
+    /// Returns how often our chains were changed; `None` if the kernel does not say the
+    /// generation.
+    pub fn count(&mut self) -> Option<Count> {
+        for _ in 0..ATTEMPTS {
+            let count = self.count_once()?;
+            if count.is_complete {
+                return Some(count);
             }
-        });
-        let took = begun.elapsed();
-        self.next = (took > LONG).then(|| begun + took * PAUSE);
-        listed.ok().map(|()| sum)
+        }
+        self.count_once()
+    }
+
+    fn count_once(&mut self) -> Option<Count> {
+        let (chains, record) = (&self.chains, &mut self.record);
+        let drained = self.monitor.drain(|event| record.take_in(event, chains));
+        if !drained.unwrap_or(false) {
+            record.miss();
+        }
+        // After the notifications were read: what is counted is not of a later one.
+        let generation = self.rules.generation().ok()?;
+        Some(record.count(generation))
+    }
+
+    /// Returns how often our chains were changed, as [`ChainWatcher::count`], for the check
+    /// that comes again and again.
+    pub fn check(&mut self) -> Option<Count> {
+        let mut count = self.count()?;
+        let last = self.last.replace(count.generation);
+        if last.is_some_and(|last| self.record.is_before(last)) {
+            self.record.miss();
+            count = self.count()?;
+        }
+        Some(count)
+    }
+}
+
+/// What notifications said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Record {
+    /// The last generation that is counted, unless some were missed.
+    known: Option<u32>,
+    /// Something of ours was changed in a generation that was not named yet.
+    is_changing: bool,
+    changed: u32,
+    missed: u32,
+}
+
+impl Record {
+    fn take_in(&mut self, event: Event, chains: &Chains) {
+        match event {
+            Event::Changed(changed) => self.is_changing |= chains.contain(&changed),
+            Event::Generation(named) => {
+                let is_changed = std::mem::take(&mut self.is_changing);
+                let Some(known) = self.known else {
+                    return;
+                };
+                match distance(known, named) {
+                    1 => {
+                        self.known = Some(named);
+                        self.changed += u32::from(is_changed);
+                    }
+                    // It is among those that were missed.
+                    ..=0 => {}
+                    _ => self.miss(),
+                }
+            }
+        }
+    }
+
+    /// Something may have been missed: it is counted from the next reading on.
+    fn miss(&mut self) {
+        self.known = None;
+        self.missed += 1;
+    }
+
+    /// Returns true if `generation` is not counted.
+    fn is_before(&self, generation: u32) -> bool {
+        self.known
+            .is_some_and(|known| distance(known, generation) > 0)
+    }
+
+    /// Returns the count, where `generation` is the one that was read.
+    fn count(&mut self, generation: u32) -> Count {
+        let known = *self.known.get_or_insert(generation);
+        Count {
+            generation,
+            is_complete: known == generation,
+            changed: self.changed,
+            missed: self.missed,
+        }
+    }
+}
+
+/// Returns by how many generations `to` is later, which begin again after the last number.
+fn distance(from: u32, to: u32) -> i32 {
+    to.wrapping_sub(from) as i32
+}
+
+impl Chains {
+    /// Returns true if a change is one of our chains: it, a rule in it, or a rule of others
+    /// that leads to it.
+    fn contain(&self, changed: &ChangedChain) -> bool {
+        let Some(table) = Table::named(&changed.table) else {
+            return false;
+        };
+        let is_ours = |chain: &str| (self.is_ours)(table, chain);
+        let leads_to_ours = || {
+            let leads_to = changed.leads_to.as_ref();
+            leads_to.is_none_or(|chains| chains.iter().any(|chain| is_ours(chain)))
+        };
+        changed.family == Some(self.family) && (is_ours(&changed.chain) || leads_to_ours())
     }
 }
 

@@ -2,13 +2,19 @@
 //! is known of a sync is when it ended. What is changed between a sync and the moment in
 //! which it is recorded is not noticed.
 
+use std::time::{Duration, Instant};
+
 use super::{
     Engine,
-    chains::{ChainLister, sizes},
+    chains::{ChainWatcher, Count, sizes},
     info::Size,
     remove::Owned,
 };
 use crate::net::Family;
+
+/// For so long it is not said again that changes may have been missed: everything is read
+/// each time.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// Watches chains of one family.
 pub struct Watch {
@@ -20,16 +26,16 @@ pub struct Watch {
 /// What was there after the last sync.
 enum Record {
     Legacy(Option<Vec<Option<Size>>>),
-    NfTables(Option<ChainLister>, Option<Left>),
+    NfTables(Option<ChainWatcher>, Option<Left>),
 }
 
-/// What a sync left in nf_tables.
-#[derive(Clone, Copy)]
+/// How often chains in nf_tables had been changed when a sync left them.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Left {
-    /// The generation in which the chains were as we left them.
-    pub generation: u32,
-    /// The chains, once they were listed.
-    pub chains: Option<u64>,
+    /// The count then; `None`: they may have been changed by others at that time.
+    pub count: Option<Count>,
+    /// When it was said last that changes may have been missed.
+    missed: Option<Instant>,
 }
 
 impl Watch {
@@ -38,12 +44,19 @@ impl Watch {
     pub fn new(family: Family, engine: Engine, owned: &'static Owned) -> Watch {
         let record = match engine {
             Engine::Legacy => Record::Legacy(None),
-            Engine::NfTables => Record::NfTables(ChainLister::open(family, owned.is_ours), None),
+            Engine::NfTables => Record::NfTables(ChainWatcher::open(family, owned.is_ours), None),
         };
         Watch {
             family,
             owned,
             record,
+        }
+    }
+
+    /// Notices nothing until the chains are recorded: to be called before much is written.
+    pub fn pause(&mut self) {
+        if let Record::NfTables(Some(watcher), _) = &mut self.record {
+            watcher.pause();
         }
     }
 
@@ -53,11 +66,15 @@ impl Watch {
             Record::Legacy(left) => {
                 *left = Some(sizes(self.family, self.owned.tables));
             }
-            Record::NfTables(lister, left) => {
-                let generation = lister.as_mut().and_then(ChainLister::generation);
-                *left = generation.map(|generation| Left {
-                    generation,
-                    chains: None,
+            Record::NfTables(watcher, left) => {
+                let count = watcher.as_mut().and_then(|watcher| {
+                    watcher.resume();
+                    watcher.count()
+                });
+                *left = count.map(|count| {
+                    let mut left = left.unwrap_or_default();
+                    left.count = Some(count);
+                    left
                 });
             }
         }
@@ -68,35 +85,35 @@ impl Watch {
     pub fn is_unmodified(&mut self) -> bool {
         match &mut self.record {
             Record::Legacy(Some(left)) => sizes(self.family, self.owned.tables) == *left,
-            Record::NfTables(Some(lister), Some(left)) => left.is_unmodified(lister),
+            Record::NfTables(Some(watcher), Some(left)) => left.is_unmodified(watcher),
             Record::Legacy(None) | Record::NfTables(..) => true,
         }
     }
 }
 
 impl Left {
-    /// Returns true if the chains that `lister` lists are as they were left, or if the kernel
-    /// does not say it.
-    pub fn is_unmodified(&mut self, lister: &mut ChainLister) -> bool {
-        let Some(now) = lister.generation() else {
+    /// Returns true if they were left so.
+    pub fn is(&self, now: Count) -> bool {
+        let left = self.count;
+        left.is_some_and(|left| (left.changed, left.missed) == (now.changed, now.missed))
+    }
+
+    /// Returns true if the chains that `watcher` counts changes of are as they were left, or
+    /// if the kernel does not say it.
+    pub fn is_unmodified(&mut self, watcher: &mut ChainWatcher) -> bool {
+        let Some(now) = watcher.check() else {
             return true;
         };
-        let is_same = now == self.generation;
-        if is_same && self.chains.is_some() || !lister.is_due() {
-            return true;
-        }
-        let found = lister.list();
-        let is_unmodified = match self.chains {
-            Some(left) => found == Some(left),
-            None => is_same,
+        let Some(left) = self.count else {
+            return false;
         };
-        // What was changed while they were listed is seen the next time.
-        if is_unmodified && lister.generation() == Some(now) {
-            *self = Left {
-                generation: now,
-                chains: found,
-            };
+        if left.missed == now.missed {
+            return self.is(now);
         }
-        is_unmodified
+        let is_paused = self.missed.is_some_and(|last| last.elapsed() < PAUSE);
+        if !is_paused {
+            self.missed = Some(Instant::now());
+        }
+        is_paused
     }
 }

@@ -215,7 +215,8 @@ impl FamilyRules {
         // Only then a difference is the work of another process: not what this sync is
         // asked for, or what was refused before.
         let mut pending = changes.ports.iter();
-        let repairs = applied.is_some()
+        let is_anew = applied.is_none();
+        let repairs = !is_anew
             && changes.full
             && self.state.failed().is_empty()
             && !pending.any(|name| name.family == family);
@@ -231,6 +232,9 @@ impl FamilyRules {
             }
         }
         self.state.forget();
+        if is_anew {
+            self.watch.pause();
+        }
         let outcome = self.full(map, options, repairs).await;
         outcome.inspect_err(|_| counters.failed(family, Failure::Whole))
     }

@@ -1,14 +1,14 @@
 //! Noticing cheaply that another process changed our rules: no client should have to
 //! wait for the next full sync because a firewall was restarted.
 //!
-//! nf_tables counts its changes. When the count is not what we left, our chains
-//! are listed. The legacy engine shows the size of each table.
+//! nf_tables notifies of each change, and counts them. The legacy engine shows the size of
+//! each table.
 
 use super::{count::Done, observe::is_ours};
 use crate::{
     kernel::xtables::{
         Engine,
-        chains::{ChainLister, sizes},
+        chains::{ChainWatcher, Count, sizes},
         info::Size,
         rule::Table,
         watch::Left,
@@ -37,13 +37,13 @@ struct Sizes {
     are_unmodified: bool,
 }
 
-/// Counts of changes, and what was there then.
+/// Counts of changes.
 struct Generations {
-    lister: Option<ChainLister>,
-    /// The count at which all rules were known to be as we want them.
+    watcher: Option<ChainWatcher>,
+    /// The generation in which all rules were known to be as we want them.
     right: Option<u32>,
-    /// Our chains as we left them, at that count or a later one.
-    left: Option<Left>,
+    /// Our chains as we left them.
+    left: Left,
 }
 
 impl Watch {
@@ -52,9 +52,9 @@ impl Watch {
         let record = match engine {
             Engine::Legacy => Record::Legacy(Sizes::default()),
             Engine::NfTables => Record::NfTables(Generations {
-                lister: ChainLister::open(family, |_, chain| is_ours(chain)),
+                watcher: ChainWatcher::open(family, |_, chain| is_ours(chain)),
                 right: None,
-                left: None,
+                left: Left::default(),
             }),
         };
         Watch { family, record }
@@ -62,7 +62,7 @@ impl Watch {
 
     /// Returns the count before a sync, where the engine counts. To be called before a
     /// sync of any family reads or writes anything.
-    pub fn before(&mut self) -> Option<u32> {
+    pub fn before(&mut self) -> Option<Count> {
         match &mut self.record {
             Record::NfTables(generations) => generations.now(),
             Record::Legacy(there) => {
@@ -73,9 +73,21 @@ impl Watch {
         }
     }
 
+    /// To be called before much is written: nothing is noticed until the sync is over, but
+    /// that others changed something or not.
+    pub fn pause(&mut self) {
+        if let Record::NfTables(Generations {
+            watcher: Some(watcher),
+            ..
+        }) = &mut self.record
+        {
+            watcher.pause();
+        }
+    }
+
     /// To be called after a sync in which this family's was `done`, and the kernel
     /// made `all` transactions for all families: it counts those of both as one.
-    pub fn after(&mut self, before: Option<u32>, all: u32, done: &Done) {
+    pub fn after(&mut self, before: Option<Count>, all: u32, done: &Done) {
         match &mut self.record {
             Record::Legacy(there) => {
                 // What others changed before a sync that read nothing is to be noticed
@@ -94,7 +106,7 @@ impl Watch {
         match &mut self.record {
             Record::Legacy(_) => false,
             Record::NfTables(generations) => {
-                let now = generations.now();
+                let now = generations.now().map(|now| now.generation);
                 now.is_some() && generations.right == now
             }
         }
@@ -114,36 +126,42 @@ impl Watch {
 }
 
 impl Generations {
-    fn now(&mut self) -> Option<u32> {
-        self.lister.as_mut()?.generation()
+    fn now(&mut self) -> Option<Count> {
+        self.watcher.as_mut()?.count()
     }
 
-    fn after(&mut self, before: Option<u32>, all: u32, done: &Done) {
-        let now = self.now();
-        let expected = before.map(|count| count.wrapping_add(all));
-        let is_expected = now.is_some() && now == expected;
-        let was = |count: Option<u32>| done.observed || before.is_some() && count == before;
-        let unmodified = self.left.map(|left| left.generation);
-        let (was_right, was_unmodified) = (was(self.right), was(unmodified));
-        self.right = now.filter(|_| is_expected && was_right);
-        let chains = self.left.and_then(|left| left.chains);
-        let chains = chains.filter(|_| done.transactions == 0);
-        let unmodified = now.filter(|_| is_expected && was_unmodified);
-        self.left = unmodified.map(|generation| Left { generation, chains });
+    fn after(&mut self, before: Option<Count>, all: u32, done: &Done) {
+        if let Some(watcher) = &mut self.watcher {
+            watcher.resume();
+        }
+        let (before, now) = match (before, self.now()) {
+            (Some(before), Some(now)) => (before, now),
+            _ => {
+                (self.right, self.left.count) = (None, None);
+                return;
+            }
+        };
+        // No other process changed any rules, or it did and ours are not among them.
+        let is_alone = now.generation == before.generation.wrapping_add(all);
+        let changed = now.changed.wrapping_sub(before.changed);
+        let is_known = before.missed == now.missed && now.is_complete;
+        let is_ours_alone = is_known && changed == done.transactions;
+        let was_right = done.observed || self.right == Some(before.generation);
+        let was_unmodified = was_right || before.is_complete && self.left.is(before);
+        self.right = (is_alone && was_right).then_some(now.generation);
+        self.left.count = if was_unmodified && (is_alone || is_ours_alone) {
+            Some(now)
+        } else if changed > done.transactions {
+            None
+        } else {
+            // If some were missed, the check says it when that is due.
+            let lefts = [self.left.count, Some(before)].into_iter().flatten();
+            lefts.into_iter().find(|left| left.missed != now.missed)
+        };
     }
 
     fn is_unmodified(&mut self) -> bool {
-        let Some(lister) = &mut self.lister else {
-            return true;
-        };
-        if let Some(left) = &mut self.left {
-            return left.is_unmodified(lister);
-        }
-        if lister.generation().is_none() || !lister.is_due() {
-            return true;
-        }
-        // Where that takes long, the next check waits.
-        lister.list();
-        false
+        let watcher = self.watcher.as_mut();
+        watcher.is_none_or(|watcher| self.left.is_unmodified(watcher))
     }
 }

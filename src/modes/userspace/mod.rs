@@ -22,6 +22,7 @@ mod plan;
 mod proxy;
 pub mod render;
 mod return_path;
+mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -55,7 +56,8 @@ use self::{
     return_path::ReturnPath,
 };
 use super::{
-    Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncReport, both_failed,
+    Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport,
+    both_failed,
     explain::Explain, state::FamilyState,
 };
 use crate::{
@@ -89,6 +91,8 @@ pub struct Userspace {
     /// Those that a sync was asked for about.
     reported: OtherProcesses,
     handover: Handover,
+    /// Settings of the kernel were written, as far as they can be.
+    is_prepared: bool,
 }
 
 impl Userspace {
@@ -130,6 +134,7 @@ impl Userspace {
             others: OtherProcesses::default(),
             reported: OtherProcesses::default(),
             handover,
+            is_prepared: false,
         })
     }
 
@@ -159,6 +164,18 @@ impl Userspace {
                 (false, false) => Extent::Changed,
             })
         })
+    }
+
+    /// Writes settings of the kernel, once: what is set later is an administrator's choice.
+    fn write_settings(&mut self) {
+        if mem::replace(&mut self.is_prepared, true) {
+            return;
+        }
+        match settings::apply() {
+            Some(Ok(written)) => tracing::info!("{written}"),
+            Some(Err(refused)) => tracing::warn!("{refused}"),
+            None => {}
+        }
     }
 
     /// Reads what of the node decides about listeners, if it is due or not known.
@@ -336,7 +353,13 @@ impl Mode for Userspace {
         ModeName::Userspace
     }
 
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        self.write_settings();
+        Ok(())
+    }
+
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        self.write_settings();
         let node = map.this_node().map(|node| &**node);
         let others = self.handover.other_processes();
         let handed_over = self.handover.differs(&others);

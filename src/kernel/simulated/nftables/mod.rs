@@ -39,6 +39,21 @@ const GENERATION_ID: u16 = 1;
 const TABLE: u16 = 1;
 /// `NFTA_CHAIN_NAME`
 const CHAIN_NAME: u16 = 3;
+/// `NFTA_RULE_CHAIN` and `NFTA_RULE_EXPRESSIONS`
+const RULE_CHAIN: u16 = 2;
+const RULE_EXPRESSIONS: u16 = 4;
+/// `NFTA_LIST_ELEM`
+const LIST_ELEMENT: u16 = 1;
+/// `NFTA_EXPR_NAME` and `NFTA_EXPR_DATA`
+const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+/// `NFTA_IMMEDIATE_DREG` and `NFTA_IMMEDIATE_DATA`
+const IMMEDIATE_REGISTER: u16 = 1;
+const IMMEDIATE_DATA: u16 = 2;
+/// `NFTA_DATA_VERDICT`, `NFTA_VERDICT_CODE` and `NFTA_VERDICT_CHAIN`
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+const VERDICT_CHAIN: u16 = 2;
 
 /// The rules of nf_tables of a network namespace.
 #[derive(Clone, Default)]
@@ -46,8 +61,10 @@ pub(crate) struct Ruleset {
     tables: BTreeMap<(u8, String), Arc<Table>>,
     generation: u32,
     handles: u64,
-    /// Tables that the last transaction changed.
+    /// Tables that a transaction changed.
     changed: Vec<(u8, String)>,
+    /// What those who listen are told next: what others changed.
+    notifications: Vec<Vec<u8>>,
     /// Elements whose keys begin with these octets are refused.
     refused: Option<(Errno, Box<[u8]>)>,
 }
@@ -221,16 +238,18 @@ impl Ruleset {
     }
 
     fn changed_by_other(&mut self, table: Option<(u8, String)>) {
-        if let Some(table) = table {
-            self.changed = vec![table];
-            self.generation = self.generation.wrapping_add(1);
+        if let Some((family, name)) = table {
+            self.count([answer(NEW_TABLE, family).text(TABLE, &name)]);
         }
     }
 
-    /// Counts a change of a table that is not among those here.
-    pub(super) fn count(&mut self) {
-        self.changed.clear();
+    /// Counts a change that is notified of so.
+    pub(super) fn count(&mut self, changes: impl IntoIterator<Item = Request>) {
         self.generation = self.generation.wrapping_add(1);
+        let generation = answer(NEW_GENERATION, 0).be32(GENERATION_ID, self.generation);
+        let all = changes.into_iter().chain([generation]);
+        let all = all.map(|message| datagram(&message, 0, 0));
+        self.notifications.extend(all);
     }
 
     /// Returns a chain of such a table, as it is listed.
@@ -244,14 +263,41 @@ impl Ruleset {
             .text(CHAIN_NAME, name)
     }
 
-    /// Returns what those who listen are told of the last change.
-    pub(super) fn notifications(&self) -> Vec<Vec<u8>> {
-        let tables = self.changed.iter().map(|(family, name)| {
-            let message = answer(NEW_TABLE, *family).text(TABLE, name);
-            datagram(&message, 0, 0)
-        });
-        let generation = answer(NEW_GENERATION, 0).be32(GENERATION_ID, self.generation);
-        tables.chain([datagram(&generation, 0, 0)]).collect()
+    /// Returns the notification of a change of such a table: of a chain, or of a rule in it
+    /// and where that leads to.
+    pub(super) fn notification(
+        family: Family,
+        table: &str,
+        chain: &str,
+        rule: Option<Option<&str>>,
+    ) -> Request {
+        let Some(leads_to) = rule else {
+            let message = answer(kind(libc::NFT_MSG_NEWCHAIN), family.number());
+            return message.text(TABLE, table).text(CHAIN_NAME, chain);
+        };
+        let message = answer(kind(libc::NFT_MSG_NEWRULE), family.number());
+        let message = message.text(TABLE, table).text(RULE_CHAIN, chain);
+        message.nested(RULE_EXPRESSIONS, |list| match leads_to {
+            Some(chain) => list.nested(LIST_ELEMENT, |one| {
+                let verdict = |data: Request| {
+                    data.nested(DATA_VERDICT, |verdict| {
+                        let verdict = verdict.be32(VERDICT_CODE, libc::NFT_JUMP as u32);
+                        verdict.text(VERDICT_CHAIN, chain)
+                    })
+                };
+                one.text(EXPRESSION_NAME, "immediate")
+                    .nested(EXPRESSION_DATA, |data| {
+                        data.be32(IMMEDIATE_REGISTER, libc::NFT_REG_VERDICT as u32)
+                            .nested(IMMEDIATE_DATA, verdict)
+                    })
+            }),
+            None => list,
+        })
+    }
+
+    /// Returns what those who listen are told of what was changed since the last time.
+    pub(super) fn take_notifications(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.notifications)
     }
 
     /// Answers a request for one thing.

@@ -22,7 +22,8 @@ pub(super) use self::restore::Batch;
 use self::rule::Rule;
 use crate::{
     kernel::{
-        simulated::packet::Update,
+        netlink::Request,
+        simulated::{nftables::Ruleset, packet::Update},
         xtables::{Engine, info::Size},
     },
     net::Family,
@@ -50,6 +51,8 @@ pub(crate) struct Xtables {
     refused: Option<String>,
     /// The number of the last chain.
     handles: u64,
+    /// How nf_tables notifies of what was changed last.
+    changes: Vec<Request>,
 }
 
 #[derive(Clone, Default)]
@@ -72,6 +75,7 @@ impl Default for Xtables {
             recent: BTreeMap::new(),
             refused: None,
             handles: 0,
+            changes: Vec::new(),
         }
     }
 }
@@ -81,6 +85,28 @@ impl Table {
     fn references(&self, chain: &str) -> usize {
         let rules = self.chains.values().flat_map(|chain| &chain.rules);
         rules.filter(|rule| rule.leads_to() == Some(chain)).count()
+    }
+
+    /// Returns how nf_tables notifies of a change to what the table is `now`.
+    fn changes(&self, now: &Table, family: Family, name: &str) -> Vec<Request> {
+        let mut changes = Vec::new();
+        let names: BTreeSet<&String> = self.chains.keys().chain(now.chains.keys()).collect();
+        for chain in names {
+            let both = [self, now].map(|table| table.chains.get(chain));
+            let [before, after] = both.map(|chain| chain.map(|chain| chain.handle));
+            if before != after {
+                changes.push(Ruleset::notification(family, name, chain, None));
+            }
+            let [before, after] = both.map(|chain| chain.map_or(&[][..], |chain| &chain.rules));
+            if before != after {
+                let same = before.iter().zip(after).take_while(|(a, b)| a == b).count();
+                let rules = before[same..].iter().chain(&after[same..]);
+                changes.extend(rules.map(|rule| {
+                    Ruleset::notification(family, name, chain, Some(rule.leads_to()))
+                }));
+            }
+        }
+        changes
     }
 
     /// Returns the chains to which rules lead from one of them, itself among them.
@@ -152,11 +178,19 @@ impl Xtables {
         let Some(table) = self.tables.get_mut(&(family, name)) else {
             return false;
         };
+        let before = Arc::clone(table);
         let changed = edit.make(Arc::make_mut(table), &mut self.handles);
         if changed {
+            let now = Arc::clone(table);
+            self.changes.extend(before.changes(&now, family, name));
             self.changed();
         }
         changed
+    }
+
+    /// Returns how nf_tables notifies of what was changed since the last time.
+    pub(super) fn take_changes(&mut self) -> Vec<Request> {
+        std::mem::take(&mut self.changes)
     }
 
     /// Something is different now.

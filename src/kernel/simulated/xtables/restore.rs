@@ -139,7 +139,9 @@ impl Xtables {
                 }
                 (Some((name, table)), _) if line == "COMMIT" => {
                     self.verify(name, table, accounts, number)?;
-                    self.tables.insert((family, *name), Arc::new(table.clone()));
+                    let before = self.tables.insert((family, *name), Arc::new(table.clone()));
+                    let before = before.unwrap_or_default();
+                    self.changes.extend(before.changes(table, family, name));
                     self.changed();
                     return Ok(true);
                 }

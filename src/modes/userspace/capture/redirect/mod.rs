@@ -131,6 +131,9 @@ impl Redirect {
         if in_force && scope.extent < Extent::Full {
             self.update(desired, &scope.changed, report).await
         } else {
+            if !in_force {
+                self.watch.pause();
+            }
             self.compare(desired, served, report).await
         }
     }

@@ -1,0 +1,37 @@
+//! The setting of the kernel that decides how many connections an endpoint can get from this
+//! node.
+
+use crate::kernel::{setting, sysctl};
+
+/// Whether a connection may use the local port of one that has ended, before a minute is over
+/// (`Documentation/networking/ip-sysctl.rst`). It is of the network namespace since Linux
+/// 4.11, and for IPv6 too.
+const REUSE: &str = "net.ipv4.tcp_tw_reuse";
+/// On loopback alone: what the kernel has by itself since Linux 4.20.
+const ON_LOOPBACK: u64 = 2;
+/// To any address: a second after the other connection ended, and if both ends have
+/// timestamps, by which late packets of the other one are told apart (RFC 6191).
+const ANYWHERE: u64 = 1;
+
+/// Lets connections to endpoints use a local port again a second after one that we ended
+/// first, as it is where clients end theirs first. Another value than the kernel's own is an
+/// administrator's choice and stays. Returns what is to be logged; an error if it cannot be
+/// set.
+pub fn apply() -> Option<Result<String, String>> {
+    if setting::read(REUSE).ok()? != ON_LOOPBACK {
+        return None;
+    }
+    let written = sysctl::write(REUSE, &ANYWHERE.to_string());
+    let done = written.map(|()| {
+        format!(
+            "{REUSE} was {ON_LOOPBACK} and is {ANYWHERE} now: a local port is used again for the \
+             same endpoint a second after its last connection ended, not a minute"
+        )
+    });
+    Some(done.map_err(|error| {
+        format!(
+            "{error}; without {REUSE}={ANYWHERE} each connection that a client ends first takes a \
+             local port for a minute: set it, or run tripod --init-only with the privileges to"
+        )
+    }))
+}

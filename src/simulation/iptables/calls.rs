@@ -1,0 +1,112 @@
+//! What iptables mode asks of the kernel for one change.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use prometheus::Registry;
+
+use super::{OfIptables, is_ours};
+use crate::{
+    kernel::{
+        simulated::{Call, Fault, Kernel, Observer, State, xtables::Edit},
+        xtables::Engine,
+    },
+    modes::{Mode, iptables::Iptables},
+    net::{Family, PerFamily},
+    runner::metrics::Metrics,
+    services::{
+        Changes, ServiceMap, ServicePort,
+        service_ports::{endpoint, endpoints, service_port},
+    },
+    simulation::subject::{Rules, Subject},
+};
+
+/// Longer than from one check to the next, whether others changed something.
+const CHECKS: Duration = Duration::from_secs(5);
+
+/// Records which calls there are.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Vec<Call>>>);
+
+impl Observer for Calls {
+    fn before(&mut self, call: Call, _: &mut State) -> Fault {
+        self.0.lock().push(call);
+        Fault::None
+    }
+
+    fn after(&mut self, _: Call, _: &mut State) {}
+}
+
+impl Calls {
+    fn take(&self) -> Vec<Call> {
+        std::mem::take(&mut *self.0.lock())
+    }
+}
+
+/// `count` Services, of which the first has this endpoint.
+fn services(count: u8, address: u8) -> ServiceMap {
+    let of = |number: u8| {
+        let last = if number == 0 { address } else { 1 };
+        ServicePort {
+            endpoints: endpoints([endpoint(([10, 244, number, last], 80))]),
+            ..service_port(&format!("s{number}"), [10, 96, 0, number])
+        }
+    };
+    (0..count).map(of).collect()
+}
+
+async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) {
+    let changed = map.iter().filter(|port| full || &*port.name.service.name == "s0");
+    let changes = Changes {
+        ports: changed.map(|port| port.name.clone()).collect(),
+        full,
+        ..Changes::default()
+    };
+    let outcomes = mode.sync(map, PerFamily::each(|_| Some(&changes))).await;
+    for (_, outcome) in outcomes {
+        outcome.expect("an answer").expect("a sync");
+    }
+}
+
+async fn notices(mode: &mut Iptables) -> bool {
+    let modified = mode.externally_modified();
+    tokio::time::timeout(CHECKS, modified).await.is_ok()
+}
+
+/// What is called is the same with many Services as with few, and no list is among it.
+#[test]
+fn a_change_and_the_checks_after_it_list_nothing() {
+    let of = |count| -> Vec<Call> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let calls = Calls::default();
+            let kernel = Kernel::new(calls.clone());
+            let _installed = kernel.install();
+            let subject = OfIptables(Engine::NfTables);
+            kernel.change(|state| subject.prepare(state));
+            let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
+            let mut mode = subject.mode(&metrics);
+            sync(&mut mode, &services(count, 1), true).await;
+            assert!(!notices(&mut mode).await, "its own change");
+            calls.take();
+            sync(&mut mode, &services(count, 2), false).await;
+            assert!(!notices(&mut mode).await, "its own change");
+            let made = calls.take();
+            // It would be noticed.
+            kernel.change(|state| {
+                let edit = Edit::FlushChain(is_ours, 0);
+                assert!(state.edit(Family::V4, "nat", edit));
+            });
+            assert!(notices(&mut mode).await, "a change by another process");
+            made
+        })
+    };
+    let (few, many) = (of(3), of(200));
+    let lists = |call: &&Call| matches!(call, Call::Dump(_) | Call::Save(_));
+    assert_eq!(many.iter().find(lists), None);
+    assert_eq!(many, few);
+}

@@ -1,0 +1,66 @@
+//! What others change between two syncs that read nothing is noticed after them.
+
+use std::time::Duration;
+
+use tripod::{modes::Mode, services::ServiceMap};
+
+use super::rig::{Rig, hint, service, sh};
+use crate::lab::{self, Share};
+
+const SOON: Duration = Duration::from_secs(10);
+/// Some checks are made in this time.
+const CHECKS: Duration = Duration::from_millis(3500);
+
+fn web(endpoint: u8) -> ServiceMap {
+    let at = ([10, 244, 0, endpoint], 80);
+    [service("web", [10, 96, 0, 1], 80, &[at])]
+        .into_iter()
+        .collect()
+}
+
+/// Returns whether the mode says that another process changed something, before `limit`.
+fn notices(rig: &mut Rig, limit: Duration) -> bool {
+    let Rig { runtime, mode, .. } = rig;
+    runtime.block_on(async {
+        let modified = mode.externally_modified();
+        tokio::time::timeout(limit, modified).await.is_ok()
+    })
+}
+
+#[test]
+fn changes_between_two_syncs_are_noticed() {
+    lab::run(Share::Beside, || {
+        hint("nft");
+        sh("iptables-nft -w -t nat -N FOREIGN");
+        let mut rig = Rig::new(&["--cluster-cidr=10.244.0.0/16"]);
+        rig.sync(None, &web(1));
+        for change in [
+            "-t nat -F KUBE-SERVICES",
+            "-t nat -D OUTPUT 1",
+            "-t filter -F",
+        ] {
+            rig.sync(Some(&web(1)), &web(2));
+            sh(&format!("iptables-nft -w {change}"));
+            rig.sync(Some(&web(2)), &web(1));
+            assert!(notices(&mut rig, SOON), "{change}");
+            // As the runner does then.
+            rig.sync(None, &web(1));
+            assert!(rig.written() > 0.0, "{change}");
+        }
+    });
+}
+
+#[test]
+fn own_changes_and_those_of_other_chains_are_not() {
+    lab::run(Share::Beside, || {
+        hint("nft");
+        sh("iptables-nft -w -t nat -N FOREIGN");
+        let mut rig = Rig::new(&["--cluster-cidr=10.244.0.0/16"]);
+        rig.sync(None, &web(1));
+        rig.sync(Some(&web(1)), &web(2));
+        sh("iptables-nft -w -t nat -A FOREIGN -s 192.0.2.1 -j RETURN");
+        rig.sync(Some(&web(2)), &web(1));
+        sh("iptables-nft -w -t nat -A PREROUTING -s 192.0.2.1 -j FOREIGN");
+        assert!(!notices(&mut rig, CHECKS));
+    });
+}
