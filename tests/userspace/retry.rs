@@ -323,7 +323,8 @@ const FEW: usize = 20;
 /// Sets whether local ports are used again early, and leaves few of them.
 fn few_local_ports(lab: &Lab, reuse: u8) {
     let range = format!("net.ipv4.ip_local_port_range=50000 {}", 50_000 + FEW - 1);
-    lab.node.show(&format!("sysctl -qw net.ipv4.tcp_tw_reuse={reuse}"));
+    lab.node
+        .show(&format!("sysctl -qw net.ipv4.tcp_tw_reuse={reuse}"));
     let set = lab.node.command("sysctl").args(["-qw", &range]).status();
     assert!(set.expect("sysctl").success());
 }
@@ -352,7 +353,6 @@ fn clients_that_end_first_do_not_use_up_the_local_ports(lab: &mut Lab) {
     // As the kernel has it.
     few_local_ports(lab, 2);
     let tripod = lab.tripod();
-    tripod.logs_once(&["net.ipv4.tcp_tw_reuse was 2 and is 1 now"]);
     let mut answered = 0;
     // A port is used again after a second.
     crate::lab::eventually("three times as many calls", Duration::from_secs(30), || {
@@ -361,4 +361,5 @@ fn clients_that_end_first_do_not_use_up_the_local_ports(lab: &mut Lab) {
             .then_some(())
             .ok_or_else(|| format!("{answered} were answered"))
     });
+    tripod.logs_once(&["net.ipv4.tcp_tw_reuse was 2 and is 1 now"]);
 }

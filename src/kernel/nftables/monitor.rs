@@ -128,9 +128,11 @@ pub(super) fn read(message: Message<'_>) -> Result<Option<Event>, Malformed> {
 }
 
 fn leads_to(expressions: &[Expression]) -> Vec<Arc<str>> {
-    let verdicts = expressions.iter().filter_map(|expression| match expression {
-        Expression::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(chain),
-        _ => None,
-    });
+    let verdicts = expressions
+        .iter()
+        .filter_map(|expression| match expression {
+            Expression::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(chain),
+            _ => None,
+        });
     verdicts.cloned().collect()
 }

@@ -57,8 +57,7 @@ use self::{
 };
 use super::{
     Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport,
-    both_failed,
-    explain::Explain, state::FamilyState,
+    both_failed, explain::Explain, state::FamilyState,
 };
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},

@@ -56,7 +56,9 @@ fn services(count: u8, address: u8) -> ServiceMap {
 }
 
 async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) {
-    let changed = map.iter().filter(|port| full || &*port.name.service.name == "s0");
+    let changed = map
+        .iter()
+        .filter(|port| full || &*port.name.service.name == "s0");
     let changes = Changes {
         ports: changed.map(|port| port.name.clone()).collect(),
         full,

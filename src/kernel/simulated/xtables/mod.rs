@@ -101,9 +101,11 @@ impl Table {
             if before != after {
                 let same = before.iter().zip(after).take_while(|(a, b)| a == b).count();
                 let rules = before[same..].iter().chain(&after[same..]);
-                changes.extend(rules.map(|rule| {
-                    Ruleset::notification(family, name, chain, Some(rule.leads_to()))
-                }));
+                changes.extend(
+                    rules.map(|rule| {
+                        Ruleset::notification(family, name, chain, Some(rule.leads_to()))
+                    }),
+                );
             }
         }
         changes
