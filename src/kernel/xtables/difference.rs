@@ -163,6 +163,9 @@ pub struct Comparison {
     rules: HashMap<(Table, String), HashMap<Words, usize>>,
     /// Of those, the ones that are needed.
     needed: HashSet<(Table, String)>,
+    /// In table nat, by the chain that they lead to: rules that were there, each with the
+    /// chain that it is in. Made when it is first asked for.
+    leads: Option<HashMap<String, Vec<(String, Words)>>>,
 }
 
 impl Comparison {
@@ -174,6 +177,7 @@ impl Comparison {
             family,
             rules: HashMap::new(),
             needed: HashSet::new(),
+            leads: None,
         };
         let mut ops = Vec::new();
         for chain in &desired.chains {
@@ -307,6 +311,43 @@ impl Comparison {
             }
         }
         ops
+    }
+
+    /// Returns the steps that take away the rules of shared chains of table nat that lead
+    /// to one of `chains` and were not taken out: they are an owner's that has no use for
+    /// them any more.
+    pub fn stale_leads(&mut self, chains: &[&str]) -> Vec<Op> {
+        if self.leads.is_none() {
+            self.leads = Some(self.leads());
+        }
+        let mut ops = Vec::new();
+        for to in chains {
+            let leads = self.leads.as_mut().and_then(|leads| leads.remove(*to));
+            for (chain, words) in leads.unwrap_or_default() {
+                let there = self.rules.get_mut(&(Table::Nat, chain.clone()));
+                let count = there.and_then(|rules| rules.get_mut(&words));
+                let count = count.map_or(0, std::mem::take);
+                let remove = Op::new(Table::Nat, chain, Action::Remove(words));
+                ops.extend(std::iter::repeat_n(remove, count));
+            }
+        }
+        ops
+    }
+
+    fn leads(&self) -> HashMap<String, Vec<(String, Words)>> {
+        let mut leads = HashMap::<_, Vec<_>>::new();
+        for ((table, chain), rules) in &self.rules {
+            if *table != Table::Nat || !self.observed.is_ours(*table, chain) {
+                continue;
+            }
+            for words in rules.keys() {
+                if let Some(to) = words.target() {
+                    let there = leads.entry(to.to_owned()).or_default();
+                    there.push((chain.clone(), words.clone()));
+                }
+            }
+        }
+        leads
     }
 
     /// Returns the steps that take away what no owner needed, in an order in which

@@ -162,11 +162,23 @@ impl<'a> Full<'a> {
         }
     }
 
-    /// Returns the steps of `port` in table nat, if it takes some.
-    pub fn carrying(&mut self, port: &ServicePort) -> Option<PortSteps> {
+    /// Returns the steps of `port` in table nat, if it takes some: what goes of the rules
+    /// that lead to its chains, and all that comes.
+    ///
+    /// Both belong into one transaction. If what goes went with all else that is stale, an
+    /// address that the ServicePort no longer has would lead to its new endpoints until
+    /// then, which clients of that address may reach in no version of it; and for long where
+    /// the sync ends in between. They are two groups so that an address is closed also
+    /// where what comes is refused.
+    pub fn carrying(&mut self, port: &ServicePort) -> Option<[PortSteps; 2]> {
         let rules = plan::plan(port, &self.applied.options);
-        let ops = missing(&rules, &[Table::Nat], &mut self.comparison);
-        (!ops.is_empty()).then(|| Group::of(port.name.clone(), ops))
+        let comes = missing(&rules, &[Table::Nat], &mut self.comparison);
+        if comes.is_empty() {
+            return None;
+        }
+        let chains = plan::policy_chains(port);
+        let goes = self.comparison.stale_leads(&chains.all());
+        Some([goes, comes].map(|ops| Group::of(port.name.clone(), ops)))
     }
 
     /// Returns the steps that take away what no Service needs.
@@ -184,6 +196,7 @@ impl<'a> Full<'a> {
         let carrying: Vec<PortSteps> = self
             .ports()
             .filter_map(|port| self.carrying(port))
+            .flatten()
             .collect();
         let stale = self.stale();
         let groups = [chains, leads].into_iter().chain(ports);

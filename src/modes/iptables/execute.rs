@@ -72,15 +72,16 @@ impl Execution<'_> {
         self.required(&[chains], Phase::Carry).await?;
         let (mut chunk, mut weight) = (Vec::new(), 0);
         for port in full.ports() {
-            let Some(group) = full.carrying(port) else {
+            let Some([goes, comes]) = full.carrying(port) else {
                 continue;
             };
-            // What guards it is missing.
-            if self.refused.iter().any(|one| one.owner == group.owner) {
-                continue;
+            weight += goes.weight();
+            chunk.push(goes);
+            // Else what guards it is missing.
+            if !self.refused.iter().any(|one| one.owner == comes.owner) {
+                weight += comes.weight();
+                chunk.push(comes);
             }
-            weight += group.weight();
-            chunk.push(group);
             if weight >= self.writer.chunk() {
                 self.run(&chunk, Phase::Carry).await?;
                 chunk.clear();

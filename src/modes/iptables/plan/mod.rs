@@ -25,7 +25,7 @@ pub use self::{
     fixed::{Fixed, fixed, loopback_guard},
     lost::{LOST, NEEDED},
     options::{Dispatch, DispatchChoice, Options, is_large_cluster},
-    service::{endpoint_chains, is_possible, plan},
+    service::{endpoint_chains, is_possible, plan, policy_chains},
 };
 pub use crate::modes::detect_local::DetectLocal;
 

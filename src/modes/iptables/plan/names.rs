@@ -63,6 +63,17 @@ impl PortChains {
             firewall: format!("KUBE-FW-{hash}"),
         }
     }
+
+    /// Returns the names of all of them.
+    pub fn all(&self) -> [&str; 4] {
+        let PortChains {
+            cluster,
+            local,
+            external,
+            firewall,
+        } = self;
+        [cluster, local, external, firewall]
+    }
 }
 
 /// The chain of an endpoint of that ServicePort; `endpoint` is address and

@@ -67,6 +67,12 @@ pub fn endpoint_chains(port: &ServicePort) -> Vec<(SocketAddr, String)> {
         .collect()
 }
 
+/// Returns the names of the chains to which rules of shared chains lead for `port`, whether
+/// or not it needs each of them.
+pub fn policy_chains(port: &ServicePort) -> PortChains {
+    PortChains::new(&port.name.to_string(), word(port.name.protocol))
+}
+
 /// Returns whether rules can carry `port` with these features.
 pub fn is_possible(port: &ServicePort, features: &Features) -> bool {
     port.name.protocol != Protocol::Sctp || features.contains(Extension::Sctp)
