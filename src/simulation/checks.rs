@@ -42,9 +42,11 @@ impl Watch {
         }
     }
 
-    /// Looks at everything after a change.
-    pub(super) fn check(&mut self, state: &State) {
-        for flow in self.flows.clone() {
+    /// Looks at everything of these families after a change.
+    pub(super) fn check(&mut self, state: &State, families: &[Family]) {
+        let is_of = |service| families.contains(&world::family(service));
+        let flows = self.flows.iter().filter(|flow| is_of(flow.service));
+        for flow in flows.cloned().collect::<Vec<_>>() {
             let led = flow.packet.established;
             let fates = self.fates(state, flow.service, &flow.packet);
             let goes_on = fates
@@ -58,8 +60,9 @@ impl Watch {
         if let Some((family, name)) = self.foreign.difference(&there).next() {
             self.fail(&format!("{family} {name} of others is gone"));
         }
-        self.check_sticky(state);
-        for probe in self.probes.clone() {
+        self.check_sticky(state, families);
+        let probes = self.probes.iter().filter(|probe| is_of(probe.service));
+        for probe in probes.cloned().collect::<Vec<_>>() {
             if self.damaged.get(world::family(probe.service)).is_some() {
                 continue;
             }
@@ -100,7 +103,7 @@ impl Watch {
     }
 
     /// Clients stay on their endpoints, for as long as those can be reached.
-    fn check_sticky(&mut self, state: &State) {
+    fn check_sticky(&mut self, state: &State, families: &[Family]) {
         let histories = &self.histories;
         let now = Instant::now();
         self.sticky.retain(|sticky| {
@@ -120,6 +123,9 @@ impl Watch {
         for at in 0..self.sticky.len() {
             let Sticky { probe, on, .. } = &self.sticky[at];
             let (probe, on) = (probe.clone(), *on);
+            if !families.contains(&world::family(probe.service)) {
+                continue;
+            }
             let fates = self.fates(state, probe.service, &probe.packet);
             let may_go = self.left_out || self.refused == Some(probe.service);
             let others = self.visited(&probe);
@@ -149,7 +155,7 @@ impl Watch {
         for history in &mut self.histories {
             history.remembered.clear();
         }
-        self.check(state);
+        self.check(state, &Family::ALL);
         for probe in self.probes.clone() {
             let history = &self.histories[probe.service];
             let Some((_, spec)) = history.versions.front() else {

@@ -41,7 +41,7 @@ impl Faults {
         if random.chance(self.kills) {
             return random.one(&[Fault::KilledBefore, Fault::KilledAfter]);
         }
-        if matches!(call, Call::Restore | Call::Save(_)) {
+        if matches!(call, Call::Restore(_) | Call::Save(_)) {
             return self.of_program(call, random);
         }
         if !random.chance(self.calls) {
@@ -68,7 +68,7 @@ impl Faults {
         }
         match random.below(10) {
             0 | 1 => Fault::Locked,
-            2 | 3 if call != Call::Restore => Fault::Interrupted,
+            2 | 3 if matches!(call, Call::Save(_)) => Fault::Interrupted,
             2 | 3 => Fault::Line(random.below(256)),
             4 if random.chance(250) => Fault::Hangs,
             4 | 5 => Fault::Ended(random.below(3)),

@@ -394,7 +394,7 @@ impl Observer for Watching {
             _ => {
                 watch.left_out |=
                     matches!((call, fault), (Call::Transaction(_), Fault::Refused(..)))
-                        || call == Call::Restore;
+                        || matches!(call, Call::Restore(_));
                 watch.counts.faults += u64::from(watch.faults.outage.is_none());
                 watch.disturbed = true;
             }
@@ -404,7 +404,11 @@ impl Observer for Watching {
 
     fn after(&mut self, call: Call, state: &mut State) {
         if call.changes() {
-            self.0.lock().check(state);
+            let families = match call {
+                Call::Restore(family) => &[family][..],
+                _ => &Family::ALL,
+            };
+            self.0.lock().check(state, families);
         }
     }
 }

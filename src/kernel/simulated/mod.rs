@@ -92,8 +92,8 @@ pub(crate) enum Call {
     Requests(u16, usize),
     /// Reading notifications.
     Notifications,
-    /// A run of iptables-restore.
-    Restore,
+    /// A run of iptables-restore, for that family.
+    Restore(Family),
     /// A run of iptables-save, for that family.
     Save(Family),
     /// Reading the size of a table of iptables.
@@ -105,10 +105,11 @@ pub(crate) enum Call {
 impl Call {
     /// Returns whether it can change anything.
     pub(crate) fn changes(self) -> bool {
-        matches!(
-            self,
-            Call::Transaction(_) | Call::Requests(..) | Call::Restore
-        )
+        match self {
+            Call::Requests(kind, _) => kind != nftables::GET_GENERATION,
+            Call::Transaction(_) | Call::Restore(_) => true,
+            _ => false,
+        }
     }
 }
 

@@ -131,7 +131,7 @@ impl Inner {
         let call = if command.program.ends_with("-save") {
             Call::Save(family)
         } else {
-            Call::Restore
+            Call::Restore(family)
         };
         if self.dead {
             return End::Never;
@@ -212,7 +212,7 @@ impl Inner {
                     return exited(refusal.status(), String::new(), text);
                 }
             }
-            self.observer.after(Call::Restore, &mut self.state);
+            self.observer.after(Call::Restore(family), &mut self.state);
             self.notify();
         }
     }

@@ -137,7 +137,8 @@ impl Inner {
                     }
                 }
             }
-            Call::Notifications | Call::Restore | Call::Save(_) | Call::Size | Call::Setting => {}
+            Call::Notifications | Call::Restore(_) | Call::Save(_) | Call::Size | Call::Setting => {
+            }
         }
         self.observer.after(call, &mut self.state);
         self.notify();

@@ -8,7 +8,7 @@
 //! a predecessor's rules live on until ours are in. Chains and rules of others are
 //! left alone.
 
-use std::{borrow::Borrow, hash::Hash};
+use std::{borrow::Borrow, cmp::Ordering, hash::Hash};
 
 use hashbrown::{HashMap, HashSet};
 
@@ -331,6 +331,7 @@ impl Comparison {
                 ops.extend(std::iter::repeat_n(remove, count));
             }
         }
+        ops.sort_by(by_place);
         ops
     }
 
@@ -379,7 +380,8 @@ impl Comparison {
             Action::Delete => distance(&op.chain),
             _ => 0,
         };
-        ops.sort_by_key(distance);
+        // The same tables take the same steps in the same order.
+        ops.sort_by(|a, b| distance(a).cmp(&distance(b)).then_with(|| by_place(a, b)));
         let (shared, own) = ops.split_at(ops.partition_point(|op| distance(op) == 0));
         let groups = std::iter::once(shared).chain(own.chunks(together));
         let groups = groups.filter(|ops| !ops.is_empty());
@@ -418,6 +420,18 @@ impl Baseline for Comparison {
         let count = rules.and_then(|rules| rules.get_mut(&words));
         count.map_or(0, std::mem::take)
     }
+}
+
+/// Compares steps that take away by what they take away.
+fn by_place(one: &Op, other: &Op) -> Ordering {
+    fn place(op: &Op) -> (Table, &str, &str) {
+        let words = match &op.action {
+            Action::Remove(words) => words.text(),
+            _ => "",
+        };
+        (op.table, &op.chain, words)
+    }
+    place(one).cmp(&place(other))
 }
 
 fn counted<T: Eq + Hash>(all: impl IntoIterator<Item = T>) -> HashMap<T, usize> {

@@ -28,6 +28,11 @@ impl Words {
         Words(rule.words(family).to_string())
     }
 
+    /// Returns them as they were printed, or would be.
+    pub(super) fn text(&self) -> &str {
+        &self.0
+    }
+
     /// Returns the chain or target that the rule leads to, by `-j` or `-g`.
     pub fn target(&self) -> Option<&str> {
         target(&self.0)

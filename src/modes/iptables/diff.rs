@@ -93,7 +93,8 @@ pub fn change<'a>(
 /// A full sync of one family: what does not carry traffic comes first, for all
 /// Services; then traffic, some Services at a time; then what no Service needs goes.
 pub struct Full<'a> {
-    map: &'a ServiceMap,
+    /// The ServicePorts of the family, sorted by name.
+    ports: Vec<&'a Arc<ServicePort>>,
     comparison: Comparison,
     fixed: Vec<Op>,
     applied: Applied,
@@ -120,19 +121,19 @@ impl<'a> Full<'a> {
         options: Options,
     ) -> Full<'a> {
         let (comparison, ops) = Comparison::begin(observed, &fixed.rules, options.family);
+        let mut ports = map.sorted();
+        ports.retain(|port| port.name.family == options.family);
         Full {
-            map,
+            ports,
             comparison,
             fixed: ops,
             applied: Applied::new(options, RuleCount::of_fixed(&fixed.rules)),
         }
     }
 
-    /// Returns the ServicePorts of the family.
-    pub fn ports(&self) -> impl Iterator<Item = &'a Arc<ServicePort>> + use<'a> {
-        let family = self.applied.options.family;
-        let all = self.map.iter();
-        all.filter(move |port| port.name.family == family)
+    /// Returns the ServicePorts of the family, sorted by name.
+    pub fn ports(&self) -> Vec<&'a Arc<ServicePort>> {
+        self.ports.clone()
     }
 
     /// Returns the first steps.
@@ -195,6 +196,7 @@ impl<'a> Full<'a> {
         } = self.closing();
         let carrying: Vec<PortSteps> = self
             .ports()
+            .into_iter()
             .filter_map(|port| self.carrying(port))
             .flatten()
             .collect();
@@ -205,8 +207,8 @@ impl<'a> Full<'a> {
 
     /// Returns what is applied now, but for ServicePorts that have `failed`.
     pub fn applied(self, failed: impl Fn(&ServicePortName) -> bool) -> Applied {
-        let ports = self.ports();
         let mut applied = self.applied;
+        let ports = self.ports.into_iter();
         for port in ports.filter(|port| !failed(&port.name)) {
             applied.insert(Arc::clone(port));
         }

@@ -61,7 +61,7 @@ impl Execution<'_> {
             leads,
             ports,
         } = full.closing();
-        self.done.examined = full.ports().count();
+        self.done.examined = full.ports().len();
         let common = [chains, leads];
         self.required(&common, Phase::Close).await?;
         for groups in self.writer.chunks(&ports) {

@@ -264,9 +264,9 @@ impl FamilyRules {
             gone = applied.names().filter(is_gone).cloned().collect();
             let all = map.iter().map(|port| &port.name);
             names.extend(all.filter(of_family).chain(&gone));
-            names.sort_unstable();
-            names.dedup();
         }
+        names.sort_unstable();
+        names.dedup();
         let change = diff::change(&mut applied, map, names);
         let mut execution = Execution::new(&self.writer);
         execution.change(&change).await?;

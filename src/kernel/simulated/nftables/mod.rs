@@ -27,6 +27,9 @@ use crate::{
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
 
+/// The type of a message that asks how often tables were changed.
+pub(super) const GET_GENERATION: u16 = kind(libc::NFT_MSG_GETGEN);
+
 const fn kind(message: libc::c_int) -> u16 {
     crate::kernel::netlink::netfilter_kind(libc::NFNL_SUBSYS_NFTABLES, message)
 }
@@ -302,7 +305,7 @@ impl Ruleset {
 
     /// Answers a request for one thing.
     pub(super) fn get(&self, message: &Message<'_>) -> Result<Vec<u8>, Errno> {
-        if message.kind != kind(libc::NFT_MSG_GETGEN) {
+        if message.kind != GET_GENERATION {
             return Err(Errno::EOPNOTSUPP);
         }
         let generation = answer(NEW_GENERATION, 0).be32(GENERATION_ID, self.generation);

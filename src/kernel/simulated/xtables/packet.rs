@@ -139,6 +139,10 @@ impl Evaluation<'_> {
         };
         let mut ways = BTreeSet::from([way]);
         for rule in &chain.rules {
+            // Most rules are of other packets.
+            if !ways.iter().any(|way| self.may_match(rule, way)) {
+                continue;
+            }
             let mut next = BTreeSet::new();
             for way in ways {
                 let (found, passed_by) = self.matches(rule, way);
@@ -202,22 +206,36 @@ impl Evaluation<'_> {
         ended.insert((way, end));
     }
 
+    /// Returns whether a rule may match the packet.
+    fn may_match(&self, rule: &Rule, way: &Way) -> bool {
+        let mut asks = rule.asks.iter();
+        asks.all(|(negated, asks)| {
+            matches!(asks, Asks::Chance) || self.is_so(asks, way) != *negated
+        })
+    }
+
     /// Returns the packet as it is when the rule matches it, if it may, and as it is when
     /// it does not, if that may be.
     fn matches(&self, rule: &Rule, mut way: Way) -> (Option<Way>, Option<Way>) {
-        let before = way.clone();
-        let mut by_chance = false;
-        for (negated, asks) in &rule.asks {
-            if *asks == Asks::Chance {
-                by_chance = true;
-            } else if self.is_so(asks, &mut way) == *negated {
-                return (None, Some(way));
+        if !self.may_match(rule, &way) {
+            return (None, Some(way));
+        }
+        let by_chance = rule.asks.iter().any(|(_, asks)| *asks == Asks::Chance);
+        let passed_by = by_chance.then(|| way.clone());
+        for (_, asks) in &rule.asks {
+            if let Asks::Remembers(list) = asks {
+                way.updates.push(Update {
+                    set: list.as_str().into(),
+                    key: octets(&self.packet.source.ip()).into(),
+                    data: None,
+                    timeout: None,
+                });
             }
         }
-        (Some(way), by_chance.then_some(before))
+        (Some(way), passed_by)
     }
 
-    fn is_so(&self, asks: &Asks, way: &mut Way) -> bool {
+    fn is_so(&self, asks: &Asks, way: &Way) -> bool {
         let packet = self.packet;
         let (source, destination) = (packet.source, way.destination);
         match asks {
@@ -249,17 +267,8 @@ impl Evaluation<'_> {
                 let at = list.and_then(|list| list.get(&source.ip()));
                 at.is_some_and(|at| at.elapsed() <= *within)
             }
-            Asks::Remembers(list) => {
-                way.updates.push(Update {
-                    set: list.as_str().into(),
-                    key: octets(&source.ip()).into(),
-                    data: None,
-                    timeout: None,
-                });
-                true
-            }
             Asks::Absent => false,
-            Asks::Chance | Asks::Account(_) | Asks::Nothing => true,
+            Asks::Chance | Asks::Remembers(_) | Asks::Account(_) | Asks::Nothing => true,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What iptables-restore does with its input (`iptables/iptables-restore.c` says when it
 //! commits; which line is blamed was tried with version 1.8.9).
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use super::{
     Chain, Table, Xtables, known,
@@ -193,10 +193,10 @@ impl Xtables {
             return refused;
         }
         for (base, _) in table.chains.iter().filter(|(_, chain)| chain.is_base) {
-            let reached = table.reached(base);
-            if reached.iter().any(|chain| has_loop(table, chain)) {
+            if has_loop(table, base, &mut Vec::new(), &mut BTreeSet::new()) {
                 return refused;
             }
+            let reached = table.reached(base);
             let fits = |target: &Target| match target {
                 Target::Masquerade => base == "POSTROUTING",
                 Target::Dnat(_) | Target::Redirect(_) => base == "PREROUTING" || base == "OUTPUT",
@@ -211,11 +211,26 @@ impl Xtables {
     }
 }
 
-/// Returns whether rules lead from a chain back to it.
-fn has_loop(table: &Table, chain: &str) -> bool {
-    let leads = table.chains[chain].rules.iter();
-    let mut leads = leads.filter_map(|rule| rule.leads_to());
-    leads.any(|next| table.reached(next).contains(chain))
+/// Returns whether rules lead from a chain, to which `way` leads, to one that they came
+/// from. Of chains that are `passed` it is known that they do not.
+fn has_loop<'a>(
+    table: &'a Table,
+    name: &'a str,
+    way: &mut Vec<&'a str>,
+    passed: &mut BTreeSet<&'a str>,
+) -> bool {
+    if way.contains(&name) {
+        return true;
+    }
+    let Some(chain) = table.chains.get(name).filter(|_| !passed.contains(name)) else {
+        return false;
+    };
+    way.push(name);
+    let mut leads = chain.rules.iter().filter_map(|rule| rule.leads_to());
+    let found = leads.any(|next| has_loop(table, next, way, passed));
+    way.pop();
+    passed.insert(name);
+    found
 }
 
 /// A line that changes a table.
