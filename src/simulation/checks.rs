@@ -83,7 +83,10 @@ impl Watch {
                     .versions
                     .iter()
                     .filter_map(|(_, spec)| spec.as_ref());
-                sets.iter().any(|set| set.contains(to)) || now.chain(&history.remembered).any(is_of)
+                let mut left = history.left.iter();
+                sets.iter().any(|set| set.contains(to))
+                    || now.chain(&history.remembered).any(is_of)
+                    || left.any(|spec| spec.reachable(probe.called, probe.caller).contains(to))
             };
             let open = fates.iter().find(|fate| match fate {
                 Fate::Passes(to) => *to != probe.packet.destination && !may(to),

@@ -10,6 +10,7 @@ use prometheus::Registry;
 use super::{
     random::Random,
     subject::{Rules, Subject},
+    watch::Removals,
     world,
 };
 use crate::{
@@ -85,6 +86,17 @@ impl Rules for OfIptables {
 
     fn repairs_what_is_read(&self) -> bool {
         true
+    }
+
+    /// A full sync takes away in transactions of their own, after all others, what leads to
+    /// chains that do not change.
+    fn removals(&self, unfinished: &[String]) -> Removals {
+        let is_of_rules = |text: &String| !text.contains("UDP");
+        if unfinished.iter().any(is_of_rules) {
+            Removals::Left
+        } else {
+            Removals::Made
+        }
     }
 
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {

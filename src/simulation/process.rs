@@ -176,7 +176,8 @@ impl<M: Mode> Mode for Reported<M> {
                     watch.check_failed(&failed, before);
                     before.clone_from(&failed);
                     watch.record(|| format!("{family} in force up to {known}, failed {failed:?}"));
-                    watch.in_force(family, known, &failed);
+                    let removals = watch.rules.removals(&report.unfinished);
+                    watch.in_force(family, known, &failed, removals);
                 }
                 Some(Err(error)) => watch.failed(family, &error.to_string()),
             }

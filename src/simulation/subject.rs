@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use nix::errno::Errno;
 
-use super::random::Random;
+use super::{random::Random, watch::Removals};
 use crate::{
     kernel::simulated::{
         State,
@@ -43,6 +43,12 @@ pub(super) trait Rules: Send {
     /// Returns whether a sync that does not read the rules leaves what others changed.
     fn repairs_what_is_read(&self) -> bool {
         false
+    }
+
+    /// Returns whether all rules went that are not needed any more, by what a sync said is
+    /// unfinished. A mode whose changes are one transaction leaves none.
+    fn removals(&self, _unfinished: &[String]) -> Removals {
+        Removals::Made
     }
 
     /// Changes something as another process would. Returns of which family it was, if it

@@ -36,9 +36,19 @@ pub(super) struct History {
     pub(super) versions: VecDeque<(u64, Option<Arc<Spec>>)>,
     /// The first one was reported to be in force.
     pub(super) in_force: bool,
+    /// Earlier ones of which not all rules could be taken away yet, as the last sync said.
+    pub(super) left: Vec<Arc<Spec>>,
     /// Earlier ones whose clients stayed on their endpoints: their entries are deleted
     /// now and then only, and that may fail.
     pub(super) remembered: Vec<Arc<Spec>>,
+}
+
+/// Whether a sync took away all rules that are not needed any more. That some could not be
+/// is said of no Service, and tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Removals {
+    Made,
+    Left,
 }
 
 /// A connection that goes on.
@@ -129,6 +139,7 @@ impl Watch {
                 .map(|_| History {
                     versions: [(0, None)].into(),
                     in_force: false,
+                    left: Vec::new(),
                     remembered: Vec::new(),
                 })
                 .collect(),
@@ -186,10 +197,22 @@ impl Watch {
 
     /// A sync of `family`, of everything up to the change `version`, is reported to be in
     /// force but for the Services `failed`.
-    pub(super) fn in_force(&mut self, family: Family, version: u64, failed: &BTreeSet<usize>) {
+    pub(super) fn in_force(
+        &mut self,
+        family: Family,
+        version: u64,
+        failed: &BTreeSet<usize>,
+        removals: Removals,
+    ) {
+        if removals == Removals::Left && !self.disturbed && self.refused.is_none() {
+            self.fail(&format!("{family}: something is left without a reason"));
+        }
         for (number, history) in self.histories.iter_mut().enumerate() {
             if world::family(number) != family {
                 continue;
+            }
+            if removals == Removals::Made {
+                history.left.clear();
             }
             if failed.contains(&number) {
                 history.in_force = false;
@@ -198,6 +221,9 @@ impl Watch {
             }
             while history.versions.len() > 1 && history.versions[1].0 <= version {
                 let earlier = history.versions.pop_front().and_then(|(_, spec)| spec);
+                if removals == Removals::Left {
+                    history.left.extend(earlier.clone());
+                }
                 let sticky = earlier.filter(|spec| spec.has_affinity());
                 history.remembered.extend(sticky);
             }
@@ -316,6 +342,9 @@ impl Watch {
             }
             let same = |one: &Sticky| one.probe.packet == probe.packet;
             self.sticky.retain(|sticky| !same(sticky));
+        }
+        // What leads clients back may be missing.
+        if !updates.is_empty() && self.damaged.get(family).is_none() {
             self.sticky.push(Sticky {
                 probe: probe.clone(),
                 on: to,

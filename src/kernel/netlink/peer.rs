@@ -161,6 +161,11 @@ pub(in crate::kernel) mod simulated {
         OPEN.with(|current| *current.borrow_mut() = open);
     }
 
+    /// Returns whether sockets of this thread are not the kernel's.
+    pub(in crate::kernel) fn is_replaced() -> bool {
+        OPEN.with(|current| current.borrow().is_some())
+    }
+
     pub(super) fn open(protocol: Protocol, groups: &[u32]) -> Option<io::Result<Box<dyn Peer>>> {
         OPEN.with(|open| open.borrow().as_ref().map(|open| open(protocol, groups)))
     }

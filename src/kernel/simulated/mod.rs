@@ -242,6 +242,11 @@ impl Kernel {
     }
 }
 
+/// Returns whether a simulated kernel stands in for the real one in this thread.
+pub(crate) fn is_installed() -> bool {
+    netlink::simulated::is_replaced()
+}
+
 /// The simulated kernel stands in for the real one.
 #[must_use]
 pub(crate) struct Installed(());
