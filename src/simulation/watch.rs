@@ -45,8 +45,9 @@ pub(super) struct History {
 
 /// Whether a sync took away all rules that are not needed any more. That some could not be
 /// is said of no Service, and tried again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Removals {
+    #[default]
     Made,
     Left,
 }
@@ -93,6 +94,8 @@ pub(super) struct Watch {
     pub(super) failing: PerFamily<Option<Instant>>,
     /// Since when a sync of a family runs.
     syncing: PerFamily<Option<Instant>>,
+    /// What the last sync of a family said of what goes.
+    removals: PerFamily<Removals>,
     /// A transaction was refused in the sync that runs: what is to blame may be left out.
     pub(super) left_out: bool,
     /// Where each client of each Service was sent so far, if clients may be sent to any
@@ -155,6 +158,7 @@ impl Watch {
             disturbed: false,
             failing: PerFamily::default(),
             syncing: PerFamily::default(),
+            removals: PerFamily::default(),
             left_out: false,
             visited: BTreeMap::new(),
             foreign: BTreeSet::new(),
@@ -204,7 +208,9 @@ impl Watch {
         failed: &BTreeSet<usize>,
         removals: Removals,
     ) {
-        if removals == Removals::Left && !self.disturbed && self.refused.is_none() {
+        let before = std::mem::replace(self.removals.get_mut(family), removals);
+        let is_new = removals == Removals::Left && before == Removals::Made;
+        if is_new && !self.disturbed && self.refused.is_none() {
             self.fail(&format!("{family}: something is left without a reason"));
         }
         for (number, history) in self.histories.iter_mut().enumerate() {
@@ -262,6 +268,7 @@ impl Watch {
     pub(super) fn begins(&mut self) {
         self.failing = PerFamily::default();
         self.syncing = PerFamily::default();
+        self.removals = PerFamily::default();
         self.record(|| "a process begins".to_owned());
     }
 
