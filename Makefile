@@ -78,7 +78,7 @@ help:
 	@echo 'make instructions  the instructions of the pure parts, into benches/instructions.csv'
 	@echo 'make soak        changes under traffic for an hour in each mode; shorter: make soak SOAK=600'
 	@echo 'make simulate    faults at every call of a simulated kernel: make simulate SEED=7 STEPS=1000000'
-	@echo 'make mutants     whether the simulation notices what is broken on purpose (half an hour)'
+	@echo 'make mutants     whether the simulation notices what is broken on purpose (an hour)'
 	@echo 'make fuzz        bytes from anywhere, a minute for each reader; one: make fuzz T=manifests'
 	@echo 'make acceptance  the measuring tests, with the sizes of the acceptance list (release build)'
 
@@ -200,7 +200,7 @@ STEPS ?= 100000
 simulate:
 	TRIPOD_SIMULATE_SEED=$(SEED) TRIPOD_SIMULATE_STEPS=$(STEPS) CARGO_PROFILE_RELEASE_LTO=off \
 	    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --release --lib -- \
-	    simulation::nftables::random --nocapture
+	    simulation::nftables::random simulation::iptables::random --nocapture
 
 # The simulation with one thing broken at a time; then docs/mutants.csv and docs/reliability.md.
 mutants:

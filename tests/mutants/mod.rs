@@ -1,6 +1,7 @@
 //! Mutants: the source with one step forgotten or out of order. The simulation of
 //! `src/simulation/` has to notice each, but for those of which it is said why it cannot.
 
+mod iptables;
 pub mod report;
 mod table;
 
@@ -11,10 +12,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::table::{MUTANTS, Mutant};
+use self::table::{Mutant, Simulated};
 
 /// A mutant that does not end is noticed, too.
 const LONGEST: Duration = Duration::from_secs(240);
+
+/// Returns all mutants.
+fn all() -> impl Iterator<Item = &'static Mutant> {
+    table::MUTANTS.iter().chain(iptables::MUTANTS)
+}
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -36,7 +42,7 @@ impl Mutant {
 
 #[test]
 fn each_changes_one_place_that_is_there() {
-    for mutant in MUTANTS {
+    for mutant in all() {
         let text = fs::read_to_string(root().join(mutant.file)).unwrap();
         assert_ne!(mutant.of(&text), text);
     }
@@ -65,7 +71,7 @@ enum Outcome {
     DoesNotBuild,
 }
 
-fn simulate(tree: &Path, target: &Path) -> Outcome {
+fn simulate(simulated: Simulated, tree: &Path, target: &Path) -> Outcome {
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO"));
         command
@@ -83,7 +89,11 @@ fn simulate(tree: &Path, target: &Path) -> Outcome {
     let seconds = LONGEST.as_secs().to_string();
     let mut run = Command::new("timeout");
     run.arg(seconds).arg(env!("CARGO")).args(["test", "--lib"]);
-    let run = run.args(["--", "simulation::nftables::random"]);
+    let tests = match simulated {
+        Simulated::Nftables => "simulation::nftables::random",
+        Simulated::Iptables => "simulation::iptables::random",
+    };
+    let run = run.args(["--", tests]);
     let run = run.current_dir(tree).env("CARGO_TARGET_DIR", target);
     let status = run.stdout(Stdio::null()).stderr(Stdio::null()).status();
     match status.unwrap().code() {
@@ -116,14 +126,13 @@ fn run() {
     let (tree, target) = (scratch.join("tree"), scratch.join("build"));
     let _ = fs::remove_dir_all(&tree);
     copy_tree(&tree);
-    assert_eq!(
-        simulate(&tree, &target),
-        Outcome::Passed,
-        "without a change"
-    );
+    for simulated in [Simulated::Nftables, Simulated::Iptables] {
+        let outcome = simulate(simulated, &tree, &target);
+        assert_eq!(outcome, Outcome::Passed, "{simulated:?} without a change");
+    }
     let mut csv = "file,what is broken,noticed\n".to_owned();
     let mut wrong = Vec::new();
-    for mutant in MUTANTS {
+    for mutant in all() {
         if let Some(row) = preserved(mutant) {
             csv += &row;
             continue;
@@ -132,7 +141,7 @@ fn run() {
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, mutant.of(&text)).unwrap();
         let begun = Instant::now();
-        let outcome = simulate(&tree, &target);
+        let outcome = simulate(mutant.simulated, &tree, &target);
         fs::write(&path, text).unwrap();
         let (file, breaks, took) = (mutant.file, mutant.breaks, begun.elapsed());
         println!("{outcome:?} after {took:.0?}: {file}: {breaks}");

@@ -1,7 +1,16 @@
-//! What is changed.
+//! What is changed of nftables mode, and of what all modes share.
+
+/// Which mode is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Simulated {
+    Nftables,
+    Iptables,
+}
 
 /// A change of the source.
 pub(super) struct Mutant {
+    /// The mode whose simulation is to notice it.
+    pub(super) simulated: Simulated,
     pub(super) file: &'static str,
     /// What is there, once.
     pub(super) from: &'static str,
@@ -20,6 +29,7 @@ const fn noticed(
     breaks: &'static str,
 ) -> Mutant {
     Mutant {
+        simulated: Simulated::Nftables,
         file,
         from,
         to,
@@ -75,6 +85,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "a table is written anew without the old one being deleted",
     ),
     Mutant {
+        simulated: Simulated::Nftables,
         file: DIFF,
         from: "        forgotten.remove(&self.preserved);",
         to: "",
