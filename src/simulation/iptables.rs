@@ -9,8 +9,7 @@ use prometheus::Registry;
 
 use super::{
     random::Random,
-    subject::{Rules, Subject},
-    watch::Removals,
+    subject::{Removals, Rules, Subject},
     world,
 };
 use crate::{

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use nix::errno::Errno;
 
-use super::{random::Random, watch::Removals};
+use super::random::Random;
 use crate::{
     kernel::simulated::{
         State,
@@ -14,6 +14,15 @@ use crate::{
     net::Family,
     runner::metrics::Metrics,
 };
+
+/// Whether a sync took away all rules that are not needed any more. That some could not be
+/// is said of no Service, and tried again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Removals {
+    #[default]
+    Made,
+    Left,
+}
 
 /// A mode that is simulated.
 pub(super) trait Subject: Rules + Copy + 'static {

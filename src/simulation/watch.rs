@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{
     faults::Faults,
     random::Random,
-    subject::Rules,
+    subject::{Removals, Rules},
     world::{self, Probe, SERVICES, Spec},
 };
 use crate::{
@@ -41,15 +41,6 @@ pub(super) struct History {
     /// Earlier ones whose clients stayed on their endpoints: their entries are deleted
     /// now and then only, and that may fail.
     pub(super) remembered: Vec<Arc<Spec>>,
-}
-
-/// Whether a sync took away all rules that are not needed any more. That some could not be
-/// is said of no Service, and tried again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Removals {
-    #[default]
-    Made,
-    Left,
 }
 
 /// A connection that goes on.

@@ -160,8 +160,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     unnoticed(
         noticed(
             WATCH,
-            "        let is_expected = now.is_some() && now == expected;",
-            "        let is_expected = now.is_some() && expected.is_some();",
+            "        let is_ours_alone = is_known && changed == done.transactions;",
+            "        let is_ours_alone = is_known;",
             "what others change during a sync is not noticed (nf_tables)",
         ),
         "no: nearly always something else has the tables read before faults stop",

@@ -21,8 +21,9 @@ const HEAD: &str = "
 
 Other programs, an administrator and the machine itself change what Tripod needs. It notices
 within a second, without waiting for the sync period, and puts all back. Where it takes long
-to read what the kernel holds, as with very many chains or in the slow guest kernel of ipvs
-mode, that is checked less often. The tests are `tests/faults/node/`: cluster IPs,
+to read what the kernel holds, as in the slow guest kernel of ipvs mode, that is checked less
+often; changes of the rules of iptables in nf_tables are notified of, however many rules there
+are. The tests are `tests/faults/node/`: cluster IPs,
 load-balancer addresses and node ports of both IP families are called all the time, and at
 the end `tripod diff` finds nothing. A UDP client that keeps its socket and called while rules
 were missing is answered afterwards, too.
