@@ -8,7 +8,7 @@ use super::{
     ipvs::{connections, decode, table},
     netlink::{Message, Messages},
     nftables, routes, rules,
-    xtables::{self, observed::Observed, rule::Table},
+    xtables::{self, Traced, observed::Observed, rule::Table},
 };
 use crate::net::Family;
 
@@ -43,6 +43,7 @@ fn read(message: Message<'_>) {
     let _ = events::parse(message);
     let _ = decode::server(&message);
     nftables::read_anything(message);
+    let _ = Traced::read(message);
     let _ = ipset::client::listed(&message);
     for kind in ipset::Kind::ALL {
         let _ = ipset::client::members(&message, &mut kind.name().to_owned());

@@ -23,13 +23,23 @@ impl Notifications {
         groups: &[u32],
         object: &str,
     ) -> Result<Notifications, Error> {
+        let socket = Socket::watch(protocol, groups, object)?;
+        socket.expect_many_answers();
+        Notifications::of(socket, object)
+    }
+
+    /// Waits for what comes to `socket`, which has asked for it by itself; `object` is what
+    /// it is about, for errors. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When the runtime cannot wait for it.
+    pub(in crate::kernel) fn of(socket: Socket, object: &str) -> Result<Notifications, Error> {
         let failed = |source: io::Error| Error::Socket {
             operation: "watch",
             object: object.to_owned(),
             source,
         };
-        let socket = Socket::watch(protocol, groups, object)?;
-        socket.expect_many_answers();
+        socket.set_nonblocking().map_err(failed)?;
         // SAFETY: a `Socket` owns its descriptor, never exchanges it, and closes
         // it when dropped, which `AsyncFd` does after it has deregistered.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }

@@ -135,6 +135,19 @@ impl Trace {
     }
 }
 
+impl Headers {
+    /// Returns what the headers at the start of a packet say; `None`: as of [`headers`].
+    pub(in crate::kernel) fn of_packet(packet: &[u8]) -> Option<Headers> {
+        let first = packet.first()?;
+        let length = match first >> 4 {
+            // Words of four bytes (RFC 791), five at least.
+            4 => usize::from(first & 0xf).max(5) * 4,
+            _ => 40,
+        };
+        headers(packet, packet.get(length..)?)
+    }
+}
+
 fn known(attribute: Attribute<'_>) -> Option<Verdict> {
     Verdict::read(attribute).ok()
 }

@@ -76,6 +76,8 @@ pub mod remove;
 pub mod rule;
 pub mod run;
 mod toolkit;
+mod traced;
+mod tracer;
 pub mod transaction;
 pub mod watch;
 pub mod words;
@@ -84,6 +86,8 @@ pub use self::{
     engine::{Engine, HINTS, Search},
     error::Error,
     toolkit::Toolkit,
+    traced::{Place, Traced},
+    tracer::{TraceError, Tracer, clear_traces},
 };
 use self::{
     parts::parts,

@@ -173,7 +173,7 @@ impl Writer {
     }
 
     /// Applies a batch, several times if it fails for a passing reason.
-    async fn restore(&self, batch: &str) -> Result<(), Error> {
+    pub(super) async fn restore(&self, batch: &str) -> Result<(), Error> {
         let mut trials = Trials::new();
         loop {
             match self.xtables.restore(batch).await {
