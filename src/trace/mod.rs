@@ -1,6 +1,7 @@
-//! `tripod trace`: the way of real packets through this node, as nf_tables' tracing and
-//! the notifications of conntrack have it.
+//! `tripod trace`: the way of real packets through this node, as the tracing of nf_tables
+//! and of the legacy tables and the notifications of conntrack have it.
 
+mod legacy;
 mod print;
 mod report;
 mod story;
@@ -15,11 +16,16 @@ use std::{
 };
 
 use nix::{errno::Errno, net::if_::if_indextoname};
-use tokio::{signal, time};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time,
+};
 
 use self::{
+    legacy::{Legacy, LegacyStep},
     report::{Report, Start, Summary},
-    story::{Proxy, Step, Stories},
+    story::{Id, Proxy, Step, Stories},
+    words::Chain,
 };
 use crate::{
     ask,
@@ -34,6 +40,7 @@ use crate::{
         netlink::{self, Socket},
         nftables::{self, RuleSummary, TraceTarget, TracedChain, TracedStep, Tracer},
         sysctl,
+        xtables::{Engine, TraceError},
     },
     net::{Family, ModeName},
     status_api::Explanation,
@@ -48,14 +55,29 @@ const OVERDUE: time::Duration = time::Duration::from_millis(100);
 /// Follows packets as asked, and prints what becomes of them. Returns the status to exit
 /// with: 0; 2 where nothing can be traced.
 pub async fn trace(asked: &Trace) -> ExitCode {
-    let mut tracing = match Tracing::begin(asked).await {
-        Ok(tracing) => tracing,
-        Err(why) => {
-            let _ = writeln!(io::stderr(), "error: {why}");
-            return ExitCode::from(UNABLE);
-        }
+    let unable = |why: String| {
+        let _ = writeln!(io::stderr(), "error: {why}");
+        ExitCode::from(UNABLE)
     };
-    match tracing.run().await {
+    // Before anything is changed on the node: what ends it waits until that is undone.
+    let mut ends = match Ends::listen() {
+        Ok(ends) => ends,
+        Err(error) => return unable(format!("cannot listen to signals: {error}")),
+    };
+    let (mut tracing, start) = match Tracing::begin(asked).await {
+        Ok(begun) => begun,
+        Err(why) => return unable(why),
+    };
+    let done = tracing.run(start, &mut ends).await;
+    if let Some(legacy) = tracing.legacy.take()
+        && let Err(error) = legacy.end().await
+    {
+        let what = "a rule that traces packets stays in table raw of the legacy tables";
+        let next = "the next tripod trace, or tripod --cleanup, removes it";
+        let _ = writeln!(io::stderr(), "error: {what}: {error}; {next}");
+        return ExitCode::FAILURE;
+    }
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         // The reader has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
@@ -66,11 +88,38 @@ pub async fn trace(asked: &Trace) -> ExitCode {
     }
 }
 
+/// The signals that end it.
+struct Ends {
+    interrupted: Signal,
+    terminated: Signal,
+    hung_up: Signal,
+}
+
+impl Ends {
+    fn listen() -> io::Result<Ends> {
+        Ok(Ends {
+            interrupted: signal(SignalKind::interrupt())?,
+            terminated: signal(SignalKind::terminate())?,
+            hung_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn arrived(&mut self) {
+        tokio::select! {
+            _ = self.interrupted.recv() => {}
+            _ = self.terminated.recv() => {}
+            _ = self.hung_up.recv() => {}
+        }
+    }
+}
+
 /// What is under way.
 struct Tracing<'a> {
     asked: &'a Trace,
     /// `None`: rules cannot be traced.
     tracer: Option<Tracer>,
+    /// `None`: there are no legacy tables, or they cannot be traced.
+    legacy: Option<Legacy>,
     /// `None`: conntrack cannot be followed.
     events: Option<Events>,
     stories: Stories,
@@ -80,8 +129,8 @@ struct Tracing<'a> {
 }
 
 impl Tracing<'_> {
-    /// Begins, and prints what is known by then.
-    async fn begin(asked: &Trace) -> Result<Tracing<'_>, String> {
+    /// Begins, and returns what is known by then.
+    async fn begin(asked: &Trace) -> Result<(Tracing<'_>, Start), String> {
         let mut unseen = Vec::new();
         let target = TraceTarget {
             to: asked.to,
@@ -104,13 +153,20 @@ impl Tracing<'_> {
                     return Err(privileges(&error));
                 }
                 unseen.push(format!(
-                    "rules, which this kernel cannot trace (it takes nf_tables with tables \
+                    "rules of nf_tables, which this kernel cannot trace (it takes nf_tables with tables \
                      that have an owner, Linux 5.12): {error}"
                 ));
                 None
             }
         };
-        if tracer.is_none() && events.is_none() {
+        let legacy = match begin_legacy(&target).await {
+            Ok(legacy) => legacy,
+            Err(why) => {
+                unseen.push(why);
+                None
+            }
+        };
+        if tracer.is_none() && legacy.is_none() && events.is_none() {
             return Err(format!("nothing can be traced: {}", unseen.join("; ")));
         }
         let explained =
@@ -124,45 +180,69 @@ impl Tracing<'_> {
             endpoints: explained.as_ref().map(endpoints).unwrap_or_default(),
             own: if relays { own() } else { Vec::new() },
         };
-        print::print(&Report::Start(start), asked.output).map_err(|error| error.to_string())?;
-        Ok(Tracing {
+        let tracing = Tracing {
             asked,
             tracer,
+            legacy,
             events,
             stories: Stories::new(target, proxy),
             rules: HashMap::new(),
             is_ipvs: runs(ModeName::Ipvs),
             summary: Summary::default(),
-        })
+        };
+        Ok((tracing, start))
     }
 
-    async fn run(&mut self) -> io::Result<()> {
+    async fn run(&mut self, start: Start, ends: &mut Ends) -> io::Result<()> {
+        print::print(&Report::Start(start), self.asked.output)?;
         let end = time::sleep(self.asked.timeout);
         tokio::pin!(end);
         let mut tick = time::interval(OVERDUE);
-        let mut terminated = signal::unix::signal(signal::unix::SignalKind::terminate())?;
         while self.summary.connections < self.asked.count {
             tokio::select! {
                 () = &mut end => break,
-                interrupted = signal::ctrl_c() => {
-                    interrupted?;
-                    break;
-                }
-                _ = terminated.recv() => break,
-                arrived = arrived(self.tracer.as_ref(), self.events.as_ref()) => arrived?,
+                () = ends.arrived() => break,
+                arrived = self.arrived() => arrived?,
                 _ = tick.tick() => {}
             }
-            self.read()?;
+            self.read().await?;
             self.end_overdue(Some(Instant::now()))?;
         }
-        self.read()?;
+        self.read().await?;
         self.end_overdue(None)?;
         let summary = Report::Summary(std::mem::take(&mut self.summary));
         print::print(&summary, self.asked.output)
     }
 
+    /// Waits until steps or changes may have arrived.
+    async fn arrived(&self) -> io::Result<()> {
+        let steps = async {
+            match &self.tracer {
+                Some(tracer) => tracer.arrived().await,
+                None => std::future::pending().await,
+            }
+        };
+        let legacy = async {
+            match &self.legacy {
+                Some(legacy) => legacy.arrived().await,
+                None => std::future::pending().await,
+            }
+        };
+        let changes = async {
+            match &self.events {
+                Some(events) => events.arrived().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            arrived = steps => arrived,
+            arrived = legacy => arrived,
+            arrived = changes => arrived,
+        }
+    }
+
     /// Reads what has arrived, and prints what follows from it.
-    fn read(&mut self) -> io::Result<()> {
+    async fn read(&mut self) -> io::Result<()> {
         // First the changes: all steps of their packets have arrived by then, since a
         // packet's entry is confirmed after its rules.
         let mut changes = Vec::new();
@@ -173,14 +253,15 @@ impl Tracing<'_> {
         if let Some(tracer) = &mut self.tracer {
             self.summary.lost |= tracer.drain(|trace| steps.push(trace))?;
         }
-        for trace in steps {
-            let rule = self.rule(&trace);
-            let step = Step {
-                id: trace.id,
-                packet: trace.packet,
-                input: trace.input.and_then(link),
-                words: words::step(&trace, rule.as_ref()),
-            };
+        let mut steps: Vec<Step> = steps.iter().map(|trace| self.step(trace)).collect();
+        let mut by_legacy = Vec::new();
+        if let Some(legacy) = &mut self.legacy {
+            self.summary.lost |= legacy.drain(&mut by_legacy).await?;
+        }
+        steps.extend(by_legacy.into_iter().map(legacy_step));
+        // Those of both engines arrive apart; what ends a way comes after all others.
+        steps.sort_by_key(|step| matches!(step.words, Some((_, Some(_)))));
+        for step in steps {
             let report = self.stories.step(step, Instant::now());
             self.print(report)?;
         }
@@ -228,6 +309,21 @@ impl Tracing<'_> {
         found.unwrap_or_default()
     }
 
+    fn step(&mut self, trace: &nftables::Trace) -> Step {
+        let rule = self.rule(trace);
+        let chain = Chain {
+            engine: Engine::NfTables,
+            table: &trace.chain.table,
+            name: &trace.chain.name,
+        };
+        Step {
+            id: Id::Number(trace.id),
+            packet: trace.packet,
+            input: trace.input.and_then(link),
+            words: words::step(chain, &trace.step, rule.as_ref()),
+        }
+    }
+
     /// Returns what the rule of that step says, if it is of one that is still there.
     fn rule(&mut self, trace: &nftables::Trace) -> Option<RuleSummary> {
         let TracedStep::Rule { handle, .. } = trace.step else {
@@ -254,23 +350,34 @@ impl Tracing<'_> {
     }
 }
 
-/// Waits until steps or changes may have arrived.
-async fn arrived(tracer: Option<&Tracer>, events: Option<&Events>) -> io::Result<()> {
-    let steps = async {
-        match tracer {
-            Some(tracer) => tracer.arrived().await,
-            None => std::future::pending().await,
-        }
+/// Begins to trace through the legacy tables, if there are any.
+///
+/// # Errors
+/// With the words for what cannot be seen, and why.
+async fn begin_legacy(target: &TraceTarget) -> Result<Option<Legacy>, String> {
+    let tables = legacy::tables(Family::of(&target.to.ip()));
+    if tables.is_empty() {
+        return Ok(None);
+    }
+    let unseen = |error: TraceError| {
+        let tables = tables.join(", ");
+        format!("rules of iptables-legacy (it has the tables {tables}): {error}")
     };
-    let changes = async {
-        match events {
-            Some(events) => events.arrived().await,
-            None => std::future::pending().await,
-        }
+    Legacy::open(target).await.map(Some).map_err(unseen)
+}
+
+fn legacy_step(step: LegacyStep) -> Step {
+    let LegacyStep { traced, step, rule } = step;
+    let chain = Chain {
+        engine: Engine::Legacy,
+        table: &traced.place.table,
+        name: &traced.place.chain,
     };
-    tokio::select! {
-        arrived = steps => arrived,
-        arrived = changes => arrived,
+    Step {
+        id: Id::From(traced.packet.source),
+        words: words::step(chain, &step, rule.as_ref()),
+        packet: Some(traced.packet),
+        input: traced.input.and_then(link),
     }
 }
 
@@ -288,18 +395,6 @@ fn start(
     if no_events.is_ok_and(|value| value.trim() == "0") {
         let why = "connections, and where they are sent: net.netfilter.nf_conntrack_events is 0";
         unseen.push(why.to_owned());
-    }
-    let names = match Family::of(&asked.to.ip()) {
-        Family::V4 => "/proc/thread-self/net/ip_tables_names",
-        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
-    };
-    let legacy = std::fs::read_to_string(names).unwrap_or_default();
-    let legacy: Vec<&str> = legacy.split_ascii_whitespace().collect();
-    if !legacy.is_empty() {
-        let tables = legacy.join(", ");
-        unseen.push(format!(
-            "rules of iptables-legacy (it has the tables {tables})"
-        ));
     }
     let explained = match explained {
         Ok(explained) => Some(explained),

@@ -110,7 +110,7 @@ fn sentence(connection: &Connection) -> String {
         Outcome::Refused => format!("it is refused, by {by}"),
         Outcome::Dropped => format!("it is dropped, by {by}"),
         Outcome::Unknown => {
-            "what became of it is not known: neither nf_tables nor conntrack says".to_owned()
+            "what became of it is not known: neither a rule nor conntrack says".to_owned()
         }
     }
 }

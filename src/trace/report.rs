@@ -70,7 +70,7 @@ pub(super) enum Outcome {
     Refused,
     /// It was dropped without an answer.
     Dropped,
-    /// Neither nf_tables nor conntrack says.
+    /// Neither a rule nor conntrack says.
     Unknown,
 }
 

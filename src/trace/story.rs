@@ -32,11 +32,20 @@ struct Way {
     last: Instant,
 }
 
+/// Which packet a step is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Id {
+    /// That of this number, by which nf_tables tell packets apart.
+    Number(u32),
+    /// The one that comes from there: the legacy tables have no number.
+    From(SocketAddr),
+}
+
 /// A step of a packet, in words.
 #[derive(Debug)]
 pub(super) struct Step {
     /// Which packet it is of.
-    pub id: u32,
+    pub id: Id,
     /// The packet as it was then.
     pub packet: Option<Headers>,
     /// The interface by which it came.
@@ -62,7 +71,7 @@ pub(super) struct Stories {
     target: TraceTarget,
     proxy: Proxy,
     /// Packets whose way is not known to its end, by their number and by client.
-    packets: HashMap<u32, SocketAddr>,
+    packets: HashMap<Id, SocketAddr>,
     ways: HashMap<SocketAddr, Way>,
     /// Clients that were reported.
     reported: HashMap<SocketAddr, Outcome>,

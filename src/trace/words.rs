@@ -1,6 +1,9 @@
 //! The words for a step of a packet's way.
 
-use crate::kernel::nftables::{RuleSummary, Trace, TracedChain, TracedStep, Verdict};
+use crate::kernel::{
+    nftables::{RuleSummary, TracedStep, Verdict},
+    xtables::Engine,
+};
 
 use super::report::Step;
 
@@ -13,11 +16,23 @@ pub(super) enum End {
     Dropped,
 }
 
-/// Returns the words for `trace`, and whether the packet's way ends there; `rule` is what
-/// its rule says. `None`: it is not worth a line, as the end of a chain that lets pass.
-pub(super) fn step(trace: &Trace, rule: Option<&RuleSummary>) -> Option<(Step, Option<End>)> {
-    let chain = chain(&trace.chain);
-    match &trace.step {
+/// A chain of one of the kernel's engines for rules.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chain<'a> {
+    pub engine: Engine,
+    pub table: &'a str,
+    pub name: &'a str,
+}
+
+/// Returns the words for a step in `of`, and whether the packet's way ends there; `rule` is
+/// what its rule says. `None`: it is not worth a line, as the end of a chain that lets pass.
+pub(super) fn step(
+    of: Chain<'_>,
+    step: &TracedStep,
+    rule: Option<&RuleSummary>,
+) -> Option<(Step, Option<End>)> {
+    let chain = chain(of);
+    match step {
         TracedStep::End | TracedStep::Policy { drops: false } => None,
         // The kernel marks the end of a chain by a rule without a number.
         TracedStep::Rule {
@@ -39,19 +54,23 @@ pub(super) fn step(trace: &Trace, rule: Option<&RuleSummary>) -> Option<(Step, O
                 Some(other) => (other.to_string(), None),
                 None => ("another verdict".to_owned(), None),
             };
-            let at = format!("{} of {chain}", named(*handle, rule));
+            let at = format!("{} of {chain}", named(of.engine, *handle, rule));
             Some((Step { at, verdict }, end))
         }
     }
 }
 
-fn chain(chain: &TracedChain) -> String {
-    format!("chain {} of table {}", chain.name, chain.table)
+fn chain(chain: Chain<'_>) -> String {
+    let legacy = match chain.engine {
+        Engine::NfTables => "",
+        Engine::Legacy => " (iptables-legacy)",
+    };
+    format!("chain {} of table {}{legacy}", chain.name, chain.table)
 }
 
 /// Returns what distinguishes the rule from others: its comment, what it looks up, its
 /// target, or else its number.
-fn named(handle: u64, rule: Option<&RuleSummary>) -> String {
+fn named(engine: Engine, handle: u64, rule: Option<&RuleSummary>) -> String {
     let mut parts = Vec::new();
     if let Some(rule) = rule {
         parts.extend(
@@ -63,7 +82,11 @@ fn named(handle: u64, rule: Option<&RuleSummary>) -> String {
         parts.extend(rule.target.as_ref().map(|target| format!("-j {target}")));
     }
     if parts.is_empty() {
-        parts.push(format!("with handle {handle}"));
+        parts.push(match engine {
+            Engine::NfTables => format!("with handle {handle}"),
+            // As `iptables-legacy -L --line-numbers` has it.
+            Engine::Legacy => format!("number {handle}"),
+        });
     }
     format!("rule {}", parts.join(" "))
 }
@@ -72,19 +95,28 @@ fn named(handle: u64, rule: Option<&RuleSummary>) -> String {
 mod tests {
     use super::*;
 
-    fn trace(step: TracedStep) -> Trace {
-        Trace {
-            id: 1,
-            chain: TracedChain {
-                family: 2,
-                table: "nat".to_owned(),
-                name: "KUBE-SERVICES".to_owned(),
-            },
-            step,
-            packet: None,
-            input: None,
-            output: None,
-        }
+    const CHAIN: Chain<'_> = Chain {
+        engine: Engine::NfTables,
+        table: "nat",
+        name: "KUBE-SERVICES",
+    };
+
+    #[test]
+    fn those_of_the_legacy_tables_are_told_apart() {
+        let legacy = Chain {
+            engine: Engine::Legacy,
+            ..CHAIN
+        };
+        let dropping = TracedStep::Rule {
+            handle: 7,
+            verdict: Some(Verdict::Drop),
+        };
+        let (words, end) = step(legacy, &dropping, None).expect("it is worth a line");
+        assert_eq!(
+            words.at,
+            "rule number 7 of chain KUBE-SERVICES of table nat (iptables-legacy)"
+        );
+        assert_eq!(end, Some(End::Dropped));
     }
 
     #[test]
@@ -134,20 +166,20 @@ mod tests {
             ),
             (None, None, "rule with handle 7", "another verdict", None),
         ] {
-            let trace = trace(TracedStep::Rule { handle: 7, verdict });
+            let met = TracedStep::Rule { handle: 7, verdict };
             let expected = Step {
                 at: format!("{at} of chain KUBE-SERVICES of table nat"),
                 verdict: words.to_owned(),
             };
-            assert_eq!(step(&trace, rule), Some((expected, end)));
+            assert_eq!(step(CHAIN, &met, rule), Some((expected, end)));
         }
-        let policy = |drops| step(&trace(TracedStep::Policy { drops }), None);
+        let policy = |drops| step(CHAIN, &TracedStep::Policy { drops }, None);
         assert_eq!(policy(false), None);
-        let end = trace(TracedStep::Rule {
+        let end = TracedStep::Rule {
             handle: 0,
             verdict: Some(Verdict::Continue),
-        });
-        assert_eq!(step(&end, None), None);
+        };
+        assert_eq!(step(CHAIN, &end, None), None);
         let (dropped, end) = policy(true).expect("it is worth a line");
         assert_eq!(dropped.at, "the end of chain KUBE-SERVICES of table nat");
         assert_eq!(end, Some(End::Dropped));

@@ -184,7 +184,9 @@ pub async fn clear_traces(family: Family) -> Result<(), Error> {
     let engines = Xtables::engines(family).await.into_iter();
     for (xtables, engine) in engines.filter(|(_, engine)| *engine == Engine::Legacy) {
         let writer = Writer { xtables, engine };
-        if !left(&writer).await?.is_empty() && bind().is_ok() {
+        if !left(&writer).await?.is_empty()
+            && let Ok(_held) = bind()
+        {
             clear(&writer).await?;
         }
     }

@@ -144,7 +144,22 @@ pub(super) fn counted(line: &str) -> Option<(Line<'_>, u64)> {
 pub fn read_anything(line: &str) {
     let _ = (Line::parse(line), counted(line), target(line));
     let _ = Words::new(line).target();
+    let _ = values(line, "--comment").count();
     Digest::default().add(line);
+}
+
+/// Returns the word after each `option` of a rule in the words of `iptables-save`, without
+/// quotes and what escapes within them.
+pub fn values(words: &str, option: &str) -> impl Iterator<Item = String> {
+    let bare = unquoted(words).into_owned();
+    let mut found = Vec::new();
+    let mut bare = bare.split(' ');
+    while let Some(word) = bare.next() {
+        if word == option {
+            found.extend(bare.next().map(|value| value.replace(QUOTED_SPACE, " ")));
+        }
+    }
+    found.into_iter()
 }
 
 /// Returns the chain or target that a rule leads to, by `-j` or `-g`, in the words
@@ -220,6 +235,18 @@ mod tests {
         for (words, expected) in cases {
             assert_eq!(target(words), expected, "{words}");
         }
+    }
+
+    #[test]
+    fn values_are_what_follows_an_option() {
+        let words = "-m set --match-set A dst -m set --match-set B src -m comment --comment \
+                     \"say \\\"no\\\" --match-set C\" -j D";
+        let found = |option| values(words, option).collect::<Vec<_>>();
+        assert_eq!(found("--match-set"), ["A", "B"]);
+        assert_eq!(found("--comment"), ["say \"no\" --match-set C"]);
+        assert_eq!(found("-j"), ["D"]);
+        assert!(found("-g").is_empty());
+        assert!(values("--comment", "--comment").next().is_none());
     }
 
     #[test]
