@@ -24,7 +24,10 @@ use self::{
 };
 use super::Done;
 use crate::{
-    kernel::{probe, xtables::Engine},
+    kernel::{
+        probe,
+        xtables::{Engine, clear_traces},
+    },
     modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet, userspace::Handover},
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
@@ -255,6 +258,11 @@ pub(super) async fn cleanup_all(exclude: &[IpNet]) -> Done {
     }
     if let Err(error) = probe::cleanup().await {
         failed.push(format!("probes: {error}"));
+    }
+    for family in Family::ALL {
+        if let Err(error) = clear_traces(family).await {
+            failed.push(format!("{family} rules of tripod trace: {error}"));
+        }
     }
     if failed.is_empty() {
         tracing::info!("removed what Tripod and kube-proxy had installed");

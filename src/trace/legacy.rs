@@ -279,7 +279,11 @@ COMMIT
         ] {
             let (step, rule) = at(chain, number);
             let handle = number as u64;
-            assert_eq!(step, TracedStep::Rule { handle, verdict }, "{chain} {number}");
+            assert_eq!(
+                step,
+                TracedStep::Rule { handle, verdict },
+                "{chain} {number}"
+            );
             let rule = rule.expect("a rule");
             assert_eq!(rule.comment.as_deref(), comment, "{chain} {number}");
             assert_eq!(rule.target.as_deref(), target, "{chain} {number}");

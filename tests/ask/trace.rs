@@ -1,5 +1,7 @@
 //! `tripod trace`: real packets are followed, and nothing is left behind.
 
+mod legacy;
+
 use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
@@ -28,9 +30,12 @@ impl Trace {
     fn begin(lab: &Lab, to: &str, arguments: &[&str]) -> Trace {
         let mut command: Command = lab.node.command(tripod_binary());
         command
-            .args(["trace", "--output=json", "--timeout=30s", "--to", to])
-            .args(arguments)
-            .stdout(Stdio::piped());
+            .args(["trace", "--output=json", "--to", to])
+            .args(arguments);
+        if !arguments.iter().any(|word| word.starts_with("--timeout")) {
+            command.arg("--timeout=30s");
+        }
+        command.stdout(Stdio::piped());
         let mut process = command.spawn().expect("starting tripod");
         let mut lines = BufReader::new(process.stdout.take().expect("it is piped"));
         let start = line(&mut lines).expect("a first line");
@@ -108,8 +113,14 @@ fn tables(lab: &Lab) -> String {
 /// Calls are followed in `mode` to the endpoint; `rule` are words of a rule that they
 /// meet, `refusing` of the one that refuses them when there is no endpoint.
 fn calls_are_followed(mode: &str, rule: &[&str], refusing: &[&str]) {
+    calls_are_followed_in(|_| {}, mode, rule, refusing);
+}
+
+/// The same in a namespace that `prepare` has prepared.
+fn calls_are_followed_in(prepare: fn(&Lab), mode: &str, rule: &[&str], refusing: &[&str]) {
     run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);
+        prepare(&lab);
         let web = Service::new("web", 1);
         lab.add_backends(&["a", "b"]).publish(&web, &["a"]);
         let _running = started_in(&lab, mode);
@@ -331,7 +342,7 @@ fn ipvs_names_the_real_server() {
         let unseen = trace.start["unseen"].as_array().expect("a list").iter();
         let mut unseen = unseen.filter_map(Value::as_str);
         assert!(
-            unseen.any(|why| why.starts_with("rules, which this kernel cannot trace")),
+            unseen.any(|why| why.starts_with("rules of nf_tables, which this kernel cannot trace")),
             "{:#}",
             trace.start
         );

@@ -217,9 +217,7 @@ fn bind() -> Result<Notifications, TraceError> {
         // Each message comes at once.
         .be32(THRESHOLD, 1);
     for request in [bind, configure] {
-        socket
-            .call(&request, |_| Ok(None::<()>))
-            .map_err(failed)?;
+        socket.call(&request, |_| Ok(None::<()>)).map_err(failed)?;
     }
     Notifications::of(socket, object).map_err(TraceError::Log)
 }
@@ -323,8 +321,7 @@ mod tests {
                     --tcp-flags FIN,SYN,RST,ACK SYN -m limit --limit 100/sec \
                     --limit-burst 100 -m comment --comment \
                     \"tripod trace; goes when that ends; nf_log was nf_log_ipv4\" -j TRACE";
-        let expected =
-            format!("*raw\n-I PREROUTING 1 {rule}\n-I OUTPUT 1 {rule}\nCOMMIT\n");
+        let expected = format!("*raw\n-I PREROUTING 1 {rule}\n-I OUTPUT 1 {rule}\nCOMMIT\n");
         assert_eq!(batch(&target(Protocol::Tcp, from), "nf_log_ipv4"), expected);
         let udp = batch(&target(Protocol::Udp, None), "NO\"\nNE");
         assert!(udp.contains("1 -d 10.96.0.1/32 -p udp -m udp --dport 80 -m limit"));
@@ -334,7 +331,11 @@ mod tests {
     #[test]
     fn only_rules_of_ours_are_taken_for_left() {
         let ours = batch(&target(Protocol::Tcp, None), "NONE");
-        let line = ours.lines().nth(2).unwrap().replace("-I OUTPUT 1", "-A OUTPUT");
+        let line = ours
+            .lines()
+            .nth(2)
+            .unwrap()
+            .replace("-I OUTPUT 1", "-A OUTPUT");
         let found = Left::read(&line).expect("it is ours");
         assert_eq!((&*found.chain, &*found.former), ("OUTPUT", "NONE"));
         assert!(line.ends_with(&found.words));
