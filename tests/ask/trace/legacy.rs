@@ -190,13 +190,12 @@ fn it_says_what_is_missing_and_ends_when_nobody_reads() {
             .stdout(Stdio::piped());
         let mut trace = trace.spawn().expect("starting tripod");
         drop(trace.stdout.take());
-        eventually("it ends", SOON, || {
+        let status = eventually("it ends", SOON, || {
             let _ = ask(&lab.client, to);
-            match trace.try_wait().expect("its status") {
-                Some(status) => Ok(assert!(status.success(), "{status}")),
-                None => Err("it runs".to_owned()),
-            }
+            let status = trace.try_wait().expect("its status");
+            status.ok_or_else(|| "it runs".to_owned())
         });
+        assert!(status.success(), "{status}");
         assert_eq!(state(lab), before);
     });
 }
