@@ -140,8 +140,8 @@ impl Headers {
     pub(in crate::kernel) fn of_packet(packet: &[u8]) -> Option<Headers> {
         let first = packet.first()?;
         let length = match first >> 4 {
-            // Words of four bytes (RFC 791), five at least.
-            4 => usize::from(first & 0xf).max(5) * 4,
+            // Words of four bytes, five at least (RFC 791).
+            4 => usize::from(Some(first & 0xf).filter(|words| *words >= 5)?) * 4,
             _ => 40,
         };
         headers(packet, packet.get(length..)?)
