@@ -62,14 +62,16 @@ struct Simulation<S> {
     version: u64,
 }
 
+/// Returns a runtime of one thread whose clock moves on only when all tasks wait.
+fn stopped_clock() -> tokio::runtime::Runtime {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).build();
+    runtime.expect("a runtime")
+}
+
 /// Runs so many steps that follow from the seed. Returns what happened.
 fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
+    stopped_clock().block_on(async {
         let watch = Arc::new(Mutex::new(Watch::new(seed, Box::new(subject))));
         let kernel = Kernel::new(Watching(Arc::clone(&watch)));
         let _installed = kernel.install();

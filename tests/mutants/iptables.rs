@@ -1,6 +1,6 @@
 //! What is changed of iptables mode.
 
-use super::table::{Mutant, Simulated};
+use super::table::{self, Mutant, Simulated};
 
 const fn noticed(
     file: &'static str,
@@ -10,11 +10,7 @@ const fn noticed(
 ) -> Mutant {
     Mutant {
         simulated: Simulated::Iptables,
-        file,
-        from,
-        to,
-        breaks,
-        unnoticed: None,
+        ..table::noticed(file, from, to, breaks)
     }
 }
 

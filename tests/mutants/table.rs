@@ -22,7 +22,8 @@ pub(super) struct Mutant {
     pub(super) unnoticed: Option<&'static str>,
 }
 
-const fn noticed(
+/// Returns one of nftables mode that is to be noticed.
+pub(super) const fn noticed(
     file: &'static str,
     from: &'static str,
     to: &'static str,

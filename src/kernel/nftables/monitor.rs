@@ -39,9 +39,9 @@ pub enum Event {
 pub struct ChangedChain {
     /// The family of its table, if that has one alone.
     pub family: Option<Family>,
-    /// The name of its table.
+    /// Name of its table.
     pub table: String,
-    /// Its name.
+    /// Name of the chain.
     pub chain: String,
     /// Where the rule that came or went leads to; `None`: the kernel does not say it.
     pub leads_to: Option<Vec<Arc<str>>>,

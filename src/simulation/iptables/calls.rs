@@ -18,7 +18,10 @@ use crate::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, service_port},
     },
-    simulation::subject::{Rules, Subject},
+    simulation::{
+        stopped_clock,
+        subject::{Rules, Subject},
+    },
 };
 
 /// Longer than from one check to the next, whether others changed something.
@@ -79,12 +82,7 @@ async fn notices(mode: &mut Iptables) -> bool {
 #[test]
 fn a_change_and_the_checks_after_it_list_nothing() {
     let of = |count| -> Vec<Call> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .expect("a runtime");
-        runtime.block_on(async {
+        stopped_clock().block_on(async {
             let calls = Calls::default();
             let kernel = Kernel::new(calls.clone());
             let _installed = kernel.install();
