@@ -32,6 +32,11 @@ impl Writer {
         self.xtables.family()
     }
 
+    /// Returns the file name of the program that writes.
+    pub fn program(&self) -> &str {
+        self.xtables.program()
+    }
+
     /// Reads what `tables` hold of the chains that are of `interest`. Every line is
     /// shown to `also`, too.
     ///

@@ -1,5 +1,6 @@
 //! The rules of one family, and which of them are known to be in force.
 
+mod shape;
 mod tables;
 mod writer;
 

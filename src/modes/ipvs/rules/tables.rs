@@ -1,5 +1,6 @@
 //! The rules of one family, in the kernel.
 
+use super::shape::Shape;
 use crate::{
     kernel::xtables::{
         Error,
@@ -13,6 +14,9 @@ use crate::{
     },
     modes::{Difference, ipvs::plan::interest},
 };
+
+/// So many times rules are written in a row that others change in between.
+const TRIALS: usize = 3;
 
 /// What became of the rules that were in force before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +183,9 @@ impl Tables {
 
     /// Runs these phases of `transaction`, after which `rules` are in force, and reads how
     /// the program words them.
+    ///
+    /// What another program changes in between must not be taken for words of the program:
+    /// it would be in force from then on. So such rules are written again.
     async fn write(
         &mut self,
         transaction: &Transaction<()>,
@@ -186,14 +193,34 @@ impl Tables {
         rules: RuleSet,
     ) -> Result<(), Error> {
         self.writer.run_phases(transaction, phases).await?;
-        let observed = self.observe(&rules, |_, _| {}).await?;
-        let words_differ = !self.difference(&observed, &rules).is_empty();
-        self.reworded = words_differ.then(|| Reworded {
-            rules: rules.clone(),
-            observed,
-        });
-        self.is_in_force(rules);
-        Ok(())
+        self.reworded = None;
+        for _ in 0..TRIALS {
+            let mut shape = Shape::of(&rules, self.writer.family());
+            let observed = self.observe(&rules, |table, line| shape.line(table, line));
+            let observed = observed.await?;
+            let left = self.difference(&observed, &rules);
+            if left.is_empty() {
+                self.is_in_force(rules);
+                return Ok(());
+            }
+            if shape.is_found() {
+                self.reworded = Some(Reworded {
+                    rules: rules.clone(),
+                    observed,
+                });
+                self.is_in_force(rules);
+                return Ok(());
+            }
+            self.writer.run_phases(&left, &Phase::ALL).await?;
+        }
+        Err(Error::Failed {
+            program: self.writer.program().to_owned(),
+            message: format!(
+                "rules were written {TRIALS} times, and another program changed them each time \
+                 before they were read; stop what changes chains of Services"
+            ),
+            line: None,
+        })
     }
 
     /// Returns true if the tables hold `rules` as the program words them.

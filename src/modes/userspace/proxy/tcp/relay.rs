@@ -221,7 +221,8 @@ impl Direction {
                 Read::Copied { length, last } => {
                     seen(&buffer[..length]);
                     let last = last && !ends.sender_dead;
-                    self.pass_on(&buffer[..length], last, ends.to, budget.buffered);
+                    let follows = if last { Follows::End } else { Follows::Nothing };
+                    self.pass_on(&buffer[..length], follows, ends.to, budget.buffered);
                     Moved { length, last }
                 }
             }))
@@ -241,9 +242,8 @@ impl Direction {
         }
     }
 
-    /// Writes `bytes`, the `last` ones perhaps, and keeps what the receiver does not take.
-    fn pass_on(&mut self, bytes: &[u8], last: bool, to: &Stream, buffered: &Buffered) {
-        let follows = if last { Follows::End } else { Follows::Nothing };
+    /// Writes `bytes`, and keeps what the receiver does not take.
+    fn pass_on(&mut self, bytes: &[u8], follows: Follows, to: &Stream, buffered: &Buffered) {
         let mut sent = 0;
         while sent < bytes.len() {
             match to.write_some(&bytes[sent..], follows) {
