@@ -10,11 +10,11 @@ PACKAGES := iproute2 util-linux iptables
 TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace valgrind bsdutils chromium chromium-driver \
     buildah runc groff-base
 
-# Tools of crates.io that packages are made with.
+# Tools of crates.io that packages are made with; built in the way that takes least time.
 DIST_TOOLS = $(TARGET)/tools/bin
 define install-dist-tools
 [ -x $(DIST_TOOLS)/cargo-deb ] && [ -x $(DIST_TOOLS)/cargo-cyclonedx ] \
-    || $(CARGO) install --quiet --locked --root $(TARGET)/tools cargo-deb@3.8.0 cargo-cyclonedx@0.5.9
+    || $(CARGO) install --quiet --debug --locked --root $(TARGET)/tools cargo-deb@3.8.0 cargo-cyclonedx@0.5.9
 endef
 
 # Helm, and kubectl for kustomize, are in a package of the npm registry.

@@ -85,7 +85,7 @@ fn on_column(name: &str) {
     if let Some(reason) = uml::unavailable() {
         return skip(&reason);
     }
-    lab::run(Share::Beside, || {
+    lab::run(Share::Guest, || {
         let arguments = ["--exact", INSIDE, "--include-ignored", "--nocapture"];
         let only = std::env::var("TRIPOD_CONFORMANCE_CASE").unwrap_or_default();
         let environment = [(COLUMN, name), ("TRIPOD_CONFORMANCE_CASE", &*only)];
@@ -211,7 +211,7 @@ fn without_on(name: &str) {
     if let Some(reason) = uml::unavailable() {
         return skip(&reason);
     }
-    lab::run(Share::Beside, || {
+    lab::run(Share::Guest, || {
         let arguments = [
             "--exact",
             INSIDE_WITHOUT,

@@ -16,6 +16,7 @@ mod browser;
 mod call;
 mod checks;
 mod host;
+mod machine;
 mod manifests;
 mod memory;
 mod pattern;
@@ -37,12 +38,13 @@ pub use call::{
     udp_from, udp_say,
 };
 pub use host::Host;
+pub use machine::Share;
 pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
 pub use memory::MemoryCgroup;
 pub use pattern::{Pattern, send_pattern, verify_pattern};
 pub use process::{Group, die_with_parent};
 pub use programs::{ProgramFault, Programs};
-pub use sandbox::{SOAK_ENDS, Share, acceptance, figure, is_inside, run, soak_length};
+pub use sandbox::{SOAK_ENDS, acceptance, figure, is_inside, run, soak_length};
 pub use service_ports::{endpoint, endpoints, service_port};
 pub use skip::skip;
 pub use topology::{Capture, Lab};

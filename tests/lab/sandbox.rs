@@ -5,9 +5,10 @@
 
 use std::io::Read;
 use std::process::{Command, Stdio};
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use super::machine::{self, Share};
 use super::process::{Group, die_with_parent};
 use super::skip::{print_uncaptured, skip, test_name};
 
@@ -31,27 +32,12 @@ pub fn soak_length() -> Duration {
     Duration::from_secs(seconds.unwrap_or(10))
 }
 
-/// Whether a test may run while others do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
-    /// Next to others.
-    Beside,
-    /// With the machine to itself, because it measures.
-    Alone,
-}
-
-static MACHINE: RwLock<()> = RwLock::new(());
-
 /// Runs `body`, which is all of a test, in a sandbox.
 pub fn run(share: Share, body: impl FnOnce()) {
     if is_inside() {
         return body();
     }
-    let (_beside, _alone);
-    match share {
-        Share::Beside => _beside = MACHINE.read().unwrap_or_else(PoisonError::into_inner),
-        Share::Alone => _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner),
-    }
+    let _held = machine::take(share);
     if let Some(reason) = no_sandbox() {
         return skip(reason);
     }
