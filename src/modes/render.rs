@@ -31,7 +31,9 @@ pub struct Choices<'a> {
     pub kernel: &'a Kernel,
     /// How chains are found, `--iptables-dispatch`.
     pub dispatch: DispatchChoice,
-    /// Which of the node's addresses serve node ports.
+    /// The addresses of the node itself.
+    pub addresses: &'a [IpAddr],
+    /// Which of them serve node ports.
     pub served: &'a Served,
     /// The loopback addresses that are to serve them, in modes that listen there.
     pub loopback: &'a [IpAddr],
@@ -53,8 +55,7 @@ pub fn render(
         ModeName::Iptables => render_iptables(map, choices, &mut text)?,
         ModeName::Ipvs => {
             let node = map.this_node().map(|node| &**node);
-            // Where this is printed need not be where it is to be in force.
-            let addresses = node.map(|node| node.addresses.to_vec()).unwrap_or_default();
+            let addresses = choices.addresses.to_vec();
             let options = ipvs::plan::Options::new(choices.configuration, choices.effective);
             let context = ipvs::plan::NodeContext::new(&options, node, choices.served, addresses);
             ipvs::render::render(map, context, choices.kernel, &mut text)?;

@@ -7,7 +7,10 @@ use std::{
     process::ExitCode,
 };
 
-use super::{probe, render};
+use super::{
+    probe,
+    render::{self, OwnAddresses},
+};
 use crate::{
     ask,
     cli::{Machine, Migrate, Output, Settings},
@@ -17,6 +20,7 @@ use crate::{
     },
     modes::verdict::{self, ModeRequirements},
     net::{Family, ModeName},
+    node,
 };
 
 /// Something that matters differs.
@@ -60,6 +64,8 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
         kernel: Vec::new(),
         changes: None,
     };
+    // Those of this node, where it is the one that is asked about.
+    let mut own = None;
     let (kernel, engines, there) = match &asked.machine {
         Machine::Node => {
             let kernel = probe::examine_last(&requirements);
@@ -70,7 +76,10 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
             report.node = Some(chosen);
             report.kernel = state::groups(&observed, mode, &engines);
             let there = match asked.manifests {
-                Some(_) => node_lines::read(&observed, exclude).await?,
+                Some(_) => {
+                    own = Some(node::addresses::own().map_err(|error| error.to_string())?);
+                    node_lines::read(&observed, exclude).await?
+                }
                 None => Holdings::default(),
             };
             (kernel, engines, there)
@@ -91,6 +100,9 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
             kernel: &kernel,
             requirements: &requirements,
             engines: &engines,
+            own: own
+                .as_deref()
+                .map_or(OwnAddresses::Object, OwnAddresses::Listed),
         };
         report.changes = Some(target.changes(&there, folder).await?);
     }
@@ -104,6 +116,7 @@ struct Target<'a> {
     requirements: &'a ModeRequirements,
     /// Where its rules would go; a family that is missing: not known.
     engines: &'a [(Family, Engine)],
+    own: OwnAddresses<'a>,
 }
 
 impl Target<'_> {
@@ -123,7 +136,7 @@ impl Target<'_> {
             let mut places = Vec::new();
             let impossible = (!verdict.can_run()).then(|| verdict.to_string());
             if impossible.is_none() {
-                let text = render::text_of(mode, self.kernel, settings, &mut tracker);
+                let text = render::text_of(mode, self.kernel, settings, &mut tracker, self.own);
                 let mut desired = Holdings::default();
                 desired.rendered(&text.map_err(|error| error.to_string())?, engine);
                 places = migrate::changes(there, &desired);

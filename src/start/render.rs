@@ -1,6 +1,6 @@
 //! `tripod render`: what a mode would do, for a folder of manifests.
 
-use std::{fmt, io::Write, path::Path};
+use std::{fmt, io::Write, net::IpAddr, path::Path};
 
 use super::{Done, probe};
 use crate::{
@@ -47,10 +47,26 @@ pub(super) fn text(
     if !verdict.can_run() {
         return Err(verdict.to_string().into());
     }
-    Ok(text_of(mode, &kernel, settings, tracker)?)
+    Ok(text_of(
+        mode,
+        &kernel,
+        settings,
+        tracker,
+        OwnAddresses::Object,
+    )?)
 }
 
-/// Returns what `mode` would do in that kernel for the objects of `tracker`.
+/// Where the node's own addresses are known from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum OwnAddresses<'a> {
+    /// From its Node object: the machine that prints need not be that node.
+    Object,
+    /// From its interfaces.
+    Listed(&'a [IpAddr]),
+}
+
+/// Returns what `mode` would do in that kernel for the objects of `tracker`, on a node with
+/// `own` addresses.
 ///
 /// # Errors
 /// When the text could not be written.
@@ -59,21 +75,25 @@ pub(super) fn text_of(
     kernel: &Kernel,
     settings: &Settings,
     tracker: &mut Tracker,
+    own: OwnAddresses<'_>,
 ) -> Result<String, fmt::Error> {
     let effective = &settings.effective;
     let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
     let node = tracker.node().cloned();
     node_ports.update(node.as_deref());
-    // The machine that prints this need not be the node that it is for.
-    let own = node.iter().flat_map(|node| node.addresses.iter());
+    let own = match own {
+        OwnAddresses::Object => node.as_deref().map_or(&[][..], |node| &node.addresses),
+        OwnAddresses::Listed(own) => own,
+    };
     let served = node_ports.served();
-    let own = own.filter(|ip| served.contains(ip));
-    tracker.set_node_addresses(own.copied().collect());
+    let serving = own.iter().filter(|ip| served.contains(ip));
+    tracker.set_node_addresses(serving.copied().collect());
     let choices = render::Choices {
         configuration: &settings.configuration,
         effective,
         kernel,
         dispatch: settings.own.iptables_dispatch,
+        addresses: own,
         served: &served,
         loopback: node_ports.loopback(),
         counted: &settings.own.counted(),

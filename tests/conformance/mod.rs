@@ -104,7 +104,7 @@ fn on_column(name: &str) {
 }
 
 /// Longest life of a guest.
-const GUEST: Duration = Duration::from_secs(400);
+const GUEST: Duration = Duration::from_secs(560);
 
 /// Tells [`inside`] its column.
 const COLUMN: &str = "TRIPOD_CONFORMANCE_COLUMN";

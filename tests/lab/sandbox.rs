@@ -19,7 +19,7 @@ const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 /// all of what can be left out, some take half an hour.
 fn lifetime() -> Duration {
     let much = acceptance() || std::env::var_os("TRIPOD_CONFORMANCE_WITHOUT").is_some();
-    Duration::from_secs(if much { 3600 } else { 420 }).max(soak_length() + SOAK_ENDS)
+    Duration::from_secs(if much { 3600 } else { 600 }).max(soak_length() + SOAK_ENDS)
 }
 
 /// What starting and ending take of a long run.

@@ -162,3 +162,29 @@ fn what_is_said_of_a_node_is_what_a_start_changes() {
         assert!(left.comes.is_empty() && left.goes.is_empty(), "{left:?}");
     });
 }
+
+/// Node ports are served at all addresses of a node, also at those that its object lacks:
+/// ipvs mode has a virtual server at each.
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn node_ports_at_addresses_that_the_object_lacks_stay() {
+    run(Share::Beside, || {
+        let node = node();
+        node.ip(&["address add 203.0.113.77/32 dev lo"]);
+        let case = left::case("05-nodeport");
+        fs::create_dir_all(MANIFESTS).expect("a folder");
+        case.write_manifests(MANIFESTS.as_ref());
+        let folder = Folder::new("config");
+        let config = configuration(&folder.0, &case, "ipvs");
+        let mut tripod = start(&node, &["--proxy-mode=ipvs"]);
+        assert!(tripod.terminate().success());
+        let flags = [
+            format!("--config={}", config.display()),
+            format!("--manifests={MANIFESTS}"),
+        ];
+        let (report, _) = check(&node, &flags);
+        let left = changes(&report, "ipvs", |_| true);
+        assert!(left.stays > 10, "{left:?}");
+        assert!(left.comes.is_empty() && left.goes.is_empty(), "{left:?}");
+    });
+}

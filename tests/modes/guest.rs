@@ -33,7 +33,7 @@ fn guest_full_convergence() {
 
 #[test]
 fn guest_full_migrate() {
-    let tests = ["modes::migrate::"];
+    let tests = ["modes::migrate::", "modes::changes::node_ports"];
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 

@@ -64,4 +64,4 @@ pub fn in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) 
 }
 
 /// Longest life of a guest; a sandbox lives a little longer.
-const GUEST: Duration = Duration::from_secs(230);
+const GUEST: Duration = Duration::from_secs(500);
