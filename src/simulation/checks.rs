@@ -21,9 +21,16 @@ impl Watch {
     /// Services that are `failed`, and were not `before`, are so for a reason.
     pub(super) fn check_failed(&self, failed: &BTreeSet<usize>, before: &BTreeSet<usize>) {
         let mut new = failed.difference(before);
-        if let Some(new) = new.find(|new| !self.disturbed && self.refused != Some(**new)) {
+        let recovers = self.recovers();
+        if let Some(new) = new.find(|new| !recovers && self.refused != Some(**new)) {
             self.fail(&format!("Service {new} is not in force without a reason"));
         }
+    }
+
+    /// Returns whether something went wrong for which a Service may not be in force.
+    pub(super) fn recovers(&self) -> bool {
+        let within = self.rules.recovers_within();
+        self.may_fail || self.went_wrong.is_some_and(|at| at.elapsed() < within)
     }
 
     /// What health says is true: a family is unhealthy when its syncs failed for longer
@@ -45,6 +52,8 @@ impl Watch {
     /// Looks at everything of these families after a change.
     pub(super) fn check(&mut self, state: &State, families: &[Family]) {
         let is_of = |service| families.contains(&world::family(service));
+        let external = self.rules.external_policy();
+        self.forget_flows();
         let flows = self.flows.iter().filter(|flow| is_of(flow.service));
         for flow in flows.cloned().collect::<Vec<_>>() {
             let led = flow.packet.established;
@@ -70,7 +79,9 @@ impl Watch {
             let history = &self.histories[probe.service];
             let reachable = |spec: &Option<Arc<Spec>>| -> Vec<SocketAddr> {
                 let spec = spec.as_ref();
-                spec.map_or_else(Vec::new, |spec| spec.reachable(probe.called, probe.caller))
+                spec.map_or_else(Vec::new, |spec| {
+                    spec.reachable(probe.called, probe.caller, external)
+                })
             };
             let sets: Vec<_> = history
                 .versions
@@ -78,15 +89,19 @@ impl Watch {
                 .map(|(_, spec)| reachable(spec))
                 .collect();
             let may = |to: &SocketAddr| {
-                let is_of = |spec: &Arc<Spec>| spec.may_stay(probe.called, probe.caller, to);
+                let is_of =
+                    |spec: &Arc<Spec>| spec.may_stay(probe.called, probe.caller, external, to);
                 let now = history
                     .versions
                     .iter()
                     .filter_map(|(_, spec)| spec.as_ref());
-                let mut left = history.left.iter();
+                let left = |spec: &Arc<Spec>| {
+                    let reachable = spec.reachable(probe.called, probe.caller, external);
+                    reachable.contains(to)
+                };
                 sets.iter().any(|set| set.contains(to))
                     || now.chain(&history.remembered).any(is_of)
-                    || left.any(|spec| spec.reachable(probe.called, probe.caller).contains(to))
+                    || history.left.iter().any(left)
             };
             let open = fates.iter().find(|fate| match fate {
                 Fate::Passes(to) => *to != probe.packet.destination && !may(to),
@@ -105,8 +120,18 @@ impl Watch {
         }
     }
 
+    /// Connections of which a mode says that they need not go on are looked at no more.
+    fn forget_flows(&mut self) {
+        let (rules, histories) = (&self.rules, &self.histories);
+        self.flows.retain(|flow| {
+            let mut versions = histories[flow.service].versions.iter();
+            versions.all(|(_, spec)| rules.goes_on(flow, spec.as_deref()))
+        });
+    }
+
     /// Clients stay on their endpoints, for as long as those can be reached.
     fn check_sticky(&mut self, state: &State, families: &[Family]) {
+        let external = self.rules.external_policy();
         let histories = &self.histories;
         let now = Instant::now();
         self.sticky.retain(|sticky| {
@@ -118,7 +143,8 @@ impl Watch {
             } = sticky.probe;
             let mut versions = histories[service].versions.iter();
             let stays = |spec: &Spec| {
-                spec.has_affinity() && spec.reachable(called, caller).contains(&sticky.on)
+                let reachable = spec.reachable(called, caller, external);
+                spec.has_affinity() && reachable.contains(&sticky.on)
             };
             let stays = |(_, spec): &(u64, Option<Arc<Spec>>)| spec.as_deref().is_some_and(stays);
             now < sticky.until && versions.all(stays)
@@ -159,6 +185,7 @@ impl Watch {
             history.remembered.clear();
         }
         self.check(state, &Family::ALL);
+        let external = self.rules.external_policy();
         for probe in self.probes.clone() {
             let history = &self.histories[probe.service];
             let Some((_, spec)) = history.versions.front() else {
@@ -168,7 +195,7 @@ impl Watch {
                 continue;
             };
             let fates = self.fates(state, probe.service, &probe.packet);
-            let all = spec.reachable(probe.called, probe.caller);
+            let all = spec.reachable(probe.called, probe.caller, external);
             let unused = all.iter().find(|to| !fates.contains(&Fate::Passes(**to)));
             if let Some(unused) = unused {
                 self.fail(&format!("{probe:?} never reaches {unused}: {fates:?}"));
@@ -179,6 +206,7 @@ impl Watch {
 
     /// No flow of a UDP client is led to an endpoint that does not serve.
     fn check_udp(&mut self, state: &State) {
+        let external = self.rules.external_policy();
         let mut stale = None;
         for flow in state.conntrack.flows() {
             let mut probes = self.probes.iter();
@@ -188,7 +216,8 @@ impl Watch {
             let Some((_, Some(spec))) = spec else {
                 continue;
             };
-            let exists = !spec.reachable(probe.called, probe.caller).is_empty();
+            let reachable = spec.reachable(probe.called, probe.caller, external);
+            let exists = !reachable.is_empty();
             if exists && !spec.serving().any(|to| to == flow.reply.source) {
                 stale = Some(format!("{flow} is stale"));
             }

@@ -1,6 +1,6 @@
 //! What goes wrong: which calls fail, and how.
 
-use nix::errno::Errno;
+use nix::{errno::Errno, libc};
 
 use super::random::Random;
 use crate::kernel::simulated::{Call, Fault};
@@ -14,6 +14,9 @@ const REASONS: [Errno; 6] = [
     Errno::ENOENT,
     Errno::ENOMEM,
 ];
+
+/// The type of the message that asks for sets and their members (`IPSET_CMD_LIST`).
+const SET_MEMBERS: u16 = (libc::NFNL_SUBSYS_IPSET as u16) << 8 | 7;
 
 /// What goes wrong now.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,7 +52,9 @@ impl Faults {
         }
         let errno = match random.one(&REASONS) {
             // Of one thing that is to be deleted it would say that this is done.
-            Errno::ENOENT if matches!(call, Call::Requests(..)) => Errno::EBUSY,
+            Errno::ENOENT if matches!(call, Call::Requests(..) | Call::Question(_)) => Errno::EBUSY,
+            // Of a set it would say that it is not there.
+            Errno::ENOENT if call == Call::Dump(SET_MEMBERS) => Errno::EBUSY,
             errno => errno,
         };
         match random.below(6) {

@@ -9,7 +9,7 @@ use prometheus::Registry;
 
 use super::{
     random::Random,
-    subject::{Removals, Rules, Subject},
+    subject::{Removals, Repairs, Rules, Subject},
     world,
 };
 use crate::{
@@ -72,7 +72,7 @@ impl Rules for OfIptables {
     }
 
     fn fates(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
-        state.xtables.fates(family, packet, own)
+        state.fates_by_rules(family, packet, own)
     }
 
     fn remember(&self, state: &mut State, _: Family, update: &Update) {
@@ -83,8 +83,8 @@ impl Rules for OfIptables {
         true
     }
 
-    fn repairs_what_is_read(&self) -> bool {
-        true
+    fn repairs(&self) -> Repairs {
+        Repairs::Read
     }
 
     /// A full sync takes away in transactions of their own, after all others, what leads to

@@ -10,7 +10,9 @@
 mod checks;
 mod faults;
 mod iptables;
+mod ipvs;
 mod nftables;
+mod probes;
 mod process;
 pub(crate) mod random;
 mod subject;
@@ -33,18 +35,9 @@ use self::{
 };
 use crate::{kernel::simulated::Kernel, net::Family};
 
-/// What goes wrong most of the time.
-const FAULTS: Faults = Faults {
-    calls: 60,
-    edits: 15,
-    kills: 8,
-    outage: None,
-};
 /// After so long without faults everything is in force: whatever failed is tried again
 /// once a sync period at least.
 const SETTLED: Duration = Duration::from_secs(75);
-/// What another process changes then is noticed and repaired after so long.
-const NOTICED: Duration = Duration::from_secs(2);
 /// So many steps are between the times at which faults stop.
 const STEPS_TO_SETTLE: usize = 25;
 
@@ -125,6 +118,8 @@ impl<S: Subject> Simulation<S> {
             objects.push(world::service_networks(true));
         }
         objects.extend(specs.flat_map(|spec| spec.events()));
+        // A process that cannot begin ends, and whoever began it does so again.
+        let faults = std::mem::take(&mut self.watch.lock().faults);
         let process = Process::begin(
             &self.subject,
             &self.kernel,
@@ -132,6 +127,7 @@ impl<S: Subject> Simulation<S> {
             self.version,
             objects,
         );
+        self.watch.lock().faults = faults;
         self.process = Some(process);
     }
 
@@ -156,7 +152,11 @@ impl<S: Subject> Simulation<S> {
 
     async fn step(&mut self) {
         let faultless = self.watch.lock().is_refusing() && self.random.chance(600);
-        self.watch.lock().faults = if faultless { Faults::default() } else { FAULTS };
+        self.watch.lock().faults = if faultless {
+            Faults::default()
+        } else {
+            self.subject.faults()
+        };
         match self.random.below(100) {
             0..60 => self.change(),
             60..80 => self.call(),
@@ -270,7 +270,7 @@ impl<S: Subject> Simulation<S> {
         self.kernel
             .change(|state| self.watch.lock().check_exactly(state));
         self.kernel.change(|state| self.watch.lock().edit(state));
-        self.pass(NOTICED).await;
+        self.pass(self.subject.noticed()).await;
         self.watch.lock().check_repaired();
     }
 }

@@ -1,13 +1,22 @@
 //! What differs from mode to mode.
 
-use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use nix::errno::Errno;
 
-use super::random::Random;
+use super::{
+    faults::Faults,
+    random::Random,
+    watch::Flow,
+    world::{ExternalPolicy, Spec},
+};
 use crate::{
     kernel::simulated::{
-        State,
+        Call, State,
         packet::{Fates, Packet, Update},
     },
     modes::Mode,
@@ -24,10 +33,34 @@ pub(super) enum Removals {
     Left,
 }
 
+/// What goes wrong most of the time where a sync makes few calls.
+const FAULTS: Faults = Faults {
+    calls: 60,
+    edits: 15,
+    kills: 8,
+    outage: None,
+};
+
+/// Which changes by others a sync repairs that comes in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repairs {
+    /// All that were made before it began.
+    All,
+    /// Those that were made before it read the rules.
+    Read,
+    /// The same, if nothing went wrong meanwhile.
+    ReadWithoutFault,
+}
+
 /// A mode that is simulated.
 pub(super) trait Subject: Rules + Copy + 'static {
     /// The type of the mode, which is the one that users run.
     type Mode: Mode + 'static;
+
+    /// What goes wrong most of the time.
+    fn faults(&self) -> Faults {
+        FAULTS
+    }
 
     /// Makes the mode, as a process does that begins.
     fn mode(&self, metrics: &Metrics) -> Self::Mode;
@@ -49,9 +82,42 @@ pub(super) trait Rules: Send {
     /// got by another kind.
     fn shares_affinity(&self) -> bool;
 
-    /// Returns whether a sync that does not read the rules leaves what others changed.
-    fn repairs_what_is_read(&self) -> bool {
-        false
+    /// Has the kernel know of a connection that was led to an endpoint, where that is not
+    /// connection tracking alone.
+    fn connect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
+
+    /// Has a connection end.
+    fn disconnect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
+
+    /// Returns whether a connection goes on where its Service is to be so, or is to be gone.
+    fn goes_on(&self, _: &Flow, _: Option<&Spec>) -> bool {
+        true
+    }
+
+    /// Returns who is led to endpoints of this node alone, where the external policy is
+    /// Local.
+    fn external_policy(&self) -> ExternalPolicy {
+        ExternalPolicy::OfOutside
+    }
+
+    /// Returns which changes by others a sync repairs that comes in force.
+    fn repairs(&self) -> Repairs {
+        Repairs::All
+    }
+
+    /// Returns whether a call is the first by which a sync reads the rules of `family`.
+    fn reads(&self, call: Call, family: Family) -> bool {
+        call == Call::Save(family)
+    }
+
+    /// Returns for how long after something went wrong a Service may not be in force for it.
+    fn recovers_within(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Returns after how long it is noticed and repaired what another process changed.
+    fn noticed(&self) -> Duration {
+        Duration::from_secs(2)
     }
 
     /// Returns whether all rules went that are not needed any more, by what a sync said is

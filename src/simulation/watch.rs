@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use super::{
     faults::Faults,
     random::Random,
-    subject::{Removals, Rules},
-    world::{self, Probe, SERVICES, Spec},
+    subject::{Removals, Repairs, Rules},
+    world::{self, Called, Caller, Probe, SERVICES, Spec},
 };
 use crate::{
     kernel::simulated::{
@@ -47,6 +47,8 @@ pub(super) struct History {
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
     pub(super) service: usize,
+    pub(super) called: Called,
+    pub(super) caller: Caller,
     pub(super) packet: Packet,
 }
 
@@ -79,8 +81,10 @@ pub(super) struct Watch {
     read: PerFamily<Option<u64>>,
     /// Calls of the sync that runs.
     calls: usize,
-    /// Something went wrong since the sync that runs began.
-    pub(super) disturbed: bool,
+    /// Something went wrong since the sync that runs began, for which it may fail.
+    pub(super) may_fail: bool,
+    /// When something last went wrong.
+    pub(super) went_wrong: Option<Instant>,
     /// Since when no sync of a family came in force, if the last one failed.
     pub(super) failing: PerFamily<Option<Instant>>,
     /// Since when a sync of a family runs.
@@ -137,7 +141,7 @@ impl Watch {
                     remembered: Vec::new(),
                 })
                 .collect(),
-            probes: world::probes(),
+            probes: super::probes::probes(),
             flows: Vec::new(),
             sticky: Vec::new(),
             refused: None,
@@ -146,7 +150,8 @@ impl Watch {
             at_begin: 0,
             read: PerFamily::default(),
             calls: 0,
-            disturbed: false,
+            may_fail: false,
+            went_wrong: None,
             failing: PerFamily::default(),
             syncing: PerFamily::default(),
             removals: PerFamily::default(),
@@ -171,6 +176,10 @@ impl Watch {
         if self.prints {
             println!("{what}");
         }
+        // Sets are read one after the other.
+        if self.recorded.back() == Some(&what) {
+            return;
+        }
         if self.recorded.len() == RECORDED {
             self.recorded.pop_front();
         }
@@ -186,7 +195,7 @@ impl Watch {
         self.at_begin = self.edits;
         self.read = PerFamily::default();
         self.left_out = false;
-        self.disturbed = self.faults.outage.is_some();
+        self.may_fail = self.faults.outage.is_some();
         self.record(|| "sync".to_owned());
     }
 
@@ -201,7 +210,7 @@ impl Watch {
     ) {
         let before = std::mem::replace(self.removals.get_mut(family), removals);
         let is_new = removals == Removals::Left && before == Removals::Made;
-        if is_new && !self.disturbed && self.refused.is_none() {
+        if is_new && !self.recovers() && self.refused.is_none() {
             self.fail(&format!("{family}: something is left without a reason"));
         }
         for (number, history) in self.histories.iter_mut().enumerate() {
@@ -229,10 +238,10 @@ impl Watch {
         *self.failing.get_mut(family) = None;
         *self.syncing.get_mut(family) = None;
         // Of what others changed while it ran nothing is known.
-        let known = if self.rules.repairs_what_is_read() {
-            *self.read.get(family)
-        } else {
-            Some(self.at_begin)
+        let known = match self.rules.repairs() {
+            Repairs::All => Some(self.at_begin),
+            Repairs::Read => *self.read.get(family),
+            Repairs::ReadWithoutFault => self.read.get(family).filter(|_| !self.may_fail),
         };
         let damaged = self.damaged.get_mut(family);
         damaged.take_if(|at| known.is_some_and(|known| *at <= known));
@@ -241,7 +250,7 @@ impl Watch {
     /// A sync of `family` is reported to have failed.
     pub(super) fn failed(&mut self, family: Family, error: &str) {
         self.counts.failed_syncs += 1;
-        if !self.disturbed {
+        if !self.may_fail {
             self.fail(&format!("a sync fails without a reason: {error}"));
         }
         let since = self.syncing.get_mut(family).take();
@@ -267,7 +276,7 @@ impl Watch {
     pub(super) fn edit(&mut self, state: &mut State) {
         let was_ours = self.rules.edit(state, &mut self.random);
         self.counts.edits += 1;
-        self.disturbed = true;
+        self.goes_wrong();
         self.foreign = self.rules.foreign(state);
         if let Some(family) = was_ours {
             self.edits += 1;
@@ -275,7 +284,25 @@ impl Watch {
             self.sticky
                 .retain(|sticky| world::family(sticky.probe.service) != family);
             self.record(|| format!("another process changes what is ours of {family}"));
+            self.flows = self.unbroken(state);
         }
+    }
+
+    /// Something goes wrong now.
+    fn goes_wrong(&mut self) {
+        self.may_fail = true;
+        self.went_wrong = Some(Instant::now());
+    }
+
+    /// Returns the connections that go on.
+    fn unbroken(&mut self, state: &State) -> Vec<Flow> {
+        let mut flows = std::mem::take(&mut self.flows);
+        flows.retain(|flow| {
+            let led = flow.packet.established.map(Fate::Passes);
+            let fates = self.fates(state, flow.service, &flow.packet);
+            fates.iter().all(|fate| Some(*fate) == led)
+        });
+        flows
     }
 
     /// Returns where the client of a call was sent so far, if it may be sent to any of
@@ -364,10 +391,19 @@ impl Watch {
             return;
         }
         if self.flows.len() == 6 {
-            self.flows.remove(0);
+            let Flow { packet, .. } = self.flows.remove(0);
+            let mut others = self.flows.iter();
+            if let Some(led) = packet.established
+                && others.all(|other| other.packet != packet)
+            {
+                self.rules.disconnect(state, &packet, led);
+            }
         }
+        self.rules.connect(state, &probe.packet, to);
         self.flows.push(Flow {
             service: probe.service,
+            called: probe.called,
+            caller: probe.caller,
             packet: Packet {
                 established: Some(to),
                 ..probe.packet
@@ -402,9 +438,11 @@ impl Observer for Watching {
         if random.chance(faults.edits) {
             watch.edit(state);
         }
-        if let Call::Save(family) = call {
-            let edits = watch.edits;
-            watch.read.get_mut(family).get_or_insert(edits);
+        let edits = watch.edits;
+        for family in Family::ALL {
+            if watch.rules.reads(call, family) {
+                watch.read.get_mut(family).get_or_insert(edits);
+            }
         }
         let Watch { random, faults, .. } = &mut *watch;
         let fault = faults.of(call, random);
@@ -416,14 +454,14 @@ impl Observer for Watching {
             Fault::None => {}
             Fault::KilledBefore | Fault::KilledAfter => {
                 watch.counts.kills += 1;
-                watch.disturbed = true;
+                watch.goes_wrong();
             }
             _ => {
                 watch.left_out |=
                     matches!((call, fault), (Call::Transaction(_), Fault::Refused(..)))
                         || matches!(call, Call::Restore(_));
                 watch.counts.faults += u64::from(watch.faults.outage.is_none());
-                watch.disturbed = true;
+                watch.goes_wrong();
             }
         }
         fault

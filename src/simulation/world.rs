@@ -23,7 +23,7 @@ use crate::{
 /// How many Services there may be, numbered from 0 on.
 pub(super) const SERVICES: usize = 5;
 /// The port of each Service.
-const PORT: u16 = 80;
+pub(super) const PORT: u16 = 80;
 /// The port of each endpoint.
 const TARGET: u16 = 8080;
 /// How long clients stay on their endpoints: the default of the API, longer than any run
@@ -83,6 +83,16 @@ pub(super) enum Called {
     NodePort,
 }
 
+/// Whom a Service whose external policy is Local leads to endpoints of this node alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExternalPolicy {
+    /// Callers from outside.
+    OfOutside,
+    /// All callers, if there are such endpoints: else none gets an answer from outside, but
+    /// packets are led to others.
+    OfAll,
+}
+
 /// A call of a Service.
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
@@ -106,7 +116,8 @@ pub(super) fn protocol(number: usize) -> Protocol {
     }
 }
 
-fn ip(family: Family, network: u8, last: u16) -> IpAddr {
+/// Returns an address in one of the networks of the cluster.
+pub(super) fn ip(family: Family, network: u8, last: u16) -> IpAddr {
     let [high, low] = last.to_be_bytes();
     match family {
         Family::V4 => [10, network, high, low].into(),
@@ -146,11 +157,15 @@ fn is_local(last: u16) -> bool {
     last.is_multiple_of(2)
 }
 
+/// Returns the cluster IP of a Service.
+pub(super) fn cluster_ip(number: usize) -> IpAddr {
+    ip(family(number), 96, number as u16 + 1)
+}
+
 /// Returns how the keys of elements begin that are for the cluster IP of a Service alone:
 /// address and protocol.
 pub(super) fn at_cluster_ip(number: usize) -> Box<[u8]> {
-    let ip = ip(family(number), 96, number as u16 + 1);
-    let mut octets = crate::kernel::octets(&ip);
+    let mut octets = crate::kernel::octets(&cluster_ip(number));
     octets.push(protocol(number).number());
     octets.into()
 }
@@ -162,7 +177,8 @@ fn name(number: usize) -> ServiceName {
     }
 }
 
-fn node_port(number: usize) -> u16 {
+/// Returns the node port of a Service, if it has one.
+pub(super) fn node_port(number: usize) -> u16 {
     30_000 + number as u16
 }
 
@@ -309,21 +325,44 @@ impl Spec {
     }
 
     /// Returns the endpoints that a call may reach; none: it must reach no endpoint.
-    pub(super) fn reachable(&self, called: Called, caller: Caller) -> Vec<SocketAddr> {
-        let exists = match called {
+    pub(super) fn reachable(
+        &self,
+        called: Called,
+        caller: Caller,
+        external: ExternalPolicy,
+    ) -> Vec<SocketAddr> {
+        if !self.admits(called, caller) {
+            return Vec::new();
+        }
+        let from_outside = [Caller::Outside, Caller::Stranger].contains(&caller);
+        if called == Called::ClusterIp {
+            return self.usable(self.internal_local);
+        }
+        match external {
+            ExternalPolicy::OfOutside => self.usable(self.external_local && from_outside),
+            ExternalPolicy::OfAll => {
+                let local = self.usable(self.external_local);
+                if local.is_empty() {
+                    self.usable(false)
+                } else {
+                    local
+                }
+            }
+        }
+    }
+
+    /// Returns whether the Service may be called so, if it has endpoints.
+    pub(super) fn admits(&self, called: Called, caller: Caller) -> bool {
+        match called {
             Called::ClusterIp => true,
             Called::ExternalIp => self.external_ip,
             Called::LoadBalancer => self.load_balancer && self.may_call(caller),
             Called::NodePort => self.node_port,
-        };
-        if !exists {
-            return Vec::new();
         }
-        let from_outside = [Caller::Outside, Caller::Stranger].contains(&caller);
-        let local = match called {
-            Called::ClusterIp => self.internal_local,
-            _ => self.external_local && from_outside,
-        };
+    }
+
+    /// Returns the endpoints that new connections are led to: all, or those of this node.
+    fn usable(&self, local: bool) -> Vec<SocketAddr> {
         let of = |state| {
             let all = self.endpoints.iter();
             let all = all.filter(|one| one.state == state && (!local || is_local(one.last)));
@@ -341,8 +380,14 @@ impl Spec {
     /// Returns whether a client may stay on an endpoint: one that was sent there stays while
     /// calls of its own kind or, with an external policy of Local, of the other kind may
     /// reach it.
-    pub(super) fn may_stay(&self, called: Called, caller: Caller, on: &SocketAddr) -> bool {
-        if !self.affinity || self.reachable(called, caller).is_empty() {
+    pub(super) fn may_stay(
+        &self,
+        called: Called,
+        caller: Caller,
+        external: ExternalPolicy,
+        on: &SocketAddr,
+    ) -> bool {
+        if !self.affinity || self.reachable(called, caller, external).is_empty() {
             return false;
         }
         let kinds = [Caller::Outside, Caller::Stranger, Caller::Pod];
@@ -352,7 +397,7 @@ impl Spec {
         };
         let mut of_kinds = kinds
             .iter()
-            .map(|caller| open_to_all.reachable(called, *caller));
+            .map(|caller| open_to_all.reachable(called, *caller, external));
         of_kinds.any(|set| set.contains(on))
     }
 
@@ -422,53 +467,4 @@ pub(super) fn service_networks(known: bool) -> Event {
         name,
         networks: networks.into(),
     }))
-}
-
-/// Returns the calls that are watched.
-pub(super) fn probes() -> Vec<Probe> {
-    use Called::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
-    use Caller::{Outside, Pod, Stranger};
-    let calls = [
-        (ClusterIp, Outside),
-        (ClusterIp, Pod),
-        (ClusterIp, Caller::Node),
-        (ExternalIp, Outside),
-        (ExternalIp, Pod),
-        (LoadBalancer, Outside),
-        (LoadBalancer, Stranger),
-        (LoadBalancer, Pod),
-        (NodePort, Outside),
-        (NodePort, Pod),
-    ];
-    let of_service = |service| calls.map(|(called, caller)| probe(service, called, caller));
-    (0..SERVICES).flat_map(of_service).collect()
-}
-
-fn probe(service: usize, called: Called, caller: Caller) -> Probe {
-    let family = family(service);
-    let number = service as u16 + 1;
-    let destination = match called {
-        Called::ClusterIp => (ip(family, 96, number), PORT),
-        Called::ExternalIp => (ip(family, 51, number), PORT),
-        Called::LoadBalancer => (ip(family, 113, number), PORT),
-        Called::NodePort => (node_address(family), node_port(service)),
-    };
-    let (source, input) = match caller {
-        Caller::Outside => (ip(family, 9, 1), Some("eth0")),
-        Caller::Stranger => (ip(family, 8, 1), Some("eth0")),
-        Caller::Pod => (ip(family, 244, 100), Some("cni0")),
-        Caller::Node => (node_address(family), None),
-    };
-    Probe {
-        service,
-        called,
-        caller,
-        packet: Packet {
-            source: (source, 40_000).into(),
-            destination: destination.into(),
-            protocol: protocol(service).number(),
-            input,
-            established: None,
-        },
-    }
 }

@@ -2,6 +2,7 @@
 //! `src/simulation/` has to notice each, but for those of which it is said why it cannot.
 
 mod iptables;
+mod ipvs;
 pub mod report;
 mod table;
 
@@ -19,7 +20,8 @@ const LONGEST: Duration = Duration::from_secs(240);
 
 /// Returns all mutants.
 fn all() -> impl Iterator<Item = &'static Mutant> {
-    table::MUTANTS.iter().chain(iptables::MUTANTS)
+    let of_modes = iptables::MUTANTS.iter().chain(ipvs::MUTANTS);
+    table::MUTANTS.iter().chain(of_modes)
 }
 
 fn root() -> &'static Path {
@@ -92,6 +94,7 @@ fn simulate(simulated: Simulated, tree: &Path, target: &Path) -> Outcome {
     let tests = match simulated {
         Simulated::Nftables => "simulation::nftables::random",
         Simulated::Iptables => "simulation::iptables::random",
+        Simulated::Ipvs => "simulation::ipvs::random",
     };
     let run = run.args(["--", tests]);
     let run = run.current_dir(tree).env("CARGO_TARGET_DIR", target);
@@ -126,7 +129,7 @@ fn run() {
     let (tree, target) = (scratch.join("tree"), scratch.join("build"));
     let _ = fs::remove_dir_all(&tree);
     copy_tree(&tree);
-    for simulated in [Simulated::Nftables, Simulated::Iptables] {
+    for simulated in [Simulated::Nftables, Simulated::Iptables, Simulated::Ipvs] {
         let outcome = simulate(simulated, &tree, &target);
         assert_eq!(outcome, Outcome::Passed, "{simulated:?} without a change");
     }

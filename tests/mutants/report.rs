@@ -7,14 +7,14 @@ use super::root;
 const HEAD: &str = "
 ## Faults by the thousand
 
-`make simulate SEED=7 STEPS=1000000` runs nftables mode and iptables mode (with legacy tables and
-with nf_tables), with the runner above them and the netlink clients below them, on a kernel in
+`make simulate SEED=7 STEPS=1000000` runs nftables mode, iptables mode and ipvs mode (both with legacy
+tables and with nf_tables), with the runner above them and the netlink clients below them, on a kernel in
 memory, under a clock that stands still. (That this kernel, and the programs of iptables, do what
 the real ones do is tested with random transactions in both.) Services come,
 change and go; calls are refused (EPERM, ENOBUFS, EBUSY, EAGAIN, ENOENT, ENOMEM), their answers
 are lost, lists are interrupted, notifications are dropped; programs do not get the lock, find fault
 with a line, end halfway or hang; other processes delete the table, empty
-chains, take elements and rules away; the kernel takes nothing of one Service, or nothing at all, for
+chains, take elements, rules, virtual servers and addresses away; the kernel takes nothing of one Service, or nothing at all, for
 seconds or minutes; the process is killed at any call and begins anew. All follows from the
 seed. After each change packets are led through the rules, with all that chance may choose:
 
@@ -22,7 +22,8 @@ seed. After each change packets are led through the rules, with all that chance 
   leads nobody of its kind (in iptables mode: or was while a sync said that rules are left which it
   could not take away), and none that `loadBalancerSourceRanges` keep out reaches any;
 - what was in force and stays is never refused, dropped or led past;
-- established connections pass, and clients with session affinity stay on their endpoints;
+- established connections pass (in ipvs mode: those to a virtual server that stays, of TCP also when
+  their endpoint left; source ranges that come end those of callers they keep out), and clients with session affinity stay on their endpoints;
 - tables and chains of others stay as they are;
 - a sync that fails has a reason, a Service that is refused costs no other one, retries grow
   apart, and `/healthz` says so when nothing comes in force for longer than its time-out.

@@ -5,6 +5,7 @@
 pub(super) enum Simulated {
     Nftables,
     Iptables,
+    Ipvs,
 }
 
 /// A change of the source.

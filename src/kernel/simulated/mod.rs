@@ -16,7 +16,7 @@ pub(crate) mod route;
 mod socket;
 pub(crate) mod xtables;
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{collections::BTreeMap, io, net::IpAddr, sync::Arc};
 
 use nix::errno::Errno;
 use parking_lot::{Mutex, MutexGuard};
@@ -27,9 +27,10 @@ use self::{
     ipset::Sets,
     ipvs::Ipvs,
     nftables::Ruleset,
+    packet::{Fates, Packet},
     route::Links,
     socket::Listener,
-    xtables::{Edit, Xtables},
+    xtables::{Around, Edit, Scheduling, Xtables},
 };
 use crate::{
     kernel::{
@@ -62,6 +63,32 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Returns all that may become of a packet of `family` on a node that has the addresses
+    /// `own`, where rules of iptables and IPVS lead it.
+    pub(crate) fn fates_by_ipvs(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
+        let expires = self.settings.get("net.ipv4.vs.expire_quiescent_template");
+        let around = Around {
+            own,
+            sets: &self.sets,
+            ipvs: Some(Scheduling {
+                ipvs: &self.ipvs,
+                links: &self.links,
+                expires_templates: expires.is_some_and(|value| value == "1"),
+            }),
+        };
+        self.xtables.fates(family, packet, around)
+    }
+
+    /// Returns the same where rules of iptables alone lead it.
+    pub(crate) fn fates_by_rules(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
+        let around = Around {
+            own,
+            sets: &self.sets,
+            ipvs: None,
+        };
+        self.xtables.fates(family, packet, around)
+    }
+
     /// Changes a table of iptables as another process would. Returns whether it is
     /// different now.
     pub(crate) fn edit(&mut self, family: Family, table: &str, edit: Edit) -> bool {
@@ -74,6 +101,9 @@ impl State {
 
     /// A table of iptables changed, which nf_tables counts where it holds it.
     fn count(&mut self) {
+        let references = self.xtables.references_to_sets();
+        self.sets
+            .refer(|name| references.get(name).copied().unwrap_or_default());
         let changes = self.xtables.take_changes();
         if self.xtables.engine == Engine::NfTables {
             self.nftables.count(changes);
@@ -90,6 +120,8 @@ pub(crate) enum Call {
     Dump(u16),
     /// Requests that are carried out one by one: the type of the first, and how many.
     Requests(u16, usize),
+    /// A request that changes nothing, by the type of its message.
+    Question(u16),
     /// Reading notifications.
     Notifications,
     /// A run of iptables-restore, for that family.
@@ -105,11 +137,10 @@ pub(crate) enum Call {
 impl Call {
     /// Returns whether it can change anything.
     pub(crate) fn changes(self) -> bool {
-        match self {
-            Call::Requests(kind, _) => kind != nftables::GET_GENERATION,
-            Call::Transaction(_) | Call::Restore(_) => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            Call::Requests(..) | Call::Transaction(_) | Call::Restore(_)
+        )
     }
 }
 

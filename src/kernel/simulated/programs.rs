@@ -199,8 +199,8 @@ impl Inner {
             if made == ends {
                 return killed(String::new());
             }
-            let accounts = &self.state.accounts;
-            match self.state.xtables.run_table(&mut batch, accounts) {
+            let (accounts, sets) = (&self.state.accounts, &self.state.sets);
+            match self.state.xtables.run_table(&mut batch, accounts, sets) {
                 Ok(true) => {
                     made += 1;
                     self.state.count();

@@ -14,8 +14,10 @@ use parking_lot::Mutex;
 
 use super::{
     Call, Fault, Inner, Kernel,
+    ipset::Sets,
+    ipvs::Ipvs,
     message::{Refusal, acknowledgement, datagram, done},
-    nftables::Ruleset,
+    nftables::{self, Ruleset},
 };
 use crate::{
     kernel::{
@@ -124,7 +126,7 @@ impl Inner {
                     None => self.dump(protocol, first, interrupted),
                 });
             }
-            Call::Requests(..) => {
+            Call::Requests(..) | Call::Question(_) => {
                 for (at, message) in messages.iter().enumerate() {
                     let outcome = match refusal {
                         Some((errno, refused)) if refused == at => Err(errno.into()),
@@ -218,8 +220,22 @@ fn call(protocol: Protocol, first: &Message<'_>, count: usize) -> Call {
         Call::Transaction(count)
     } else if i32::from(first.flags) & libc::NLM_F_DUMP == libc::NLM_F_DUMP {
         Call::Dump(first.kind)
+    } else if is_question(protocol, first) {
+        Call::Question(first.kind)
     } else {
         Call::Requests(first.kind, count)
+    }
+}
+
+/// Returns true for a request that is answered and changes nothing.
+fn is_question(protocol: Protocol, message: &Message<'_>) -> bool {
+    match protocol {
+        Protocol::Route => message.kind == libc::RTM_GETLINK,
+        Protocol::Generic => Ipvs::is_question(message),
+        Protocol::Netfilter => {
+            message.kind == nftables::GET_GENERATION
+                || subsystem(message.kind) == libc::NFNL_SUBSYS_IPSET && Sets::is_question(message)
+        }
     }
 }
 

@@ -53,6 +53,11 @@ fn guards(set: Set, masquerade_all: bool) -> bool {
     }
 }
 
+/// Returns true if the rules for a set keep callers out, or admit some past such rules.
+pub fn keeps_out(set: Set) -> bool {
+    matches!(set, Set::Firewall | Set::NotFromNode) || set.admits()
+}
+
 /// Returns the sets whose rules guard `frontend`, of whose ServicePort these are the
 /// `members`.
 pub fn guarding(frontend: &Frontend, members: &[Member], masquerade_all: bool) -> FilledSets {

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use tokio::time::Instant;
 
 use super::{
+    blocked::keeps_out,
     desired::{Desired, Dirty, Needs, Serving},
     drain::{DrainAction, Drains, Leaving},
     objects,
@@ -128,7 +129,9 @@ pub fn server_changes(
 /// Orders the changes of sets. What closes or masquerades comes before the
 /// virtual server that needs it and goes after it; what spares a source from
 /// being masqueraded comes after the endpoints elsewhere went, and goes before
-/// they come.
+/// they come. Nobody is kept out any more, where a virtual server stays, when it leads to its
+/// new endpoints alone, but before rules are written: those for a member that an earlier
+/// process could not remove would keep callers out again.
 fn member_steps(dirty: &Dirty, needed: &Needs) -> MemberSteps {
     let mut steps = MemberSteps::default();
     for (member, serving) in &dirty.members {
@@ -142,7 +145,12 @@ fn member_steps(dirty: &Dirty, needed: &Needs) -> MemberSteps {
             };
             (Action::Add, when)
         } else {
-            let when = if spares || set.admits() && is_guarded(member, needed) {
+            let stays = |frontend: Frontend| needed.owner(&frontend).is_some();
+            let ends_guard =
+                keeps_out(set) && !set.admits() && member.frontend().is_some_and(stays);
+            let when = if ends_guard {
+                &mut steps.followed
+            } else if spares || set.admits() && is_guarded(member, needed) {
                 &mut steps.before
             } else {
                 &mut steps.after

@@ -13,7 +13,7 @@ use super::{
     desired::{Desired, Dirty},
     diff,
     drain::{Drains, FIRST_PAUSE},
-    execute::{Execution, Full, Progress},
+    execute::{Execution, Full, Made, Progress},
     observe::{Listing, RealServers, Servers},
     plan::{FilledSets, Options, Set},
     repairs,
@@ -110,7 +110,7 @@ impl ServedFamily {
     /// since whoever clears IPVS (`ipvsadm -C`) leaves none; the kernel has no
     /// notifications of that.
     pub fn has_virtual_servers(&mut self, clients: &mut Clients) -> bool {
-        let server = self.servers.keys().next();
+        let server = self.servers.keys().min();
         server.is_none_or(|frontend| {
             let found = clients.ipvs.totals(&frontend.id());
             !found.is_err_and(|error| error.errno() == Some(Errno::ESRCH))
@@ -230,16 +230,26 @@ impl ServedFamily {
         shared: Shared<'_>,
     ) -> Result<SyncReport, Error> {
         let metrics = shared.metrics;
+        let observes = observation.is_some();
+        let mut failed = self.state.failed_names();
         let applied = match observation {
             Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,
             Some(Err(error)) => Err(error.into()),
             None => self.execute(&work.dirty, None, shared).await,
         };
-        if let Err(error) = applied {
-            self.state.suspect();
-            return Err(error);
-        }
+        let made = match applied {
+            Ok(made) => made,
+            Err(error) => {
+                self.state.suspect();
+                return Err(error);
+            }
+        };
         let flows = &mut self.flows;
+        failed.retain(|name| !self.state.has_failed(name));
+        flows.came_in_force(&failed, map);
+        if observes && made == Made::Changes {
+            flows.rules_were_missing(self.family, map);
+        }
         flows.clear(self.family, map, changes, metrics).await;
         let mut report = SyncReport {
             examined: work.examined,
@@ -260,7 +270,7 @@ impl ServedFamily {
         changed: Dirty,
         observation: Observation,
         shared: Shared<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<Made, Error> {
         let Observation {
             mut dirty,
             made_sets,
@@ -282,7 +292,7 @@ impl ServedFamily {
         dirty: &Dirty,
         full: Option<&Full>,
         shared: Shared<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<Made, Error> {
         let is_first = self.state.cache() == CacheState::Unknown;
         let execution = Execution {
             family: self.family,

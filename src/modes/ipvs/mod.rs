@@ -105,6 +105,8 @@ pub struct Ipvs {
     checks: Checks,
     /// Rules are not checked before.
     next_check_of_rules: Instant,
+    /// The last sync of a family failed: another one is due in any case.
+    failed: PerFamily<bool>,
     /// How many members the sets had after the last sync, if that could be read.
     set_sizes: Option<BTreeMap<String, Option<u32>>>,
 }
@@ -161,6 +163,7 @@ impl Ipvs {
             logged: LogOnce::default(),
             checks: Checks::new(CHECK),
             next_check_of_rules: Instant::now(),
+            failed: PerFamily::default(),
             set_sizes: None,
         })
     }
@@ -292,19 +295,9 @@ impl Ipvs {
         }
         observations
     }
-}
 
-impl Mode for Ipvs {
-    fn name(&self) -> ModeName {
-        ModeName::Ipvs
-    }
-
-    async fn prepare(&mut self) -> Result<(), SyncError> {
-        self.write_settings();
-        Ok(())
-    }
-
-    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+    /// Does the work of a sync.
+    async fn sync_families(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let begun = Instant::now();
         let mut works = match self.update_desired(map, asked) {
             Ok(works) => works,
@@ -346,6 +339,27 @@ impl Mode for Ipvs {
         self.set_sizes = self.clients.set_sizes().ok();
         outcomes
     }
+}
+
+impl Mode for Ipvs {
+    fn name(&self) -> ModeName {
+        ModeName::Ipvs
+    }
+
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        self.write_settings();
+        Ok(())
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        let outcomes = self.sync_families(map, asked).await;
+        for (family, outcome) in outcomes.iter() {
+            if let Some(outcome) = outcome {
+                *self.failed.get_mut(family) = outcome.is_err();
+            }
+        }
+        outcomes
+    }
 
     async fn externally_modified(&mut self) {
         loop {
@@ -357,6 +371,9 @@ impl Mode for Ipvs {
             }
             let is_due = Instant::now() >= self.next_check_of_rules;
             for (family, of_family) in self.families.iter_mut() {
+                if *self.failed.get(family) {
+                    continue;
+                }
                 let has_servers = of_family.has_virtual_servers(&mut self.clients);
                 if !has_servers || is_due && !of_family.has_rules() {
                     tracing::debug!("{family}: another process changed rules or virtual servers");

@@ -53,6 +53,8 @@ pub struct Steps {
 pub struct MemberSteps {
     /// Before anything is opened.
     pub before: Vec<MemberStep>,
+    /// When virtual servers that are open lead to their new endpoints.
+    pub followed: Vec<MemberStep>,
     /// When virtual servers and addresses are as desired, before any goes.
     pub opened: Vec<MemberStep>,
     /// When all that goes is gone.

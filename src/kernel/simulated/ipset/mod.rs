@@ -6,7 +6,7 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use nix::{errno::Errno, libc};
@@ -118,6 +118,52 @@ impl Sets {
         })
     }
 
+    /// Returns whether a set has what a rule gives it: one end of the packet for each part
+    /// of a member; false where there is no such set.
+    pub(crate) fn matches(&self, name: &str, protocol: u8, ends: &[SocketAddr]) -> bool {
+        let Some(set) = self.0.get(name) else {
+            return false;
+        };
+        let end = |at: usize| ends.get(at).copied();
+        let member = || {
+            let ip = end(0)?.ip();
+            Some(match set.kind {
+                Kind::Ip => Element::Ip(ip),
+                Kind::Net => Element::Net(ip.into()),
+                Kind::Port => Element::Port(end(0)?.port()),
+                Kind::IpPort => Element::IpPort {
+                    ip,
+                    protocol,
+                    port: end(1)?.port(),
+                },
+                Kind::IpPortIp => Element::IpPortIp {
+                    ip,
+                    protocol,
+                    port: end(1)?.port(),
+                    other: end(2)?.ip(),
+                },
+                Kind::IpPortNet => Element::IpPortNet {
+                    ip,
+                    protocol,
+                    port: end(1)?.port(),
+                    net: end(2)?.ip().into(),
+                },
+            })
+        };
+        member().is_some_and(|member| self.contains(name, &member))
+    }
+
+    /// Takes the member with this number, modulo how many there are, out of a set as
+    /// another process would. Returns whether there was one.
+    pub(crate) fn remove(&mut self, name: &str, at: usize) -> bool {
+        let Some(set) = self.0.get_mut(name) else {
+            return false;
+        };
+        let count = set.members.len().max(1);
+        let member = set.members.iter().nth(at % count).copied();
+        member.is_some_and(|member| set.members.remove(&member))
+    }
+
     /// Says how many rules match against each set, as `references` counts them.
     pub(crate) fn refer(&mut self, references: impl Fn(&str) -> u32) {
         for (name, set) in &mut self.0 {
@@ -130,6 +176,11 @@ impl Sets {
         if let Some(set) = self.0.get_mut(name) {
             set.members.clear();
         }
+    }
+
+    /// Returns true for a request that changes nothing.
+    pub(super) fn is_question(message: &Message<'_>) -> bool {
+        [PROTOCOL, TYPE].contains(&(message.kind & 0xff))
     }
 
     /// Answers a list.

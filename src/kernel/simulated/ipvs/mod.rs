@@ -2,6 +2,7 @@
 //! (`net/netfilter/ipvs/ip_vs_ctl.c`).
 
 mod answer;
+mod packet;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -12,6 +13,7 @@ use std::{
 };
 
 use nix::{errno::Errno, libc};
+use tokio::time::Instant;
 
 use self::read::{Destination, Service};
 use super::message::{ByKind, Refusal, datagram, list};
@@ -41,6 +43,12 @@ pub(crate) struct Ipvs {
     family: u16,
     servers: BTreeMap<Id, Server>,
     connections: Vec<Connection>,
+    /// On which real server clients stay of virtual servers with session affinity, since
+    /// when.
+    templates: BTreeMap<(Id, IpAddr), (SocketAddr, Instant)>,
+    /// Virtual servers at this address, and their real servers, are refused for this
+    /// reason.
+    refused: Option<(Errno, IpAddr)>,
     /// The timeouts of TCP, of TCP after a FIN, and of UDP, in seconds.
     timeouts: [u32; 3],
 }
@@ -92,6 +100,8 @@ impl Default for Ipvs {
             family: FIRST_FAMILY,
             servers: BTreeMap::new(),
             connections: Vec::new(),
+            templates: BTreeMap::new(),
+            refused: None,
             timeouts: TIMEOUTS,
         }
     }
@@ -131,6 +141,7 @@ impl Ipvs {
     pub(crate) fn reload(&mut self) {
         *self = Ipvs {
             family: self.family + 1,
+            refused: self.refused,
             ..Ipvs::default()
         };
     }
@@ -142,6 +153,10 @@ impl Ipvs {
         self.connections.retain(|connection| {
             let server = servers.get(&connection.id());
             server.is_some_and(|server| server.reals.contains_key(&connection.real))
+        });
+        self.templates.retain(|(id, _), (real, _)| {
+            let server = servers.get(id);
+            server.is_some_and(|server| server.reals.contains_key(real))
         });
     }
 
@@ -201,6 +216,15 @@ impl Ipvs {
         Ok(answer.map(|answer| datagram(&answer, 0, message.sequence)))
     }
 
+    /// Returns true for a request that changes nothing.
+    pub(super) fn is_question(message: &Message<'_>) -> bool {
+        let command = message.header::<{ generic::HEADER }>();
+        let asks = |[command, ..]: [u8; generic::HEADER]| {
+            [read::GET_INFO, read::GET_SERVICE].contains(&command)
+        };
+        message.kind == answer::CONTROLLER || command.is_ok_and(asks)
+    }
+
     /// Returns the command of a message to the family of IPVS.
     fn command(&self, message: &Message<'_>) -> Result<u8, Errno> {
         let header = message.header::<{ generic::HEADER }>();
@@ -227,6 +251,13 @@ impl Ipvs {
         let of_service = [read::NEW_SERVICE, read::SET_SERVICE].contains(&command);
         if of_service {
             service.full.as_ref().ok_or(Errno::EINVAL)?;
+        }
+        let adds = of_service || [read::NEW_DEST, read::SET_DEST].contains(&command);
+        if let Some((errno, _)) = self
+            .refused
+            .filter(|(_, ip)| adds && *ip == service.id.1.ip())
+        {
+            return Err(errno);
         }
         if command != read::NEW_SERVICE && there.is_none() {
             return Err(Errno::ESRCH);

@@ -97,6 +97,21 @@ impl Links {
         })
     }
 
+    /// Takes the address with this number, modulo how many there are, of a family from a
+    /// link as another process would. Returns whether there was one.
+    pub(crate) fn remove_address(&mut self, name: &str, family: Family, at: usize) -> bool {
+        let Ok(index) = self.index(name) else {
+            return false;
+        };
+        let is_of_link =
+            |address: &Address| address.index == index && Family::of(&address.ip) == family;
+        let of_link: Vec<usize> = (0..self.addresses.len())
+            .filter(|at| is_of_link(&self.addresses[*at]))
+            .collect();
+        let found = of_link.get(at % of_link.len().max(1));
+        found.map(|at| self.addresses.remove(*at)).is_some()
+    }
+
     /// Returns whether packets to an address are delivered here.
     pub(crate) fn is_local(&self, ip: &IpAddr) -> bool {
         self.local.contains(ip) || self.addresses.iter().any(|address| address.ip == *ip)

@@ -18,8 +18,11 @@ use std::{
 use nix::errno::Errno;
 use tokio::time::Instant;
 
-pub(super) use self::restore::Batch;
 use self::rule::Rule;
+pub(super) use self::{
+    packet::{Around, Scheduling},
+    restore::Batch,
+};
 use crate::{
     kernel::{
         netlink::Request,
@@ -193,6 +196,17 @@ impl Xtables {
     /// Returns how nf_tables notifies of what was changed since the last time.
     pub(super) fn take_changes(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.changes)
+    }
+
+    /// Returns how many rules match against each set.
+    pub(super) fn references_to_sets(&self) -> BTreeMap<String, u32> {
+        let chains = self.tables.values().flat_map(|table| table.chains.values());
+        let rules = chains.flat_map(|chain| &chain.rules);
+        let mut references = BTreeMap::new();
+        for name in rules.flat_map(|rule| rule.sets()) {
+            *references.entry(name.to_owned()).or_default() += 1;
+        }
+        references
     }
 
     /// Something is different now.

@@ -8,12 +8,17 @@ use std::{
 
 use super::{
     Table, Xtables,
-    rule::{Asks, Rule, Target},
+    rule::{self, Asks, Rule, Target},
 };
 use crate::{
     kernel::{
         octets,
-        simulated::packet::{Fate, Fates, Packet, Update},
+        simulated::{
+            ipset::Sets,
+            ipvs::{Connection, Ipvs},
+            packet::{Fate, Fates, Packet, Update},
+            route::Links,
+        },
     },
     net::Family,
 };
@@ -38,21 +43,51 @@ enum End {
 
 type Ways = BTreeSet<(Way, End)>;
 
+/// What decides about a packet beside rules.
+#[derive(Clone, Copy)]
+pub(in crate::kernel::simulated) struct Around<'a> {
+    /// The node's own addresses.
+    pub(in crate::kernel::simulated) own: &'a [IpAddr],
+    /// What rules match against.
+    pub(in crate::kernel::simulated) sets: &'a Sets,
+    /// `None`: connections are led by rules alone.
+    pub(in crate::kernel::simulated) ipvs: Option<Scheduling<'a>>,
+}
+
+/// IPVS, with the links by whose addresses it gets packets.
+#[derive(Clone, Copy)]
+pub(in crate::kernel::simulated) struct Scheduling<'a> {
+    pub(in crate::kernel::simulated) ipvs: &'a Ipvs,
+    pub(in crate::kernel::simulated) links: &'a Links,
+    /// Clients do not stay on real servers of weight 0 (`expire_quiescent_template`).
+    pub(in crate::kernel::simulated) expires_templates: bool,
+}
+
 impl Xtables {
-    /// Returns all that may become of a packet of `family` on a node that has the addresses
-    /// `own`, each with what rules remember then.
-    pub(crate) fn fates(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
+    /// Returns all that may become of a packet of `family`, each with what rules and IPVS
+    /// remember then.
+    pub(in crate::kernel::simulated) fn fates(
+        &self,
+        family: Family,
+        packet: &Packet,
+        around: Around<'_>,
+    ) -> Fates {
         let evaluation = Evaluation {
             xtables: self,
             family,
             packet,
-            own,
+            around,
         };
+        // Connection tracking leads where rules led; IPVS has connections of its own.
+        let led = packet.established.filter(|_| around.ipvs.is_none());
         let first = Way {
-            destination: packet.established.unwrap_or(packet.destination),
+            destination: led.unwrap_or(packet.destination),
             mark: 0,
             updates: Vec::new(),
         };
+        if around.ipvs.is_some() {
+            return evaluation.by_ipvs(first);
+        }
         let begin: &[_] = match packet.input {
             Some(_) => &[("mangle", "PREROUTING"), ("nat", "PREROUTING")],
             None => &[
@@ -82,29 +117,147 @@ impl Xtables {
             for (table, chain) in rest {
                 ways = evaluation.base(table, chain, ways);
             }
-            found.extend(ways.into_iter().map(|(way, end)| {
-                let fate = match end {
-                    End::Returns | End::Accepted => Fate::Passes(way.destination),
-                    End::Dropped => Fate::Dropped,
-                    End::Refused => Fate::Refused,
-                };
-                (fate, way.updates)
-            }));
+            found.extend(fates(ways));
         }
         found
     }
+}
+
+/// Returns what has become of packets at the end of their ways.
+fn fates(ways: Ways) -> Fates {
+    let of = |(way, end): (Way, End)| {
+        let fate = match end {
+            End::Returns | End::Accepted => Fate::Passes(way.destination),
+            End::Dropped => Fate::Dropped,
+            End::Refused => Fate::Refused,
+        };
+        (fate, way.updates)
+    };
+    ways.into_iter().map(of).collect()
 }
 
 struct Evaluation<'a> {
     xtables: &'a Xtables,
     family: Family,
     packet: &'a Packet,
-    own: &'a [IpAddr],
+    around: Around<'a>,
 }
 
 impl Evaluation<'_> {
     fn is_own(&self, ip: &IpAddr) -> bool {
-        self.own.contains(ip) || ip.is_loopback()
+        let by_link = |of: Scheduling<'_>| of.links.is_local(ip);
+        self.around.own.contains(ip) || ip.is_loopback() || self.around.ipvs.is_some_and(by_link)
+    }
+
+    /// Leads a packet through chains of the kernel, one after the other.
+    fn all(&self, chains: &[(&'static str, &str)], ways: Ways) -> Ways {
+        let each = |ways, (table, chain): &(&'static str, &str)| self.base(table, chain, ways);
+        chains.iter().fold(ways, each)
+    }
+
+    /// Leads a packet past IPVS, which gets it after the filter of what is for this node
+    /// (`NF_IP_PRI_NAT_SRC - 2` in `LOCAL_IN`), and what this node sends after rules of nat
+    /// (`NF_IP_PRI_NAT_DST + 1` in `LOCAL_OUT`). What it leads on passes `LOCAL_OUT` as a
+    /// packet whose addresses are translated (`ip_vs_nat_send_or_cont`).
+    fn by_ipvs(&self, first: Way) -> Fates {
+        let ways: Ways = [(first, End::Accepted)].into();
+        let (begin, rest): (&[_], &[_]) = match self.packet.input {
+            Some(_) => (
+                &[("mangle", "PREROUTING"), ("nat", "PREROUTING")],
+                &[("nat", "INPUT")],
+            ),
+            None => (
+                &[("mangle", "OUTPUT"), ("nat", "OUTPUT")],
+                &[
+                    ("filter", "OUTPUT"),
+                    ("mangle", "POSTROUTING"),
+                    ("nat", "POSTROUTING"),
+                ],
+            ),
+        };
+        let mut found = Ways::new();
+        for (way, end) in self.all(begin, ways) {
+            let is_forwarded = self.packet.input.is_some() && !self.is_own(&way.destination.ip());
+            let ways: Ways = [(way, end)].into();
+            if is_forwarded {
+                let chains = [
+                    ("mangle", "FORWARD"),
+                    ("filter", "FORWARD"),
+                    ("mangle", "POSTROUTING"),
+                    ("nat", "POSTROUTING"),
+                ];
+                found.extend(self.all(&chains, ways));
+                continue;
+            }
+            let before: &[_] = match self.packet.input {
+                Some(_) => &[("mangle", "INPUT"), ("filter", "INPUT")],
+                None => &[],
+            };
+            for (way, end) in self.all(before, ways) {
+                match self.scheduled(&way).filter(|_| end == End::Accepted) {
+                    Some(led) => found.extend(led),
+                    None => found.extend(self.all(rest, [(way, end)].into())),
+                }
+            }
+        }
+        fates(found)
+    }
+
+    /// Returns the ways on which IPVS leads a packet; `None`: it leaves the packet alone.
+    fn scheduled(&self, way: &Way) -> Option<Ways> {
+        let Scheduling {
+            ipvs,
+            expires_templates,
+            ..
+        } = self.around.ipvs?;
+        let packet = self.packet;
+        let to = match packet.established {
+            Some(real) => {
+                let connection = Connection {
+                    protocol: packet.protocol,
+                    client: packet.source,
+                    server: way.destination,
+                    real,
+                };
+                vec![(ipvs.has(&connection).then_some(real)?, None)]
+            }
+            None => ipvs.scheduled(
+                packet.protocol,
+                packet.source.ip(),
+                way.destination,
+                expires_templates,
+            )?,
+        };
+        if to.is_empty() {
+            return Some([(way.clone(), End::Refused)].into());
+        }
+        let led = to.into_iter().map(|(destination, update)| {
+            let mut way = Way {
+                destination,
+                ..way.clone()
+            };
+            way.updates.extend(update);
+            (way, End::Accepted)
+        });
+        let chains = [
+            ("mangle", "OUTPUT"),
+            ("filter", "OUTPUT"),
+            ("mangle", "POSTROUTING"),
+            ("nat", "POSTROUTING"),
+        ];
+        Some(self.all(&chains, led.collect()))
+    }
+
+    /// Returns whether a set has what the ends of a packet give as a member.
+    fn is_member(&self, name: &str, ends: &[rule::End], way: &Way) -> bool {
+        let ends: Vec<SocketAddr> = ends
+            .iter()
+            .map(|end| match end {
+                rule::End::Source => self.packet.source,
+                rule::End::Destination => way.destination,
+            })
+            .collect();
+        self.around.sets.matches(name, self.packet.protocol, &ends)
     }
 
     /// Leads packets that were accepted so far through a chain of the kernel.
@@ -267,6 +420,7 @@ impl Evaluation<'_> {
                 let at = list.and_then(|list| list.get(&source.ip()));
                 at.is_some_and(|at| at.elapsed() <= *within)
             }
+            Asks::Set(name, ends) => self.is_member(name, ends, way),
             Asks::Absent => false,
             Asks::Chance | Asks::Remembers(_) | Asks::Account(_) | Asks::Nothing => true,
         }

@@ -8,7 +8,10 @@ use super::{
     rule::{Rule, Target, Unread, words},
 };
 use crate::{
-    kernel::{simulated::accounts::Accounts, xtables::Engine},
+    kernel::{
+        simulated::{accounts::Accounts, ipset::Sets},
+        xtables::Engine,
+    },
     net::Family,
 };
 
@@ -117,6 +120,7 @@ impl Xtables {
         &mut self,
         batch: &mut Batch<'_>,
         accounts: &Accounts,
+        sets: &Sets,
     ) -> Result<bool, Refusal> {
         let family = batch.family;
         let mut table: Option<(&'static str, Table)> = None;
@@ -138,7 +142,7 @@ impl Xtables {
                     table = Some((known, there.unwrap_or_default()));
                 }
                 (Some((name, table)), _) if line == "COMMIT" => {
-                    self.verify(name, table, accounts, number)?;
+                    self.verify(name, table, (accounts, sets), number)?;
                     let before = self.tables.insert((family, *name), Arc::new(table.clone()));
                     let before = before.unwrap_or_default();
                     self.changes.extend(before.changes(table, family, name));
@@ -168,7 +172,7 @@ impl Xtables {
         &self,
         name: &str,
         table: &Table,
-        accounts: &Accounts,
+        (accounts, sets): (&Accounts, &Sets),
         line: usize,
     ) -> Result<(), Refusal> {
         let refused = Err(match self.engine {
@@ -178,6 +182,10 @@ impl Xtables {
         let rules = table.chains.values().flat_map(|chain| &chain.rules);
         let mut counters = rules.clone().flat_map(|rule| rule.accounts());
         if counters.any(|account| !accounts.contain(account)) {
+            return refused;
+        }
+        let mut names = rules.clone().flat_map(|rule| rule.sets());
+        if names.any(|name| !sets.has(name)) {
             return refused;
         }
         let of_nat = |target: &Target| {

@@ -70,10 +70,19 @@ pub(super) enum Asks {
     Remembers(String),
     /// A counter of that name is there.
     Account(String),
+    /// What those ends of it give is a member of that set.
+    Set(String, Vec<End>),
     /// It is so of no packet here: there are neither bridges nor transparent sockets.
     Absent,
     /// It is so of every packet.
     Nothing,
+}
+
+/// An end of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Source,
+    Destination,
 }
 
 /// What becomes of a packet.
@@ -149,6 +158,15 @@ impl Rule {
         lists.flatten()
     }
 
+    /// Returns the sets that it matches against.
+    pub(super) fn sets(&self) -> impl Iterator<Item = &str> {
+        let names = self.asks.iter().map(|(_, asks)| match asks {
+            Asks::Set(name, _) => Some(&**name),
+            _ => None,
+        });
+        names.flatten()
+    }
+
     /// Returns the counters that it uses.
     pub(super) fn accounts(&self) -> impl Iterator<Item = &str> {
         let names = self.asks.iter().map(|(_, asks)| match asks {
@@ -156,6 +174,16 @@ impl Rule {
             _ => None,
         });
         names.flatten()
+    }
+}
+
+impl End {
+    fn parse(text: &str) -> Option<End> {
+        match text {
+            "src" => Some(End::Source),
+            "dst" => Some(End::Destination),
+            _ => None,
+        }
     }
 }
 
@@ -262,8 +290,9 @@ impl Reader<'_> {
             }
             ("nfacct", "--nfacct-name") => Asks::Account(self.value(option)?),
             ("set", "--match-set") => {
-                self.value(option)?;
-                self.value(option).map(|_| Asks::Absent)?
+                let name = self.value(option)?;
+                let ends = |text: &str| text.split(',').map(End::parse).collect();
+                Asks::Set(name, self.parsed(option, ends)?)
             }
             ("physdev", "--physdev-is-in") | ("socket", "--transparent") => Asks::Absent,
             _ => return Err(Unread::Option(option.to_owned())),

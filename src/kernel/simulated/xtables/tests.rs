@@ -131,7 +131,9 @@ fn compare(engine: Engine, family: Family, runner: &mut TestRunner) {
             let text = format!("*{table}\n{}COMMIT\n", lines.collect::<String>());
             let (_, refused) = run(&restore, &["--noflush", "-w", "5"], &text);
             let mut batch = Batch::new(family, &text);
-            let ran = state.xtables.run_table(&mut batch, &state.accounts);
+            let ran = state
+                .xtables
+                .run_table(&mut batch, &state.accounts, &state.sets);
             let expected = refused.as_ref().map(|error| blamed(error));
             let refusal = ran.err().map(|refusal| refusal.to_string());
             let found = refusal.as_ref().map(|error| blamed(error));

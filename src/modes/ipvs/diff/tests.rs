@@ -158,7 +158,7 @@ fn with(sets: &[Set]) -> ServicePlan {
     members.sort_unstable();
     ServicePlan {
         servers: vec![plan::VirtualServer {
-            frontend: frontend(Protocol::Tcp),
+            frontend: Frontend::new(([203, 0, 113, 1], 80), Protocol::Tcp),
             scheduler: "rr".into(),
             persistence: None,
             reals: Box::default(),
@@ -180,7 +180,7 @@ fn sets_change_when_no_client_gets_through_for_it() {
     type Steps = &'static [(Set, Action)];
     let comes: Steps = &[(SourceCidr, Add), (LoadBalancer, Add), (Firewall, Add)];
     let is_guarded: Steps = &[(SourceCidr, Add), (Firewall, Add)];
-    let is_free: Steps = &[(Firewall, Remove), (SourceCidr, Remove)];
+    let admits_all: Steps = &[(Firewall, Remove)];
     let goes: Steps = &[
         (LoadBalancer, Remove),
         (Firewall, Remove),
@@ -189,20 +189,46 @@ fn sets_change_when_no_client_gets_through_for_it() {
     let is_narrowed: Steps = &[(SourceCidr, Remove)];
     let is_local: Steps = &[(LoadBalancerLocal, Add)];
     let is_cluster: Steps = &[(LoadBalancerLocal, Remove)];
-    // What comes before anything opens, when all is open, and after all closed.
-    let cases: [(&str, ServicePlan, ServicePlan, [Steps; 3]); 7] = [
-        ("new, with ranges", nothing(), guarded(), [comes, &[], &[]]),
-        ("ranges come", open(), guarded(), [is_guarded, &[], &[]]),
-        ("ranges go", guarded(), open(), [&[], &[], is_free]),
+    // What comes before anything opens, when what is open follows, when all is open, and after
+    // all closed.
+    let cases: [(&str, ServicePlan, ServicePlan, [Steps; 4]); 7] = [
+        (
+            "new, with ranges",
+            nothing(),
+            guarded(),
+            [comes, &[], &[], &[]],
+        ),
+        (
+            "ranges come",
+            open(),
+            guarded(),
+            [is_guarded, &[], &[], &[]],
+        ),
+        (
+            "ranges go",
+            guarded(),
+            open(),
+            [&[], admits_all, &[], is_narrowed],
+        ),
         (
             "a range goes",
             guarded(),
             narrowed(),
-            [is_narrowed, &[], &[]],
+            [is_narrowed, &[], &[], &[]],
         ),
-        ("all goes", guarded(), nothing(), [&[], &[], goes]),
-        ("local from now on", open(), local(), [&[], is_local, &[]]),
-        ("no longer local", local(), open(), [is_cluster, &[], &[]]),
+        ("all goes", guarded(), nothing(), [&[], &[], &[], goes]),
+        (
+            "local from now on",
+            open(),
+            local(),
+            [&[], &[], is_local, &[]],
+        ),
+        (
+            "no longer local",
+            local(),
+            open(),
+            [is_cluster, &[], &[], &[]],
+        ),
     ];
     for (what, old, new, steps) in cases {
         assert_eq!(steps_between(&old, &new), steps, "{what}");
@@ -218,16 +244,17 @@ fn replaced(old: &ServicePlan, new: &ServicePlan) -> (Needs, Dirty) {
     (needs, dirty)
 }
 
-/// The steps from one plan to another: those before, those when all is open, and
-/// those after.
-fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 3] {
+/// The steps from one plan to another: those before, those when what is open leads to its new
+/// endpoints, those when all is open, and those after.
+fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 4] {
     let (needs, dirty) = replaced(old, new);
     let MemberSteps {
         before,
+        followed,
         opened,
         after,
     } = member_steps(&dirty, &needs);
-    let steps = [before, opened, after].map(|steps| -> Vec<_> {
+    let steps = [before, followed, opened, after].map(|steps| -> Vec<_> {
         let steps = steps.iter();
         steps.map(|step| (step.member.set, step.action)).collect()
     });

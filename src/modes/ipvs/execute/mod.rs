@@ -78,6 +78,16 @@ pub struct Execution<'a> {
     pub progress: Progress,
 }
 
+/// Whether virtual servers or addresses were changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Made {
+    /// All were as they are to be.
+    #[default]
+    Nothing,
+    /// Some came, changed or went.
+    Changes,
+}
+
 /// What came of the steps that were run so far.
 #[derive(Debug, Default)]
 pub struct Progress {
@@ -89,6 +99,8 @@ pub struct Progress {
     again: Dirty,
     /// An answer of the kernel shows that it holds something else than was known.
     is_surprised: bool,
+    /// Whether virtual servers or addresses were changed.
+    made: Made,
     /// Virtual servers that another program had changed.
     repaired: Vec<String>,
 }
@@ -99,7 +111,7 @@ impl Execution<'_> {
     /// # Errors
     /// When a socket fails, or traffic could not be taken over from iptables mode; then
     /// all that was pending still is.
-    pub async fn run(mut self, dirty: &Dirty) -> Result<(), Error> {
+    pub async fn run(mut self, dirty: &Dirty) -> Result<Made, Error> {
         self.state.retry_all();
         self.run_steps(dirty).await?;
         *self.state.pending() = self.progress.again;
@@ -107,7 +119,7 @@ impl Execution<'_> {
         if self.progress.is_surprised {
             self.state.suspect();
         }
-        Ok(())
+        Ok(self.progress.made)
     }
 
     async fn run_steps(&mut self, dirty: &Dirty) -> Result<(), Error> {
@@ -115,13 +127,15 @@ impl Execution<'_> {
         let steps = diff::steps(dirty, needed, self.servers, &self.options.exclude);
         self.make_room(&steps.room)?;
         self.change_members(&steps.members.before, dirty)?;
+        // These wait for no program.
+        self.follow(&steps.follow)?;
+        self.change_members(&steps.members.followed, dirty)?;
         let observed = self.full.map(|full| full.filled);
         self.rules
             .ask(self.desired.node(), needed.filled(self.family), observed);
-        // These wait for no program.
-        self.follow(&steps.follow)?;
         self.rules.wait().await;
         self.open(&steps.open)?;
+        self.report_unguarded();
         self.add_addresses(&steps.add_addresses)?;
         if let Some(full) = self.full {
             self.retire_addresses(&full.eligible)?;
@@ -287,6 +301,7 @@ impl Execution<'_> {
         if addresses.is_empty() {
             return Ok(reasons);
         }
+        self.progress.made = Made::Changes;
         let outcomes = self.clients.change_addresses(addresses, action)?;
         for (ip, outcome) in addresses.iter().zip(outcomes) {
             if let Err(error) = outcome {

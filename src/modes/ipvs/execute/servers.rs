@@ -4,15 +4,15 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use hashbrown::HashSet;
 
-use super::{Execution, is_surprising};
+use super::{Execution, Made, is_surprising};
 use crate::{
     kernel::{ipvs::Change, netlink},
     modes::ipvs::{
-        blocked::guarding,
+        blocked::{guarding, keeps_out},
         diff::{Present, server_changes},
         objects,
         observe::ServerDigest,
-        plan::{Frontend, ServicePlan, VirtualServer},
+        plan::{FilledSets, Frontend, ServicePlan, Set, VirtualServer},
         repairs,
     },
     services::{ServicePort, ServicePortName},
@@ -56,13 +56,14 @@ impl Execution<'_> {
                     self.bring_in_line(&port, &server, &mut changes)?;
                 }
             }
-            // Why not is logged once for all, and may be another reason each time.
+            // Why not, if they failed, is logged once for all: it may be another reason each
+            // time.
             let frontends = match &waiting[..] {
                 [] => None,
                 [one] => Some(format!("{one} is")),
                 [first, more @ ..] => Some(format!("{first} and {} more are", more.len())),
             };
-            if let Some(frontends) = frontends.filter(|_| self.rules.failure().is_some()) {
+            if let Some(frontends) = frontends {
                 let why = format!(
                     "{frontends} not open yet: the {} rules that guard this are not in force",
                     self.family
@@ -74,6 +75,32 @@ impl Execution<'_> {
         self.change_servers(&changes)?;
         repairs::log(&std::mem::take(&mut self.progress.repaired));
         Ok(())
+    }
+
+    /// Reports the ServicePorts that are open while the rules which keep callers out of them
+    /// are not in force: source ranges came to what was open before.
+    pub(super) fn report_unguarded(&mut self) {
+        let needed = self.desired.needs().filled(self.family);
+        let in_force = match self.rules.in_force() {
+            Some(sets) => sets,
+            None if self.rules.failure().is_some() => FilledSets::default(),
+            // Those of an earlier process may be, which was not read yet.
+            None => return,
+        };
+        let lacks = |set: Set| keeps_out(set) && needed.contains(set) && !in_force.contains(set);
+        if !Set::ALL.into_iter().any(lacks) {
+            return;
+        }
+        for port in self.desired.ports(self.family) {
+            let plan = self.desired.plan(port);
+            if plan.members.iter().any(|member| lacks(member.set)) {
+                let why = format!(
+                    "the {} rules for its source ranges are not in force; they are tried again",
+                    self.family
+                );
+                self.state.fail(port.name.clone(), why);
+            }
+        }
     }
 
     /// Deletes virtual servers with their real servers.
@@ -90,7 +117,10 @@ impl Execution<'_> {
             return Vec::new();
         }
         if self.full.is_some() {
-            return self.desired.ports(self.family).cloned().collect();
+            let mut ports: Vec<_> = self.desired.ports(self.family).cloned().collect();
+            // In the same order each time, whatever order the map has.
+            ports.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+            return ports;
         }
         let names = frontends.iter();
         let names = names.filter_map(|frontend| self.desired.needs().owner(frontend));
@@ -169,6 +199,7 @@ impl Execution<'_> {
         if changes.is_empty() {
             return Ok(());
         }
+        self.progress.made = Made::Changes;
         let outcomes = self.clients.ipvs.apply(changes)?;
         // What is asked for a virtual server that was refused is refused too.
         let mut refused: Option<Frontend> = None;

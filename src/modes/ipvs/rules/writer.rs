@@ -2,7 +2,7 @@
 //! for a lock, take long over a hundred thousand rules of others, or hang, and
 //! endpoints wait for none of that.
 
-use std::{io, thread, time::Duration};
+use std::{future::Future, io, thread, time::Duration};
 
 use tokio::{
     runtime,
@@ -34,6 +34,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How soon another sync sees whether an answer has come.
 const POLL: Duration = Duration::from_millis(100);
+/// The same of a program that seems not to end.
+const LONGEST_POLL: Duration = Duration::from_secs(5);
 
 /// What the thread is asked for.
 enum Request {
@@ -103,6 +105,9 @@ pub struct RuleWriter {
     in_force: Option<RuleSet>,
     takes_over_later: bool,
     backoff: Backoff,
+    /// Ends when the writer is dropped.
+    #[cfg(test)]
+    _task: Option<simulated::Task>,
 }
 
 impl RuleWriter {
@@ -119,13 +124,20 @@ impl RuleWriter {
         let tables = Tables::new(writer);
         let (requests, asked) = unbounded_channel();
         let (answer, answers) = unbounded_channel();
-        thread::Builder::new()
-            .name(format!("rules-{family}"))
-            .spawn(move || work(tables, asked, &answer))
-            .map_err(|source| Error::Run {
-                program: program.clone(),
-                source,
-            })?;
+        let work = work(tables, asked, answer);
+        // All of a simulation runs in one thread.
+        #[cfg(test)]
+        let (task, work) = simulated::Task::start_if_simulated(work);
+        #[cfg(test)]
+        let work = async move {
+            if let Some(work) = work {
+                work.await;
+            }
+        };
+        run_in_thread(family, work).map_err(|source| Error::Run {
+            program: program.clone(),
+            source,
+        })?;
         Ok(RuleWriter {
             family,
             engine,
@@ -137,6 +149,8 @@ impl RuleWriter {
             in_force: None,
             takes_over_later: false,
             backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
+            #[cfg(test)]
+            _task: task,
         })
     }
 
@@ -281,7 +295,7 @@ impl RuleWriter {
     pub fn next_check(&self) -> Option<Duration> {
         match &self.under_way {
             // Less often the longer it takes.
-            Some(job) => Some((job.since.elapsed() / 4).clamp(POLL, SHORT_WAIT)),
+            Some(job) => Some((job.since.elapsed() / 4).clamp(POLL, LONGEST_POLL)),
             None => {
                 let left = self
                     .backoff
@@ -310,30 +324,35 @@ fn has_ended() -> Error {
     }
 }
 
-fn work(
+/// Has a thread of its own do the work of a family.
+fn run_in_thread(
+    family: Family,
+    work: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    thread::Builder::new()
+        .name(format!("rules-{family}"))
+        .spawn(move || runtime.block_on(work))?;
+    Ok(())
+}
+
+/// Does what is asked for, one request after the other, until nobody can ask any more.
+async fn work(
     mut tables: Tables,
     mut asked: UnboundedReceiver<Request>,
-    answer: &UnboundedSender<Answer>,
+    answer: UnboundedSender<Answer>,
 ) {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    while let Some(request) = asked.blocking_recv() {
-        let runtime = runtime.as_ref().map_err(|error| Error::Run {
-            program: "a runtime for the programs".to_owned(),
-            source: error.kind().into(),
-        });
-        let outcome = match (request, runtime) {
-            (Request::Compare(rules, reply), runtime) => {
-                let compared = runtime.and_then(|r| r.block_on(tables.compare(&rules)));
+    while let Some(request) = asked.recv().await {
+        let outcome = match request {
+            Request::Compare(rules, reply) => {
                 // Who asked may not wait any more.
-                let _ = reply.send(compared);
+                let _ = reply.send(tables.compare(&rules).await);
                 continue;
             }
-            (_, Err(error)) => Err(error),
-            (Request::Ensure(rules), Ok(runtime)) => runtime.block_on(tables.ensure(rules)),
-            (Request::TakeOver, Ok(runtime)) => {
-                let taken_over = runtime.block_on(tables.take_over());
-                taken_over.map(|()| Vec::new())
-            }
+            Request::Ensure(rules) => tables.ensure(rules).await,
+            Request::TakeOver => tables.take_over().await.map(|()| Vec::new()),
         };
         let answered = answer.send(Answer {
             outcome,
@@ -342,6 +361,41 @@ fn work(
         });
         if answered.is_err() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod simulated {
+    //! The work as a task of the runtime in which a simulation runs.
+
+    use tokio::task::JoinHandle;
+
+    use super::Future;
+    use crate::kernel::simulated::is_installed;
+
+    /// A task that ends when this is dropped, as threads end with their process.
+    #[derive(Debug)]
+    pub(super) struct Task(JoinHandle<()>);
+
+    impl Task {
+        /// Starts a task that does the work, where the kernel is simulated; else returns
+        /// the work.
+        pub(super) fn start_if_simulated<W>(work: W) -> (Option<Task>, Option<W>)
+        where
+            W: Future<Output = ()> + Send + 'static,
+        {
+            if is_installed() {
+                (Some(Task(tokio::spawn(work))), None)
+            } else {
+                (None, Some(work))
+            }
+        }
+    }
+
+    impl Drop for Task {
+        fn drop(&mut self) {
+            self.0.abort();
         }
     }
 }

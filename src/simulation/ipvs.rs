@@ -1,0 +1,266 @@
+//! ipvs mode, with either engine of the kernel for the rules around its virtual servers.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use nix::{errno::Errno, libc};
+
+use super::{
+    faults::Faults,
+    random::Random,
+    subject::{Removals, Repairs, Rules, Subject},
+    watch::Flow,
+    world::{self, ExternalPolicy, Spec},
+};
+use crate::{
+    kernel::{
+        probe::Kernel,
+        simulated::{
+            Call, State,
+            ipvs::Connection,
+            packet::{Fates, Packet, Update},
+            xtables::Edit,
+        },
+        xtables::Engine,
+    },
+    modes::ipvs::{Ipvs, Options, plan},
+    net::{Family, Protocol},
+    node::NodePorts,
+    runner::metrics::Metrics,
+};
+
+/// So many steps are run each time.
+const STEPS: usize = 250;
+/// With so many seeds.
+const SEEDS: u64 = 2;
+/// A chain of others, to which a rule of `FORWARD` leads.
+const CHAIN: &str = "DOCKER-USER";
+/// Virtual servers of others.
+const SERVER: &str = "virtual server";
+
+/// ipvs mode.
+#[derive(Clone, Copy)]
+struct OfIpvs(Engine);
+
+impl Subject for OfIpvs {
+    type Mode = Ipvs;
+
+    /// A full sync makes about a hundred calls.
+    fn faults(&self) -> Faults {
+        Faults {
+            calls: 10,
+            edits: 2,
+            kills: 2,
+            outage: None,
+        }
+    }
+
+    fn mode(&self, metrics: &Metrics) -> Ipvs {
+        let checked = world::configuration();
+        let node_ports = NodePorts::new(&checked.effective.node_ports, None);
+        let options = Options::new(&checked.configuration, &checked.effective);
+        let kernel = Kernel::with_everything(&[]).with_simulated_programs(self.0);
+        let metrics = Arc::new(metrics.clone());
+        Ipvs::new(options, &kernel, Arc::new(node_ports), metrics).expect("a mode")
+    }
+}
+
+/// Returns whether a chain is one that the mode has for itself.
+fn is_ours(chain: &str) -> bool {
+    chain.starts_with("KUBE-") || chain.starts_with("TRIPOD-")
+}
+
+/// Returns the virtual server of others, with its real server.
+fn foreign_server(family: Family) -> [SocketAddr; 2] {
+    let ends = match family {
+        Family::V4 => ["10.50.0.1:80", "10.50.0.2:80"],
+        Family::V6 => ["[fd00:50::1]:80", "[fd00:50::2]:80"],
+    };
+    ends.map(|end| end.parse().expect("an address with a port"))
+}
+
+fn connection(packet: &Packet, real: SocketAddr) -> Connection {
+    Connection {
+        protocol: packet.protocol,
+        client: packet.source,
+        server: packet.destination,
+        real,
+    }
+}
+
+impl Rules for OfIpvs {
+    fn prepare(&self, state: &mut State) {
+        state.xtables.engine = self.0;
+        let addresses = Family::ALL.map(|family| {
+            let length = match family {
+                Family::V4 => 24,
+                Family::V6 => 64,
+            };
+            (world::node_address(family), length)
+        });
+        state.links.add("eth0", &addresses);
+    }
+
+    fn fates(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
+        state.fates_by_ipvs(family, packet, own)
+    }
+
+    fn remember(&self, state: &mut State, _: Family, update: &Update) {
+        state.ipvs.remember(update);
+    }
+
+    fn shares_affinity(&self) -> bool {
+        false
+    }
+
+    fn connect(&self, state: &mut State, packet: &Packet, to: SocketAddr) {
+        state.ipvs.connect(connection(packet, to));
+    }
+
+    fn disconnect(&self, state: &mut State, packet: &Packet, to: SocketAddr) {
+        state.ipvs.disconnect(&connection(packet, to));
+    }
+
+    /// A connection ends with its virtual server, and source ranges end those of callers that
+    /// they keep out. One of TCP goes on when its endpoint leaves
+    /// the Service; of other protocols it does not show when they end.
+    fn goes_on(&self, flow: &Flow, spec: Option<&Spec>) -> bool {
+        let Some(spec) = spec.filter(|spec| spec.admits(flow.called, flow.caller)) else {
+            return false;
+        };
+        let is_led = || {
+            let led = flow.packet.established;
+            let callers = spec.reachable(flow.called, flow.caller, self.external_policy());
+            led.is_some_and(|led| callers.contains(&led))
+        };
+        world::protocol(flow.service) == Protocol::Tcp || is_led()
+    }
+
+    fn external_policy(&self) -> ExternalPolicy {
+        ExternalPolicy::OfAll
+    }
+
+    fn repairs(&self) -> Repairs {
+        Repairs::ReadWithoutFault
+    }
+
+    /// A sync that reads everything begins with the addresses of the node.
+    fn reads(&self, call: Call, _: Family) -> bool {
+        call == Call::Dump(libc::RTM_GETADDR)
+    }
+
+    /// Rules are written beside the syncs, and after a failure once in half a minute at least.
+    fn recovers_within(&self) -> Duration {
+        Duration::from_secs(45)
+    }
+
+    /// What does not show without reading everything is noticed by the next full sync.
+    fn noticed(&self) -> Duration {
+        super::process::SYNC_PERIOD + Duration::from_secs(5)
+    }
+
+    fn removals(&self, unfinished: &[String]) -> Removals {
+        let is_of_kernel = |text: &String| !text.contains("UDP");
+        if unfinished.iter().any(is_of_kernel) {
+            Removals::Left
+        } else {
+            Removals::Made
+        }
+    }
+
+    fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
+        let family = random.one(&Family::ALL);
+        let number = |random: &mut Random| random.below(64);
+        let changed = match random.below(12) {
+            0 => state.ipvs.delete_servers(family),
+            1 => {
+                let at = number(random);
+                state.ipvs.delete_server(family, at)
+            }
+            2 | 3 => {
+                let at = (number(random), number(random));
+                let weight = random.one(&[None, Some(0), Some(3)]);
+                state.ipvs.edit_real(family, at, weight)
+            }
+            4 | 5 => {
+                let set = random.one(&plan::Set::ALL);
+                let at = number(random);
+                state.sets.remove(set.name(family), at)
+            }
+            6 => {
+                let at = number(random);
+                state.links.remove_address(plan::LINK, family, at)
+            }
+            7 => {
+                let table = random.one(&["nat", "filter", "mangle"]);
+                let edit = match random.below(3) {
+                    0 => Edit::Flush,
+                    1 => Edit::FlushChain(is_ours, number(random)),
+                    _ => Edit::DeleteRule(is_ours, number(random)),
+                };
+                state.edit(family, table, edit)
+            }
+            8 | 9 => {
+                let [at, real] = foreign_server(family);
+                state.ipvs.add_server(Protocol::Tcp.number(), at, real);
+                return None;
+            }
+            _ => {
+                let edit = Edit::Enter {
+                    chain: CHAIN,
+                    from: "FORWARD",
+                };
+                state.edit(family, "filter", edit);
+                return None;
+            }
+        };
+        changed.then_some(family)
+    }
+
+    fn foreign(&self, state: &State) -> BTreeSet<(Family, &'static str)> {
+        let mut found = BTreeSet::new();
+        for family in Family::ALL {
+            let rule = format!("-j {CHAIN}");
+            if state.xtables.has_rule(family, "filter", "FORWARD", &rule) {
+                found.insert((family, CHAIN));
+            }
+            let [at, real] = foreign_server(family);
+            let served = state.ipvs.served_by(Protocol::Tcp.number(), at);
+            if served.is_some_and(|served| served == [real]) {
+                found.insert((family, SERVER));
+            }
+        }
+        found
+    }
+
+    fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>) {
+        let at = |(service, errno)| (errno, world::cluster_ip(service));
+        state.ipvs.refuse(refused.map(at));
+    }
+
+    fn patience(&self) -> Duration {
+        // A program that hangs is given up after two minutes.
+        Duration::from_secs(125)
+    }
+}
+
+#[test]
+fn a_seed_reproduces_a_run() {
+    let of = |seed| super::run(seed, STEPS / 4, OfIpvs(Engine::NfTables));
+    assert_eq!(of(1), of(1));
+    assert_ne!(of(1), of(2));
+}
+
+#[test]
+fn random_runs_keep_what_is_promised_with_legacy_tables() {
+    super::all(SEEDS, STEPS, OfIpvs(Engine::Legacy));
+}
+
+#[test]
+fn random_runs_keep_what_is_promised_with_nf_tables() {
+    super::all(SEEDS, STEPS, OfIpvs(Engine::NfTables));
+}

@@ -1,0 +1,55 @@
+//! The calls of Services that are watched.
+
+use super::world::{
+    Called, Caller, PORT, Probe, SERVICES, family, ip, node_address, node_port, protocol,
+};
+use crate::kernel::simulated::packet::Packet;
+
+/// Returns the calls that are watched.
+pub(super) fn probes() -> Vec<Probe> {
+    use Called::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
+    use Caller::{Outside, Pod, Stranger};
+    let calls = [
+        (ClusterIp, Outside),
+        (ClusterIp, Pod),
+        (ClusterIp, Caller::Node),
+        (ExternalIp, Outside),
+        (ExternalIp, Pod),
+        (LoadBalancer, Outside),
+        (LoadBalancer, Stranger),
+        (LoadBalancer, Pod),
+        (NodePort, Outside),
+        (NodePort, Pod),
+    ];
+    let of_service = |service| calls.map(|(called, caller)| probe(service, called, caller));
+    (0..SERVICES).flat_map(of_service).collect()
+}
+
+fn probe(service: usize, called: Called, caller: Caller) -> Probe {
+    let family = family(service);
+    let number = service as u16 + 1;
+    let destination = match called {
+        Called::ClusterIp => (ip(family, 96, number), PORT),
+        Called::ExternalIp => (ip(family, 51, number), PORT),
+        Called::LoadBalancer => (ip(family, 113, number), PORT),
+        Called::NodePort => (node_address(family), node_port(service)),
+    };
+    let (source, input) = match caller {
+        Caller::Outside => (ip(family, 9, 1), Some("eth0")),
+        Caller::Stranger => (ip(family, 8, 1), Some("eth0")),
+        Caller::Pod => (ip(family, 244, 100), Some("cni0")),
+        Caller::Node => (node_address(family), None),
+    };
+    Probe {
+        service,
+        called,
+        caller,
+        packet: Packet {
+            source: (source, 40_000).into(),
+            destination: destination.into(),
+            protocol: protocol(service).number(),
+            input,
+            established: None,
+        },
+    }
+}

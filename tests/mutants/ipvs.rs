@@ -1,0 +1,90 @@
+//! What is changed of ipvs mode.
+
+use super::table::{self, Mutant, Simulated};
+
+const fn noticed(
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    breaks: &'static str,
+) -> Mutant {
+    Mutant {
+        simulated: Simulated::Ipvs,
+        ..table::noticed(file, from, to, breaks)
+    }
+}
+
+const EXECUTE: &str = "src/modes/ipvs/execute/mod.rs";
+const SERVERS: &str = "src/modes/ipvs/execute/servers.rs";
+const FAMILY: &str = "src/modes/ipvs/family.rs";
+const DIFF: &str = "src/modes/ipvs/diff.rs";
+
+/// All of them.
+pub(super) const MUTANTS: &[Mutant] = &[
+    noticed(
+        EXECUTE,
+        "        self.follow(&steps.follow)?;",
+        "        let _ = &steps.follow;",
+        "virtual servers that are open do not follow their endpoints",
+    ),
+    noticed(
+        EXECUTE,
+        "        self.change_members(&steps.members.followed, dirty)?;",
+        "",
+        "source ranges that go still keep callers out",
+    ),
+    noticed(
+        EXECUTE,
+        "        self.change_members(&steps.members.after, dirty)?;",
+        "",
+        "members that nothing needs stay",
+    ),
+    noticed(
+        EXECUTE,
+        "        self.report_unguarded();",
+        "",
+        "a Service counts as in force whose source ranges are not",
+    ),
+    noticed(
+        EXECUTE,
+        "        *self.state.pending() = self.progress.again;",
+        "        *self.state.pending() = Dirty::default();",
+        "what was refused is not tried again",
+    ),
+    noticed(
+        EXECUTE,
+        "        self.rules.wait().await;",
+        "",
+        "nobody waits for the rules",
+    ),
+    noticed(
+        SERVERS,
+        "            self.progress.is_surprised |= is_surprising(&error);\n            self.progress.again.frontends.insert(frontend);",
+        "",
+        "a virtual server that was refused is not tried again",
+    ),
+    noticed(
+        SERVERS,
+        "                if self.progress.blocked.blocks(&frontend, guarding, rules) {",
+        "                if self.progress.blocked.blocks(&frontend, guarding, rules) && masquerade_all {",
+        "virtual servers are opened before rules guard them",
+    ),
+    noticed(
+        DIFF,
+        "        match drains.decide(frontend, &leaving, now) {",
+        "        drains.decide(frontend, &leaving, now);\n        match DrainAction::Delete {",
+        "endpoints that leave are deleted with their connections",
+    ),
+    noticed(
+        DIFF,
+        "            let when = if ends_guard {",
+        "            let when = if set == Set::Firewall {",
+        "source ranges end before the virtual server goes",
+    ),
+    noticed(
+        FAMILY,
+        "        flows.clear(self.family, map, changes, metrics).await;",
+        "        let _ = (changes, metrics);",
+        "flows of UDP clients are never deleted",
+    ),
+];
