@@ -13,8 +13,7 @@ use super::{
     faults::Faults,
     random::Random,
     subject::{Removals, Repairs, Rules, Subject},
-    watch::Flow,
-    world::{self, ExternalPolicy, Spec},
+    world::{self, ExternalPolicy, Flow, Spec},
 };
 use crate::{
     kernel::{

@@ -11,8 +11,7 @@ use nix::errno::Errno;
 use super::{
     faults::Faults,
     random::Random,
-    watch::Flow,
-    world::{ExternalPolicy, Spec},
+    world::{ExternalPolicy, Flow, Spec},
 };
 use crate::{
     kernel::simulated::{

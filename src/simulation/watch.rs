@@ -15,7 +15,7 @@ use super::{
     faults::Faults,
     random::Random,
     subject::{Removals, Repairs, Rules},
-    world::{self, Called, Caller, Probe, SERVICES, Spec},
+    world::{self, Flow, Probe, SERVICES, Spec},
 };
 use crate::{
     kernel::simulated::{
@@ -41,15 +41,6 @@ pub(super) struct History {
     /// Earlier ones whose clients stayed on their endpoints: their entries are deleted
     /// now and then only, and that may fail.
     pub(super) remembered: Vec<Arc<Spec>>,
-}
-
-/// A connection that goes on.
-#[derive(Clone, Debug)]
-pub(super) struct Flow {
-    pub(super) service: usize,
-    pub(super) called: Called,
-    pub(super) caller: Caller,
-    pub(super) packet: Packet,
 }
 
 /// A client that stays on an endpoint.

@@ -102,6 +102,15 @@ pub(super) struct Probe {
     pub(super) packet: Packet,
 }
 
+/// A connection that goes on.
+#[derive(Clone, Debug)]
+pub(super) struct Flow {
+    pub(super) service: usize,
+    pub(super) called: Called,
+    pub(super) caller: Caller,
+    pub(super) packet: Packet,
+}
+
 /// Returns the family of a Service.
 pub(super) fn family(number: usize) -> Family {
     if number < 3 { Family::V4 } else { Family::V6 }
