@@ -11,16 +11,18 @@ use crate::{
     kernel::{
         nftables::{RuleSummary, TraceTarget, TracedStep, Verdict},
         xtables::{
-            Error, Place, TraceError, Traced, Tracer, Xtables,
+            Error, Place, Reached, TraceError, Traced, Tracer, Xtables,
+            info::{self, Size},
             words::{self, Line},
         },
     },
     net::Family,
 };
 
-/// Tables are read again at most so often, since their rules may have changed, …
+/// Tables are read again after so long, since rules may have been exchanged for others of the
+/// same size; those whose size has changed are read at once, …
 const FRESH: Duration = Duration::from_secs(1);
-/// … and for at most this part of the time: large ones take long.
+/// … but for at most this part of the time: large ones take long.
 const SHARE: u32 = 10;
 /// The tables that there may be: asking for another would be a mistake of the kernel's.
 const TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
@@ -46,6 +48,8 @@ pub(super) struct LegacyStep {
 /// What a table held.
 struct Held {
     table: Contents,
+    /// Its size before it was read.
+    size: Option<Size>,
     begun: Instant,
     took: Duration,
 }
@@ -105,10 +109,8 @@ impl Legacy {
         let lost = self.tracer.drain(|traced| all.push(traced))?;
         for traced in all {
             let place = &traced.place;
-            self.refresh(&place.table).await;
-            let held = self.tables.get(&place.table);
-            let (step, rule) = match held.map(|held| held.table.at(place)) {
-                Some(found) => found,
+            let (step, rule) = match self.current(&place.table).await {
+                Some(table) => table.at(place),
                 None => unread(place),
             };
             // The rule that traces is ours.
@@ -119,22 +121,32 @@ impl Legacy {
         Ok(lost)
     }
 
-    /// Reads the table unless that was done a moment ago; one that cannot be read is as it
-    /// was.
-    async fn refresh(&mut self, name: &str) {
-        let is_fresh = |held: &Held| held.begun.elapsed() < FRESH.max(held.took * SHARE);
-        if !TABLES.contains(&name) || self.tables.get(name).is_some_and(is_fresh) {
-            return;
+    /// Returns what a table holds, which is read where it may have changed; `None`: it
+    /// cannot be read, or has changed and is too large to be read again already.
+    async fn current(&mut self, name: &str) -> Option<&Contents> {
+        if !TABLES.contains(&name) {
+            return None;
         }
-        let begun = Instant::now();
-        let table = Contents::read(self.tracer.xtables(), name).await;
-        let old = self.tables.remove(name).map(|held| held.table);
-        let held = Held {
-            table: table.ok().or(old).unwrap_or_default(),
-            begun,
-            took: begun.elapsed(),
-        };
-        self.tables.insert(name.to_owned(), held);
+        let xtables = self.tracer.xtables();
+        let size = info::size(xtables.family(), name).ok();
+        let is_due = self.tables.get(name).is_none_or(|held| {
+            let age = held.begun.elapsed();
+            age >= held.took * SHARE && (age >= FRESH || held.size != size)
+        });
+        if is_due {
+            let begun = Instant::now();
+            let table = Contents::read(xtables, name).await;
+            let held = Held {
+                table: table.unwrap_or_default(),
+                size,
+                begun,
+                took: begun.elapsed(),
+            };
+            self.tables.insert(name.to_owned(), held);
+        }
+        let held = self.tables.get(name);
+        held.filter(|held| held.size == size)
+            .map(|held| &held.table)
     }
 }
 
@@ -177,6 +189,8 @@ impl Contents {
                 let step = TracedStep::Rule { handle, verdict };
                 (step, Some(summary(words)))
             }
+            // The table has fewer rules now.
+            None if place.reached == Reached::Rule => unread(place),
             None => match chain.drops {
                 Some(drops) => (TracedStep::Policy { drops }, None),
                 None => (TracedStep::End, None),
@@ -258,7 +272,21 @@ COMMIT
             table: "nat".to_owned(),
             chain: chain.to_owned(),
             number,
+            reached: Reached::End,
         })
+    }
+
+    #[test]
+    fn a_rule_that_is_gone_is_no_end() {
+        let mut contents = Contents::default();
+        NAT.lines().for_each(|line| contents.line(line));
+        let place = Place {
+            table: "nat".to_owned(),
+            chain: "PREROUTING".to_owned(),
+            number: 2,
+            reached: Reached::Rule,
+        };
+        assert_eq!(contents.at(&place), unread(&place));
     }
 
     #[test]

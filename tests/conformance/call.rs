@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use nix::sys::socket::setsockopt;
@@ -21,6 +22,12 @@ const QUESTION: &str = "who";
 /// A question of so many bytes takes three packets on Ethernet.
 const LARGE: usize = 4_000;
 
+/// The first port of connections that stay open, below what
+/// `net.ipv4.ip_local_port_range` gives to others.
+const KEPT_FROM: u16 = 20_000;
+/// How many such connections there were.
+static KEPT: AtomicU16 = AtomicU16::new(0);
+
 /// A client's open socket.
 pub enum Client {
     Stream(TcpStream),
@@ -35,14 +42,34 @@ impl Client {
         to: SocketAddr,
         patience: Duration,
     ) -> io::Result<Client> {
-        let number = match protocol {
-            Protocol::Tcp => None,
-            Protocol::Sctp => Some(socket2::Protocol::from(SCTP)),
-            Protocol::Udp => return Client::datagram(from, to, patience),
-        };
+        match protocol {
+            Protocol::Udp => Client::datagram(from, to, patience),
+            _ => Client::stream_from(from.map(|ip| (ip, 0).into()), protocol, to, patience),
+        }
+    }
+
+    /// The same for a socket that stays open while others are called. A connection has a port
+    /// that no other call has: IPVS mistakes its answers otherwise, where a call to another
+    /// Service has the same port and endpoint (`ip_vs_conn_out_get`, docs/ipvs.md).
+    pub fn open_kept(protocol: Protocol, to: SocketAddr, patience: Duration) -> io::Result<Client> {
+        if protocol == Protocol::Udp {
+            return Client::datagram(None, to, patience);
+        }
+        let port = KEPT_FROM + KEPT.fetch_add(1, Ordering::Relaxed);
+        let from = SocketAddr::new(any(to), port);
+        Client::stream_from(Some(from), protocol, to, patience)
+    }
+
+    fn stream_from(
+        from: Option<SocketAddr>,
+        protocol: Protocol,
+        to: SocketAddr,
+        patience: Duration,
+    ) -> io::Result<Client> {
+        let number = (protocol == Protocol::Sctp).then(|| SCTP.into());
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, number)?;
         if let Some(from) = from {
-            socket.bind(&SocketAddr::new(from, 0).into())?;
+            socket.bind(&from.into())?;
         }
         socket.set_read_timeout(Some(patience))?;
         socket.connect_timeout(&to.into(), patience)?;
@@ -50,11 +77,7 @@ impl Client {
     }
 
     fn datagram(from: Option<IpAddr>, to: SocketAddr, patience: Duration) -> io::Result<Client> {
-        let any: IpAddr = match to {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = bind_new(SocketAddr::new(from.unwrap_or(any), 0))?;
+        let socket = bind_new(SocketAddr::new(from.unwrap_or(any(to)), 0))?;
         // Otherwise no word of unreachable hosts comes here; see ip(7).
         match to {
             SocketAddr::V4(_) => setsockopt(&socket, Ipv4RecvErr, &true)?,
@@ -95,6 +118,13 @@ impl Client {
             }
         });
         parsed.unwrap_or_else(|error| outcome_of(&error))
+    }
+}
+
+fn any(to: SocketAddr) -> IpAddr {
+    match to {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 

@@ -81,7 +81,7 @@ impl Run<'_> {
                 let client = match open.entry(key) {
                     Entry::Occupied(kept) => kept.into_mut(),
                     Entry::Vacant(empty) => {
-                        match Client::open(probe.protocol, None, probe.to, patience) {
+                        match Client::open_kept(probe.protocol, probe.to, patience) {
                             Ok(client) => empty.insert(client),
                             Err(error) => return vec![call::outcome_of(&error)],
                         }

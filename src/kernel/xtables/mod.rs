@@ -86,7 +86,7 @@ pub use self::{
     engine::{Engine, HINTS, Search},
     error::Error,
     toolkit::Toolkit,
-    traced::{Place, Traced},
+    traced::{Place, Reached, Traced},
     tracer::{TraceError, Tracer, clear_traces},
 };
 use self::{

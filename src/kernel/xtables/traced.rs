@@ -35,9 +35,20 @@ pub struct Place {
     /// Name of the chain.
     pub chain: String,
     /// Number of the rule in its chain, from 1. The end of a chain is the rule after the
-    /// last. The kernel calls an unconditional rule of a verdict an end, too: the number
-    /// alone distinguishes them.
+    /// last.
     pub number: usize,
+    /// What the kernel calls it.
+    pub reached: Reached,
+}
+
+/// What the kernel says that a packet reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// A rule.
+    Rule,
+    /// The end of a chain, or an unconditional rule with a verdict: the number alone
+    /// distinguishes them.
+    End,
 }
 
 impl Place {
@@ -48,13 +59,18 @@ impl Place {
         // The name of a chain may have colons.
         let (rest, number) = rest.trim_end().rsplit_once(':')?;
         let (chain, kind) = rest.rsplit_once(':')?;
-        let is_known = matches!(kind, "rule" | "return" | "policy");
+        let reached = match kind {
+            "rule" => Reached::Rule,
+            "return" | "policy" => Reached::End,
+            _ => return None,
+        };
         let is_named = !table.is_empty() && !chain.is_empty();
-        (is_known && is_named).then_some(())?;
+        is_named.then_some(())?;
         Some(Place {
             table: table.to_owned(),
             chain: chain.to_owned(),
             number: number.parse().ok()?,
+            reached,
         })
     }
 }
@@ -131,6 +147,7 @@ mod tests {
                 table: "nat".to_owned(),
                 chain: "KUBE-SERVICES".to_owned(),
                 number: 7,
+                reached: Reached::Rule,
             },
         };
         let prefix = "TRACE: nat:KUBE-SERVICES:rule:7 ";
@@ -167,15 +184,19 @@ mod tests {
 
     #[test]
     fn prefixes_name_rules_and_ends_of_chains() {
+        use Reached::{End, Rule};
         for (prefix, expected) in [
             (
                 "TRACE: nat:PREROUTING:rule:1 ",
-                Some(("nat", "PREROUTING", 1)),
+                Some(("nat", "PREROUTING", 1, Rule)),
             ),
-            ("TRACE: filter:A:B:return:12 ", Some(("filter", "A:B", 12))),
+            (
+                "TRACE: filter:A:B:return:12 ",
+                Some(("filter", "A:B", 12, End)),
+            ),
             (
                 "TRACE: filter:FORWARD:policy:3",
-                Some(("filter", "FORWARD", 3)),
+                Some(("filter", "FORWARD", 3, End)),
             ),
             ("TRACE: nat:A:other:1 ", None),
             ("TRACE: nat:A:rule:one ", None),
@@ -192,7 +213,7 @@ mod tests {
             let found = Place::parse(prefix);
             let found = found
                 .as_ref()
-                .map(|place| (&*place.table, &*place.chain, place.number));
+                .map(|p| (&*p.table, &*p.chain, p.number, p.reached));
             assert_eq!(found, expected, "{prefix}");
         }
     }

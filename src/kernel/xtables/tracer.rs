@@ -2,7 +2,8 @@
 //! their way. What that takes is left to no one: rules with target TRACE in table raw, and
 //! another logger (`net.netfilter.nf_log.2` or `.10`) are there as long as the [`Tracer`]. A process that is
 //! killed leaves them; the rules' comment says what to restore, and group 0 of
-//! nfnetlink_log, which only one process can have, that nobody needs them any more.
+//! nfnetlink_log, which only one process can have, that nobody needs them any more. The next
+//! trace, a proxy that begins and `--cleanup` remove them.
 
 use std::{io, net::IpAddr};
 
@@ -117,8 +118,14 @@ impl Tracer {
         match tracer.begin(target).await {
             Ok(()) => Ok(tracer),
             Err(error) => {
-                // A program that was interrupted may have added them.
-                tracer.end().await?;
+                // A program that was interrupted may have added them. Why it failed says more
+                // than that they could not be removed.
+                if let Err(left) = tracer.end().await {
+                    tracing::error!(
+                        "rules of this trace may be left in table raw: {left}; remove them by \
+                         tripod --cleanup"
+                    );
+                }
                 Err(error)
             }
         }
@@ -184,10 +191,14 @@ pub async fn clear_traces(family: Family) -> Result<(), Error> {
     let engines = Xtables::engines(family).await.into_iter();
     for (xtables, engine) in engines.filter(|(_, engine)| *engine == Engine::Legacy) {
         let writer = Writer { xtables, engine };
-        if !left(&writer).await?.is_empty()
-            && let Ok(_held) = bind()
-        {
-            clear(&writer).await?;
+        if left(&writer).await?.is_empty() {
+            continue;
+        }
+        match bind() {
+            // It is under way.
+            Err(TraceError::Taken) => {}
+            // Nothing can be traced where the group cannot be had for another reason.
+            Ok(_) | Err(_) => clear(&writer).await?,
         }
     }
     Ok(())
@@ -292,8 +303,9 @@ async fn clear(writer: &Writer) -> Result<(), Error> {
     };
     // A former one that is gone is none to go back to.
     let name = logger(writer.family());
-    if sysctl::write(&name, &first.former).is_err() {
-        let _ = sysctl::write(&name, "NONE");
+    let restored = sysctl::write(&name, &first.former).or_else(|_| sysctl::write(&name, "NONE"));
+    if let Err(error) = restored {
+        tracing::warn!("{name} is not set back to {}: {error}", first.former);
     }
     let rules = left
         .iter()

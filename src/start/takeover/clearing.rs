@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use super::stale_state::{Running, StaleState};
+use crate::{kernel::xtables::clear_traces, net::Family};
 
 /// How long stale state stays because connections need it.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -104,7 +105,8 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
 }
 
 /// Makes the real pass: has the stale state take no new connections, and
-/// removes what no connection needs, or all of it after [`PATIENCE`].
+/// removes what no connection needs, or all of it after [`PATIENCE`]. What traces that were
+/// killed have left goes, too.
 pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     let mut passed = Passed::default();
     blocking(async {
@@ -123,6 +125,11 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
             if let Err(error) = state.cleanup(Some(&work.running), &work.exclude).await {
                 tracing::warn!("what {state} left is not all gone: {error}");
                 passed.failed.push(state);
+            }
+        }
+        for family in Family::ALL {
+            if let Err(error) = clear_traces(family).await {
+                tracing::warn!("{family} rules of a tripod trace that was killed: {error}");
             }
         }
     })?;

@@ -128,20 +128,48 @@ fn signals_end_it_and_what_a_killed_one_leaves_is_removed() {
             assert_eq!(state(lab), before, "{signal}");
         }
         for clears in ["trace", "cleanup"] {
-            let mut trace = Trace::begin(lab, &to, &["--count=1000"]);
-            trace.process.kill().expect("it runs");
-            trace.process.wait().expect("its status");
+            killed(lab, &to);
             assert_ne!(state(lab), before);
             match clears {
-                "trace" => Trace::begin(lab, &to, &["--timeout=100ms"]).end().summary,
+                "trace" => {
+                    Trace::begin(lab, &to, &["--timeout=100ms"]).end();
+                }
                 _ => {
                     let printed = tripod(&lab.node, &["--cleanup"]);
                     assert_eq!(printed.status, Some(0), "{printed:?}");
-                    serde_json::Value::Null
                 }
-            };
+            }
             assert_eq!(state(lab), before, "{clears}");
         }
+    });
+}
+
+/// Begins a trace, and kills it.
+fn killed(lab: &Lab, to: &str) {
+    let mut trace = Trace::begin(lab, to, &["--count=1000"]);
+    trace.process.kill().expect("it runs");
+    trace.process.wait().expect("its status");
+}
+
+#[test]
+fn what_a_killed_one_leaves_is_removed_when_the_proxy_begins() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        hint(&lab);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let running = started_in(&lab, "iptables");
+        let before = state(&lab);
+        killed(&lab, &web.cluster()[0].to_string());
+        assert_ne!(state(&lab), before);
+        drop(running);
+        let _running = started_in(&lab, "iptables");
+        eventually("the rules of the trace are gone", SOON, || {
+            match state(&lab) {
+                now if now == before => Ok(()),
+                now => Err(format!("{now:?}")),
+            }
+        });
     });
 }
 

@@ -41,6 +41,9 @@ fn new(mode: Mode, event: Event) -> New {
             New::FailAtFirst
         }
         Event::FlushRoutes if mode == Mode::Local => New::FailAtFirst,
+        // The kernel takes the routes of IPv6 with the link (`addrconf_ifdown`): until they are
+        // there again, some milliseconds later, callers are told that there is no route.
+        Event::LoopbackDown if mode == Mode::Local => New::FailAtFirst,
         Event::ClearServers | Event::FlushSets | Event::ServiceLinkDeleted => New::FailAtFirst,
         Event::AddressAgain if mode == Mode::Ipvs => New::FailAtFirst,
         // Other hosts are looked for anew, which takes a second where the first question is
