@@ -136,16 +136,13 @@ lab: test-tools
 guest: test-tools
 	$(CARGO) test --test suite -- $(or $(T),guest_)
 
-# Most tests wait for most of their time: one more at once than there are processors.
-TEST_THREADS = RUST_TEST_THREADS=$$(($$(nproc) + 1))
-
 # One test runs a static binary: built in the way that takes least time, which is
 # a third of what dependencies that run faster would take; another one that for aarch64.
 test: test-tools dist-tools aarch64-tools
 	$(call static-build,--config 'profile.dev.package."*".opt-level=0' build --bin tripod)
 	{ $(call aarch64-build,--config 'profile.dev.package."*".opt-level=0' --config 'profile.dev.debug=0' build --bin tripod); } \
     || echo 'no binary for aarch64: its tests say SKIP' >&2
-	PATH="$(DIST_TOOLS):$$PATH" $(TEST_THREADS) TRIPOD_STATIC=$(STATIC)/$(HOST)/debug/tripod \
+	PATH="$(DIST_TOOLS):$$PATH" TRIPOD_STATIC=$(STATIC)/$(HOST)/debug/tripod \
 	    TRIPOD_AARCH64=$(TARGET)/aarch64/$(AARCH64)/debug/tripod $(CARGO) test
 
 # Every column anew, then the document from what was seen; `make test` runs the

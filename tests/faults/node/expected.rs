@@ -45,7 +45,8 @@ fn new(mode: Mode, event: Event) -> New {
         // there again, some milliseconds later, callers are told that there is no route.
         Event::LoopbackDown if mode == Mode::Local => New::FailAtFirst,
         Event::ClearServers | Event::FlushSets | Event::ServiceLinkDeleted => New::FailAtFirst,
-        Event::AddressAgain if mode == Mode::Ipvs => New::FailAtFirst,
+        // Until it is noticed that the address is back, nothing listens there.
+        Event::AddressAgain if matches!(mode, Mode::Ipvs | Mode::Local) => New::FailAtFirst,
         // Other hosts are looked for anew, which takes a second where the first question is
         // lost (RETRANS_TIMER, RFC 4861 section 10).
         Event::ReplaceLink => New::FailAtFirst,
