@@ -2,12 +2,15 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
 /// Whether a test may run while others do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     /// Next to others.
     Beside,
-    /// Next to other guests: each is a kernel with one processor, and keeps one busy.
+    /// Next to other guests, each on a processor of its own.
     Guest,
     /// With the machine to itself, because it measures.
     Alone,
@@ -19,24 +22,45 @@ struct Machine {
     arrived: u64,
     admitted: u64,
     beside: usize,
-    guests: usize,
     alone: bool,
+    /// The processors that guests have.
+    guests: Vec<usize>,
 }
 
 impl Machine {
     fn has_room_for(&self, share: Share) -> bool {
         match share {
-            Share::Beside => !self.alone && self.guests == 0,
-            Share::Guest => !self.alone && self.beside == 0 && self.guests < processors(),
-            Share::Alone => !self.alone && self.guests == 0 && self.beside == 0,
+            Share::Beside => !self.alone && self.guests.is_empty(),
+            Share::Guest => !self.alone && self.beside == 0 && self.free_processor().is_some(),
+            Share::Alone => !self.alone && self.guests.is_empty() && self.beside == 0,
         }
     }
 
-    fn count(&mut self, share: Share, change: impl Fn(usize) -> usize) {
+    fn free_processor(&self) -> Option<usize> {
+        let ours = sched_getaffinity(Pid::from_raw(0)).expect("the processors that we may use");
+        let mut usable = (0..CpuSet::count()).filter(|n| ours.is_set(*n) == Ok(true));
+        usable.find(|n| !self.guests.contains(n))
+    }
+
+    fn admit(&mut self, share: Share) -> Held {
+        let mut processor = None;
         match share {
-            Share::Beside => self.beside = change(self.beside),
-            Share::Guest => self.guests = change(self.guests),
-            Share::Alone => self.alone = change(0) > 0,
+            Share::Beside => self.beside += 1,
+            Share::Alone => self.alone = true,
+            Share::Guest => {
+                processor = self.free_processor();
+                self.guests.extend(processor);
+            }
+        }
+        self.admitted += 1;
+        Held { share, processor }
+    }
+
+    fn release(&mut self, held: &Held) {
+        match held.share {
+            Share::Beside => self.beside -= 1,
+            Share::Alone => self.alone = false,
+            Share::Guest => self.guests.retain(|n| Some(*n) != held.processor),
         }
     }
 }
@@ -45,8 +69,8 @@ static MACHINE: Mutex<Machine> = Mutex::new(Machine {
     arrived: 0,
     admitted: 0,
     beside: 0,
-    guests: 0,
     alone: false,
+    guests: Vec::new(),
 });
 static CHANGED: Condvar = Condvar::new();
 
@@ -54,13 +78,13 @@ fn machine() -> MutexGuard<'static, Machine> {
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// A share of the machine, until it is dropped.
 #[derive(Debug)]
-pub struct Held(Share);
+pub struct Held {
+    share: Share,
+    /// The processor that a guest is to run on.
+    pub processor: Option<usize>,
+}
 
 /// Waits for `share` of the machine.
 pub fn take(share: Share) -> Held {
@@ -69,17 +93,14 @@ pub fn take(share: Share) -> Held {
     now.arrived += 1;
     let waits = |m: &mut Machine| m.admitted != turn || !m.has_room_for(share);
     let waited = CHANGED.wait_while(now, waits);
-    let mut now = waited.unwrap_or_else(PoisonError::into_inner);
-    now.admitted += 1;
-    now.count(share, |n| n + 1);
-    drop(now);
+    let held = waited.unwrap_or_else(PoisonError::into_inner).admit(share);
     CHANGED.notify_all();
-    Held(share)
+    held
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        machine().count(self.0, |n| n.saturating_sub(1));
+        machine().release(self);
         CHANGED.notify_all();
     }
 }

@@ -15,6 +15,9 @@ use super::skip::{print_uncaptured, skip, test_name};
 /// Tells the binary inside that it is in a sandbox.
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 
+/// The processor that the test's guest is to run on.
+pub const PROCESSOR: &str = "TRIPOD_LAB_PROCESSOR";
+
 /// Longest life of one test; with the sizes of the acceptance list, and with
 /// all of what can be left out, some take half an hour.
 fn lifetime() -> Duration {
@@ -37,7 +40,7 @@ pub fn run(share: Share, body: impl FnOnce()) {
     if is_inside() {
         return body();
     }
-    let _held = machine::take(share);
+    let held = machine::take(share);
     if let Some(reason) = no_sandbox() {
         return skip(reason);
     }
@@ -48,6 +51,9 @@ pub fn run(share: Share, body: impl FnOnce()) {
         .args(["--exact", &name, "--include-ignored", "--nocapture"])
         .env("RUST_BACKTRACE", "0")
         .env(INSIDE, "1");
+    if let Some(processor) = held.processor {
+        command.env(PROCESSOR, processor.to_string());
+    }
     let (passed, output) = finish(command);
     for line in output.lines().filter(|line| line.starts_with(FIGURE)) {
         print_uncaptured(line);

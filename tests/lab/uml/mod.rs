@@ -28,7 +28,7 @@ pub fn in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) 
     if let Some(reason) = unavailable() {
         return skip(&reason);
     }
-    super::run(Share::Alone, || {
+    super::run(Share::Guest, || {
         let flags = ["--include-ignored", "--test-threads=1", "--color=never"];
         let arguments = [names, &flags].concat();
         let mut environment = [environment, &[("CI", "true")]].concat();
