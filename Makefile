@@ -58,7 +58,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static reproducible aarch64 deb dist unit lab guest test conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
+.PHONY: help demo static reproducible aarch64 deb dist unit lab guest build-tests test conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
@@ -138,10 +138,13 @@ guest: test-tools
 
 # One test runs a static binary: built in the way that takes least time, which is
 # a third of what dependencies that run faster would take; another one that for aarch64.
-test: test-tools dist-tools aarch64-tools
+build-tests: test-tools dist-tools aarch64-tools
 	$(call static-build,--config 'profile.dev.package."*".opt-level=0' build --bin tripod)
 	{ $(call aarch64-build,--config 'profile.dev.package."*".opt-level=0' --config 'profile.dev.debug=0' build --bin tripod); } \
     || echo 'no binary for aarch64: its tests say SKIP' >&2
+	$(CARGO) test --no-run
+
+test: build-tests
 	PATH="$(DIST_TOOLS):$$PATH" TRIPOD_STATIC=$(STATIC)/$(HOST)/debug/tripod \
 	    TRIPOD_AARCH64=$(TARGET)/aarch64/$(AARCH64)/debug/tripod $(CARGO) test
 

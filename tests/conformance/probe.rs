@@ -96,7 +96,7 @@ impl Run<'_> {
                 let answers = if probe.stray { 3 } else { 1 };
                 return (0..answers).map(|_| client.ask(probe.large)).collect();
             }
-            let (least, most) = observation::calls(&probe.observation);
+            let (least, most) = observation::calls(&probe.observation, self.column.kernel);
             let mut outcomes: Vec<Outcome> = Vec::new();
             while outcomes.len() < least
                 || outcomes.len() < most && !observation::all_met(&probe.observation, &outcomes)
@@ -152,7 +152,7 @@ impl Run<'_> {
         call: &dyn Fn(Option<IpAddr>) -> Outcome,
     ) -> Result<(), String> {
         let round = || -> Result<Vec<String>, String> {
-            let (least, _) = observation::calls(&probe.observation);
+            let (least, _) = observation::calls(&probe.observation, self.column.kernel);
             let mut pins = Vec::new();
             for number in 1..=CLIENTS {
                 let (v4, v6) = further_address(number);

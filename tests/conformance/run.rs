@@ -47,7 +47,8 @@ pub struct Patience {
     promise: Duration,
     /// For the barrier.
     barrier: Duration,
-    /// Cases that are called at the same time.
+    /// Cases that are called at the same time; most wait: for silence, or for a second SYN
+    /// (`tcp_v6_err` leaves a refusal that comes within connect(2) to that).
     workers: usize,
 }
 
@@ -59,7 +60,7 @@ impl Patience {
                 silence: Duration::from_millis(400),
                 promise: Duration::from_secs(12),
                 barrier: Duration::from_secs(30),
-                workers: 6,
+                workers: 12,
             },
             // One processor and slow system calls.
             Kernel::Full | Kernel::Bare => Patience {
@@ -67,7 +68,7 @@ impl Patience {
                 silence: Duration::from_secs(1),
                 promise: Duration::from_secs(30),
                 barrier: Duration::from_secs(90),
-                workers: 3,
+                workers: 8,
             },
         }
     }

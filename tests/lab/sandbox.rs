@@ -5,18 +5,16 @@
 
 use std::io::Read;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use super::machine::{self, Share};
 use super::process::{Group, die_with_parent};
 use super::skip::{print_uncaptured, skip, test_name};
+use super::uml::PROCESSOR;
 
 /// Tells the binary inside that it is in a sandbox.
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
-
-/// The processor that the test's guest is to run on.
-pub const PROCESSOR: &str = "TRIPOD_LAB_PROCESSOR";
 
 /// Longest life of one test; with the sizes of the acceptance list, and with
 /// all of what can be left out, some take half an hour.
@@ -128,17 +126,28 @@ fn finish(mut command: Command) -> (bool, String) {
         Err(error) => return (false, format!("{:?}: {error}", command.get_program())),
     };
     drop(command); // and with it our writing ends
-    let output = std::thread::spawn(move || {
-        let mut output = Vec::new();
-        let _ = reader.read_to_end(&mut output);
-        String::from_utf8_lossy(&output).into_owned()
+    let output = Arc::new(Mutex::new(Vec::new()));
+    let (ended, end) = mpsc::channel::<()>();
+    let written = output.clone();
+    std::thread::spawn(move || {
+        let _ended = ended;
+        let mut part = [0; 16 * 1024];
+        while let Ok(length @ 1..) = reader.read(&mut part) {
+            lock(&written).extend_from_slice(&part[..length]);
+        }
     });
     let status = group.wait_until(Instant::now() + lifetime());
     let late = status.is_none();
     drop(group);
-    let mut output = output.join().unwrap_or_default();
+    // What left the group may have the pipe open for ever.
+    let _ = end.recv_timeout(Duration::from_secs(10));
+    let mut output = String::from_utf8_lossy(&lock(&output)).into_owned();
     if late {
         output.push_str(&format!("\nkilled after {:?}\n", lifetime()));
     }
     (status.is_some_and(|status| status.success()), output)
+}
+
+fn lock(output: &Mutex<Vec<u8>>) -> MutexGuard<'_, Vec<u8>> {
+    output.lock().unwrap_or_else(PoisonError::into_inner)
 }

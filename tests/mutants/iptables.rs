@@ -1,25 +1,6 @@
 //! What is changed of iptables mode.
 
-use super::table::{self, Mutant, Simulated};
-
-const fn noticed(
-    file: &'static str,
-    from: &'static str,
-    to: &'static str,
-    breaks: &'static str,
-) -> Mutant {
-    Mutant {
-        simulated: Simulated::Iptables,
-        ..table::noticed(file, from, to, breaks)
-    }
-}
-
-const fn unnoticed(mutant: Mutant, why: &'static str) -> Mutant {
-    Mutant {
-        unnoticed: Some(why),
-        ..mutant
-    }
-}
+use super::mutant::{Mutant, noticed, unnoticed};
 
 const EXECUTE: &str = "src/modes/iptables/execute.rs";
 const DIFF: &str = "src/modes/iptables/diff.rs";

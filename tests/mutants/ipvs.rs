@@ -1,18 +1,6 @@
 //! What is changed of ipvs mode.
 
-use super::table::{self, Mutant, Simulated};
-
-const fn noticed(
-    file: &'static str,
-    from: &'static str,
-    to: &'static str,
-    breaks: &'static str,
-) -> Mutant {
-    Mutant {
-        simulated: Simulated::Ipvs,
-        ..table::noticed(file, from, to, breaks)
-    }
-}
+use super::mutant::{Mutant, noticed};
 
 const EXECUTE: &str = "src/modes/ipvs/execute/mod.rs";
 const SERVERS: &str = "src/modes/ipvs/execute/servers.rs";

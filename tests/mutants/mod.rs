@@ -3,8 +3,9 @@
 
 mod iptables;
 mod ipvs;
+mod mutant;
+mod nftables;
 pub mod report;
-mod table;
 
 use std::{
     fs,
@@ -13,15 +14,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::table::{Mutant, Simulated};
+use self::mutant::Mutant;
 
 /// A mutant that does not end is noticed, too.
 const LONGEST: Duration = Duration::from_secs(240);
 
-/// Returns all mutants.
-fn all() -> impl Iterator<Item = &'static Mutant> {
-    let of_modes = iptables::MUTANTS.iter().chain(ipvs::MUTANTS);
-    table::MUTANTS.iter().chain(of_modes)
+/// The simulation of a mode, and what it is to notice.
+struct Simulated {
+    /// Its tests begin with that.
+    tests: &'static str,
+    mutants: &'static [Mutant],
+}
+
+const SIMULATED: [Simulated; 3] = [
+    Simulated {
+        tests: "simulation::nftables::random",
+        mutants: nftables::MUTANTS,
+    },
+    Simulated {
+        tests: "simulation::iptables::random",
+        mutants: iptables::MUTANTS,
+    },
+    Simulated {
+        tests: "simulation::ipvs::random",
+        mutants: ipvs::MUTANTS,
+    },
+];
+
+/// Returns all mutants, each with the tests that are to notice it.
+fn all() -> impl Iterator<Item = (&'static str, &'static Mutant)> {
+    SIMULATED
+        .iter()
+        .flat_map(|of| of.mutants.iter().map(|mutant| (of.tests, mutant)))
 }
 
 fn root() -> &'static Path {
@@ -44,7 +68,7 @@ impl Mutant {
 
 #[test]
 fn each_changes_one_place_that_is_there() {
-    for mutant in all() {
+    for (_, mutant) in all() {
         let text = fs::read_to_string(root().join(mutant.file)).unwrap();
         assert_ne!(mutant.of(&text), text);
     }
@@ -73,7 +97,7 @@ enum Outcome {
     DoesNotBuild,
 }
 
-fn simulate(simulated: Simulated, tree: &Path, target: &Path) -> Outcome {
+fn simulate(tests: &str, tree: &Path, target: &Path) -> Outcome {
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO"));
         command
@@ -91,11 +115,6 @@ fn simulate(simulated: Simulated, tree: &Path, target: &Path) -> Outcome {
     let seconds = LONGEST.as_secs().to_string();
     let mut run = Command::new("timeout");
     run.arg(seconds).arg(env!("CARGO")).args(["test", "--lib"]);
-    let tests = match simulated {
-        Simulated::Nftables => "simulation::nftables::random",
-        Simulated::Iptables => "simulation::iptables::random",
-        Simulated::Ipvs => "simulation::ipvs::random",
-    };
     let run = run.args(["--", tests]);
     let run = run.current_dir(tree).env("CARGO_TARGET_DIR", target);
     let status = run.stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -129,13 +148,13 @@ fn run() {
     let (tree, target) = (scratch.join("tree"), scratch.join("build"));
     let _ = fs::remove_dir_all(&tree);
     copy_tree(&tree);
-    for simulated in [Simulated::Nftables, Simulated::Iptables, Simulated::Ipvs] {
-        let outcome = simulate(simulated, &tree, &target);
-        assert_eq!(outcome, Outcome::Passed, "{simulated:?} without a change");
+    for Simulated { tests, .. } in SIMULATED {
+        let outcome = simulate(tests, &tree, &target);
+        assert_eq!(outcome, Outcome::Passed, "{tests} without a change");
     }
     let mut csv = "file,what is broken,noticed\n".to_owned();
     let mut wrong = Vec::new();
-    for mutant in all() {
+    for (tests, mutant) in all() {
         if let Some(row) = preserved(mutant) {
             csv += &row;
             continue;
@@ -144,7 +163,7 @@ fn run() {
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, mutant.of(&text)).unwrap();
         let begun = Instant::now();
-        let outcome = simulate(mutant.simulated, &tree, &target);
+        let outcome = simulate(tests, &tree, &target);
         fs::write(&path, text).unwrap();
         let (file, breaks, took) = (mutant.file, mutant.breaks, begun.elapsed());
         println!("{outcome:?} after {took:.0?}: {file}: {breaks}");

@@ -15,7 +15,7 @@ use super::{
     drain::{Drains, FIRST_PAUSE},
     execute::{Execution, Full, Made, Progress},
     observe::{Listing, RealServers, Servers},
-    plan::{FilledSets, Options, Set},
+    plan::{FilledSets, Frontend, Options, Set},
     repairs,
     rules::FamilyRules,
 };
@@ -37,6 +37,8 @@ pub struct ServedFamily {
     pub state: FamilyState<Dirty>,
     /// Virtual servers in the kernel.
     servers: Servers,
+    /// The one that is asked for, to notice that they were taken away.
+    asked_for: Option<Frontend>,
     drains: Drains,
     rules: FamilyRules,
     /// Flows of UDP clients that could not be deleted yet.
@@ -90,6 +92,7 @@ impl ServedFamily {
             family,
             state: FamilyState::default(),
             servers: Servers::default(),
+            asked_for: None,
             drains: Drains::default(),
             rules,
             flows: StaleFlows::default(),
@@ -108,10 +111,12 @@ impl ServedFamily {
 
     /// Returns false if another process took the virtual servers away. One is asked for,
     /// since whoever clears IPVS (`ipvsadm -C`) leaves none; the kernel has no
-    /// notifications of that.
+    /// notifications of that. It is the same one as long as it is there: all of them are
+    /// looked at only for another one, the smallest, which does not depend on chance.
     pub fn has_virtual_servers(&mut self, clients: &mut Clients) -> bool {
-        let server = self.servers.keys().min();
-        server.is_none_or(|frontend| {
+        let known = self.asked_for.filter(|one| self.servers.contains_key(one));
+        self.asked_for = known.or_else(|| self.servers.keys().min().copied());
+        self.asked_for.is_none_or(|frontend| {
             let found = clients.ipvs.totals(&frontend.id());
             !found.is_err_and(|error| error.errno() == Some(Errno::ESRCH))
         })

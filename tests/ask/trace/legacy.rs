@@ -1,7 +1,7 @@
 //! `tripod trace` where the rules are in the legacy tables: the kernel tells steps by
 //! target TRACE and nfnetlink_log, and is as it was before when the trace ends.
 
-use std::process::Stdio;
+use std::{net::SocketAddr, process::Stdio};
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -66,14 +66,9 @@ fn in_iptables_mode() {
 
 #[test]
 fn userspace_mode_relays() {
-    run(Share::Beside, || {
-        let mut lab = Lab::new(Capture::Redirect);
-        hint(&lab);
-        let web = Service::new("web", 1);
-        lab.add_backends(&["a"]).publish(&web, &["a"]);
-        let _running = started(&lab, &[]);
-        let to = web.cluster()[0];
-        let trace = Trace::begin(&lab, &to.to_string(), &["--count=1"]);
+    published(|lab, to| {
+        let _running = started(lab, &[]);
+        let trace = Trace::begin(lab, &to.to_string(), &["--count=1"]);
         assert_eq!(trace.start["mode"], "userspace");
         assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
         let output = trace.end();
@@ -82,16 +77,23 @@ fn userspace_mode_relays() {
     });
 }
 
-/// Runs `body` in iptables mode on the legacy tables, with what a trace finds there.
-fn served(body: impl FnOnce(&mut Lab, std::net::SocketAddr, [String; 2])) {
+/// Runs `body` where Tripod would take the legacy tables, with an address of a Service.
+fn published(body: impl FnOnce(&mut Lab, SocketAddr)) {
     run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);
         hint(&lab);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
-        let _running = started_in(&lab, "iptables");
-        let before = state(&lab);
-        body(&mut lab, web.cluster()[0], before);
+        body(&mut lab, web.cluster()[0]);
+    });
+}
+
+/// The same in iptables mode, with what a trace finds there.
+fn served(body: impl FnOnce(&mut Lab, SocketAddr, [String; 2])) {
+    published(|lab, to| {
+        let _running = started_in(lab, "iptables");
+        let before = state(lab);
+        body(lab, to, before);
     });
 }
 
@@ -153,19 +155,15 @@ fn killed(lab: &Lab, to: &str) {
 
 #[test]
 fn what_a_killed_one_leaves_is_removed_when_the_proxy_begins() {
-    run(Share::Beside, || {
-        let mut lab = Lab::new(Capture::Redirect);
-        hint(&lab);
-        let web = Service::new("web", 1);
-        lab.add_backends(&["a"]).publish(&web, &["a"]);
-        let running = started_in(&lab, "iptables");
-        let before = state(&lab);
-        killed(&lab, &web.cluster()[0].to_string());
-        assert_ne!(state(&lab), before);
+    published(|lab, to| {
+        let running = started_in(lab, "iptables");
+        let before = state(lab);
+        killed(lab, &to.to_string());
+        assert_ne!(state(lab), before);
         drop(running);
-        let _running = started_in(&lab, "iptables");
+        let _running = started_in(lab, "iptables");
         eventually("the rules of the trace are gone", SOON, || {
-            match state(&lab) {
+            match state(lab) {
                 now if now == before => Ok(()),
                 now => Err(format!("{now:?}")),
             }

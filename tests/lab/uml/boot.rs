@@ -7,7 +7,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::super::process::{Group, die_with_parent};
-use super::super::sandbox::PROCESSOR;
+
+/// In the environment: the processor that a guest is to run on.
+pub const PROCESSOR: &str = "TRIPOD_LAB_PROCESSOR";
 
 /// A guest's memory.
 const MEMORY: &str = "1G";

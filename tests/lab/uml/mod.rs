@@ -5,7 +5,7 @@ mod boot;
 
 use std::time::Duration;
 
-pub use boot::{Outcome, Profile, unavailable};
+pub use boot::{Outcome, PROCESSOR, Profile, unavailable};
 
 use super::{SOAK_ENDS, Share, figure, skip, soak_length, tripod_binary};
 

@@ -223,7 +223,7 @@ fn tried(mode: Mode, kubelet: &str) {
         let value = std::env::var(name).ok();
         value.map_or(usual, |text| text.parse().expect("a number"))
     };
-    let usual = if kernel() == "full" { 2 } else { 12 };
+    let usual = if kernel() == "full" { 2 } else { 6 };
     let mut seed = [0; 32];
     seed[..4].copy_from_slice(&number("TRIPOD_CONVERGENCE_SEED", 1).to_le_bytes());
     let config = Config {

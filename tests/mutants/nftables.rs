@@ -1,44 +1,6 @@
 //! What is changed of nftables mode, and of what all modes share.
 
-/// Which mode is simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Simulated {
-    Nftables,
-    Iptables,
-    Ipvs,
-}
-
-/// A change of the source.
-pub(super) struct Mutant {
-    /// The mode whose simulation is to notice it.
-    pub(super) simulated: Simulated,
-    pub(super) file: &'static str,
-    /// What is there, once.
-    pub(super) from: &'static str,
-    /// What takes its place.
-    pub(super) to: &'static str,
-    /// What that breaks.
-    pub(super) breaks: &'static str,
-    /// Why the simulation cannot notice it.
-    pub(super) unnoticed: Option<&'static str>,
-}
-
-/// Returns one of nftables mode that is to be noticed.
-pub(super) const fn noticed(
-    file: &'static str,
-    from: &'static str,
-    to: &'static str,
-    breaks: &'static str,
-) -> Mutant {
-    Mutant {
-        simulated: Simulated::Nftables,
-        file,
-        from,
-        to,
-        breaks,
-        unnoticed: None,
-    }
-}
+use super::mutant::{Mutant, noticed, unnoticed};
 
 const DIFF: &str = "src/modes/nftables/diff.rs";
 const FAMILY: &str = "src/modes/nftables/family.rs";
@@ -86,14 +48,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "",
         "a table is written anew without the old one being deleted",
     ),
-    Mutant {
-        simulated: Simulated::Nftables,
-        file: DIFF,
-        from: "        forgotten.remove(&self.preserved);",
-        to: "",
-        breaks: "clients are forgotten whose endpoints stay",
-        unnoticed: Some("no: they are taken out once more when the change is in force"),
-    },
+    unnoticed(
+        noticed(
+            DIFF,
+            "        forgotten.remove(&self.preserved);",
+            "",
+            "clients are forgotten whose endpoints stay",
+        ),
+        "no: they are taken out once more when the change is in force",
+    ),
     noticed(
         FAMILY,
         "                    self.forgotten.after(&mut batch.change);",
