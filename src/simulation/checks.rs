@@ -9,7 +9,10 @@ use super::{
     world::{self, Probe, SERVICES, Spec},
 };
 use crate::{
-    kernel::simulated::{State, packet::Fate},
+    kernel::simulated::{
+        State,
+        packet::{Fate, Fates, Outcome},
+    },
     net::Family,
     runner::health::Snapshot,
 };
@@ -52,7 +55,6 @@ impl Watch {
     /// Looks at everything of these families after a change.
     pub(super) fn check(&mut self, state: &State, families: &[Family]) {
         let is_of = |service| families.contains(&world::family(service));
-        let external = self.rules.external_policy();
         self.forget_flows();
         let flows = self.flows.iter().filter(|flow| is_of(flow.service));
         for flow in flows.cloned().collect::<Vec<_>>() {
@@ -75,48 +77,56 @@ impl Watch {
             if self.damaged.get(world::family(probe.service)).is_some() {
                 continue;
             }
-            let fates = self.fates(state, probe.service, &probe.packet);
-            let history = &self.histories[probe.service];
-            let reachable = |spec: &Option<Arc<Spec>>| -> Vec<SocketAddr> {
-                let spec = spec.as_ref();
-                spec.map_or_else(Vec::new, |spec| {
-                    spec.reachable(probe.called, probe.caller, external)
-                })
-            };
-            let sets: Vec<_> = history
-                .versions
-                .iter()
-                .map(|(_, spec)| reachable(spec))
-                .collect();
-            let may = |to: &SocketAddr| {
-                let is_of =
-                    |spec: &Arc<Spec>| spec.may_stay(probe.called, probe.caller, external, to);
-                let now = history
-                    .versions
-                    .iter()
-                    .filter_map(|(_, spec)| spec.as_ref());
-                let left = |spec: &Arc<Spec>| {
-                    let reachable = spec.reachable(probe.called, probe.caller, external);
-                    reachable.contains(to)
-                };
-                sets.iter().any(|set| set.contains(to))
-                    || now.chain(&history.remembered).any(is_of)
-                    || history.left.iter().any(left)
-            };
-            let open = fates.iter().find(|fate| match fate {
-                Fate::Passes(to) => *to != probe.packet.destination && !may(to),
-                _ => false,
-            });
-            if let Some(open) = open {
-                self.fail(&format!("{probe:?} is open: {open:?}, may {sets:?}"));
+            let found = self.outcomes(state, probe.service, &probe.packet);
+            self.check_probe(&probe, &found);
+        }
+    }
+
+    /// Looks at what may become of a call.
+    fn check_probe(&self, probe: &Probe, found: &Fates) {
+        let external = self.rules.external_policy();
+        let history = &self.histories[probe.service];
+        let reachable = |spec: &Spec| spec.reachable(probe.called, probe.caller, external);
+        let now = || history.versions.iter().map(|(_, spec)| spec.as_deref());
+        let sets: Vec<_> = now()
+            .map(|spec| spec.map_or_else(Vec::new, reachable))
+            .collect();
+        let may = |to: &SocketAddr| {
+            let stays = |spec: &Spec| spec.may_stay(probe.called, probe.caller, external, to);
+            let remembered = history.remembered.iter().map(|spec| &**spec);
+            let mut left = history.left.iter();
+            sets.iter().any(|set| set.contains(to))
+                || now().flatten().chain(remembered).any(stays)
+                || left.any(|spec| reachable(spec).contains(to))
+        };
+        let is_open = |outcome: &&Outcome| match outcome.fate {
+            Fate::Passes(to) => to != probe.packet.destination && !may(&to),
+            _ => false,
+        };
+        if let Some(open) = found.iter().find(is_open) {
+            self.fail(&format!("{probe:?} is open: {open:?}, may {sets:?}"));
+        }
+        let specs = now().flatten();
+        let specs = specs.chain(history.left.iter().map(|spec| &**spec));
+        let specs: Vec<bool> = specs
+            .map(|spec| spec.masquerades(probe.called, probe.caller))
+            .collect();
+        let is_odd = |outcome: &&Outcome| match outcome.fate {
+            Fate::Passes(to) => {
+                to != probe.packet.destination && !specs.contains(&outcome.masqueraded)
             }
-            let may_close =
-                self.left_out || self.refused == Some(probe.service) || !history.in_force;
-            let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
-            let is_closed = |fate: &&Fate| !matches!(fate, Fate::Passes(to) if may(to));
-            if stays_open && let Some(closed) = fates.iter().find(is_closed) {
-                self.fail(&format!("{probe:?} is closed: {closed:?}, may {sets:?}"));
-            }
+            _ => false,
+        };
+        if let Some(odd) = found.iter().find(is_odd) {
+            self.fail(&format!(
+                "{probe:?} has another source than it may: {odd:?}"
+            ));
+        }
+        let may_close = self.left_out || self.refused == Some(probe.service) || !history.in_force;
+        let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
+        let is_closed = |outcome: &&Outcome| !matches!(&outcome.fate, Fate::Passes(to) if may(to));
+        if stays_open && let Some(closed) = found.iter().find(is_closed) {
+            self.fail(&format!("{probe:?} is closed: {closed:?}, may {sets:?}"));
         }
     }
 

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     kernel::simulated::{
         Call, Fault, Observer, State,
-        packet::{Fate, Packet},
+        packet::{Fate, Fates, Outcome, Packet},
     },
     net::{Family, PerFamily, Protocol},
 };
@@ -314,10 +314,15 @@ impl Watch {
         service: usize,
         packet: &Packet,
     ) -> BTreeSet<Fate> {
+        let found = self.outcomes(state, service, packet);
+        found.into_iter().map(|outcome| outcome.fate).collect()
+    }
+
+    /// Returns the same with what else happens to the packet.
+    pub(super) fn outcomes(&mut self, state: &State, service: usize, packet: &Packet) -> Fates {
         self.counts.packets += 1;
         let family = world::family(service);
-        let found = self.rules.fates(state, family, packet, &Watch::own());
-        found.into_iter().map(|(fate, _)| fate).collect()
+        self.rules.fates(state, family, packet, &Watch::own())
     }
 
     /// Has the kernel take no elements of one Service, or all again.
@@ -346,7 +351,7 @@ impl Watch {
             .rules
             .fates(state, family, &probe.packet, &Watch::own());
         let found: Vec<_> = found.into_iter().collect();
-        let (fate, updates) = &found[self.random.below(found.len())];
+        let Outcome { fate, updates, .. } = &found[self.random.below(found.len())];
         let Fate::Passes(to) = *fate else { return };
         for update in updates {
             self.rules.remember(state, family, update);

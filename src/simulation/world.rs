@@ -370,6 +370,16 @@ impl Spec {
         }
     }
 
+    /// Returns whether endpoints see an address of the node instead of the caller's: answers
+    /// to who is not in the networks of the pods might take another way, as do those of
+    /// endpoints on other nodes. The node itself calls cluster IPs alone.
+    pub(super) fn masquerades(&self, called: Called, caller: Caller) -> bool {
+        match called {
+            Called::ClusterIp => caller != Caller::Pod,
+            Called::ExternalIp | Called::LoadBalancer | Called::NodePort => !self.external_local,
+        }
+    }
+
     /// Returns the endpoints that new connections are led to: all, or those of this node.
     fn usable(&self, local: bool) -> Vec<SocketAddr> {
         let of = |state| {

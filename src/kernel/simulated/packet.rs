@@ -41,5 +41,16 @@ pub(crate) struct Update {
     pub timeout: Option<Duration>,
 }
 
-/// All that may become of a packet, each with what is remembered then.
-pub(crate) type Fates = BTreeSet<(Fate, Vec<Update>)>;
+/// What may become of a packet.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Outcome {
+    /// Where it gets.
+    pub fate: Fate,
+    /// It goes on with an address of this node as its source.
+    pub masqueraded: bool,
+    /// What is remembered then.
+    pub updates: Vec<Update>,
+}
+
+/// All that may become of a packet.
+pub(crate) type Fates = BTreeSet<Outcome>;

@@ -7,7 +7,6 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::plan::{FilledSets, Frontend, Member, Set};
-use crate::kernel::ipset::Element;
 
 /// Returns true if a frontend with a member in `set` must not be opened before the
 /// rules that match against that set are in force.
@@ -62,12 +61,9 @@ pub fn keeps_out(set: Set) -> bool {
 /// `members`.
 pub fn guarding(frontend: &Frontend, members: &[Member], masquerade_all: bool) -> FilledSets {
     let members = members.iter();
-    let members = members.filter(|member| guards(member.set, masquerade_all));
-    let of_frontend = |member: &&Member| match member.element {
-        Element::Port(port) => port == frontend.port,
-        _ => member.frontend() == Some(*frontend),
-    };
-    members.filter(of_frontend).map(|m| m.set).collect()
+    let members =
+        members.filter(|member| guards(member.set, masquerade_all) && member.is_about(frontend));
+    members.map(|member| member.set).collect()
 }
 
 /// What one sync of a family does not open.
@@ -127,7 +123,10 @@ impl Blocked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::{Family, Protocol};
+    use crate::{
+        kernel::ipset::Element,
+        net::{Family, Protocol},
+    };
 
     const SERVICE: [u8; 4] = [203, 0, 113, 1];
 

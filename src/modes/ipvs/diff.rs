@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
 use tokio::time::Instant;
 
@@ -38,7 +38,7 @@ pub fn steps(dirty: &Dirty, needed: &Needs, servers: &Servers, excluded: &[IpNet
         .frontends
         .iter()
         .partition(|frontend| needed.owner(frontend).is_some());
-    let (follow, open) = desired
+    let (follow, open): (HashSet<Frontend>, HashSet<Frontend>) = desired
         .into_iter()
         .partition(|frontend| servers.contains_key(frontend));
     let is_excluded = |frontend: &Frontend| {
@@ -49,7 +49,7 @@ pub fn steps(dirty: &Dirty, needed: &Needs, servers: &Servers, excluded: &[IpNet
     let close = close.filter(|f| servers.contains_key(f) && !is_excluded(f));
     Steps {
         room: room_needed(dirty, needed),
-        members: member_steps(dirty, needed),
+        members: member_steps(dirty, needed, &follow),
         follow,
         open,
         add_addresses,
@@ -131,15 +131,32 @@ pub fn server_changes(
 /// being masqueraded comes after the endpoints elsewhere went, and goes before
 /// they come. Nobody is kept out any more, where a virtual server stays, when it leads to its
 /// new endpoints alone, but before rules are written: those for a member that an earlier
-/// process could not remove would keep callers out again.
-fn member_steps(dirty: &Dirty, needed: &Needs) -> MemberSteps {
+/// process could not remove would keep callers out again. Nor are more callers let in before
+/// that, where virtual servers are to `follow` their endpoints.
+fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<Frontend>) -> MemberSteps {
     let mut steps = MemberSteps::default();
+    let shut_out = shut_out(dirty, needed);
+    let waits = |member: &Member| {
+        let frontend = member
+            .frontend()
+            .filter(|frontend| follow.contains(frontend));
+        frontend.is_some_and(|frontend| {
+            let guard = guard(&frontend, member.family);
+            // Who is let in by both, the old network and the new, is never kept out.
+            let mut replaced = shut_out.get(&frontend).into_iter().flatten();
+            needed.has_member(&guard)
+                && !dirty.members.contains_key(&guard)
+                && !replaced.any(|old| admitted(member).is_some_and(|new| overlap(old, &new)))
+        })
+    };
     for (member, serving) in &dirty.members {
         let set = member.set;
         let spares = set.spares_source() && *serving == Serving::Continues;
         let (action, when) = if needed.has_member(member) {
             let when = if spares {
                 &mut steps.opened
+            } else if set.admits() && waits(member) {
+                &mut steps.followed
             } else {
                 &mut steps.before
             };
@@ -190,15 +207,44 @@ fn room_needed(dirty: &Dirty, needed: &Needs) -> BTreeMap<(Set, Family), u32> {
     room
 }
 
+/// Returns the networks from which callers of each frontend are let in no more.
+fn shut_out(dirty: &Dirty, needed: &Needs) -> HashMap<Frontend, Vec<IpNet>> {
+    let mut networks: HashMap<Frontend, Vec<IpNet>> = HashMap::new();
+    let members = dirty.members.keys();
+    for member in members.filter(|member| !needed.has_member(member)) {
+        if let (Some(network), Some(frontend)) = (admitted(member), member.frontend()) {
+            networks.entry(frontend).or_default().push(network);
+        }
+    }
+    networks
+}
+
+/// Returns from where `member` lets callers in.
+fn admitted(member: &Member) -> Option<IpNet> {
+    match member.element {
+        Element::IpPortNet { net, .. } if member.set.admits() => Some(net),
+        Element::IpPortIp { other, .. } if member.set.admits() => Some(other.into()),
+        _ => None,
+    }
+}
+
+fn overlap(one: &IpNet, other: &IpNet) -> bool {
+    one.contains(other) || other.contains(one)
+}
+
+/// Returns the member that says that `frontend` has source ranges.
+fn guard(frontend: &Frontend, family: Family) -> Member {
+    Member {
+        set: Set::Firewall,
+        family,
+        element: Element::ip_port(frontend.address, frontend.protocol.number(), frontend.port),
+    }
+}
+
 /// Returns true if the frontend that `member` names still has source ranges.
 fn is_guarded(member: &Member, needed: &Needs) -> bool {
-    let guard = |frontend: Frontend| Member {
-        set: Set::Firewall,
-        family: member.family,
-        element: Element::ip_port(frontend.address, frontend.protocol.number(), frontend.port),
-    };
     let frontend = member.frontend();
-    frontend.is_some_and(|frontend| needed.has_member(&guard(frontend)))
+    frontend.is_some_and(|frontend| needed.has_member(&guard(&frontend, member.family)))
 }
 
 /// Returns what of the addresses that were observed is not as desired, and all virtual

@@ -10,7 +10,7 @@ use super::{Ruleset, Table};
 use crate::{
     kernel::{
         nftables::{ChainType, Hook, Verdict},
-        simulated::packet::{Fate, Fates, Packet, Update},
+        simulated::packet::{Fate, Fates, Outcome, Packet, Update},
     },
     net::Family,
 };
@@ -23,6 +23,7 @@ pub(super) const REFUSED: u32 = 0xdead_beef;
 pub(super) struct Way {
     pub(super) destination: SocketAddr,
     pub(super) mark: u32,
+    pub(super) masqueraded: bool,
     pub(super) updates: Vec<Update>,
 }
 
@@ -43,6 +44,7 @@ impl Ruleset {
         let first = Way {
             destination: packet.established.unwrap_or(packet.destination),
             mark: 0,
+            masqueraded: false,
             updates: Vec::new(),
         };
         let evaluation = Evaluation {
@@ -57,21 +59,24 @@ impl Ruleset {
             None => Hook::Output,
         };
         for (way, end) in evaluation.hook(begins, first) {
-            let then = match (packet.input, end) {
-                (Some(_), End::Accepted) => {
-                    let is_own = own.contains(&way.destination.ip());
-                    let hook = if is_own { Hook::Input } else { Hook::Forward };
-                    evaluation.hook(hook, way)
-                }
-                _ => [(way, end)].into(),
+            let is_own = own.contains(&way.destination.ip());
+            let rest: &[Hook] = match (packet.input, is_own) {
+                (Some(_), true) => &[Hook::Input],
+                (Some(_), false) => &[Hook::Forward, Hook::Postrouting],
+                (None, true) => &[],
+                (None, false) => &[Hook::Postrouting],
             };
-            found.extend(then.into_iter().map(|(way, end)| {
-                let fate = match end {
+            let ways = rest
+                .iter()
+                .fold([(way, end)].into(), |ways, hook| evaluation.on(*hook, ways));
+            found.extend(ways.into_iter().map(|(way, end)| Outcome {
+                fate: match end {
                     End::Returns | End::Accepted => Fate::Passes(way.destination),
                     End::Dropped => Fate::Dropped,
                     End::Refused => Fate::Refused,
-                };
-                (fate, way.updates)
+                },
+                masqueraded: way.masqueraded,
+                updates: way.updates,
             }));
         }
         found
@@ -88,6 +93,18 @@ pub(super) struct Evaluation<'a> {
 type Ways = BTreeSet<(Way, End)>;
 
 impl Evaluation<'_> {
+    /// Leads packets that were accepted so far through all chains of a hook.
+    fn on(&self, hook: Hook, ways: Ways) -> Ways {
+        let mut next = Ways::new();
+        for (way, end) in ways {
+            match end {
+                End::Accepted => next.extend(self.hook(hook, way)),
+                end => drop(next.insert((way, end))),
+            }
+        }
+        next
+    }
+
     /// Leads a packet through all chains of a hook.
     fn hook(&self, hook: Hook, way: Way) -> Ways {
         let number = self.family.number();

@@ -135,7 +135,10 @@ impl Evaluation<'_> {
                 self.translate(*range, run);
                 return Step::Ends(Verdict::Accept);
             }
-            Expression::Masquerade { .. } => return Step::Ends(Verdict::Accept),
+            Expression::Masquerade { .. } => {
+                run.way.masqueraded = true;
+                return Step::Ends(Verdict::Accept);
+            }
             Expression::Reject { .. } => return Step::Refuses,
             Expression::Dynset {
                 set,

@@ -16,7 +16,7 @@ use crate::{
         simulated::{
             ipset::Sets,
             ipvs::{Connection, Ipvs},
-            packet::{Fate, Fates, Packet, Update},
+            packet::{Fate, Fates, Outcome, Packet, Update},
             route::Links,
         },
     },
@@ -28,6 +28,7 @@ use crate::{
 struct Way {
     destination: SocketAddr,
     mark: u32,
+    masqueraded: bool,
     updates: Vec<Update>,
 }
 
@@ -83,6 +84,7 @@ impl Xtables {
         let first = Way {
             destination: led.unwrap_or(packet.destination),
             mark: 0,
+            masqueraded: false,
             updates: Vec::new(),
         };
         if around.ipvs.is_some() {
@@ -125,13 +127,14 @@ impl Xtables {
 
 /// Returns what has become of packets at the end of their ways.
 fn fates(ways: Ways) -> Fates {
-    let of = |(way, end): (Way, End)| {
-        let fate = match end {
+    let of = |(way, end): (Way, End)| Outcome {
+        fate: match end {
             End::Returns | End::Accepted => Fate::Passes(way.destination),
             End::Dropped => Fate::Dropped,
             End::Refused => Fate::Refused,
-        };
-        (fate, way.updates)
+        },
+        masqueraded: way.masqueraded,
+        updates: way.updates,
     };
     ways.into_iter().map(of).collect()
 }
@@ -351,7 +354,11 @@ impl Evaluation<'_> {
                 way.destination = (self.family.loopback().addr(), *port).into();
                 End::Accepted
             }
-            Target::Accept | Target::Masquerade => End::Accepted,
+            Target::Masquerade => {
+                way.masqueraded = true;
+                End::Accepted
+            }
+            Target::Accept => End::Accepted,
             Target::Return => End::Returns,
             Target::Drop => End::Dropped,
             Target::Reject => End::Refused,

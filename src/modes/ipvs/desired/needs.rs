@@ -28,12 +28,12 @@ pub struct Needs {
     set_sizes: PerFamily<[u32; Set::ALL.len()]>,
 }
 
-/// Whether a ServicePort is served while one of its members comes or goes.
+/// Whether a virtual server that a member is about is there while the member comes or goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Serving {
-    /// It has virtual servers before and after.
+    /// It is there before and after.
     Continues,
-    /// It has none before, or none after.
+    /// There is none before, or none after.
     BeginsOrEnds,
 }
 
@@ -67,10 +67,17 @@ impl Needs {
         new: &ServicePlan,
         dirty: &mut Dirty,
     ) {
-        let serving = if old.servers.is_empty() || new.servers.is_empty() {
-            Serving::BeginsOrEnds
-        } else {
-            Serving::Continues
+        let is_in = |plan: &ServicePlan, frontend: &Frontend| {
+            let mut servers = plan.servers.iter();
+            servers.any(|server| server.frontend == *frontend)
+        };
+        let serving = |member: &Member| {
+            let mut stay = old.servers.iter().map(|server| &server.frontend);
+            if stay.any(|frontend| member.is_about(frontend) && is_in(new, frontend)) {
+                Serving::Continues
+            } else {
+                Serving::BeginsOrEnds
+            }
         };
         for member in replace(&mut self.members, &old.members, &new.members) {
             let size = &mut self.set_sizes.get_mut(member.family)[member.set as usize];
@@ -79,7 +86,7 @@ impl Needs {
             } else {
                 size.saturating_sub(1)
             };
-            dirty.members.insert(member, serving);
+            dirty.members.insert(member, serving(&member));
         }
         let addresses = replace(&mut self.addresses, &old.addresses, &new.addresses);
         dirty.addresses.extend(addresses);
@@ -95,7 +102,7 @@ impl Needs {
     ) {
         for server in &old.servers {
             let frontend = server.frontend;
-            if new.servers.iter().any(|s| s.frontend == frontend) {
+            if new.servers.iter().any(|server| server.frontend == frontend) {
                 continue;
             }
             // Another ServicePort may have it already.

@@ -253,7 +253,7 @@ fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 4
         followed,
         opened,
         after,
-    } = member_steps(&dirty, &needs);
+    } = member_steps(&dirty, &needs, &dirty.frontends.iter().copied().collect());
     let steps = [before, followed, opened, after].map(|steps| -> Vec<_> {
         let steps = steps.iter();
         steps.map(|step| (step.member.set, step.action)).collect()
@@ -261,6 +261,57 @@ fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 4
     let sets: BTreeSet<Set> = dirty.members.keys().map(|member| member.set).collect();
     assert_eq!(sets.len(), steps.iter().map(Vec::len).sum::<usize>());
     steps
+}
+
+#[test]
+fn callers_are_let_in_when_an_open_virtual_server_left_its_old_endpoints() {
+    use Action::{Add, Remove};
+    let range = |text: &str| Member {
+        element: Element::IpPortNet {
+            ip: [203, 0, 113, 1].into(),
+            protocol: 6,
+            port: 80,
+            net: text.parse().unwrap(),
+        },
+        ..member(Set::SourceCidr)
+    };
+    let plan = |scheduler: &str, ranges: &[&str]| {
+        let mut plan = with(&[Set::Firewall]);
+        plan.servers[0].scheduler = scheduler.into();
+        plan.members.extend(ranges.iter().map(|text| range(text)));
+        plan.members.sort_unstable();
+        plan
+    };
+    let old = plan("rr", &["10.9.0.0/16"]);
+    // Another network; a part of the one that was let in; and where no virtual server changes.
+    let cases: [(&str, &str, [&[Action]; 2]); 3] = [
+        ("lc", "10.8.0.0/16", [&[Remove], &[Add]]),
+        ("lc", "10.9.8.0/24", [&[Add, Remove], &[]]),
+        ("rr", "10.8.0.0/16", [&[Add, Remove], &[]]),
+    ];
+    for (scheduler, now, expected) in cases {
+        let (needs, dirty) = replaced(&old, &plan(scheduler, &[now]));
+        let follow = dirty.frontends.iter().copied().collect();
+        let steps = member_steps(&dirty, &needs, &follow);
+        let actions = |steps: &[MemberStep]| steps.iter().map(|step| step.action).collect();
+        let found: [Vec<Action>; 2] = [actions(&steps.before), actions(&steps.followed)];
+        assert_eq!(found, expected, "{scheduler}, {now}");
+    }
+}
+
+/// A Service that gets a load balancer with policy Local is not masqueraded at first.
+#[test]
+fn a_new_virtual_server_of_a_served_service_is_local_from_the_start() {
+    let mut old = with(&[]);
+    old.servers[0].frontend = Frontend::new(([10, 96, 0, 1], 80), Protocol::Tcp);
+    let mut new = with(&[Set::LoadBalancer, Set::LoadBalancerLocal]);
+    new.servers.extend(old.servers.iter().cloned());
+    let [before, .., after] = steps_between(&old, &new);
+    let comes = [Set::LoadBalancer, Set::LoadBalancerLocal].map(|set| (set, Action::Add));
+    assert_eq!((&before[..], &after[..]), (&comes[..], &[][..]));
+    let [before, .., after] = steps_between(&new, &old);
+    let goes = [Set::LoadBalancer, Set::LoadBalancerLocal].map(|set| (set, Action::Remove));
+    assert_eq!((&before[..], &after[..]), (&[][..], &goes[..]));
 }
 
 #[test]

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use super::{Frontend, Member, Options, Set};
+use super::{Frontend, Member, Options};
 use crate::{
     kernel::ipset::Element,
     modes::detect_local::DetectLocal,
-    net::{Family, PerFamily, Protocol},
+    net::{Family, PerFamily},
     node::Served,
     services::Node,
 };
@@ -73,10 +73,7 @@ impl NodeContext {
         let Element::Port(port) = member.element else {
             return member.frontend().into_iter().collect();
         };
-        let protocol = match member.set {
-            Set::NodePortUdp | Set::NodePortLocalUdp => Protocol::Udp,
-            _ => Protocol::Tcp,
-        };
+        let protocol = member.set.protocol_of_ports();
         let of_family = |ip: &&IpAddr| Family::of(ip) == member.family;
         let served = self.node_ports.iter().filter(of_family);
         served

@@ -233,6 +233,14 @@ impl Set {
         }
     }
 
+    /// Returns the protocol of its members, where they are ports alone.
+    pub(super) fn protocol_of_ports(self) -> Protocol {
+        match self {
+            Set::NodePortUdp | Set::NodePortLocalUdp => Protocol::Udp,
+            _ => Protocol::Tcp,
+        }
+    }
+
     /// Returns true if its members keep a source address from being masqueraded.
     pub fn spares_source(self) -> bool {
         matches!(
@@ -253,6 +261,17 @@ impl Set {
 }
 
 impl Member {
+    /// Returns true if it says something of calls of `frontend`. A node port is one at any
+    /// address.
+    pub fn is_about(&self, frontend: &Frontend) -> bool {
+        match self.element {
+            Element::Port(port) => {
+                frontend.port == port && self.set.protocol_of_ports() == frontend.protocol
+            }
+            _ => self.frontend() == Some(*frontend),
+        }
+    }
+
     /// Returns the frontend that it names; `None` where it names none, or one of a
     /// protocol that no Service can have.
     pub fn frontend(&self) -> Option<Frontend> {
