@@ -215,7 +215,7 @@ impl Watch {
     }
 
     /// No flow of a UDP client is led to an endpoint that does not serve.
-    fn check_udp(&mut self, state: &State) {
+    pub(super) fn check_udp(&mut self, state: &State) {
         let external = self.rules.external_policy();
         let mut stale = None;
         for flow in state.conntrack.flows() {

@@ -182,6 +182,11 @@ impl<S: Subject> Simulation<S> {
         self.kernel.change(|state| self.watch.lock().call(state));
     }
 
+    fn call_over_udp(&mut self) {
+        self.kernel
+            .change(|state| self.watch.lock().call_over_udp(state));
+    }
+
     /// One or two Services come, change or go.
     fn change(&mut self) {
         self.version += 1;
@@ -252,6 +257,8 @@ impl<S: Subject> Simulation<S> {
 
     /// Without faults everything is as it is to be soon, and nothing else.
     async fn settle(&mut self) {
+        // Who calls while something is missing must not be led past it for ever.
+        self.call_over_udp();
         self.watch.lock().faults = Faults::default();
         self.watch.lock().record(|| "faults stop".to_owned());
         self.kernel
@@ -270,7 +277,10 @@ impl<S: Subject> Simulation<S> {
         self.kernel
             .change(|state| self.watch.lock().check_exactly(state));
         self.kernel.change(|state| self.watch.lock().edit(state));
+        self.call_over_udp();
         self.pass(self.subject.noticed()).await;
         self.watch.lock().check_repaired();
+        self.kernel
+            .change(|state| self.watch.lock().check_udp(state));
     }
 }

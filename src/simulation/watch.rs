@@ -346,6 +346,19 @@ impl Watch {
             some = self.probes.iter().collect();
         }
         let probe = some[self.random.below(some.len())].clone();
+        self.call_by(state, probe);
+    }
+
+    /// Has all clients of UDP call.
+    pub(super) fn call_over_udp(&mut self, state: &mut State) {
+        let is_udp = |probe: &&Probe| world::protocol(probe.service) == Protocol::Udp;
+        let probes: Vec<Probe> = self.probes.iter().filter(is_udp).cloned().collect();
+        for probe in probes {
+            self.call_by(state, probe);
+        }
+    }
+
+    fn call_by(&mut self, state: &mut State, probe: Probe) {
         let family = world::family(probe.service);
         let found = self
             .rules

@@ -6,6 +6,7 @@ const EXECUTE: &str = "src/modes/iptables/execute.rs";
 const DIFF: &str = "src/modes/iptables/diff.rs";
 const FAMILY: &str = "src/modes/iptables/family.rs";
 const MODE: &str = "src/modes/iptables/mod.rs";
+const SERVICE: &str = "src/modes/iptables/plan/service.rs";
 const WATCH: &str = "src/modes/iptables/watch.rs";
 const DIFFERENCE: &str = "src/kernel/xtables/difference.rs";
 const RUN: &str = "src/kernel/xtables/run.rs";
@@ -178,5 +179,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "        self.checked(output, \"\")?;",
         "        drop(output);",
         "a reading that ends early counts as whole",
+    ),
+    noticed(
+        SERVICE,
+        "                rules.push(commented(\"masquerade traffic\").jump(names::MARK_MASQ));",
+        "",
+        "external traffic of policy Cluster is not masqueraded",
     ),
 ];

@@ -6,6 +6,8 @@ const EXECUTE: &str = "src/modes/ipvs/execute/mod.rs";
 const SERVERS: &str = "src/modes/ipvs/execute/servers.rs";
 const FAMILY: &str = "src/modes/ipvs/family.rs";
 const DIFF: &str = "src/modes/ipvs/diff.rs";
+const NEEDS: &str = "src/modes/ipvs/desired/needs.rs";
+const PLAN: &str = "src/modes/ipvs/plan/mod.rs";
 
 /// All of them.
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -74,5 +76,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "        flows.clear(self.family, map, changes, metrics).await;",
         "        let _ = (changes, metrics);",
         "flows of UDP clients are never deleted",
+    ),
+    noticed(
+        NEEDS,
+        "stay.any(|frontend| member.is_about(frontend) && is_in(new, frontend))",
+        "stay.any(|frontend| is_in(new, frontend))",
+        "a load balancer of policy Local that comes is masqueraded at first",
+    ),
+    noticed(
+        DIFF,
+        "            } else if set.admits() && waits(member) {",
+        "            } else if false {",
+        "callers are let in before their virtual server left its old endpoints",
+    ),
+    noticed(
+        PLAN,
+        "            self.member(Set::LoadBalancerLocal, element);",
+        "",
+        "load balancers of policy Local are masqueraded",
     ),
 ];

@@ -6,6 +6,7 @@ const DIFF: &str = "src/modes/nftables/diff.rs";
 const FAMILY: &str = "src/modes/nftables/family.rs";
 const FORGET: &str = "src/modes/nftables/forget.rs";
 const MODE: &str = "src/modes/nftables/mod.rs";
+const SERVICE: &str = "src/modes/nftables/plan/service.rs";
 const WATCHER: &str = "src/kernel/nftables/watcher.rs";
 const STALE: &str = "src/modes/stale.rs";
 const RUNNER: &str = "src/runner/mod.rs";
@@ -212,5 +213,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "            self.pause = (self.pause * 2).min(self.longest);",
         "",
         "pauses between retries do not grow",
+    ),
+    noticed(
+        SERVICE,
+        "            let all = Masquerade::All;",
+        "            let all = Masquerade::None;",
+        "external traffic of policy Cluster is not masqueraded",
     ),
 ];
