@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Tests and demo make network namespaces and rules in them; one test boots a
 # kernel of its own (User-Mode Linux), one opens the page in a browser.
 TOOLS    := ip unshare setpriv iptables
-TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace valgrind script chromium chromedriver \
+TEST_TOOLS := $(TOOLS) taskset linux.uml modprobe ipset ipvsadm nft strace valgrind script chromium chromedriver \
     buildah runc groff
 PACKAGES := iproute2 util-linux iptables
 TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace valgrind bsdutils chromium chromium-driver \

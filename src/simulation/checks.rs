@@ -11,7 +11,7 @@ use super::{
 use crate::{
     kernel::simulated::{
         State,
-        packet::{Fate, Fates, Outcome},
+        packet::{Disposition, Outcome, Outcomes},
     },
     net::Family,
     runner::health::Snapshot,
@@ -59,12 +59,12 @@ impl Watch {
         let flows = self.flows.iter().filter(|flow| is_of(flow.service));
         for flow in flows.cloned().collect::<Vec<_>>() {
             let led = flow.packet.established;
-            let fates = self.fates(state, flow.service, &flow.packet);
-            let goes_on = fates
+            let dispositions = self.dispositions(state, flow.service, &flow.packet);
+            let goes_on = dispositions
                 .iter()
-                .all(|fate| led.map(Fate::Passes) == Some(*fate));
+                .all(|disposition| led.map(Disposition::Passes) == Some(*disposition));
             if !goes_on {
-                self.fail(&format!("{flow:?} is broken: {fates:?}"));
+                self.fail(&format!("{flow:?} is broken: {dispositions:?}"));
             }
         }
         let there = self.rules.foreign(state);
@@ -83,7 +83,7 @@ impl Watch {
     }
 
     /// Looks at what may become of a call.
-    fn check_probe(&self, probe: &Probe, found: &Fates) {
+    fn check_probe(&self, probe: &Probe, found: &Outcomes) {
         let external = self.rules.external_policy();
         let history = &self.histories[probe.service];
         let reachable = |spec: &Spec| spec.reachable(probe.called, probe.caller, external);
@@ -99,8 +99,8 @@ impl Watch {
                 || now().flatten().chain(remembered).any(stays)
                 || left.any(|spec| reachable(spec).contains(to))
         };
-        let is_open = |outcome: &&Outcome| match outcome.fate {
-            Fate::Passes(to) => to != probe.packet.destination && !may(&to),
+        let is_open = |outcome: &&Outcome| match outcome.disposition {
+            Disposition::Passes(to) => to != probe.packet.destination && !may(&to),
             _ => false,
         };
         if let Some(open) = found.iter().find(is_open) {
@@ -111,8 +111,8 @@ impl Watch {
         let specs: Vec<bool> = specs
             .map(|spec| spec.masquerades(probe.called, probe.caller))
             .collect();
-        let is_odd = |outcome: &&Outcome| match outcome.fate {
-            Fate::Passes(to) => {
+        let is_odd = |outcome: &&Outcome| match outcome.disposition {
+            Disposition::Passes(to) => {
                 to != probe.packet.destination && !specs.contains(&outcome.masqueraded)
             }
             _ => false,
@@ -124,7 +124,7 @@ impl Watch {
         }
         let may_close = self.left_out || self.refused == Some(probe.service) || !history.in_force;
         let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
-        let is_closed = |outcome: &&Outcome| !matches!(&outcome.fate, Fate::Passes(to) if may(to));
+        let is_closed = |outcome: &&Outcome| !matches!(&outcome.disposition, Disposition::Passes(to) if may(to));
         if stays_open && let Some(closed) = found.iter().find(is_closed) {
             self.fail(&format!("{probe:?} is closed: {closed:?}, may {sets:?}"));
         }
@@ -165,15 +165,17 @@ impl Watch {
             if !families.contains(&world::family(probe.service)) {
                 continue;
             }
-            let fates = self.fates(state, probe.service, &probe.packet);
+            let dispositions = self.dispositions(state, probe.service, &probe.packet);
             let may_go = self.left_out || self.refused == Some(probe.service);
             let others = self.visited(&probe);
-            let stays = |fate: &Fate| match fate {
-                Fate::Passes(to) => *to == on || others.contains(to),
+            let stays = |disposition: &Disposition| match disposition {
+                Disposition::Passes(to) => *to == on || others.contains(to),
                 _ => false,
             };
-            if !may_go && !fates.iter().all(stays) {
-                self.fail(&format!("{probe:?} does not stay on {on}: {fates:?}"));
+            if !may_go && !dispositions.iter().all(stays) {
+                self.fail(&format!(
+                    "{probe:?} does not stay on {on}: {dispositions:?}"
+                ));
             }
         }
     }
@@ -204,11 +206,15 @@ impl Watch {
             let Some(spec) = spec.clone().filter(|spec| !spec.has_affinity()) else {
                 continue;
             };
-            let fates = self.fates(state, probe.service, &probe.packet);
+            let dispositions = self.dispositions(state, probe.service, &probe.packet);
             let all = spec.reachable(probe.called, probe.caller, external);
-            let unused = all.iter().find(|to| !fates.contains(&Fate::Passes(**to)));
+            let unused = all
+                .iter()
+                .find(|to| !dispositions.contains(&Disposition::Passes(**to)));
             if let Some(unused) = unused {
-                self.fail(&format!("{probe:?} never reaches {unused}: {fates:?}"));
+                self.fail(&format!(
+                    "{probe:?} never reaches {unused}: {dispositions:?}"
+                ));
             }
         }
         self.check_udp(state);

@@ -17,7 +17,7 @@ use crate::{
         probe::Kernel,
         simulated::{
             State,
-            packet::{Fates, Packet, Update},
+            packet::{Outcomes, Packet, Update},
             xtables::Edit,
         },
         xtables::Engine,
@@ -71,8 +71,8 @@ impl Rules for OfIptables {
         state.xtables.engine = self.0;
     }
 
-    fn fates(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
-        state.fates_by_rules(family, packet, own)
+    fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
+        state.outcomes_by_rules(family, packet, own)
     }
 
     fn remember(&self, state: &mut State, _: Family, update: &Update) {

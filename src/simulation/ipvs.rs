@@ -21,7 +21,7 @@ use crate::{
         simulated::{
             Call, State,
             ipvs::Connection,
-            packet::{Fates, Packet, Update},
+            packet::{Outcomes, Packet, Update},
             xtables::Edit,
         },
         xtables::Engine,
@@ -104,8 +104,8 @@ impl Rules for OfIpvs {
         state.links.add("eth0", &addresses);
     }
 
-    fn fates(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
-        state.fates_by_ipvs(family, packet, own)
+    fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
+        state.outcomes_by_ipvs(family, packet, own)
     }
 
     fn remember(&self, state: &mut State, _: Family, update: &Update) {

@@ -14,7 +14,7 @@ use crate::{
         probe::Kernel,
         simulated::{
             State,
-            packet::{Fates, Packet, Update},
+            packet::{Outcomes, Packet, Update},
         },
     },
     modes::nftables::{Nftables, Setup},
@@ -56,8 +56,8 @@ impl Subject for OfNftables {
 }
 
 impl Rules for OfNftables {
-    fn fates(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
-        state.nftables.fates(family, packet, own)
+    fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
+        state.nftables.outcomes(family, packet, own)
     }
 
     fn remember(&self, state: &mut State, family: Family, update: &Update) {

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     kernel::simulated::{
         Call, State,
-        packet::{Fates, Packet, Update},
+        packet::{Outcomes, Packet, Update},
     },
     modes::Mode,
     net::Family,
@@ -72,7 +72,7 @@ pub(super) trait Rules: Send {
 
     /// Returns all that may become of a packet of `family` on a node that has the addresses
     /// `own`.
-    fn fates(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates;
+    fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes;
 
     /// Has the kernel remember what it does when a packet is led so.
     fn remember(&self, state: &mut State, family: Family, update: &Update);

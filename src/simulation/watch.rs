@@ -20,7 +20,7 @@ use super::{
 use crate::{
     kernel::simulated::{
         Call, Fault, Observer, State,
-        packet::{Fate, Fates, Outcome, Packet},
+        packet::{Disposition, Outcome, Outcomes, Packet},
     },
     net::{Family, PerFamily, Protocol},
 };
@@ -289,9 +289,11 @@ impl Watch {
     fn unbroken(&mut self, state: &State) -> Vec<Flow> {
         let mut flows = std::mem::take(&mut self.flows);
         flows.retain(|flow| {
-            let led = flow.packet.established.map(Fate::Passes);
-            let fates = self.fates(state, flow.service, &flow.packet);
-            fates.iter().all(|fate| Some(*fate) == led)
+            let led = flow.packet.established.map(Disposition::Passes);
+            let dispositions = self.dispositions(state, flow.service, &flow.packet);
+            dispositions
+                .iter()
+                .all(|disposition| Some(*disposition) == led)
         });
         flows
     }
@@ -308,21 +310,24 @@ impl Watch {
     }
 
     /// Returns all that may become of a packet.
-    pub(super) fn fates(
+    pub(super) fn dispositions(
         &mut self,
         state: &State,
         service: usize,
         packet: &Packet,
-    ) -> BTreeSet<Fate> {
+    ) -> BTreeSet<Disposition> {
         let found = self.outcomes(state, service, packet);
-        found.into_iter().map(|outcome| outcome.fate).collect()
+        found
+            .into_iter()
+            .map(|outcome| outcome.disposition)
+            .collect()
     }
 
     /// Returns the same with what else happens to the packet.
-    pub(super) fn outcomes(&mut self, state: &State, service: usize, packet: &Packet) -> Fates {
+    pub(super) fn outcomes(&mut self, state: &State, service: usize, packet: &Packet) -> Outcomes {
         self.counts.packets += 1;
         let family = world::family(service);
-        self.rules.fates(state, family, packet, &Watch::own())
+        self.rules.outcomes(state, family, packet, &Watch::own())
     }
 
     /// Has the kernel take no elements of one Service, or all again.
@@ -362,10 +367,16 @@ impl Watch {
         let family = world::family(probe.service);
         let found = self
             .rules
-            .fates(state, family, &probe.packet, &Watch::own());
+            .outcomes(state, family, &probe.packet, &Watch::own());
         let found: Vec<_> = found.into_iter().collect();
-        let Outcome { fate, updates, .. } = &found[self.random.below(found.len())];
-        let Fate::Passes(to) = *fate else { return };
+        let Outcome {
+            disposition,
+            updates,
+            ..
+        } = &found[self.random.below(found.len())];
+        let Disposition::Passes(to) = *disposition else {
+            return;
+        };
         for update in updates {
             self.rules.remember(state, family, update);
         }

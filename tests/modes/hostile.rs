@@ -1,7 +1,7 @@
 //! Objects that nobody means well with: each mode leaves out what would lead to the node's
 //! loopback, to its metadata service or back to itself, and serves everything else.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -131,6 +131,9 @@ fn serve(listeners: &[TcpListener], calls: &AtomicUsize, over: &AtomicBool) {
             match listener.accept() {
                 Ok((mut stream, _)) => {
                     calls.fetch_add(1, Relaxed);
+                    // Who closes with a question unread resets the connection.
+                    let _ = stream.set_read_timeout(Some(SHORT));
+                    let _ = stream.read(&mut [0; 64]);
                     let _ = stream.write_all(b"canary\n");
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}

@@ -186,4 +186,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "",
         "external traffic of policy Cluster is not masqueraded",
     ),
+    noticed(
+        FAMILY,
+        "            self.flows.rules_were_missing(self.family, map);",
+        "",
+        "UDP clients that called while rules were missing are led past them",
+    ),
 ];

@@ -95,4 +95,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "",
         "load balancers of policy Local are masqueraded",
     ),
+    noticed(
+        FAMILY,
+        "        flows.came_in_force(&failed, map);",
+        "        let _ = &failed;",
+        "UDP clients that called while a Service was not in force are led past it",
+    ),
+    noticed(
+        FAMILY,
+        "            flows.rules_were_missing(self.family, map);",
+        "",
+        "UDP clients that called while virtual servers were missing are led past them",
+    ),
+    noticed(
+        EXECUTE,
+        "        self.report_unguarded();",
+        "",
+        "Services count as in force while the rules that guard them are not written",
+    ),
 ];

@@ -27,7 +27,7 @@ use self::{
     ipset::Sets,
     ipvs::Ipvs,
     nftables::Ruleset,
-    packet::{Fates, Packet},
+    packet::{Outcomes, Packet},
     route::Links,
     socket::Listener,
     xtables::{Around, Edit, Scheduling, Xtables},
@@ -65,7 +65,12 @@ pub(crate) struct State {
 impl State {
     /// Returns all that may become of a packet of `family` on a node that has the addresses
     /// `own`, where rules of iptables and IPVS lead it.
-    pub(crate) fn fates_by_ipvs(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
+    pub(crate) fn outcomes_by_ipvs(
+        &self,
+        family: Family,
+        packet: &Packet,
+        own: &[IpAddr],
+    ) -> Outcomes {
         let expires = self.settings.get("net.ipv4.vs.expire_quiescent_template");
         let around = Around {
             own,
@@ -76,17 +81,22 @@ impl State {
                 expires_templates: expires.is_some_and(|value| value == "1"),
             }),
         };
-        self.xtables.fates(family, packet, around)
+        self.xtables.outcomes(family, packet, around)
     }
 
     /// Returns the same where rules of iptables alone lead it.
-    pub(crate) fn fates_by_rules(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
+    pub(crate) fn outcomes_by_rules(
+        &self,
+        family: Family,
+        packet: &Packet,
+        own: &[IpAddr],
+    ) -> Outcomes {
         let around = Around {
             own,
             sets: &self.sets,
             ipvs: None,
         };
-        self.xtables.fates(family, packet, around)
+        self.xtables.outcomes(family, packet, around)
     }
 
     /// Changes a table of iptables as another process would. Returns whether it is

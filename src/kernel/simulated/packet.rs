@@ -19,7 +19,7 @@ pub(crate) struct Packet {
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fate {
+pub(crate) enum Disposition {
     /// It goes on to its destination, which may be another now.
     Passes(SocketAddr),
     /// It is dropped.
@@ -45,7 +45,7 @@ pub(crate) struct Update {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Outcome {
     /// Where it gets.
-    pub fate: Fate,
+    pub disposition: Disposition,
     /// It goes on with an address of this node as its source.
     pub masqueraded: bool,
     /// What is remembered then.
@@ -53,4 +53,4 @@ pub(crate) struct Outcome {
 }
 
 /// All that may become of a packet.
-pub(crate) type Fates = BTreeSet<Outcome>;
+pub(crate) type Outcomes = BTreeSet<Outcome>;

@@ -10,7 +10,7 @@ use super::{Ruleset, Table};
 use crate::{
     kernel::{
         nftables::{ChainType, Hook, Verdict},
-        simulated::packet::{Fate, Fates, Outcome, Packet, Update},
+        simulated::packet::{Disposition, Outcome, Outcomes, Packet, Update},
     },
     net::Family,
 };
@@ -40,7 +40,7 @@ enum End {
 impl Ruleset {
     /// Returns all that may become of a packet of `family` on a node that has the addresses
     /// `own`, each with the elements that rules add then.
-    pub(crate) fn fates(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Fates {
+    pub(crate) fn outcomes(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
         let first = Way {
             destination: packet.established.unwrap_or(packet.destination),
             mark: 0,
@@ -53,7 +53,7 @@ impl Ruleset {
             packet,
             own,
         };
-        let mut found = Fates::new();
+        let mut found = Outcomes::new();
         let begins = match packet.input {
             Some(_) => Hook::Prerouting,
             None => Hook::Output,
@@ -70,10 +70,10 @@ impl Ruleset {
                 .iter()
                 .fold([(way, end)].into(), |ways, hook| evaluation.on(*hook, ways));
             found.extend(ways.into_iter().map(|(way, end)| Outcome {
-                fate: match end {
-                    End::Returns | End::Accepted => Fate::Passes(way.destination),
-                    End::Dropped => Fate::Dropped,
-                    End::Refused => Fate::Refused,
+                disposition: match end {
+                    End::Returns | End::Accepted => Disposition::Passes(way.destination),
+                    End::Dropped => Disposition::Dropped,
+                    End::Refused => Disposition::Refused,
                 },
                 masqueraded: way.masqueraded,
                 updates: way.updates,

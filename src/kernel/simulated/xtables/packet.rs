@@ -16,7 +16,7 @@ use crate::{
         simulated::{
             ipset::Sets,
             ipvs::{Connection, Ipvs},
-            packet::{Fate, Fates, Outcome, Packet, Update},
+            packet::{Disposition, Outcome, Outcomes, Packet, Update},
             route::Links,
         },
     },
@@ -67,12 +67,12 @@ pub(in crate::kernel::simulated) struct Scheduling<'a> {
 impl Xtables {
     /// Returns all that may become of a packet of `family`, each with what rules and IPVS
     /// remember then.
-    pub(in crate::kernel::simulated) fn fates(
+    pub(in crate::kernel::simulated) fn outcomes(
         &self,
         family: Family,
         packet: &Packet,
         around: Around<'_>,
-    ) -> Fates {
+    ) -> Outcomes {
         let evaluation = Evaluation {
             xtables: self,
             family,
@@ -102,7 +102,7 @@ impl Xtables {
         for (table, chain) in begin {
             ways = evaluation.base(table, chain, ways);
         }
-        let mut found = Fates::new();
+        let mut found = Outcomes::new();
         for (way, end) in ways {
             let to_node = evaluation.is_own(&way.destination.ip());
             let rest: &[_] = match (packet.input, to_node) {
@@ -119,19 +119,19 @@ impl Xtables {
             for (table, chain) in rest {
                 ways = evaluation.base(table, chain, ways);
             }
-            found.extend(fates(ways));
+            found.extend(outcomes(ways));
         }
         found
     }
 }
 
 /// Returns what has become of packets at the end of their ways.
-fn fates(ways: Ways) -> Fates {
+fn outcomes(ways: Ways) -> Outcomes {
     let of = |(way, end): (Way, End)| Outcome {
-        fate: match end {
-            End::Returns | End::Accepted => Fate::Passes(way.destination),
-            End::Dropped => Fate::Dropped,
-            End::Refused => Fate::Refused,
+        disposition: match end {
+            End::Returns | End::Accepted => Disposition::Passes(way.destination),
+            End::Dropped => Disposition::Dropped,
+            End::Refused => Disposition::Refused,
         },
         masqueraded: way.masqueraded,
         updates: way.updates,
@@ -162,7 +162,7 @@ impl Evaluation<'_> {
     /// (`NF_IP_PRI_NAT_SRC - 2` in `LOCAL_IN`), and what this node sends after rules of nat
     /// (`NF_IP_PRI_NAT_DST + 1` in `LOCAL_OUT`). What it leads on passes `LOCAL_OUT` as a
     /// packet whose addresses are translated (`ip_vs_nat_send_or_cont`).
-    fn by_ipvs(&self, first: Way) -> Fates {
+    fn by_ipvs(&self, first: Way) -> Outcomes {
         let ways: Ways = [(first, End::Accepted)].into();
         let (begin, rest): (&[_], &[_]) = match self.packet.input {
             Some(_) => (
@@ -203,7 +203,7 @@ impl Evaluation<'_> {
                 }
             }
         }
-        fates(found)
+        outcomes(found)
     }
 
     /// Returns the ways on which IPVS leads a packet; `None`: it leaves the packet alone.

@@ -1,6 +1,6 @@
 //! The rules of one family, and which of them are known to be in force.
 
-mod shape;
+mod outline;
 mod tables;
 mod writer;
 

@@ -1,6 +1,6 @@
 //! The rules of one family, in the kernel.
 
-use super::shape::Shape;
+use super::outline::Outline;
 use crate::{
     kernel::xtables::{
         Error,
@@ -195,15 +195,15 @@ impl Tables {
         self.writer.run_phases(transaction, phases).await?;
         self.reworded = None;
         for _ in 0..TRIALS {
-            let mut shape = Shape::of(&rules, self.writer.family());
-            let observed = self.observe(&rules, |table, line| shape.line(table, line));
+            let mut outline = Outline::of(&rules, self.writer.family());
+            let observed = self.observe(&rules, |table, line| outline.line(table, line));
             let observed = observed.await?;
             let left = self.difference(&observed, &rules);
             if left.is_empty() {
                 self.is_in_force(rules);
                 return Ok(());
             }
-            if shape.is_found() {
+            if outline.is_found() {
                 self.reworded = Some(Reworded {
                     rules: rules.clone(),
                     observed,

@@ -17,15 +17,15 @@ type Targets = BTreeMap<Option<String>, usize>;
 
 /// The chains of a [`RuleSet`], and what tables hold of them.
 #[derive(Debug)]
-pub struct Shape {
+pub struct Outline {
     desired: HashMap<Table, HashMap<String, Targets>>,
     /// Those that are there.
     found: HashMap<Table, HashMap<String, Targets>>,
 }
 
-impl Shape {
+impl Outline {
     /// Returns that of `rules` of `family`, of which nothing was found yet.
-    pub fn of(rules: &RuleSet, family: Family) -> Shape {
+    pub fn of(rules: &RuleSet, family: Family) -> Outline {
         let mut desired = HashMap::<_, HashMap<_, Targets>>::new();
         let mut add = |table: Table, chain: &str, rules: &[Rule]| {
             let of_table = desired.entry(table).or_default();
@@ -40,7 +40,7 @@ impl Shape {
         for jump in &rules.jumps {
             add(jump.table, jump.from, std::slice::from_ref(&jump.rule));
         }
-        Shape {
+        Outline {
             desired,
             found: HashMap::new(),
         }
@@ -96,7 +96,7 @@ mod tests {
         rule::Target,
     };
 
-    fn desired() -> Shape {
+    fn desired() -> Outline {
         let rules = vec![
             Rule::new().target(Target::Return),
             Rule::new().target(Target::Drop),
@@ -114,7 +114,7 @@ mod tests {
             ],
             jumps: vec![jump],
         };
-        Shape::of(&rules, Family::V4)
+        Outline::of(&rules, Family::V4)
     }
 
     #[test]
@@ -137,11 +137,11 @@ mod tests {
             ("two jumps", &[jump, jump, first, second], false),
         ];
         for (name, rules, is_found) in cases {
-            let mut shape = desired();
+            let mut outline = desired();
             for line in chains.iter().chain(rules) {
-                shape.line(Table::Filter, line);
+                outline.line(Table::Filter, line);
             }
-            assert_eq!(shape.is_found(), is_found, "{name}");
+            assert_eq!(outline.is_found(), is_found, "{name}");
         }
         let mut without_chain = desired();
         for line in [chains[0], chains[1], jump, first, second] {
