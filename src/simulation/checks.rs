@@ -106,18 +106,7 @@ impl Watch {
         if let Some(open) = found.iter().find(is_open) {
             self.fail(&format!("{probe:?} is open: {open:?}, may {sets:?}"));
         }
-        let specs = now().flatten();
-        let specs = specs.chain(history.left.iter().map(|spec| &**spec));
-        let specs: Vec<bool> = specs
-            .map(|spec| spec.masquerades(probe.called, probe.caller))
-            .collect();
-        let is_odd = |outcome: &&Outcome| match outcome.disposition {
-            Disposition::Passes(to) => {
-                to != probe.packet.destination && !specs.contains(&outcome.masqueraded)
-            }
-            _ => false,
-        };
-        if let Some(odd) = found.iter().find(is_odd) {
+        if let Some(odd) = self.has_odd_source(probe, found) {
             self.fail(&format!(
                 "{probe:?} has another source than it may: {odd:?}"
             ));
@@ -128,6 +117,30 @@ impl Watch {
         if stays_open && let Some(closed) = found.iter().find(is_closed) {
             self.fail(&format!("{probe:?} is closed: {closed:?}, may {sets:?}"));
         }
+    }
+
+    /// Returns an outcome in which endpoints see another source than they may.
+    fn has_odd_source<'a>(&self, probe: &Probe, found: &'a Outcomes) -> Option<&'a Outcome> {
+        let family = world::family(probe.service);
+        let program_failed = *self.program_failed.get(family);
+        if !self.rules.has_source_rules(probe.called, program_failed) {
+            return None;
+        }
+        let history = &self.histories[probe.service];
+        let now = history
+            .versions
+            .iter()
+            .filter_map(|(_, spec)| spec.as_ref());
+        let may: Vec<bool> = now
+            .chain(&history.left)
+            .map(|spec| spec.masquerades(probe.called, probe.caller))
+            .collect();
+        found.iter().find(|outcome| match outcome.disposition {
+            Disposition::Passes(to) => {
+                to != probe.packet.destination && !may.contains(&outcome.masqueraded)
+            }
+            _ => false,
+        })
     }
 
     /// Connections of which a mode says that they need not go on are looked at no more.

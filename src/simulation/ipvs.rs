@@ -13,7 +13,7 @@ use super::{
     faults::Faults,
     random::Random,
     subject::{Removals, Repairs, Rules, Subject},
-    world::{self, ExternalPolicy, Flow, Spec},
+    world::{self, Called, ExternalPolicy, Flow, Spec},
 };
 use crate::{
     kernel::{
@@ -122,6 +122,11 @@ impl Rules for OfIpvs {
 
     fn disconnect(&self, state: &mut State, packet: &Packet, to: SocketAddr) {
         state.ipvs.disconnect(&connection(packet, to));
+    }
+
+    /// Endpoints follow whatever fails, and no virtual server of a cluster IP waits for rules.
+    fn has_source_rules(&self, called: Called, program_failed: bool) -> bool {
+        called != Called::ClusterIp && !program_failed
     }
 
     /// A connection ends with its virtual server, and source ranges end those of callers that

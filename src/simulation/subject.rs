@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::{
     faults::Faults,
     random::Random,
-    world::{ExternalPolicy, Flow, Spec},
+    world::{Called, ExternalPolicy, Flow, Spec},
 };
 use crate::{
     kernel::simulated::{
@@ -84,6 +84,12 @@ pub(super) trait Rules: Send {
     /// Has the kernel know of a connection that was led to an endpoint, where that is not
     /// connection tracking alone.
     fn connect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
+
+    /// Returns whether callers are masqueraded, or not, by rules that are in force before a
+    /// Service is called so, although the program that writes them may have failed.
+    fn has_source_rules(&self, _: Called, _program_failed: bool) -> bool {
+        true
+    }
 
     /// Has a connection end.
     fn disconnect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}

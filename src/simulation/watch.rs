@@ -82,6 +82,8 @@ pub(super) struct Watch {
     syncing: PerFamily<Option<Instant>>,
     /// What the last sync of a family said of what goes.
     removals: PerFamily<Removals>,
+    /// The rules of a family could not be read or written when that was last tried.
+    pub(super) program_failed: PerFamily<bool>,
     /// A transaction was refused in the sync that runs: what is to blame may be left out.
     pub(super) left_out: bool,
     /// Where each client of each Service was sent so far, if clients may be sent to any
@@ -146,6 +148,7 @@ impl Watch {
             failing: PerFamily::default(),
             syncing: PerFamily::default(),
             removals: PerFamily::default(),
+            program_failed: PerFamily::default(),
             left_out: false,
             visited: BTreeMap::new(),
             foreign: BTreeSet::new(),
@@ -470,6 +473,15 @@ impl Observer for Watching {
             Fault::None => format!("{call:?}"),
             fault => format!("{call:?}: {fault:?}"),
         });
+        match call {
+            Call::Save(family) if fault != Fault::None => {
+                *watch.program_failed.get_mut(family) = true;
+            }
+            Call::Restore(family) => {
+                *watch.program_failed.get_mut(family) = fault != Fault::None;
+            }
+            _ => {}
+        }
         match fault {
             Fault::None => {}
             Fault::KilledBefore | Fault::KilledAfter => {

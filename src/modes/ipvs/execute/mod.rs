@@ -148,11 +148,29 @@ impl Execution<'_> {
         for frontend in &steps.gone {
             self.drains.forget_all(frontend);
         }
-        self.rules
-            .remove_unneeded(self.desired.node(), needed.filled(self.family))
-            .await;
-        self.change_members(&steps.members.after, dirty)?;
+        let after = self.members_to_change(&steps.close, &steps.members.after);
+        if after.len() == steps.members.after.len() {
+            self.rules
+                .remove_unneeded(self.desired.node(), needed.filled(self.family))
+                .await;
+        }
+        self.change_members(&after, dirty)?;
         taken_over
+    }
+
+    /// Returns `steps` without those that virtual servers still need which could not be
+    /// closed: what guards and masquerades their callers stays until they are.
+    fn members_to_change(&mut self, close: &[Frontend], steps: &[MemberStep]) -> Vec<MemberStep> {
+        let left = close.iter().filter(|one| self.servers.contains_key(*one));
+        let left: Vec<&Frontend> = left.collect();
+        let is_needed = |step: &&MemberStep| left.iter().any(|one| step.member.is_about(one));
+        let (needed, rest): (Vec<&MemberStep>, Vec<&MemberStep>) =
+            steps.iter().partition(is_needed);
+        let again = needed
+            .iter()
+            .map(|step| (step.member, Serving::BeginsOrEnds));
+        self.progress.again.members.extend(again);
+        rest.into_iter().copied().collect()
     }
 
     /// Has the sets take what comes to them. Where one cannot, members are
