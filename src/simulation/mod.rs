@@ -8,6 +8,7 @@
 //! retries grow apart. Whenever faults stop, everything is as it is to be soon after.
 
 mod checks;
+mod counts;
 mod faults;
 mod iptables;
 mod ipvs;
@@ -26,11 +27,12 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use self::{
+    counts::Counts,
     faults::Faults,
     process::{Process, SYNC_PERIOD},
     random::Random,
     subject::Subject,
-    watch::{Counts, Watch, Watching},
+    watch::{Watch, Watching},
     world::{SERVICES, Spec},
 };
 use crate::{kernel::simulated::Kernel, net::Family};

@@ -135,10 +135,7 @@ impl Evaluation<'_> {
                 self.translate(*range, run);
                 return Step::Ends(Verdict::Accept);
             }
-            Expression::Masquerade { .. } => {
-                run.way.masqueraded = true;
-                return Step::Ends(Verdict::Accept);
-            }
+            Expression::Masquerade { .. } => return run.masquerade(),
             Expression::Reject { .. } => return Step::Refuses,
             Expression::Dynset {
                 set,
@@ -249,6 +246,11 @@ struct Running {
 }
 
 impl Running {
+    fn masquerade(&mut self) -> Step {
+        self.way.masqueraded = true;
+        Step::Ends(Verdict::Accept)
+    }
+
     fn load(&mut self, to: Register, octets: &[u8]) {
         // The kernel fills a register with zeros first.
         let room = octets.len().next_multiple_of(4);
