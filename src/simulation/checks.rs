@@ -106,21 +106,24 @@ impl Watch {
         if let Some(open) = found.iter().find(is_open) {
             self.fail(&format!("{probe:?} is open: {open:?}, may {sets:?}"));
         }
-        if let Some(odd) = self.has_odd_source(probe, found) {
+        if let Some(odd) = self.odd_source(probe, found) {
             self.fail(&format!(
                 "{probe:?} has another source than it may: {odd:?}"
             ));
         }
         let may_close = self.left_out || self.refused == Some(probe.service) || !history.in_force;
         let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
-        let is_closed = |outcome: &&Outcome| !matches!(&outcome.disposition, Disposition::Passes(to) if may(to));
+        let is_closed = |outcome: &&Outcome| match outcome.disposition {
+            Disposition::Passes(to) => !may(&to),
+            _ => true,
+        };
         if stays_open && let Some(closed) = found.iter().find(is_closed) {
             self.fail(&format!("{probe:?} is closed: {closed:?}, may {sets:?}"));
         }
     }
 
     /// Returns an outcome in which endpoints see another source than they may.
-    fn has_odd_source<'a>(&self, probe: &Probe, found: &'a Outcomes) -> Option<&'a Outcome> {
+    fn odd_source<'a>(&self, probe: &Probe, found: &'a Outcomes) -> Option<&'a Outcome> {
         let family = world::family(probe.service);
         let program_failed = *self.program_failed.get(family);
         if !self.rules.has_source_rules(probe.called, program_failed) {

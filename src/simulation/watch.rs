@@ -347,9 +347,7 @@ impl Watch {
 
     fn call_by(&mut self, state: &mut State, probe: Probe) {
         let family = world::family(probe.service);
-        let found = self
-            .rules
-            .outcomes(state, family, &probe.packet, &Watch::own());
+        let found = self.outcomes(state, probe.service, &probe.packet);
         let found: Vec<_> = found.into_iter().collect();
         let Outcome {
             disposition,

@@ -79,14 +79,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         NEEDS,
-        "stay.any(|frontend| member.is_about(frontend) && is_in(new, frontend))",
-        "stay.any(|frontend| is_in(new, frontend))",
+        "stay.any(|frontend| member.is_about(frontend) && new.serves(frontend))",
+        "stay.any(|frontend| new.serves(frontend))",
         "a load balancer of policy Local that comes is masqueraded at first",
     ),
     unnoticed(
         noticed(
             DIFF,
-            "            } else if set.admits() && waits(member) {",
+            "            } else if waits(member) {",
             "            } else if false {",
             "callers are let in before their virtual server left its old endpoints",
         ),

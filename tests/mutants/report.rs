@@ -23,7 +23,7 @@ seed. After each change packets are led through the rules, with all that chance 
   could not take away), and none that `loadBalancerSourceRanges` keep out reaches any;
 - what was in force and stays is never refused, dropped or led past;
 - who is led to an endpoint is masqueraded where the Service, as it is or was, says so, and only
-  there;
+  there (in ipvs mode: but for cluster IPs, and while the program failed last that writes rules);
 - established connections pass (in ipvs mode: those to a virtual server that stays, of TCP also when
   their endpoint left; source ranges that come end those of callers they keep out), and clients with session affinity stay on their endpoints;
 - tables and chains of others stay as they are;

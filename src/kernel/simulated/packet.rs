@@ -41,6 +41,54 @@ pub(crate) struct Update {
     pub timeout: Option<Duration>,
 }
 
+/// What is known of a packet on its way.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Way {
+    pub destination: SocketAddr,
+    pub mark: u32,
+    pub masqueraded: bool,
+    pub updates: Vec<Update>,
+}
+
+impl Way {
+    /// Returns the begin of a way to `destination`.
+    pub fn to(destination: SocketAddr) -> Way {
+        Way {
+            destination,
+            mark: 0,
+            masqueraded: false,
+            updates: Vec::new(),
+        }
+    }
+}
+
+/// How a chain ends for a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum End {
+    /// On with the rule after the one that led here, or with the policy.
+    Returns,
+    Accepted,
+    Dropped,
+    Refused,
+}
+
+/// All ways that a packet may take, each with how the last chain ended.
+pub(super) type Ways = BTreeSet<(Way, End)>;
+
+/// Returns what has become of packets at the end of their ways.
+pub(super) fn outcomes(ways: Ways) -> Outcomes {
+    let of = |(way, end): (Way, End)| Outcome {
+        disposition: match end {
+            End::Returns | End::Accepted => Disposition::Passes(way.destination),
+            End::Dropped => Disposition::Dropped,
+            End::Refused => Disposition::Refused,
+        },
+        masqueraded: way.masqueraded,
+        updates: way.updates,
+    };
+    ways.into_iter().map(of).collect()
+}
+
 /// What may become of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Outcome {

@@ -137,17 +137,16 @@ fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<Frontend>) -> Me
     let mut steps = MemberSteps::default();
     let shut_out = shut_out(dirty, needed);
     let waits = |member: &Member| {
-        let frontend = member
-            .frontend()
-            .filter(|frontend| follow.contains(frontend));
-        frontend.is_some_and(|frontend| {
-            let guard = guard(&frontend, member.family);
-            // Who is let in by both, the old network and the new, is never kept out.
-            let mut replaced = shut_out.get(&frontend).into_iter().flatten();
-            needed.has_member(&guard)
-                && !dirty.members.contains_key(&guard)
-                && !replaced.any(|old| admitted(member).is_some_and(|new| overlap(old, &new)))
-        })
+        let (Some(network), Some(frontend)) = (admitted(member), member.frontend()) else {
+            return false;
+        };
+        let guard = guard(&frontend, member.family);
+        // Who is let in by both, the old network and the new, is never kept out.
+        let mut replaced = shut_out.get(&frontend).into_iter().flatten();
+        follow.contains(&frontend)
+            && needed.has_member(&guard)
+            && !dirty.members.contains_key(&guard)
+            && !replaced.any(|old| overlap(old, &network))
     };
     for (member, serving) in &dirty.members {
         let set = member.set;
@@ -155,7 +154,7 @@ fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<Frontend>) -> Me
         let (action, when) = if needed.has_member(member) {
             let when = if spares {
                 &mut steps.opened
-            } else if set.admits() && waits(member) {
+            } else if waits(member) {
                 &mut steps.followed
             } else {
                 &mut steps.before

@@ -1,16 +1,13 @@
 //! What becomes of a packet: its way through the base chains, with all that chance may
 //! choose.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{Ruleset, Table};
 use crate::{
     kernel::{
         nftables::{ChainType, Hook, Verdict},
-        simulated::packet::{Disposition, Outcome, Outcomes, Packet, Update},
+        simulated::packet::{End, Outcomes, Packet, Way, Ways, outcomes},
     },
     net::Family,
 };
@@ -18,35 +15,11 @@ use crate::{
 /// The mark of a way that a rule refused; no rule of ours sets it.
 pub(super) const REFUSED: u32 = 0xdead_beef;
 
-/// What is known of a packet on its way.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Way {
-    pub(super) destination: SocketAddr,
-    pub(super) mark: u32,
-    pub(super) masqueraded: bool,
-    pub(super) updates: Vec<Update>,
-}
-
-/// How a chain ends for a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum End {
-    /// On with the rule after the one that led here, or with the policy.
-    Returns,
-    Accepted,
-    Dropped,
-    Refused,
-}
-
 impl Ruleset {
     /// Returns all that may become of a packet of `family` on a node that has the addresses
     /// `own`, each with the elements that rules add then.
     pub(crate) fn outcomes(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
-        let first = Way {
-            destination: packet.established.unwrap_or(packet.destination),
-            mark: 0,
-            masqueraded: false,
-            updates: Vec::new(),
-        };
+        let first = Way::to(packet.established.unwrap_or(packet.destination));
         let evaluation = Evaluation {
             ruleset: self,
             family,
@@ -58,7 +31,7 @@ impl Ruleset {
             Some(_) => Hook::Prerouting,
             None => Hook::Output,
         };
-        for (way, end) in evaluation.hook(begins, first) {
+        for (way, end) in evaluation.hook(begins, [(first, End::Accepted)].into()) {
             let is_own = own.contains(&way.destination.ip());
             let rest: &[Hook] = match (packet.input, is_own) {
                 (Some(_), true) => &[Hook::Input],
@@ -66,18 +39,9 @@ impl Ruleset {
                 (None, true) => &[],
                 (None, false) => &[Hook::Postrouting],
             };
-            let ways = rest
-                .iter()
-                .fold([(way, end)].into(), |ways, hook| evaluation.on(*hook, ways));
-            found.extend(ways.into_iter().map(|(way, end)| Outcome {
-                disposition: match end {
-                    End::Returns | End::Accepted => Disposition::Passes(way.destination),
-                    End::Dropped => Disposition::Dropped,
-                    End::Refused => Disposition::Refused,
-                },
-                masqueraded: way.masqueraded,
-                updates: way.updates,
-            }));
+            let ways: Ways = [(way, end)].into();
+            let on = |ways, hook: &Hook| evaluation.hook(*hook, ways);
+            found.extend(outcomes(rest.iter().fold(ways, on)));
         }
         found
     }
@@ -90,23 +54,9 @@ pub(super) struct Evaluation<'a> {
     pub(super) own: &'a [IpAddr],
 }
 
-type Ways = BTreeSet<(Way, End)>;
-
 impl Evaluation<'_> {
     /// Leads packets that were accepted so far through all chains of a hook.
-    fn on(&self, hook: Hook, ways: Ways) -> Ways {
-        let mut next = Ways::new();
-        for (way, end) in ways {
-            match end {
-                End::Accepted => next.extend(self.hook(hook, way)),
-                end => drop(next.insert((way, end))),
-            }
-        }
-        next
-    }
-
-    /// Leads a packet through all chains of a hook.
-    fn hook(&self, hook: Hook, way: Way) -> Ways {
+    fn hook(&self, hook: Hook, mut ways: Ways) -> Ways {
         let number = self.family.number();
         let tables = self.ruleset.tables.iter();
         let tables = tables.filter(|((family, _), _)| *family == number);
@@ -118,7 +68,6 @@ impl Evaluation<'_> {
             })
             .collect();
         chains.sort_by_key(|(base, ..)| base.priority);
-        let mut ways: Ways = [(way, End::Accepted)].into();
         for (base, table, name, drops) in chains {
             // Rules of nat see only the first packet of a connection.
             if base.kind == ChainType::Nat && self.packet.established.is_some() {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{
     Set, Table,
-    packet::{Evaluation, REFUSED, Way},
+    packet::{Evaluation, REFUSED},
 };
 use crate::{
     kernel::{
@@ -13,7 +13,7 @@ use crate::{
             Verdict,
         },
         octets,
-        simulated::packet::Update,
+        simulated::packet::{Update, Way},
     },
     net::Family,
 };

@@ -16,33 +16,12 @@ use crate::{
         simulated::{
             ipset::Sets,
             ipvs::{Connection, Ipvs},
-            packet::{Disposition, Outcome, Outcomes, Packet, Update},
+            packet::{End, Outcomes, Packet, Update, Way, Ways, outcomes},
             route::Links,
         },
     },
     net::Family,
 };
-
-/// What is known of a packet on its way.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Way {
-    destination: SocketAddr,
-    mark: u32,
-    masqueraded: bool,
-    updates: Vec<Update>,
-}
-
-/// How a chain ends for a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum End {
-    /// On with the rule after the one that led here, or with the policy.
-    Returns,
-    Accepted,
-    Dropped,
-    Refused,
-}
-
-type Ways = BTreeSet<(Way, End)>;
 
 /// What decides about a packet beside rules.
 #[derive(Clone, Copy)]
@@ -81,12 +60,7 @@ impl Xtables {
         };
         // Connection tracking leads where rules led; IPVS has connections of its own.
         let led = packet.established.filter(|_| around.ipvs.is_none());
-        let first = Way {
-            destination: led.unwrap_or(packet.destination),
-            mark: 0,
-            masqueraded: false,
-            updates: Vec::new(),
-        };
+        let first = Way::to(led.unwrap_or(packet.destination));
         if around.ipvs.is_some() {
             return evaluation.by_ipvs(first);
         }
@@ -123,20 +97,6 @@ impl Xtables {
         }
         found
     }
-}
-
-/// Returns what has become of packets at the end of their ways.
-fn outcomes(ways: Ways) -> Outcomes {
-    let of = |(way, end): (Way, End)| Outcome {
-        disposition: match end {
-            End::Returns | End::Accepted => Disposition::Passes(way.destination),
-            End::Dropped => Disposition::Dropped,
-            End::Refused => Disposition::Refused,
-        },
-        masqueraded: way.masqueraded,
-        updates: way.updates,
-    };
-    ways.into_iter().map(of).collect()
 }
 
 struct Evaluation<'a> {

@@ -67,13 +67,9 @@ impl Needs {
         new: &ServicePlan,
         dirty: &mut Dirty,
     ) {
-        let is_in = |plan: &ServicePlan, frontend: &Frontend| {
-            let mut servers = plan.servers.iter();
-            servers.any(|server| server.frontend == *frontend)
-        };
         let serving = |member: &Member| {
             let mut stay = old.servers.iter().map(|server| &server.frontend);
-            if stay.any(|frontend| member.is_about(frontend) && is_in(new, frontend)) {
+            if stay.any(|frontend| member.is_about(frontend) && new.serves(frontend)) {
                 Serving::Continues
             } else {
                 Serving::BeginsOrEnds
@@ -102,7 +98,7 @@ impl Needs {
     ) {
         for server in &old.servers {
             let frontend = server.frontend;
-            if new.servers.iter().any(|server| server.frontend == frontend) {
+            if new.serves(&frontend) {
                 continue;
             }
             // Another ServicePort may have it already.

@@ -45,6 +45,14 @@ pub struct ServicePlan {
     pub unsupported: Vec<Reason>,
 }
 
+impl ServicePlan {
+    /// Returns true if it has a virtual server at `frontend`.
+    pub fn serves(&self, frontend: &Frontend) -> bool {
+        let mut servers = self.servers.iter();
+        servers.any(|server| server.frontend == *frontend)
+    }
+}
+
 /// Returns what `port` needs on this node.
 pub fn plan(port: &ServicePort, node: &NodeContext) -> ServicePlan {
     let mut plan = ServicePlan::default();
@@ -229,7 +237,7 @@ impl Builder<'_> {
     /// there is one already.
     fn serve(&mut self, address: IpAddr, port: u16, endpoints: &[&Endpoint]) {
         let frontend = Frontend::new((address, port), self.protocol());
-        if self.plan.servers.iter().any(|s| s.frontend == frontend) {
+        if self.plan.serves(&frontend) {
             return;
         }
         let direct = match self.parameters.direct(&frontend, endpoints) {
