@@ -15,8 +15,8 @@ const REASONS: [Errno; 6] = [
     Errno::ENOMEM,
 ];
 
-/// The type of the message that asks for sets and their members (`IPSET_CMD_LIST`).
-const SET_MEMBERS: u16 = (libc::NFNL_SUBSYS_IPSET as u16) << 8 | 7;
+/// The type of the message that asks for sets (`IPSET_CMD_LIST`).
+const SETS: u16 = (libc::NFNL_SUBSYS_IPSET as u16) << 8 | 7;
 
 /// What goes wrong now.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,6 +29,10 @@ pub(super) struct Faults {
     pub(super) kills: usize,
     /// All calls are refused for this reason.
     pub(super) outage: Option<Errno>,
+}
+
+fn is_of_sets(call: Call) -> bool {
+    matches!(call, Call::Dump(SETS) | Call::Members(_))
 }
 
 impl Faults {
@@ -54,13 +58,13 @@ impl Faults {
             // Of one thing that is to be deleted it would say that this is done.
             Errno::ENOENT if matches!(call, Call::Requests(..) | Call::Question(_)) => Errno::EBUSY,
             // Of a set it would say that it is not there.
-            Errno::ENOENT if call == Call::Dump(SET_MEMBERS) => Errno::EBUSY,
+            Errno::ENOENT if is_of_sets(call) => Errno::EBUSY,
             errno => errno,
         };
         match random.below(6) {
             0 => Fault::Unsent(random.one(&[Errno::ENOBUFS, Errno::ENOMEM])),
             1 => Fault::Unanswered,
-            2 if matches!(call, Call::Dump(_)) => Fault::Interrupted,
+            2 if matches!(call, Call::Dump(_) | Call::Members(_)) => Fault::Interrupted,
             _ => Fault::Refused(errno, random.below(64)),
         }
     }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use nix::{errno::Errno, libc};
+use nix::errno::Errno;
 
 use super::{
     faults::Faults,
@@ -152,9 +152,9 @@ impl Rules for OfIpvs {
         Repairs::ReadWithoutFault
     }
 
-    /// A sync that reads everything begins with the addresses of the node.
-    fn reads(&self, call: Call, _: Family) -> bool {
-        call == Call::Dump(libc::RTM_GETADDR)
+    /// A sync that reads everything of a family reads its sets.
+    fn reads(&self, call: Call, family: Family) -> bool {
+        call == Call::Members(family)
     }
 
     /// Rules are written beside the syncs, and after a failure once in half a minute at least.
@@ -168,7 +168,7 @@ impl Rules for OfIpvs {
     }
 
     fn removals(&self, unfinished: &[String]) -> Removals {
-        let is_of_kernel = |text: &String| !text.contains("UDP");
+        let is_of_kernel = |text: &String| !text.contains("flows of UDP clients");
         if unfinished.iter().any(is_of_kernel) {
             Removals::Left
         } else {

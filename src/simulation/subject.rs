@@ -47,7 +47,8 @@ pub(super) enum Repairs {
     All,
     /// Those that were made before it read the rules.
     Read,
-    /// The same, if nothing went wrong meanwhile.
+    /// Those that were made before a sync began which read the rules, if nothing went wrong
+    /// meanwhile.
     ReadWithoutFault,
 }
 

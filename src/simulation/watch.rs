@@ -85,6 +85,8 @@ pub(super) struct Watch {
     removals: PerFamily<Removals>,
     /// The rules of a family could not be read or written when that was last tried.
     pub(super) program_failed: PerFamily<bool>,
+    /// The rules of this family are being written, one table after the other.
+    writing: Option<Family>,
     /// A transaction was refused in the sync that runs: what is to blame may be left out.
     pub(super) left_out: bool,
     /// Where each client of each Service was sent so far, if clients may be sent to any
@@ -128,6 +130,7 @@ impl Watch {
             syncing: PerFamily::default(),
             removals: PerFamily::default(),
             program_failed: PerFamily::default(),
+            writing: None,
             left_out: false,
             visited: BTreeMap::new(),
             foreign: BTreeSet::new(),
@@ -214,7 +217,10 @@ impl Watch {
         let known = match self.rules.repairs() {
             Repairs::All => Some(self.at_begin),
             Repairs::Read => *self.read.get(family),
-            Repairs::ReadWithoutFault => self.read.get(family).filter(|_| !self.may_fail),
+            Repairs::ReadWithoutFault => {
+                let read = self.read.get(family).map(|_| self.at_begin);
+                read.filter(|_| !self.may_fail)
+            }
         };
         let damaged = self.damaged.get_mut(family);
         damaged.take_if(|at| known.is_some_and(|known| *at <= known));
@@ -450,13 +456,15 @@ impl Observer for Watching {
             Fault::None => format!("{call:?}"),
             fault => format!("{call:?}: {fault:?}"),
         });
+        if let Some(family) = watch.writing.take() {
+            *watch.program_failed.get_mut(family) = false;
+        }
         match call {
             Call::Save(family) if fault != Fault::None => {
                 *watch.program_failed.get_mut(family) = true;
             }
-            Call::Restore(family) => {
-                *watch.program_failed.get_mut(family) = fault != Fault::None;
-            }
+            Call::Restore(family) if fault == Fault::None => watch.writing = Some(family),
+            Call::Restore(family) => *watch.program_failed.get_mut(family) = true,
             _ => {}
         }
         match fault {

@@ -128,6 +128,8 @@ pub(crate) enum Call {
     Transaction(usize),
     /// A list, by the type of the message that asks for it.
     Dump(u16),
+    /// A list of the members of a set, which is of that family.
+    Members(Family),
     /// Requests that are carried out one by one: the type of the first, and how many.
     Requests(u16, usize),
     /// A request that changes nothing, by the type of its message.

@@ -96,7 +96,7 @@ impl Inner {
         let Some(first) = messages.first() else {
             return Err(Errno::EINVAL.into());
         };
-        let call = call(protocol, first, messages.len());
+        let call = self.call(protocol, first, messages.len());
         if self.dead {
             return Err(Errno::EIO.into());
         }
@@ -120,7 +120,7 @@ impl Inner {
                 let run = self.state.nftables.transact(&messages, refusal);
                 answers.extend(run.into_iter().map(Incoming::Datagram));
             }
-            Call::Dump(_) => {
+            Call::Dump(_) | Call::Members(_) => {
                 answers.extend(match refusal {
                     Some((errno, _)) => vec![Incoming::Datagram(done(first, Err(errno)))],
                     None => self.dump(protocol, first, interrupted),
@@ -150,6 +150,22 @@ impl Inner {
             _ => {}
         }
         Ok(answers)
+    }
+
+    fn call(&self, protocol: Protocol, first: &Message<'_>, count: usize) -> Call {
+        // Elsewhere the number is another message's.
+        let of_netfilter = protocol == Protocol::Netfilter;
+        if of_netfilter && first.kind == libc::NFNL_MSG_BATCH_BEGIN as u16 {
+            Call::Transaction(count)
+        } else if i32::from(first.flags) & libc::NLM_F_DUMP == libc::NLM_F_DUMP {
+            let of_sets = of_netfilter && subsystem(first.kind) == libc::NFNL_SUBSYS_IPSET;
+            let asked = of_sets.then(|| self.state.sets.asked_family(first));
+            asked.flatten().map_or(Call::Dump(first.kind), Call::Members)
+        } else if is_question(protocol, first) {
+            Call::Question(first.kind)
+        } else {
+            Call::Requests(first.kind, count)
+        }
     }
 
     fn dump(&self, protocol: Protocol, of: &Message<'_>, interrupted: bool) -> Vec<Incoming> {
@@ -210,20 +226,6 @@ impl Inner {
         };
         answers.extend(answer.map(Incoming::Datagram));
         Ok(())
-    }
-}
-
-fn call(protocol: Protocol, first: &Message<'_>, count: usize) -> Call {
-    // Elsewhere the number is another message's.
-    let of_netfilter = protocol == Protocol::Netfilter;
-    if of_netfilter && first.kind == libc::NFNL_MSG_BATCH_BEGIN as u16 {
-        Call::Transaction(count)
-    } else if i32::from(first.flags) & libc::NLM_F_DUMP == libc::NLM_F_DUMP {
-        Call::Dump(first.kind)
-    } else if is_question(protocol, first) {
-        Call::Question(first.kind)
-    } else {
-        Call::Requests(first.kind, count)
     }
 }
 

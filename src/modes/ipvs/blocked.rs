@@ -1,8 +1,10 @@
 //! What of one family is not opened, because what guards it is not known to be in
 //! force: pure.
 //!
-//! Only what is not in the kernel yet is blocked. The endpoints of what is open
-//! follow, whatever fails: neither rules nor members concern them.
+//! Only what is not open is blocked: virtual servers that the kernel does not have yet, and
+//! of those that are to keep callers out, the ones that lead nowhere, or that just came to.
+//! The endpoints of what is open follow, whatever fails: neither rules nor members concern
+//! them.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -57,6 +59,14 @@ pub fn keeps_out(set: Set) -> bool {
     matches!(set, Set::Firewall | Set::NotFromNode) || set.admits()
 }
 
+/// Returns those of the `members` of a ServicePort that keep callers out of `frontend`.
+pub fn shutting(frontend: &Frontend, members: &[Member]) -> impl Iterator<Item = Member> {
+    let members = members.iter().copied();
+    members.filter(|member| {
+        keeps_out(member.set) && !member.set.admits() && member.is_about(frontend)
+    })
+}
+
 /// Returns the sets whose rules guard `frontend`, of whose ServicePort these are the
 /// `members`.
 pub fn guarding(frontend: &Frontend, members: &[Member], masquerade_all: bool) -> FilledSets {
@@ -88,6 +98,19 @@ impl Blocked {
         self.unguarded_addresses.insert(address);
     }
 
+    /// Returns true if the rules for the sets `guarding`, or members in them, which guard
+    /// `frontend`, are not in force; `rules` is as for [`blocks`](Self::blocks).
+    pub fn lacks(
+        &self,
+        frontend: &Frontend,
+        guarding: FilledSets,
+        rules: Option<FilledSets>,
+    ) -> bool {
+        !rules.is_some_and(|rules| rules.covers(guarding))
+            || self.unguarded.contains(frontend)
+            || self.unguarded_addresses.contains(&frontend.address)
+    }
+
     /// Returns true, and remembers it, if `frontend`, which is not open, is to stay
     /// closed. The rules for the sets `guarding` guard it; `rules` are the sets that the
     /// rules known to be in force match against, `None` if no rules are known to be.
@@ -97,9 +120,7 @@ impl Blocked {
         guarding: FilledSets,
         rules: Option<FilledSets>,
     ) -> bool {
-        let blocks = !rules.is_some_and(|rules| rules.covers(guarding))
-            || self.unguarded.contains(frontend)
-            || self.unguarded_addresses.contains(&frontend.address);
+        let blocks = self.lacks(frontend, guarding, rules);
         if blocks {
             self.closed.insert(*frontend);
         }

@@ -1,6 +1,6 @@
 //! Removing all that ipvs mode installs, kube-proxy's too.
 
-use std::fs;
+use std::{collections::BTreeSet, fs, net::IpAddr};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -13,7 +13,7 @@ use super::{
 use crate::{
     kernel::{
         addresses,
-        ipset::{IpSets, TEMPORARY},
+        ipset::{Element, IpSets, TEMPORARY},
         ipvs::{Change, Ipvs, ServerId},
         links,
         netlink::{self, Protocol, Socket},
@@ -157,7 +157,7 @@ fn read_own(
     let (bound, own): (Vec<_>, Vec<_>) = addresses::list(route)?
         .into_iter()
         .partition(|address| Some(address.index) == link);
-    let named = NamedFrontends::read(|set, family| {
+    let mut members = |set: Set, family| {
         let Some(sets) = &mut sets else {
             return Ok(Vec::new());
         };
@@ -165,11 +165,21 @@ fn read_own(
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
             members => members,
         }
-    })?;
+    };
+    let node: BTreeSet<IpAddr> = own.into_iter().map(|address| address.address).collect();
+    let mut services: BTreeSet<IpAddr> = bound.into_iter().map(|a| a.address).collect();
+    for family in Family::ALL {
+        for element in members(Set::ServiceIps, family)? {
+            services.extend(match element {
+                Element::Ip(ip) if !node.contains(&ip) => Some(ip),
+                _ => None,
+            });
+        }
+    }
     Ok(OwnServers {
-        services: bound.into_iter().map(|address| address.address).collect(),
-        node: own.into_iter().map(|address| address.address).collect(),
-        named,
+        services,
+        node,
+        named: NamedFrontends::read(members)?,
     })
 }
 

@@ -8,17 +8,18 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::{
     clients::Clients,
     desired::Desired,
     own_servers::NamedFrontends,
-    plan::{self, Frontend, NodeContext, Options},
+    plan::{self, Frontend, NodeContext, Options, Set},
 };
 use crate::{
     kernel::{
         addresses::{self, Address},
+        ipset::Element,
         ipvs::{Forwarding, VirtualServer},
         netlink::Error,
     },
@@ -100,7 +101,10 @@ impl Listing {
         let eligible = eligible.collect();
         let mut servers = std::mem::take(self.servers.get_mut(family));
         // Kube-proxy takes every virtual server for its own. One at an address
-        // of the node that no set names may be of another program, so it stays.
+        // of the node that no set names may be of another program, so it stays; elsewhere
+        // it is ours while the link has the address, or the set of these names it: a
+        // process that ends between the two leaves virtual servers at addresses that the
+        // link does not have.
         let is_known = |frontend: &Frontend| {
             desired.needs().owner(frontend).is_some()
                 || applied.contains_key(frontend)
@@ -112,7 +116,20 @@ impl Listing {
         } else {
             NamedFrontends::default()
         };
-        servers.retain(|f, _| is_known(f) || at_node(f) && named.has(f));
+        let others = |f: &&Frontend| !is_known(f) && !at_node(f);
+        let of_services: Vec<Element> = match servers.keys().find(others) {
+            Some(_) => clients.members(Set::ServiceIps, family)?,
+            None => Vec::new(),
+        };
+        let of_services: HashSet<Element> = of_services.into_iter().collect();
+        servers.retain(|f, _| {
+            is_known(f)
+                || if at_node(f) {
+                    named.has(f)
+                } else {
+                    of_services.contains(&Element::Ip(f.address))
+                }
+        });
         Ok(Observed {
             servers,
             addresses,

@@ -14,7 +14,7 @@ use crate::{
 /// What distinguishes our virtual servers from those of other programs.
 #[derive(Debug, Default)]
 pub struct OwnServers {
-    /// Addresses of Services: those of the dummy link.
+    /// Addresses of Services: those of the dummy link, and of the set that names them.
     pub services: BTreeSet<IpAddr>,
     /// The node's own addresses.
     pub node: BTreeSet<IpAddr>,

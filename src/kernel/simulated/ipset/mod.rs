@@ -184,6 +184,14 @@ impl Sets {
     }
 
     /// Answers a list.
+    /// Returns the family of the set whose members `message` asks for.
+    pub(super) fn asked_family(&self, message: &Message<'_>) -> Option<Family> {
+        let attributes = ByKind::of(message.attributes(HEADER));
+        let set = self.0.get(attributes.text(attribute::NAME)?)?;
+        let mut families = Family::ALL.into_iter();
+        families.find(|family| family.number() == set.family)
+    }
+
     pub(super) fn dump(
         &self,
         of: &Message<'_>,

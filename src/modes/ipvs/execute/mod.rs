@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::{
     Error,
-    blocked::Blocked,
+    blocked::{Blocked, keeps_out},
     clients::{Clients, RefusedMember},
     desired::{Desired, Dirty, Serving},
     diff,
@@ -97,6 +97,8 @@ pub struct Progress {
     too_small: BTreeMap<Set, String>,
     /// What is to be applied again.
     again: Dirty,
+    /// Virtual servers whose source ranges could not be taken away.
+    guarded: BTreeSet<Frontend>,
     /// An answer of the kernel shows that it holds something else than was known.
     is_surprised: bool,
     /// Whether virtual servers or addresses were changed.
@@ -128,13 +130,14 @@ impl Execution<'_> {
         self.make_room(&steps.room)?;
         self.change_members(&steps.members.before, dirty)?;
         // These wait for no program.
-        self.follow(&steps.follow)?;
-        self.change_members(&steps.members.followed, dirty)?;
+        let closed = self.follow(&steps.follow, dirty)?;
+        let followed = self.members_of_those_that_followed(&steps.members.followed);
+        self.change_members(&followed, dirty)?;
         let observed = self.full.map(|full| full.filled);
         self.rules
             .ask(self.desired.node(), needed.filled(self.family), observed);
         self.rules.wait().await;
-        self.open(&steps.open)?;
+        self.open(&(&steps.open | &closed))?;
         self.report_unguarded();
         self.add_addresses(&steps.add_addresses)?;
         if let Some(full) = self.full {
@@ -158,19 +161,36 @@ impl Execution<'_> {
         taken_over
     }
 
-    /// Returns `steps` without those that virtual servers still need which could not be
-    /// closed: what guards and masquerades their callers stays until they are.
+    /// Returns `steps` without those that virtual servers still need: what guards and
+    /// masquerades the callers of one that could not be closed stays until it is, and whom
+    /// source ranges let in is let in while they could not be taken away.
     fn members_to_change(&mut self, close: &[Frontend], steps: &[MemberStep]) -> Vec<MemberStep> {
         let left = close.iter().filter(|one| self.servers.contains_key(*one));
-        let left: Vec<&Frontend> = left.collect();
-        let is_needed = |step: &&MemberStep| left.iter().any(|one| step.member.is_about(one));
-        let (needed, rest): (Vec<&MemberStep>, Vec<&MemberStep>) =
-            steps.iter().partition(is_needed);
-        let again = needed
-            .iter()
-            .map(|step| (step.member, Serving::BeginsOrEnds));
+        let left: Vec<Frontend> = left.copied().collect();
+        let guarded = self.progress.guarded.clone();
+        self.without(steps, |member| {
+            let is_about = |one: &Frontend| member.is_about(one);
+            left.iter().any(is_about) || member.set.admits() && guarded.iter().any(is_about)
+        })
+    }
+
+    /// Returns `steps` without those of virtual servers of which something was refused: who
+    /// is let in by them would meet endpoints that are to be gone.
+    fn members_of_those_that_followed(&mut self, steps: &[MemberStep]) -> Vec<MemberStep> {
+        let refused = self.progress.again.frontends.clone();
+        self.without(steps, |member| {
+            member.frontend().is_some_and(|one| refused.contains(&one))
+        })
+    }
+
+    /// Returns `steps` without those of members that wait: these are tried again.
+    fn without(&mut self, steps: &[MemberStep], waits: impl Fn(&Member) -> bool) -> Vec<MemberStep> {
+        let (waiting, rest): (Vec<MemberStep>, Vec<MemberStep>) =
+            steps.iter().partition(|step| waits(&step.member));
+        let again = waiting.iter();
+        let again = again.map(|step| (step.member, Serving::BeginsOrEnds));
         self.progress.again.members.extend(again);
-        rest.into_iter().copied().collect()
+        rest
     }
 
     /// Has the sets take what comes to them. Where one cannot, members are
@@ -206,7 +226,12 @@ impl Execution<'_> {
             if self.desired.needs().has_member(&member) {
                 self.block(&member);
                 reasons.insert(member, error);
-            } else if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &error)) {
+                continue;
+            }
+            if keeps_out(member.set) && !member.set.admits() {
+                self.progress.guarded.extend(member.frontend());
+            }
+            if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &error)) {
                 self.state.leave_unfinished(error.to_string());
                 last = Some(error);
             }

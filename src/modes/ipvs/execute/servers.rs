@@ -1,6 +1,6 @@
 //! Virtual servers and their real servers.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashSet;
 
@@ -8,11 +8,12 @@ use super::{Execution, Made, is_surprising};
 use crate::{
     kernel::{ipvs::Change, netlink},
     modes::ipvs::{
-        blocked::{guarding, keeps_out},
+        blocked::{guarding, keeps_out, shutting},
+        desired::{Dirty, Serving},
         diff::{Present, server_changes},
         objects,
         observe::ServerDigest,
-        plan::{FilledSets, Frontend, ServicePlan, Set, VirtualServer},
+        plan::{FilledSets, Frontend, Member, ServicePlan, Set, VirtualServer},
         repairs,
     },
     services::{ServicePort, ServicePortName},
@@ -22,18 +23,57 @@ use crate::{
 const BATCH: usize = 2000;
 
 impl Execution<'_> {
-    /// Has virtual servers that are open follow their endpoints.
-    pub(super) fn follow(&mut self, frontends: &HashSet<Frontend>) -> Result<(), netlink::Error> {
+    /// Has virtual servers that are open follow their endpoints. Returns those that are to
+    /// follow like new ones are opened, when the rules are in force.
+    pub(super) fn follow(
+        &mut self,
+        frontends: &HashSet<Frontend>,
+        dirty: &Dirty,
+    ) -> Result<HashSet<Frontend>, netlink::Error> {
+        let mut closed = HashSet::new();
         let mut changes = Vec::new();
         for port in self.owners(frontends) {
-            for server in self.plan_of(&port, frontends).servers {
-                self.bring_in_line(&port, &server, &mut changes)?;
+            let plan = self.plan_of(&port, frontends);
+            for server in plan.servers {
+                let members: Vec<Member> = shutting(&server.frontend, &plan.members).collect();
+                if self.waits_for_rules(&server, &members, dirty)? {
+                    closed.insert(server.frontend);
+                } else {
+                    self.bring_in_line(&port, &server, &mut changes)?;
+                }
             }
             self.change_full_batch(&mut changes)?;
         }
-        self.change_servers(&changes)?;
+        self.change_servers(changes)?;
         repairs::log(&std::mem::take(&mut self.progress.repaired));
-        Ok(())
+        Ok(closed)
+    }
+
+    /// Returns true if endpoints must not come to `server` yet: the `members` that have it
+    /// keep callers out are not in force, and either all are new or it leads nowhere.
+    fn waits_for_rules(
+        &mut self,
+        server: &VirtualServer,
+        members: &[Member],
+        dirty: &Dirty,
+    ) -> Result<bool, netlink::Error> {
+        let sets: FilledSets = members.iter().map(|member| member.set).collect();
+        let in_force = self.rules.in_force();
+        if members.is_empty() || !self.progress.blocked.lacks(&server.frontend, sets, in_force) {
+            return Ok(false);
+        }
+        let is_new = |member: &Member| dirty.members.contains_key(member);
+        Ok(members.iter().any(is_new) || self.leads_nowhere(server)?)
+    }
+
+    /// Returns true if new connections to the virtual server in the kernel have no endpoint.
+    fn leads_nowhere(&mut self, server: &VirtualServer) -> Result<bool, netlink::Error> {
+        let full = self.full;
+        if full.is_some_and(|full| full.real_servers.has_those_of(server)) {
+            return Ok(server.reals.is_empty());
+        }
+        let reals = self.clients.ipvs.list_real(&server.frontend.id())?;
+        Ok(reals.iter().all(|real| real.server.weight == 0))
     }
 
     /// Opens virtual servers, but for those that are blocked.
@@ -51,6 +91,9 @@ impl Execution<'_> {
                 let guarding = guarding(&frontend, &members, masquerade_all);
                 if self.progress.blocked.blocks(&frontend, guarding, rules) {
                     self.progress.again.frontends.insert(frontend);
+                    // It is the next sync that they are new to as well.
+                    let new = shutting(&frontend, &members).map(|one| (one, Serving::Continues));
+                    self.progress.again.members.extend(new);
                     waiting.push(frontend);
                 } else {
                     self.bring_in_line(&port, &server, &mut changes)?;
@@ -72,7 +115,7 @@ impl Execution<'_> {
             }
             self.change_full_batch(&mut changes)?;
         }
-        self.change_servers(&changes)?;
+        self.change_servers(changes)?;
         repairs::log(&std::mem::take(&mut self.progress.repaired));
         Ok(())
     }
@@ -106,8 +149,7 @@ impl Execution<'_> {
     /// Deletes virtual servers with their real servers.
     pub(super) fn close(&mut self, frontends: &[Frontend]) -> Result<(), netlink::Error> {
         let ids = frontends.iter().map(Frontend::id);
-        let changes: Vec<Change> = ids.map(Change::Delete).collect();
-        self.change_servers(&changes)
+        self.change_servers(ids.map(Change::Delete).collect())
     }
 
     /// Returns the ServicePorts of these virtual servers; on a full sync, which
@@ -192,12 +234,38 @@ impl Execution<'_> {
         if changes.len() < BATCH {
             return Ok(());
         }
-        self.change_servers(&std::mem::take(changes))
+        self.change_servers(std::mem::take(changes))
     }
 
-    fn change_servers(&mut self, changes: &[Change]) -> Result<(), netlink::Error> {
+    /// Makes what comes, then what goes. Where a real server was refused and no other would be
+    /// left, those that are to go stay until it is tried again.
+    fn change_servers(&mut self, changes: Vec<Change>) -> Result<(), netlink::Error> {
+        let (mut going, coming): (Vec<Change>, Vec<Change>) =
+            changes.into_iter().partition(takes_new_connections_away);
+        let mut stay = HashSet::new();
+        for frontend in self.apply(&coming)? {
+            let goes = |real: SocketAddr| {
+                let mut gone = going
+                    .iter()
+                    .filter_map(|change| real_of(change, &frontend));
+                gone.any(|gone| gone == real)
+            };
+            let reals = self.clients.ipvs.list_real(&frontend.id())?;
+            let mut used = reals.iter().filter(|real| real.server.weight > 0);
+            if used.all(|real| goes(real.server.address)) {
+                stay.insert(frontend);
+            }
+        }
+        going.retain(|change| !stay.contains(&frontend_of(change)));
+        self.apply(&going)?;
+        Ok(())
+    }
+
+    /// Makes `changes`. Returns the virtual servers of which a real server was refused.
+    fn apply(&mut self, changes: &[Change]) -> Result<BTreeSet<Frontend>, netlink::Error> {
+        let mut lacking = BTreeSet::new();
         if changes.is_empty() {
-            return Ok(());
+            return Ok(lacking);
         }
         self.progress.made = Made::Changes;
         let outcomes = self.clients.ipvs.apply(changes)?;
@@ -219,6 +287,9 @@ impl Execution<'_> {
                 continue;
             }
             refused = matches!(change, Change::Add(_)).then_some(frontend);
+            if matches!(change, Change::AddReal(..) | Change::EditReal(..)) {
+                lacking.insert(frontend);
+            }
             self.progress.is_surprised |= is_surprising(&error);
             self.progress.again.frontends.insert(frontend);
             match self.desired.needs().owner(&frontend) {
@@ -226,8 +297,27 @@ impl Execution<'_> {
                 None => self.state.leave_unfinished(error.to_string()),
             }
         }
-        Ok(())
+        Ok(lacking)
     }
+}
+
+/// Returns true if a virtual server or a real one gets no new connections after `change`.
+fn takes_new_connections_away(change: &Change) -> bool {
+    match change {
+        Change::Delete(_) | Change::DeleteReal(..) => true,
+        Change::EditReal(_, real) => real.weight == 0,
+        Change::Add(_) | Change::Edit(_) | Change::AddReal(..) => false,
+    }
+}
+
+/// Returns the real server of `frontend` that `change` is about.
+fn real_of(change: &Change, frontend: &Frontend) -> Option<SocketAddr> {
+    let real = match change {
+        Change::AddReal(_, real) | Change::EditReal(_, real) => real.address,
+        Change::DeleteReal(_, real) => *real,
+        Change::Add(_) | Change::Edit(_) | Change::Delete(_) => return None,
+    };
+    (frontend_of(change) == *frontend).then_some(real)
 }
 
 fn frontend_of(change: &Change) -> Frontend {
