@@ -25,6 +25,8 @@ pub(super) struct Faults {
     pub(super) calls: usize,
     /// Before so many calls in a thousand another process changes something.
     pub(super) edits: usize,
+    /// It does so once.
+    pub(super) once: bool,
     /// After so many calls in a thousand the process is killed.
     pub(super) kills: usize,
     /// All calls are refused for this reason.

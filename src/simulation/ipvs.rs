@@ -53,6 +53,7 @@ impl Subject for OfIpvs {
         Faults {
             calls: 10,
             edits: 2,
+            once: false,
             kills: 2,
             outage: None,
         }

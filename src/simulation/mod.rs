@@ -284,5 +284,20 @@ impl<S: Subject> Simulation<S> {
         self.watch.lock().check_repaired();
         self.kernel
             .change(|state| self.watch.lock().check_udp(state));
+        self.edit_during_a_sync().await;
+    }
+
+    /// What another process changes while a sync runs is repaired by the next that reads.
+    async fn edit_during_a_sync(&mut self) {
+        self.watch.lock().faults = Faults {
+            edits: 100,
+            once: true,
+            ..Faults::default()
+        };
+        self.change();
+        self.pass(SYNC_PERIOD + Duration::from_secs(5)).await;
+        self.watch.lock().faults = Faults::default();
+        self.pass(SYNC_PERIOD).await;
+        self.watch.lock().check_repaired();
     }
 }

@@ -36,6 +36,7 @@ pub(super) enum Removals {
 const FAULTS: Faults = Faults {
     calls: 60,
     edits: 15,
+    once: false,
     kills: 8,
     outage: None,
 };

@@ -442,6 +442,9 @@ impl Observer for Watching {
         }
         let Watch { random, faults, .. } = &mut *watch;
         if random.chance(faults.edits) {
+            if faults.once {
+                faults.edits = 0;
+            }
             watch.edit(state);
         }
         let edits = watch.edits;

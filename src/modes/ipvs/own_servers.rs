@@ -42,10 +42,13 @@ pub struct NamedFrontends {
 }
 
 /// The sets that name such frontends; bitmaps of ports with their protocol.
-const SETS: [(Set, Protocol); 6] = [
+const SETS: [(Set, Protocol); 9] = [
     (Set::NodePortTcp, Protocol::Tcp),
     (Set::NodePortUdp, Protocol::Udp),
     (Set::NodePortSctp, Protocol::Sctp),
+    (Set::NodePortLocalTcp, Protocol::Tcp),
+    (Set::NodePortLocalUdp, Protocol::Udp),
+    (Set::NodePortLocalSctp, Protocol::Sctp),
     (Set::ExternalIp, Protocol::Tcp),
     (Set::ExternalIpLocal, Protocol::Tcp),
     (Set::LoadBalancer, Protocol::Tcp),
