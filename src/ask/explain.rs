@@ -67,7 +67,7 @@ fn indented(lines: &[String]) -> impl Iterator<Item = String> {
 
 fn tone(explanation: &Explanation) -> Tone {
     match &*explanation.verdict {
-        "forwarded" => Tone::Good,
+        "forwarded" | "answered" => Tone::Good,
         "refused" | "dropped" => Tone::Bad,
         _ => Tone::Warning,
     }
@@ -76,6 +76,7 @@ fn tone(explanation: &Explanation) -> Tone {
 fn sentence(explanation: &Explanation) -> String {
     match &*explanation.verdict {
         "forwarded" => "It is sent to one of:".to_owned(),
+        "answered" => "Tripod itself answers it.".to_owned(),
         "refused" => "It is refused.".to_owned(),
         "dropped" => "It is dropped: nothing answers.".to_owned(),
         "notServed" => {

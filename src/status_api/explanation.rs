@@ -23,8 +23,9 @@ pub struct Explanation {
     pub from: String,
     /// What the sender is taken for: `pod`, `node` or `outside`.
     pub origin: String,
-    /// What becomes of it: `forwarded`, `refused`, `dropped`, `notServed` (it goes where
-    /// it would go without Tripod) or `depends` (on the sender's address).
+    /// What becomes of it: `forwarded`, `answered` (by Tripod itself), `refused`, `dropped`,
+    /// `notServed` (it goes where it would go without Tripod) or `depends` (on the sender's
+    /// address).
     pub verdict: String,
     /// Its way, step by step; the last step says what decides.
     pub steps: Vec<String>,

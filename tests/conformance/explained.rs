@@ -18,9 +18,7 @@ impl Run<'_> {
     /// With the answer, where that says otherwise.
     pub fn check_explanation(&self, probe: &Probe) -> Result<(), String> {
         let local = self.column.flags.contains(&"--userspace-capture=local");
-        let Some(expected) = Expected::of(probe, local) else {
-            return Ok(());
-        };
+        let expected = Expected::of(probe, local);
         let protocol = match probe.protocol {
             Protocol::Tcp => "tcp",
             Protocol::Udp => "udp",
@@ -61,8 +59,8 @@ struct Expected {
 
 impl Expected {
     /// Returns what is to be said of `probe`, where service addresses are captured by
-    /// routes if `local`; `None`: it is no call of a Service.
-    fn of(probe: &Probe, local: bool) -> Option<Expected> {
+    /// routes if `local`.
+    fn of(probe: &Probe, local: bool) -> Expected {
         // Ports of the node that no Service has are the node's own affair.
         let at_node = !matches!(
             probe.target,
@@ -86,16 +84,16 @@ impl Expected {
             Observation::StoppedOrRefused | Observation::SilentOrRefused => {
                 [refused(), vec!["dropped"]].concat()
             }
-            Observation::Healthy(_) | Observation::Unhealthy => return None,
+            Observation::Healthy(_) | Observation::Unhealthy => vec!["answered"],
         };
         let candidates = match &probe.observation {
             Observation::Answered(answered) => candidates(answered, probe.to.is_ipv4()),
             _ => Vec::new(),
         };
-        Some(Expected {
+        Expected {
             verdicts,
             candidates,
-        })
+        }
     }
 
     fn is_met(&self, explanation: &Value) -> bool {

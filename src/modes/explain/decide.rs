@@ -34,13 +34,7 @@ pub fn decide(map: &ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Expla
     match frontend::of(map, behaviour, packet) {
         Frontend::Of(port, role) => way.service(port, role),
         Frontend::OtherPort(port, role) => way.other_port(port, role),
-        Frontend::HealthCheck(port) => way.end(
-            Verdict::Refused,
-            format!(
-                "it is the health-check node port of {}: Tripod itself answers it over TCP",
-                port.name
-            ),
-        ),
+        Frontend::HealthCheck(port) => way.health_check(port),
         Frontend::None => way.unowned(),
     }
     way.name_dead_ends(map);
@@ -158,6 +152,20 @@ impl Way<'_> {
             self.end(Verdict::Refused, why);
         } else {
             self.end(Verdict::NotServed, "it is routed as usual");
+        }
+    }
+
+    /// The health-check node port of `port`'s Service: a socket of this process listens
+    /// where node ports are served, in every mode.
+    fn health_check(&mut self, port: &ServicePort) {
+        let service = &port.name.service;
+        self.step(format!("it is the health-check node port of {service}"));
+        if self.behaviour.served.contains(&self.packet.to.ip()) {
+            let why = "Tripod itself answers over HTTP how many endpoints are on this node";
+            self.end(Verdict::Answered, why);
+        } else {
+            let why = "health checks are not served at this address (nodePortAddresses)";
+            self.end(Verdict::Refused, why);
         }
     }
 

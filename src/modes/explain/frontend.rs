@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use super::{Behaviour, Packet};
 use crate::{
-    net::Family,
+    net::{Family, Protocol},
     services::{AddressKind, ServiceMap, ServicePort},
 };
 
@@ -61,7 +61,9 @@ pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet
             if is_node_port && port.name.protocol == packet.protocol && !is_excluded() {
                 return Frontend::Of(port, AddressKind::NodePort);
             }
-            if port.health_check_node_port == Some(number) {
+            // Health checks are HTTP, so that the port is free over other protocols.
+            let is_health_check = port.health_check_node_port == Some(number);
+            if is_health_check && packet.protocol == Protocol::Tcp {
                 return Frontend::HealthCheck(port);
             }
         }

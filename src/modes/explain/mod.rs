@@ -95,6 +95,8 @@ pub enum Origin {
 pub enum Verdict {
     /// It is sent to one of the candidates.
     Forwarded,
+    /// Tripod itself answers it.
+    Answered,
     /// Its sender learns at once that it is not served: a reset, or an ICMP message.
     Refused,
     /// It is discarded without an answer.

@@ -137,6 +137,40 @@ fn addresses_without_a_service_port() {
 }
 
 #[test]
+fn tripod_answers_health_checks_where_node_ports_are_served() {
+    let web = ServicePort {
+        health_check_node_port: Some(31_000),
+        ..service_port("web", [10, 96, 0, 1])
+    };
+    let map: ServiceMap = [web].into_iter().collect();
+    let elsewhere = Served::Within(vec!["198.51.100.0/24".parse().unwrap()]);
+    for (served, protocol, expected, last) in [
+        (Served::All, Protocol::Tcp, Verdict::Answered, "over HTTP"),
+        (elsewhere, Protocol::Tcp, Verdict::Refused, "are not served"),
+        (
+            Served::All,
+            Protocol::Udp,
+            Verdict::NotServed,
+            "no Service has that port",
+        ),
+    ] {
+        let behaviour = Behaviour {
+            served: Arc::new(served),
+            ..behaviour(pods())
+        };
+        let packet = Packet {
+            to: "192.0.2.1:31000".parse().unwrap(),
+            protocol,
+            from: Caller::Outside,
+        };
+        let explanation = decide(&map, &behaviour, &packet);
+        assert_eq!(explanation.verdict, expected, "{protocol:?}");
+        let step = explanation.steps.last().unwrap();
+        assert!(step.contains(last), "{step}");
+    }
+}
+
+#[test]
 fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
     let map = map();
     let port = map.iter().next().expect("a ServicePort");

@@ -270,6 +270,7 @@ fn origin(origin: Origin) -> &'static str {
 fn verdict(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Forwarded => "forwarded",
+        Verdict::Answered => "answered",
         Verdict::Refused => "refused",
         Verdict::Dropped => "dropped",
         Verdict::NotServed => "notServed",
