@@ -23,6 +23,7 @@ fn served() -> (Runtime, Arc<Introspection>) {
     let runtime = Builder::new_current_thread().enable_time().build();
     let running = Running {
         mode: ModeName::Userspace,
+        named: false,
         passed_over: Vec::new(),
         wanting: Vec::new(),
     };

@@ -50,6 +50,8 @@ const PATHS: [&str; 8] = [
 pub struct Running {
     /// The mode that runs.
     pub mode: ModeName,
+    /// The settings name a mode; otherwise the one that runs is as good as any.
+    pub named: bool,
     /// Why each better mode was passed over.
     pub passed_over: Vec<String>,
     /// One word for each thing that these miss.
@@ -133,11 +135,13 @@ impl Introspection {
         let fallback = IntGauge::with_opts(
             Opts::new(
                 "tripod_mode_fallback",
-                "1 if another mode runs than the one asked for, with what is missing.",
+                "1 if another mode runs than the one that the settings name; the label has what \
+                 better modes miss, also where the settings name none.",
             )
             .const_label("reason", &wanting),
         )?;
-        fallback.set(i64::from(!wanting.is_empty()));
+        // An alert stands on it, which is for who asked for a mode and did not get it.
+        fallback.set(i64::from(self.running.named && !wanting.is_empty()));
         self.registry.register(Box::new(fallback))?;
         for (name, help, label, value) in info {
             let gauge = IntGauge::with_opts(Opts::new(name, help).const_label(label, value))?;

@@ -105,10 +105,15 @@ fn probes(health: &Arc<Health>) -> Probes {
 }
 
 fn about(registry: &Registry) -> Introspection {
+    about_mode(registry, true)
+}
+
+fn about_mode(registry: &Registry, named: bool) -> Introspection {
     let configuration = json!({"mode": "userspace"});
     let flags = BTreeMap::from([("proxy-mode".to_owned(), "userspace".to_owned())]);
     let running = Running {
         mode: ModeName::Userspace,
+        named,
         passed_over: vec!["no ipvs mode here".to_owned()],
         wanting: vec!["ipvs".to_owned(), "dummy".to_owned()],
     };
@@ -265,6 +270,20 @@ fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
     assert_eq!(value("tripod_mode", &[("mode", "userspace")]), 1.0);
     let wanting = [("reason", "ipvs,dummy")];
     assert_eq!(value("tripod_mode_fallback", &wanting), 1.0);
+}
+
+#[test]
+fn a_worse_mode_counts_as_fallback_where_the_settings_name_one() {
+    for (named, expected) in [(true, 1.0), (false, 0.0)] {
+        let registry = Registry::new();
+        let about = about_mode(&registry, named);
+        about.register().unwrap();
+        let text = String::from_utf8(about.page(get("/metrics")).body).unwrap();
+        let scrape = exposition::parse(&text).unwrap();
+        let sample = &scrape["tripod_mode_fallback"].samples[0];
+        assert_eq!(sample.labels["reason"], "ipvs,dummy");
+        assert_eq!(sample.value, expected, "named: {named}");
+    }
 }
 
 #[test]
