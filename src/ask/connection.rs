@@ -22,8 +22,10 @@ const LONGEST: usize = 64 << 20;
 pub(super) enum Failure {
     /// No process answers at the socket.
     Unreachable(String),
-    /// The proxy says why not.
+    /// The proxy says what is wrong with the question.
     Refused(String),
+    /// The proxy says why it cannot answer now: others ask, or it ends.
+    Unavailable(String),
     /// The answer cannot be read.
     Unreadable(String),
 }
@@ -31,9 +33,10 @@ pub(super) enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Unreachable(why) | Failure::Refused(why) | Failure::Unreadable(why) => {
-                f.write_str(why)
-            }
+            Failure::Unreachable(why)
+            | Failure::Refused(why)
+            | Failure::Unavailable(why)
+            | Failure::Unreadable(why) => f.write_str(why),
         }
     }
 }
@@ -63,7 +66,13 @@ impl<'a> Connection<'a> {
         }
         let refused = serde_json::from_slice::<Refused>(&body);
         let why = refused.map_or_else(|_| status.to_string(), |refused| refused.error);
-        Err(Failure::Refused(why))
+        Err(
+            if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
+                Failure::Unavailable(why)
+            } else {
+                Failure::Refused(why)
+            },
+        )
     }
 
     fn unreachable(&self, why: &str) -> Failure {

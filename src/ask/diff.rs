@@ -22,9 +22,9 @@ pub(super) enum Detail {
 }
 
 /// Returns the status to exit with: 0 where nothing differs, 1 where something does, 2
-/// where a family could not be compared.
+/// where a family could not be compared, or another process of userspace mode has them all.
 pub(super) fn status(diff: &Diff) -> ExitCode {
-    if diff.families.iter().any(|family| family.error.is_some()) {
+    if diff.families.is_empty() || diff.families.iter().any(|family| family.error.is_some()) {
         return ExitCode::from(UNREACHABLE);
     }
     let mut families = diff.families.iter();
@@ -42,7 +42,10 @@ pub(super) fn table(diff: &Diff, detail: Detail, paint: Paint) -> String {
         text.push_str(&section(family, &diff.mode, detail, paint));
     }
     if diff.families.is_empty() {
-        text.push_str("Another process of userspace mode serves now: ask that one.\n");
+        let why = "could not be compared: another process of userspace mode serves now; ask again \
+                   when this one has ended";
+        let why = paint.paint(Tone::Bad, why);
+        text.push_str(&format!("{} mode: {why}\n", diff.mode));
     }
     text.push_str(&lines("the node", &diff.node, None, detail, paint));
     text

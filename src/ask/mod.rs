@@ -8,6 +8,8 @@ mod paint;
 mod services;
 mod status;
 pub mod table;
+#[cfg(test)]
+mod tests;
 mod times;
 mod watch;
 
@@ -29,11 +31,11 @@ use crate::{
     status_api::{DIFF_PATH, Diff, EXPLAIN_PATH, Explanation, STATUS_PATH, ServicePort, Status},
 };
 
-/// The proxy does not answer.
+/// The proxy does not answer, or cannot now.
 const UNREACHABLE: u8 = 2;
 
 /// Asks, and prints the answer. Returns the status to exit with: 0; 1 where the proxy
-/// is not healthy, or there is no such Service; 2 where it does not answer.
+/// is not healthy, or there is no such Service; 2 where it does not answer, or cannot now.
 pub async fn ask(ask: &Ask) -> ExitCode {
     let connection = Connection::new(&ask.socket);
     let answered = match &ask.question {
@@ -67,7 +69,9 @@ pub async fn ask(ask: &Ask) -> ExitCode {
         let _ = writeln!(io::stderr(), "error: {failure}");
         match failure {
             Failure::Refused(_) => ExitCode::FAILURE,
-            Failure::Unreachable(_) | Failure::Unreadable(_) => ExitCode::from(UNREACHABLE),
+            Failure::Unreachable(_) | Failure::Unavailable(_) | Failure::Unreadable(_) => {
+                ExitCode::from(UNREACHABLE)
+            }
         }
     })
 }

@@ -100,8 +100,8 @@ const EXPLAIN_HELP: &str = "\
 Says of the first packet of a connection, or of a client's datagrams, whose it is, where
 it may be sent and with which share, or who refuses it: by the Services as they are now
 and by what the kernel holds, with every difference marked. Changes nothing and sends
-nothing. Exits with 0, and with 2 if the proxy does not answer or the command line is
-wrong.
+nothing. Exits with 0, with 1 where the question makes no sense, and with 2 if the proxy
+does not answer or cannot now, or the command line is wrong.
 
 Examples:
       tripod explain --to 10.96.0.10:53/udp
@@ -149,8 +149,8 @@ fn caller(text: &str) -> Result<String, String> {
 const DIFF_HELP: &str = "\
 Reads what the kernel holds and compares it with what it is to hold for the Services
 as they are now; changes nothing. Exits with 0 where nothing differs, with 1 where
-something does, and with 2 if the proxy does not answer, the kernel cannot be read or
-the command line is wrong.";
+something does, and with 2 if the proxy does not answer or cannot now, the kernel cannot
+be read, another process of userspace mode serves, or the command line is wrong.";
 
 pub(super) fn diff() -> Command {
     let about = "Print how the kernel differs from what it is to hold, and exit";

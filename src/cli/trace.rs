@@ -40,8 +40,9 @@ who refuses or drops them; at the end how many went where. It takes root. Packet
 their way unchanged: while it runs, a table of nf_tables has the kernel report on them
 (meta nftrace), at most 100 a second, and the kernel removes that table when this
 process ends, however it ends; in the legacy tables rules with target TRACE do the same,
-which are removed at the end, or by the next trace. Exits with 0, and with 2 if nothing
-can be traced or the command line is wrong.
+which are removed at the end, or by the next trace. Exits with 0, with 1 if it could not
+go on to the end or a rule stays, and with 2 if nothing can be traced or the command line
+is wrong.
 
 Examples:
       tripod trace --to 10.96.0.10:53/udp

@@ -53,7 +53,7 @@ const UNABLE: u8 = 2;
 const OVERDUE: time::Duration = time::Duration::from_millis(100);
 
 /// Follows packets as asked, and prints what becomes of them. Returns the status to exit
-/// with: 0; 2 where nothing can be traced.
+/// with: 0; 1 where that fails on the way, or a rule stays; 2 where nothing can be traced.
 pub async fn trace(asked: &Trace) -> ExitCode {
     let unable = |why: String| {
         let _ = writeln!(io::stderr(), "error: {why}");
