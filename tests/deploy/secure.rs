@@ -101,6 +101,32 @@ fn rights_are_those_of_reviews_and_of_readers() {
     assert_eq!(annotations["kubernetes.io/service-account.name"], name);
 }
 
+/// Whoever may open the page may read what it reads.
+#[test]
+fn the_status_reader_may_read_what_the_page_reads() {
+    let rbac = documents(&format!("{COMPONENT}/rbac.yaml"));
+    assert_eq!(rbac[2]["metadata"]["name"], "tripod:status-reader");
+    let urls = rbac[2]["rules"][0]["nonResourceURLs"].as_array();
+    let urls: Vec<&str> = urls
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let allows = |path: &str| {
+        urls.iter().any(|url| match url.strip_suffix('*') {
+            Some(start) => path.starts_with(start),
+            None => *url == path,
+        })
+    };
+    let page = include_str!("../../src/serve/page.html");
+    let read = page.split("read(\"").skip(1);
+    let read: Vec<&str> = read.filter_map(|rest| rest.split('"').next()).collect();
+    assert!(read.contains(&"metrics") && read.len() > 3, "{read:?}");
+    for path in read.iter().copied().chain(["", "v1/explain"]) {
+        assert!(allows(&format!("/{path}")), "/{path} is not in {urls:?}");
+    }
+}
+
 #[test]
 fn the_pod_monitor_reads_over_tls_with_the_readers_token() {
     let [monitor] = <[Value; 1]>::try_from(documents("monitoring/pod-monitor.yaml")).expect("one");
