@@ -18,17 +18,23 @@ use super::{
 use crate::lab::{Capture, Lab, Service, Tripod, eventually, get, tripod_binary};
 
 const SOON: Duration = Duration::from_secs(30);
-const MODES: [&str; 3] = ["iptables", "nftables", "userspace"];
+const MODES: [&str; 4] = ["iptables", "ipvs", "nftables", "userspace"];
+/// Those that run here: ipvs mode needs a kernel that has IPVS.
+const TRIED: [&str; 3] = ["iptables", "nftables", "userspace"];
+/// What ipvs mode shows beyond nftables mode, which has the same relay and the same ejection
+/// beside it: IPVS knows which connections are open.
+const OF_IPVS: &str = "tripod_endpoint_active_connections";
 const WITH_SERVER: &str = "with an API server";
 
 const HEAD: &str = "\
 # Metrics
 
 What `/metrics` shows, at `metricsBindAddress` (by default 127.0.0.1:10249). Names that
-kube-proxy has mean what they mean there. ipvs mode shows those of all modes; in ipvs and
-nftables mode, those of the relay are there where node ports are served on loopback
-addresses. `tripod_endpoint_…` are there for Services in the namespaces that
-`--service-metrics` names. A test of `make test` holds this list to what the program shows.
+kube-proxy has mean what they mean there. In ipvs and nftables mode, those of the relay
+(`tripod_userspace_…`, `kubeproxy_nftables_localhost_nodeport_…`) are there where node ports
+are served on loopback addresses. `tripod_endpoint_…` are there for Services in the
+namespaces that `--service-metrics` names. A test of `make test` holds this list to what the
+program shows.
 
 They come in Prometheus' text format, and in OpenMetrics 1.0, without exemplars, to who
 accepts `application/openmetrics-text`, as Prometheus does. There, a counter that is called
@@ -71,6 +77,15 @@ fn add(metrics: &mut BTreeMap<String, Metric>, mode: &'static str, scrape: &str)
                 .filter_map(|label| label.split_once("=\""));
             let names = names.map(|(name, _)| name.to_owned());
             metric.labels.extend(names.filter(|name| name != "le"));
+        }
+    }
+}
+
+/// Adds ipvs mode, where no kernel shows it.
+fn add_ipvs(metrics: &mut BTreeMap<String, Metric>) {
+    for (name, metric) in metrics {
+        if name == OF_IPVS || metric.modes.contains("nftables") {
+            metric.modes.insert("ipvs");
         }
     }
 }
@@ -124,7 +139,7 @@ fn with_document(judge: impl FnOnce(String)) {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         lab.publish_all(&Service::new("web", 1).with_node_port());
-        for mode in MODES {
+        for mode in TRIED {
             let mut command = lab.node.command(tripod_binary());
             command
                 .arg(format!("--proxy-mode={mode}"))
@@ -139,6 +154,7 @@ fn with_document(judge: impl FnOnce(String)) {
             let text = synced(|| get(&lab.node, at, "/metrics"));
             add(&mut metrics, mode, &text);
         }
+        add_ipvs(&mut metrics);
         let tcp = TcpServer::open(shop(), "metrics", &Authority::new(), false).await;
         let _tripod = tripod(&tcp, &[]);
         let text = synced(|| fetch("127.0.0.1:10249", "/metrics"));
@@ -156,6 +172,39 @@ fn the_document_is_current() {
             "it is to be (write it by the test api::metrics::write):\n{current}"
         );
     });
+}
+
+/// The document, which is held to the program, has each metric of kube-proxy's with its type
+/// and labels.
+#[test]
+fn those_of_kube_proxy_are_there() {
+    let text = fs::read_to_string(path()).expect("docs/metrics.md");
+    let rows: BTreeMap<&str, Vec<&str>> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .filter_map(|row| row.split_once("` | "))
+        .map(|(name, row)| (name, row.split(" | ").collect()))
+        .collect();
+    let expected = include_str!("kube_proxy_metrics.tsv").lines();
+    let expected = expected.filter(|line| !line.starts_with('#'));
+    let mut known = BTreeSet::new();
+    for line in expected {
+        let [name, kind, labels] = line.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("{line:?}");
+        };
+        let row = rows.get(name);
+        let row = row.unwrap_or_else(|| panic!("{name} is missing"));
+        let shown = row[1].replace(['`', ' '], "");
+        assert_eq!((row[0], &*shown), (kind, labels), "{name}");
+        assert!(["all", "iptables", WITH_SERVER].contains(&row[2]), "{name}");
+        known.insert(name);
+    }
+    assert!(known.len() > 30);
+    // Nothing of ours takes a name that is kube-proxy's to give, but for its nftables mode's.
+    let ours = rows.keys().filter(|name| name.starts_with("kubeproxy_"));
+    for name in ours.filter(|name| !name.starts_with("kubeproxy_nftables_")) {
+        assert!(known.contains(name), "{name}");
+    }
 }
 
 #[test]

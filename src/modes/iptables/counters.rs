@@ -45,6 +45,11 @@ impl Counters {
         let failures = |what: &str, help: &str| {
             let name = format!("kubeproxy_sync_proxy_rules_iptables_{what}_failures_total");
             let counter = IntCounterVec::new(Opts::new(name, help), &["ip_family"])?;
+            // Without a value it would not be shown before the first failure, which no
+            // rate could tell from none.
+            for family in Family::ALL {
+                counter.with_label_values(&[family.name()]);
+            }
             registry.register(Box::new(counter.clone()))?;
             Ok::<_, prometheus::Error>(counter)
         };

@@ -53,6 +53,10 @@ impl RelayMetrics {
         );
         let listeners = IntGaugeVec::new(listeners, &["ip_family"])?;
         let failures = IntCounterVec::new(failures, &["ip_family"])?;
+        // Shown before the first failure, too, so that a rate tells it from none.
+        for family in Family::ALL {
+            failures.with_label_values(&[family.name()]);
+        }
         registry.register(Box::new(listeners.clone()))?;
         registry.register(Box::new(failures.clone()))?;
         Ok(RelayMetrics {
