@@ -3,10 +3,10 @@ CARGO ?= cargo
 
 # Tests and demo make network namespaces and rules in them; one test boots a
 # kernel of its own (User-Mode Linux), one opens the page in a browser.
-TOOLS    := ip unshare setpriv iptables
+TOOLS    := ip unshare setpriv iptables sysctl
 TEST_TOOLS := $(TOOLS) taskset linux.uml modprobe ipset ipvsadm nft strace valgrind script chromium chromedriver \
     buildah runc groff
-PACKAGES := iproute2 util-linux iptables
+PACKAGES := iproute2 util-linux iptables procps
 TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace valgrind bsdutils chromium chromium-driver \
     buildah runc groff-base
 

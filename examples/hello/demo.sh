@@ -10,9 +10,9 @@ tripod=${TRIPOD:-$target/tripod}
 whoami=${WHOAMI:-$target/examples/whoami}
 
 if [ "${1-}" != inside ]; then
-    for tool in ip unshare; do
+    for tool in ip unshare sysctl; do
         command -v "$tool" >/dev/null || {
-            echo "demo: no $tool(8): apt-get install iproute2 util-linux" >&2
+            echo "demo: no $tool(8): apt-get install iproute2 util-linux procps" >&2
             exit 1
         }
     done
