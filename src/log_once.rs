@@ -2,7 +2,11 @@
 
 use std::{
     collections::BTreeSet,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
 };
 
 /// Remembers which messages were logged.
@@ -37,6 +41,14 @@ impl LogOnce {
         !std::mem::take(&mut self.logged).is_empty()
     }
 
+    /// Returns the logged messages that are not among `current`, all that hold now. They
+    /// count as logged until [`replace`](Self::replace) forgets them.
+    pub fn over(&self, current: &[String]) -> Vec<String> {
+        let logged = self.logged.iter();
+        let over = logged.filter(|message| !current.contains(message));
+        over.cloned().collect()
+    }
+
     /// Returns those messages of `current`, all that hold now, that were not logged
     /// yet, and counts them as logged. The others are forgotten: they are new when
     /// they hold again.
@@ -48,14 +60,45 @@ impl LogOnce {
     }
 }
 
-/// Remembers whether something was logged, which threads may ask at the same time.
+/// Remembers whether something was logged that happens again and again, to one connection
+/// and not to the next; threads may ask at the same time. It is over when it has not happened
+/// for a minute, so that what comes and goes does not fill the log.
 #[derive(Debug, Default)]
-pub struct LoggedFlag(AtomicBool);
+pub struct LoggedFlag {
+    /// When it last happened, as [`now`] has it; 0: it was not logged, or is over.
+    last: AtomicU64,
+}
+
+/// Seconds without it after which something is over.
+const QUIET: u64 = 60;
+
+/// Returns the time in seconds, from 1 on.
+fn now() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed().as_secs() + 1
+}
 
 impl LoggedFlag {
-    /// Returns true for the first call.
+    /// Records that it happens. Returns true if that is to be logged: for the first time, and
+    /// when it was over.
     pub fn is_first(&self) -> bool {
-        !self.0.swap(true, Relaxed)
+        self.happens(now())
+    }
+
+    /// Records that it does not happen now. Returns true once when it is over.
+    pub fn is_over(&self) -> bool {
+        // Asked for each connection: mostly there is nothing to compare with the time.
+        self.last.load(Relaxed) != 0 && self.ends(now())
+    }
+
+    fn happens(&self, now: u64) -> bool {
+        self.last.swap(now, Relaxed) == 0
+    }
+
+    fn ends(&self, now: u64) -> bool {
+        let is_quiet = |last| last != 0 && now.saturating_sub(last) >= QUIET;
+        let ended = (self.last).fetch_update(Relaxed, Relaxed, |last| is_quiet(last).then_some(0));
+        ended.is_ok()
     }
 }
 
@@ -75,5 +118,27 @@ mod tests {
         assert!(logged.differs("c") && !logged.differs("c"));
         assert!(logged.differs("d") && logged.differs("c"));
         assert!(logged.end() && !logged.end());
+    }
+
+    #[test]
+    fn what_holds_no_more_is_named_until_it_is_forgotten() {
+        let mut logged = LogOnce::default();
+        let [a, b] = ["a", "b"].map(str::to_owned);
+        logged.replace([a.clone(), b.clone()]);
+        let left = [b.clone()];
+        assert_eq!(logged.over(&left), [a]);
+        logged.replace(left);
+        assert_eq!(logged.over(&[b]), [""; 0]);
+    }
+
+    #[test]
+    fn what_comes_and_goes_is_over_after_a_minute_without_it() {
+        let flag = LoggedFlag::default();
+        assert!(!flag.is_over() && !flag.ends(100), "it never happened");
+        assert!(flag.happens(100) && !flag.happens(130));
+        assert!(!flag.ends(189), "59 s after it last happened");
+        assert!(flag.ends(190) && !flag.ends(191), "once");
+        assert!(flag.happens(200), "it came back");
+        assert!(LoggedFlag::default().is_first());
     }
 }

@@ -170,15 +170,24 @@ impl Ejector {
         self.evidence.retain(|endpoint| watched.has(endpoint));
         if watched.is_empty() {
             self.kernel = None;
+            // No Service asks for it, so that there is nothing to say of its being over.
+            self.logged.end();
             return;
         }
         if self.kernel.is_some() {
             return;
         }
         match Kernel::open() {
-            Ok(kernel) => self.kernel = Some(kernel),
+            Ok(kernel) => {
+                self.kernel = Some(kernel);
+                for over in self.logged.over(&[]) {
+                    tracing::info!("no longer so: {over}");
+                }
+                self.logged.end();
+            }
             Err(why) => {
                 let note = format!("{} is not honoured here: {why}", Preferences::EJECT);
+                let mut current = Vec::new();
                 for service in watched.all_services() {
                     let message = format!("Service {service}: {note}");
                     if self.logged.is_new(&message) {
@@ -186,7 +195,10 @@ impl Ejector {
                         let event = events::Event::not_honoured(service.clone(), note.clone());
                         self.recorder.post(event);
                     }
+                    current.push(message);
                 }
+                // A Service that asks no more is logged anew when it does again.
+                self.logged.replace(current);
             }
         }
     }

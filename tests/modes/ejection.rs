@@ -217,17 +217,25 @@ fn one_lost_packet_ejects_nothing() {
 }
 
 #[test]
-fn a_kernel_that_says_nothing_of_connections_is_named() {
-    let silent = |node: &Host| {
+fn a_kernel_that_says_nothing_of_connections_is_named_until_it_does() {
+    let set = |node: &Host, value: &str| {
         let events = "/proc/sys/net/netfilter/nf_conntrack_events";
-        node.enter(|| std::fs::write(events, "0"))
+        node.enter(|| std::fs::write(events, value))
             .expect("a sysctl");
     };
-    with_each_mode_after(silent, |_, _, tripod, _| {
+    let silent = |node: &Host| set(node, "0");
+    with_each_mode_after(silent, |_, lab, tripod, web| {
         tripod.logs_once(&[
             "WARN",
             "Service default/web: tripod.proxy/eject is not honoured here",
             "nf_conntrack_events is 0; set it to 1",
+        ]);
+        // It is tried again when other endpoints are to be watched.
+        set(&lab.node, "1");
+        lab.publish(web, &["a"]);
+        tripod.logs_once(&[
+            "INFO",
+            "no longer so: Service default/web: tripod.proxy/eject is not honoured here",
         ]);
     });
 }

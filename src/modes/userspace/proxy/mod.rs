@@ -121,6 +121,11 @@ impl Shared {
                      tripod_userspace_client_limited_total counts them"
                 );
             }
+        } else if group.usage.client_logged.is_over() {
+            tracing::info!(
+                service = %group.label,
+                "no client of this Service was kept from new connections for a minute"
+            );
         }
         counted
     }
@@ -140,12 +145,18 @@ impl Shared {
                      tripod.proxy/max-connections); tripod_userspace_service_limited_total counts it"
                 );
             }
+        } else if group.usage.full_logged.is_over() {
+            tracing::info!(
+                service = %group.label,
+                open = group.usage.all(),
+                "for a minute the Service had fewer connections than it may"
+            );
         }
         place
     }
 
     /// Returns whether a call of `endpoint` would come back to this process; logs that
-    /// once for each group.
+    /// once for each group, and when it is over.
     fn comes_back(&self, group: &ServiceGroup, protocol: Protocol, endpoint: SocketAddr) -> bool {
         let comes_back = self.captured.has(protocol, endpoint);
         if comes_back && group.comes_back_logged.is_first() {
@@ -154,6 +165,12 @@ impl Shared {
                 %endpoint,
                 "this endpoint is not called: it is itself the address of a Service, so that each \
                  call would come back here; give the Service the endpoints that serve it"
+            );
+        }
+        if !comes_back && group.comes_back_logged.is_over() {
+            tracing::info!(
+                service = %group.label,
+                "for a minute no endpoint was met that is itself the address of a Service"
             );
         }
         comes_back

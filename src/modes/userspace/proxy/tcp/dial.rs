@@ -117,6 +117,9 @@ impl<'a> Search<'a> {
             self.limits.time = self.limits.time.saturating_sub(begun.elapsed());
             match dialed {
                 Ok(stream) => {
+                    if self.shared.ports_logged.is_over() {
+                        tracing::info!("for a minute no connection lacked a local port");
+                    }
                     self.group.answered(endpoint.address);
                     return Some(Dialed { stream, lease });
                 }

@@ -155,6 +155,13 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
              tripod_userspace_accept_paused_total counts it"
         );
     }
+    if !waits && group.waits_logged.is_over() {
+        tracing::info!(
+            service = %group.label,
+            connections,
+            "for a minute no new connections of this port of the Service were left to wait"
+        );
+    }
     waits
 }
 

@@ -71,6 +71,9 @@ impl Associations {
             };
             match connected(&self.shared, &flow(key), endpoint.address) {
                 Ok((backend, local)) => {
+                    if self.shared.udp.exhaustion_logged.is_over() {
+                        tracing::info!("no new UDP client was turned away for a minute");
+                    }
                     return Some(Found {
                         endpoint,
                         backend,
