@@ -90,6 +90,30 @@ fn is_answered(mut stream: impl Read + Write, path: &str) -> io::Result<bool> {
     Ok(answer.starts_with("HTTP/1.0 200"))
 }
 
+/// What each address answers beside, of the running proxy.
+const PATHS: [&str; 3] = ["/", "/v1/services", "/v1/diff"];
+
+/// Asks for the page, for Services and for what differs, and takes the answers. At most a few
+/// wait for the kernel to be read at a time, and are answered again later.
+async fn all_is_answered(at: &str, tls: &TlsConnector) {
+    for path in PATHS {
+        let begun = Instant::now();
+        let answered = async || match at {
+            ADDRESS => {
+                let got = ask(tls, "GET", path, Some("Bearer t2")).await?;
+                Ok(got.status == 200)
+            }
+            PLAIN => is_answered(TcpStream::connect(PLAIN)?, path),
+            // The page is for browsers, which read no unix socket.
+            _ if path == "/" => Ok(true),
+            _ => is_answered(UnixStream::connect(SOCKET)?, path),
+        };
+        while !matches!(answered().await, Ok::<_, io::Error>(true)) {
+            assert!(begun.elapsed() < SOON, "{at}{path}: no answer");
+        }
+    }
+}
+
 /// One who asks and takes the answer.
 async fn one_more(at: &str, tls: &TlsConnector) -> io::Result<bool> {
     match at {
@@ -132,6 +156,7 @@ async fn withstands(tripod: &Tripod, at: &str, tls: &TlsConnector) {
     }
     let (crowd, came) = coming.join().expect("they connect");
     took = took.max(slowest(at, tls, 20).await);
+    all_is_answered(at, tls).await;
     let more = tripod.resident_kib().saturating_sub(memory);
     let opened = tripod.descriptors().saturating_sub(descriptors);
     drop(crowd);

@@ -101,6 +101,7 @@ pub async fn cluster(name: &str) -> TcpServer {
         "/proxyMode",
         "/v1/status",
         "/v1/services",
+        "/v1/diff",
         "/none",
     ];
     let mut rights = vec![("scraper", "/metrics")];

@@ -119,7 +119,16 @@ fn others_than_the_node_are_refused() {
         let _running = Tripod::start_on(&lab.node, command);
         let here = ([127, 0, 0, 1], 10250).into();
         let node = (lab.node.addresses[0], 10250).into();
-        for path in ["/v1/status", "/v1/services", "/v1/syncs", "/"] {
+        let explain = "/v1/explain?to=10.96.0.1:80";
+        let paths = [
+            "/v1/status",
+            "/v1/services",
+            "/v1/syncs",
+            "/v1/diff",
+            explain,
+            "/",
+        ];
+        for path in paths {
             let own = get(&lab.node, here, path).expect("an answer");
             assert!(own.starts_with("HTTP/1.1 200"), "{own}");
             let other = get(&lab.outside, node, path).expect("an answer");
