@@ -125,7 +125,8 @@ pub fn command() -> Command {
         .about(ABOUT)
         .args_conflicts_with_subcommands(true)
         .subcommand(with_flags(Command::new("cleanup").about(
-            "Remove all that Tripod or kube-proxy ever installed here, and exit",
+            "Remove all that Tripod or kube-proxy ever put into the kernel here, but for settings \
+             (sysctl), which stay, and exit",
         )))
         .subcommand(
             with_flags(Command::new("probe").about(
