@@ -22,6 +22,8 @@ pub struct Effective {
     /// The mode to begin with; another one runs where this kernel does not have
     /// what it needs.
     pub mode: ModeName,
+    /// Whether that mode was named; otherwise it is Tripod's default.
+    pub is_mode_named: bool,
     /// This node's own address, if it is not to be taken from its Node. Its
     /// family is the primary one.
     pub node_ip: Option<IpAddr>,

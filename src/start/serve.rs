@@ -252,7 +252,7 @@ fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> In
     let flags = flags.map(|(name, value)| ((*name).to_owned(), value.clone()));
     let running = serve::Running {
         mode: choice.mode,
-        named: !settings.configuration.mode.is_empty(),
+        named: settings.effective.is_mode_named,
         passed_over: choice.passed_over,
         wanting: choice.wanting,
     };

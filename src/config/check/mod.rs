@@ -49,6 +49,7 @@ pub fn check(
     check.ranges(c);
     let effective = Effective {
         mode: check.mode(c),
+        is_mode_named: !check.blank_mode,
         node_ip: check.node_ip(c),
         primary_family: parse_ip(&c.bind_address).map_or(Family::V4, |ip| Family::of(&ip)),
         healthz: check.bind(
