@@ -125,8 +125,7 @@ pub fn command() -> Command {
         .about(ABOUT)
         .args_conflicts_with_subcommands(true)
         .subcommand(with_flags(Command::new("cleanup").about(
-            "Remove all that Tripod or kube-proxy ever put into the kernel here, but for settings \
-             (sysctl), which stay, and exit",
+            "Remove what Tripod or kube-proxy put into this kernel, but for its settings, and exit",
         )))
         .subcommand(
             with_flags(Command::new("probe").about(

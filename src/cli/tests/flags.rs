@@ -39,6 +39,7 @@ fn values_are_written_as_for_kube_proxy() {
     let c = settings(&["", "-v", "3", "", "--proxy-mode", "", "--master", "--v", ""]);
     assert_eq!(c.configuration.logging.verbosity, 3);
     assert_eq!(c.effective.mode, ModeName::Ipvs);
+    assert!(!c.effective.is_mode_named && settings(&["--proxy-mode=ipvs"]).effective.is_mode_named);
     assert_eq!(c.master.as_deref(), Some("--v"));
     let c = settings(&[
         "--iptables-masquerade-bit=0x10",

@@ -89,6 +89,9 @@ fn what_is_written_means_the_same_when_read() {
         let mut again = again.effective;
         // A default minimum is a value like any other once it is written.
         again.min_sync_period = first.effective.min_sync_period;
+        // So is the mode.
+        assert!(again.is_mode_named);
+        again.is_mode_named = first.effective.is_mode_named;
         assert_eq!(again, first.effective);
     }
 }
