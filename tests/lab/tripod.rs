@@ -1,5 +1,6 @@
 //! The program under test.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -228,6 +229,21 @@ impl Tripod {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
             .expect("a running process")
             .count()
+    }
+
+    /// Returns what its descriptors are: for each kind how many, and its sockets one by one.
+    pub fn open_files(&self, node: &Host) -> String {
+        let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+        let folder = format!("/proc/{}/fd", self.pid());
+        for entry in std::fs::read_dir(folder).expect("a running process") {
+            let link = entry.ok().and_then(|entry| std::fs::read_link(entry.path()).ok());
+            let name = link.map(|link| link.to_string_lossy().into_owned());
+            let kind = name.map(|name| name.split(":[").next().map(str::to_owned));
+            *kinds.entry(kind.flatten().unwrap_or_default()).or_default() += 1;
+        }
+        let sockets = node.command("ss").args(["-anpOH"]).output();
+        let sockets = sockets.expect("ss runs").stdout;
+        format!("{kinds:?}\n{}", String::from_utf8_lossy(&sockets))
     }
 
     /// Sees that it takes little processor time while there is nothing for it to do.

@@ -70,21 +70,25 @@ pub fn soak(mode: Mode) {
         });
     }
     let before = (objects(mode, &lab), tripod.descriptors());
+    let files = tripod.open_files(&lab.node);
     let samples = under_calls(&lab, &addresses, |calls| {
         churn(mode, &lab, &called, (&tripod, calls), length)
     });
     for service in &called {
         lab.publish_all(service);
     }
+    let ended = Instant::now();
     eventually("nothing is left of what came and went", SOON, || {
         // Clients of sticky Services and open flows end by and by.
         let now = (objects(mode, &lab), tripod.descriptors());
         if now.0 <= before.0 && now.1 <= before.1 {
             Ok(())
         } else {
-            Err(format!(
-                "{now:?} objects and descriptors, before {before:?}"
-            ))
+            let mut why = format!("{now:?} objects and descriptors, before {before:?}");
+            if ended.elapsed() + Duration::from_secs(1) > SOON {
+                why += &format!("\nbefore: {files}\nnow: {}", tripod.open_files(&lab.node));
+            }
+            Err(why)
         }
     });
     check(mode, &samples, &tripod);
