@@ -59,6 +59,8 @@ impl Faults {
         let errno = match random.one(&REASONS) {
             // Of one thing that is to be deleted it would say that this is done.
             Errno::ENOENT if matches!(call, Call::Requests(..) | Call::Question(_)) => Errno::EBUSY,
+            // The same where elements are deleted and nothing else.
+            Errno::ENOENT if call == Call::Transaction(3) => Errno::EBUSY,
             // Of a set it would say that it is not there.
             Errno::ENOENT if is_of_sets(call) => Errno::EBUSY,
             errno => errno,
