@@ -29,7 +29,7 @@ use super::plan::{FilledSets, Frontend, Member, Set};
 /// listener of this process, `SourceIp` and `SourceCidr` admit, and
 /// `ExternalIpLocal` only keeps the rules of others away. No rule guards a frontend
 /// of policy Local without endpoints here: its virtual server has none.
-fn guards(set: Set, masquerade_all: bool) -> bool {
+pub fn guards(set: Set, masquerade_all: bool) -> bool {
     match set {
         Set::Firewall
         | Set::NotFromNode

@@ -8,7 +8,7 @@ use super::{Execution, Made, is_surprising};
 use crate::{
     kernel::{ipvs::Change, netlink},
     modes::ipvs::{
-        blocked::{guarding, keeps_out, shutting},
+        blocked::{guarding, guards, keeps_out, shutting},
         desired::{Dirty, Serving},
         diff::{Present, server_changes},
         objects,
@@ -120,29 +120,42 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Reports the ServicePorts that are open while the rules which keep callers out of them
-    /// are not in force: source ranges came to what was open before.
+    /// Reports the ServicePorts that are open while rules that guard them are not in force:
+    /// source ranges or another policy came to what was open before.
     pub(super) fn report_unguarded(&mut self) {
         let needed = self.desired.needs().filled(self.family);
-        let in_force = match self.rules.in_force() {
+        let known = self.rules.in_force();
+        let in_force = match known {
             Some(sets) => sets,
             None if self.rules.failure().is_some() => FilledSets::default(),
             // Those of an earlier process may be, which was not read yet.
             None => return,
         };
-        let lacks = |set: Set| keeps_out(set) && needed.contains(set) && !in_force.contains(set);
-        if !Set::ALL.into_iter().any(lacks) {
+        let masquerade_all = self.desired.node().masquerade_all;
+        let lacking = |set: &Set| {
+            let guards = keeps_out(*set) || known.is_some() && guards(*set, masquerade_all);
+            guards && needed.contains(*set) && !in_force.contains(*set)
+        };
+        let lacking: FilledSets = Set::ALL.into_iter().filter(lacking).collect();
+        if lacking == FilledSets::default() {
             return;
         }
         for port in self.desired.ports(self.family) {
-            let plan = self.desired.plan(port);
-            if plan.members.iter().any(|member| lacks(member.set)) {
-                let why = format!(
-                    "the {} rules for its source ranges are not in force; they are tried again",
-                    self.family
-                );
-                self.state.fail(port.name.clone(), why);
-            }
+            let members = self.desired.plan(port).members.into_iter();
+            let of_port: Vec<Set> = members
+                .map(|member| member.set)
+                .filter(|set| lacking.contains(*set))
+                .collect();
+            let what = match &of_port[..] {
+                [] => continue,
+                sets if sets.iter().any(|set| keeps_out(*set)) => "for its source ranges",
+                _ => "that say whether its callers are masqueraded",
+            };
+            let why = format!(
+                "the {} rules {what} are not in force; they are tried again",
+                self.family
+            );
+            self.state.fail(port.name.clone(), why);
         }
     }
 
