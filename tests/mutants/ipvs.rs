@@ -113,10 +113,4 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ),
         "no: why is not known",
     ),
-    noticed(
-        EXECUTE,
-        "        self.report_unguarded();",
-        "",
-        "Services count as in force while the rules that guard them are not written",
-    ),
 ];
