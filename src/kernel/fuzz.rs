@@ -6,8 +6,9 @@ use super::{
     conntrack::{events, flows},
     ipset,
     ipvs::{connections, decode, table},
-    netlink::{Message, Messages},
-    nftables, routes, rules,
+    links,
+    netlink::{Message, Messages, generic},
+    next_hop, nftables, route_deletions, routes, rules,
     xtables::{self, Traced, observed::Observed, rule::Table},
 };
 use crate::net::Family;
@@ -39,6 +40,10 @@ fn read(message: Message<'_>) {
         let _ = decode::real(&message, family);
     }
     let _ = addresses::parse(message);
+    let _ = (links::index_of(message), links::kind_of(message));
+    let _ = (next_hop::of_route(message), next_hop::gateways(message));
+    let _ = route_deletions::is_of_ours(message);
+    let _ = generic::family_id(message);
     let _ = flows::parse(message);
     let _ = events::parse(message);
     let _ = decode::server(&message);
@@ -80,7 +85,31 @@ pub fn saved_tables(text: &str) {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{netlink, saved_tables};
+    use super::*;
+
+    #[test]
+    fn the_netlink_corpus_is_what_a_kernel_sent() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/netlink");
+        let bytes = |name: &str| std::fs::read(format!("{folder}/{name}")).unwrap();
+        fn messages(bytes: &[u8]) -> Vec<Message<'_>> {
+            Messages::new(bytes).collect::<Result<_, _>>().unwrap()
+        }
+        let (links, hops) = (bytes("links"), bytes("multipath"));
+        let (deletions, families) = (bytes("route_deletions"), bytes("generic"));
+        let kind = links::kind_of(messages(&links)[0]).unwrap();
+        assert_eq!(kind.as_deref(), Some("veth"));
+        let gateways = next_hop::gateways(messages(&hops)[0]).unwrap();
+        assert_eq!(gateways.len(), 2);
+        let ours = messages(&deletions).into_iter();
+        let ours: Vec<bool> = ours.flat_map(route_deletions::is_of_ours).collect();
+        assert_eq!(ours, [true, true]);
+        let family = generic::family_id(messages(&families)[0]).unwrap();
+        // GENL_ID_CTRL (linux/genetlink.h).
+        assert_eq!(family, Some(16));
+        for name in ["addresses", "route", "rules", "nft_rules", "nft_elements"] {
+            netlink(&bytes(name));
+        }
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(5_000))]

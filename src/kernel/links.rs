@@ -2,7 +2,7 @@
 
 use nix::{errno::Errno, libc, net::if_::if_nametoindex};
 
-use super::netlink::{Error, Request, Socket};
+use super::netlink::{Error, Malformed, Message, Request, Socket};
 
 /// Returns the index of the interface `name`.
 ///
@@ -25,17 +25,20 @@ pub fn find(socket: &mut Socket, name: &str) -> Result<u32, Error> {
     let request = Request::new(libc::RTM_GETLINK, 0, "find", format!("interface {name}"))
         .header(&[0; 16])
         .text(libc::IFLA_IFNAME, name);
-    let found = socket.call(&request, |message| {
-        // struct ifinfomsg: family, padding, type, index.
-        let [_, _, _, _, a, b, c, d, ..] = message.header::<16>()?;
-        Ok(Some(u32::from_ne_bytes([a, b, c, d])))
-    })?;
+    let found = socket.call(&request, index_of)?;
     found.first().copied().ok_or_else(|| Error::Refused {
         operation: "find",
         object: format!("interface {name}"),
         errno: Errno::ENODEV,
         hint: None,
     })
+}
+
+/// Returns the index of the link that a message describes.
+pub(super) fn index_of(message: Message<'_>) -> Result<Option<u32>, Malformed> {
+    // struct ifinfomsg: family, padding, type, index.
+    let [_, _, _, _, a, b, c, d, ..] = message.header::<16>()?;
+    Ok(Some(u32::from_ne_bytes([a, b, c, d])))
 }
 
 /// Sets the interface of that index up, if it is not.
@@ -71,25 +74,27 @@ pub fn kind(socket: &mut Socket, index: u32) -> Result<Option<String>, Error> {
     header[4..8].copy_from_slice(&index.to_ne_bytes());
     let object = format!("interface {index}");
     let request = Request::new(libc::RTM_GETLINK, 0, "look up", object).header(&header);
-    let kind = socket.call(&request, |message| {
-        for attribute in message.attributes(16) {
-            let attribute = attribute?;
-            if attribute.kind != libc::IFLA_LINKINFO {
-                continue;
-            }
-            for attribute in attribute.nested() {
-                let attribute = attribute?;
-                if attribute.kind == libc::IFLA_INFO_KIND {
-                    return Ok(Some(attribute.text()?.to_owned()));
-                }
-            }
-        }
-        Ok(None)
-    });
-    match kind {
+    match socket.call(&request, kind_of) {
         Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(None),
         other => Ok(other?.pop()),
     }
+}
+
+/// Returns the kind of virtual link that a message describes; `None`: it is none.
+pub(super) fn kind_of(message: Message<'_>) -> Result<Option<String>, Malformed> {
+    for attribute in message.attributes(16) {
+        let attribute = attribute?;
+        if attribute.kind != libc::IFLA_LINKINFO {
+            continue;
+        }
+        for attribute in attribute.nested() {
+            let attribute = attribute?;
+            if attribute.kind == libc::IFLA_INFO_KIND {
+                return Ok(Some(attribute.text()?.to_owned()));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// The kind of links that only hold addresses.

@@ -54,31 +54,7 @@ pub fn to(socket: &mut Socket, address: &IpAddr) -> Result<Option<NextHop>, Erro
     let request = Request::new(libc::RTM_GETROUTE, 0, "look up", object)
         .rtmsg(header)
         .attribute(libc::RTA_DST, &octets(address));
-    let found = socket.call(&request, |message| {
-        let header: [u8; 12] = message.header()?;
-        if header[7] == libc::RTN_LOCAL {
-            return Ok(Some(NextHop::Here));
-        }
-        if header[7] != libc::RTN_UNICAST {
-            return Ok(None);
-        }
-        let (mut link, mut gateway) = (None, false);
-        for attribute in message.attributes(12) {
-            let attribute = attribute?;
-            match attribute.kind {
-                libc::RTA_OIF => link = Some(attribute.u32()?),
-                libc::RTA_GATEWAY | RTA_VIA => gateway = true,
-                _ => {}
-            }
-        }
-        Ok(link.map(|link| {
-            if gateway {
-                NextHop::Gateway(link)
-            } else {
-                NextHop::Neighbour(link)
-            }
-        }))
-    });
+    let found = socket.call(&request, of_route);
     const NO_WAY: [Errno; 5] = [
         Errno::ENETUNREACH,
         Errno::EHOSTUNREACH,
@@ -90,6 +66,33 @@ pub fn to(socket: &mut Socket, address: &IpAddr) -> Result<Option<NextHop>, Erro
         Err(error) if error.errno().is_some_and(|e| NO_WAY.contains(&e)) => Ok(None),
         other => Ok(other?.pop()),
     }
+}
+
+/// Returns the next hop of the route that a message describes; `None`: packets go nowhere.
+pub(super) fn of_route(message: Message<'_>) -> Result<Option<NextHop>, Malformed> {
+    let header: [u8; 12] = message.header()?;
+    if header[7] == libc::RTN_LOCAL {
+        return Ok(Some(NextHop::Here));
+    }
+    if header[7] != libc::RTN_UNICAST {
+        return Ok(None);
+    }
+    let (mut link, mut gateway) = (None, false);
+    for attribute in message.attributes(12) {
+        let attribute = attribute?;
+        match attribute.kind {
+            libc::RTA_OIF => link = Some(attribute.u32()?),
+            libc::RTA_GATEWAY | RTA_VIA => gateway = true,
+            _ => {}
+        }
+    }
+    Ok(link.map(|link| {
+        if gateway {
+            NextHop::Gateway(link)
+        } else {
+            NextHop::Neighbour(link)
+        }
+    }))
 }
 
 /// Returns the links on which some route of `family`, in whichever table, has a
@@ -115,7 +118,7 @@ pub fn with_gateways(socket: &mut Socket, family: Family) -> Result<HashSet<u32>
 
 /// Returns the indexes of the links on which a route of the message has a
 /// gateway.
-fn gateways(message: Message<'_>) -> Result<Vec<u32>, Malformed> {
+pub(super) fn gateways(message: Message<'_>) -> Result<Vec<u32>, Malformed> {
     let mut links = Vec::new();
     let (mut link, mut gateway) = (None, false);
     for attribute in message.attributes(12) {

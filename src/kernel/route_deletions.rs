@@ -47,7 +47,8 @@ impl RouteDeletions {
     }
 }
 
-fn is_of_ours(message: Message<'_>) -> Result<bool, Malformed> {
+/// Returns whether a notification says that a route or a rule of Tripod's was deleted.
+pub(super) fn is_of_ours(message: Message<'_>) -> Result<bool, Malformed> {
     match message.kind {
         libc::RTM_DELROUTE => {
             // struct rtmsg: family, two lengths, TOS, table, protocol.

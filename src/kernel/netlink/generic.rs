@@ -7,7 +7,7 @@ use neli::consts::{
 };
 use nix::errno::Errno;
 
-use super::{Error, Request, Socket};
+use super::{Error, Malformed, Message, Request, Socket};
 
 /// Size of `struct genlmsghdr`.
 pub const HEADER: usize = 4;
@@ -15,6 +15,17 @@ pub const HEADER: usize = 4;
 /// Returns a `struct genlmsghdr`: command, version, two reserved bytes.
 pub fn header(command: u8, version: u8) -> [u8; HEADER] {
     [command, version, 0, 0]
+}
+
+/// Returns the id of the family that a message describes; `None`: it does not say.
+pub(in crate::kernel) fn family_id(message: Message<'_>) -> Result<Option<u16>, Malformed> {
+    for attribute in message.attributes(HEADER) {
+        let attribute = attribute?;
+        if CtrlAttr::from(attribute.kind) == CtrlAttr::FamilyId {
+            return attribute.u16().map(Some);
+        }
+    }
+    Ok(None)
 }
 
 impl Socket {
@@ -33,15 +44,7 @@ impl Socket {
         )
         .header(&header(CtrlCmd::Getfamily.into(), 1))
         .text(CtrlAttr::FamilyName.into(), name);
-        let found = self.call(&request, |message| {
-            for attribute in message.attributes(HEADER) {
-                let attribute = attribute?;
-                if CtrlAttr::from(attribute.kind) == CtrlAttr::FamilyId {
-                    return attribute.u16().map(Some);
-                }
-            }
-            Ok(None)
-        })?;
+        let found = self.call(&request, family_id)?;
         found.into_iter().next().ok_or_else(|| Error::Refused {
             operation: "find",
             object: format!("generic netlink family {name}"),

@@ -302,6 +302,9 @@ pub fn read_anything(line: &[u8]) {
     }
     read::<crate::services::Service>(line);
     read::<crate::services::EndpointSlice>(line);
+    read::<crate::services::Node>(line);
+    read::<crate::services::ServiceCidr>(line);
+    read::<super::kind::Elsewhere>(line);
 }
 
 #[cfg(test)]
@@ -310,7 +313,7 @@ mod tests {
 
     use super::*;
 
-    const LINES: [&str; 4] = [
+    const LINES: [&str; 6] = [
         r#"{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b","resourceVersion":"7",
             "annotations":{"tripod.proxy/weight":"3"}},"spec":{"type":"LoadBalancer",
             "clusterIPs":["10.0.0.1","fd00::1"],"ports":[{"name":"x","port":80,"nodePort":30080}],
@@ -321,6 +324,14 @@ mod tests {
             "8","labels":{"kubernetes.io/service-name":"a"}},"addressType":"IPv4","ports":[{"name":
             "x","port":8080,"protocol":"TCP"}],"endpoints":[{"addresses":["10.1.0.1"],"conditions":
             {"ready":true},"hints":{"forZones":[{"name":"z"}]},"nodeName":"n"}]}}"#,
+        r#"{"type":"ADDED","object":{"metadata":{"name":"n","resourceVersion":"8","labels":{
+            "topology.kubernetes.io/zone":"z"},"annotations":{"tripod.proxy/weight":"3"}},"spec":{
+            "podCIDRs":["10.244.0.0/24","fd00:244::/64"],"taints":[{"key":
+            "ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]},"status":{"addresses":[{
+            "type":"InternalIP","address":"192.0.2.10"}]}}}"#,
+        r#"{"type":"ADDED","object":{"metadata":{"name":"kubernetes","resourceVersion":"8"},
+            "spec":{"cidrs":["10.96.0.0/12","fd00:96::/108"]},"status":{"conditions":[{"type":
+            "Ready","status":"True"}]}}}"#,
         r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9",
             "annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
         r#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old"}}"#,
