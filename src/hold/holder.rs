@@ -15,16 +15,20 @@ use parking_lot::Mutex;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    time::timeout,
+    time::{MissedTickBehavior, interval, timeout},
 };
 
 use super::{
     greet,
-    message::{Claim, GIVEN, LONGEST, Message, VERSION},
+    message::{Claim, GIVEN, LONGEST, Message, OLDEST, is_spoken},
+    others::{Others, Place},
 };
-use crate::kernel::{
-    open_files,
-    socket::records::{Channel, Listener},
+use crate::{
+    kernel::{
+        open_files,
+        socket::records::{self, Channel, Listener},
+    },
+    net::Protocol,
 };
 
 /// How long a process that connected may take to say its version.
@@ -33,6 +37,9 @@ const GREETING: Duration = Duration::from_secs(5);
 /// Pause after a connection could not be accepted: most likely there is no descriptor
 /// left.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// How often other processes are looked for while sockets wait for a proxy.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Notes of one proxy that are kept, at most: 64 MiB.
 pub const MOST_NOTES: usize = 1 << 16;
@@ -57,15 +64,19 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
         "holding listening sockets of proxies that connect at {shown}"
     );
     let pool = Arc::new(Mutex::new(Pool::default()));
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok(channel) if channel.is_same_user() => {
                     tokio::spawn(serve(channel, Arc::clone(&pool)));
                 }
-                Ok(_) => tracing::warn!("a process of another user connected: it gets nothing"),
+                // Who may write to the socket's file is root, or of a user whom root let in.
+                Ok(_) => pool.lock().give_up("a proxy of another user can have no share of them"),
                 Err(_) => tokio::time::sleep(AGAIN).await,
             },
+            _ = look.tick() => pool.lock().close_shared(),
             _ = terminate.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
         }
@@ -77,6 +88,20 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
 struct HeldSocket {
     claim: Claim,
     socket: OwnedFd,
+}
+
+impl HeldSocket {
+    fn place(&self) -> Place {
+        (self.claim.protocol, self.claim.address)
+    }
+
+    /// Closes it, also where an ending proxy has a descriptor still. Connections that wait
+    /// are reset.
+    fn close(self) {
+        if self.claim.protocol == Protocol::Tcp {
+            records::stop_listening(&self.socket);
+        }
+    }
 }
 
 /// What a proxy is given.
@@ -99,9 +124,57 @@ struct Pool {
     /// The proxies that are connected, in the order in which they came.
     proxies: BTreeMap<u64, UnboundedSender<Offer>>,
     next: u64,
+    /// Which processes have sockets at the addresses of `unserved`.
+    others: Others,
 }
 
 impl Pool {
+    /// Closes all sockets that no proxy serves: one is about to serve that cannot take
+    /// them. Where both listen at an address (SO_REUSEPORT), the kernel would send a share
+    /// of the connections to sockets that nobody accepts from.
+    fn give_up(&mut self, why: &str) {
+        let sockets = self.unserved.len();
+        // Such a proxy may come again every second.
+        if sockets == 0 {
+            tracing::debug!("a proxy connected, for which nothing is held: {why}");
+            return;
+        }
+        self.unserved.drain(..).for_each(HeldSocket::close);
+        tracing::warn!(sockets, "closing the sockets that wait for a proxy: {why}");
+    }
+
+    /// Closes the sockets that no proxy serves at addresses where another process waits for
+    /// clients: a proxy that does not talk to this holder.
+    fn close_shared(&mut self) {
+        if self.unserved.is_empty() || !self.proxies.is_empty() {
+            self.others.forget();
+            return;
+        }
+        let held = self.unserved.iter();
+        let shared = match self
+            .others
+            .look(held.map(|held| (held.place(), &held.socket)))
+        {
+            Ok(shared) if shared.is_empty() => return,
+            Ok(shared) => shared,
+            Err(error) => {
+                tracing::debug!("cannot look for sockets of other processes: {error}");
+                return;
+            }
+        };
+        let (close, keep) = mem::take(&mut self.unserved)
+            .into_iter()
+            .partition(|held| shared.contains(&held.place()));
+        self.unserved = keep;
+        let close: Vec<HeldSocket> = close;
+        tracing::warn!(
+            sockets = close.len(),
+            "closing sockets at whose addresses a process serves that does not use this holder; \
+             have the proxy name it (--userspace-holder-socket)"
+        );
+        close.into_iter().for_each(HeldSocket::close);
+    }
+
     /// Offers what no proxy serves to a new one. Returns its number and the offers.
     fn join(&mut self) -> (u64, UnboundedReceiver<Offer>) {
         let (send, offers) = unbounded_channel();
@@ -239,12 +312,14 @@ impl Drop for Session {
 async fn serve(channel: Channel, pool: Arc<Mutex<Pool>>) {
     let mut buffer = [0; LONGEST];
     match timeout(GREETING, greet(&channel, &mut buffer)).await {
-        Ok(Ok(VERSION)) => {}
+        Ok(Ok(version)) if is_spoken(version) => {}
         Ok(Ok(other)) => {
-            tracing::warn!(
-                "a proxy has version {other} of the records, this holder {VERSION}: nothing is \
-                 held for it; run both from the same image"
-            );
+            // It serves by sockets of its own, and connects again every second, so that
+            // those of a proxy that ends later are closed, too.
+            pool.lock().give_up(&format!(
+                "a proxy has version {other} of the records, this holder none before {OLDEST}; \
+                 run both from the same image"
+            ));
             return;
         }
         _ => return,

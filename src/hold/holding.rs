@@ -21,7 +21,7 @@ use tokio::{sync::watch, time::timeout};
 
 use super::{
     greet,
-    message::{Claim, GIVEN, LONGEST, LONGEST_LABEL, Message, VERSION},
+    message::{Claim, GIVEN, LONGEST, LONGEST_LABEL, Message, OLDEST, is_spoken},
 };
 use crate::{
     kernel::socket::records::{self, Channel},
@@ -380,13 +380,13 @@ async fn attend(state: &Arc<State>) -> io::Result<()> {
     }
 }
 
-/// Fails unless the other side is a holder of this version.
+/// Fails unless the other side is a holder that speaks a version of this process.
 async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<()> {
     match greet(channel, buffer).await {
-        Ok(VERSION) => Ok(()),
+        Ok(version) if is_spoken(version) => Ok(()),
         Ok(other) => Err(io::Error::other(format!(
-            "it has version {other} of the records, this process {VERSION}; run both from the \
-             same image"
+            "it has version {other} of the records, this process none before {OLDEST}; run both \
+             from the same image"
         ))),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             Err(io::Error::other("it is no holder"))

@@ -24,8 +24,19 @@ use std::net::SocketAddr;
 use super::bytes::{append_ip, take, take_ip};
 use crate::net::Protocol;
 
-/// The version of the records. A process that has another one is not talked to.
+/// The version of the records. Both sides speak the lower of theirs, so that proxy and
+/// holder work together while only one of them is upgraded: a later version has to speak all
+/// from [`OLDEST`] on.
 pub const VERSION: u16 = 1;
+
+/// The oldest version that is spoken. A proxy that the holder is too old for greets it with
+/// version 0, and the holder closes what it has: see [`is_spoken`].
+pub const OLDEST: u16 = 1;
+
+/// Returns whether records are exchanged with a side that greets with `version`.
+pub fn is_spoken(version: u16) -> bool {
+    version >= OLDEST
+}
 
 /// The longest record, in bytes.
 pub const LONGEST: usize = 1024;
@@ -177,6 +188,7 @@ mod tests {
     fn records_are_read_as_they_were_written() {
         for message in [
             Message::Hello(VERSION),
+            Message::Hello(0),
             Message::Hold(1, claim("10.96.0.10:53", "internal kube-system/dns:dns")),
             Message::Give(GIVEN, claim("[fd00::10]:53", "")),
             Message::Held(u64::MAX),

@@ -10,6 +10,7 @@ pub mod bytes;
 mod holder;
 mod holding;
 mod message;
+mod others;
 #[cfg(test)]
 mod tests;
 

@@ -12,10 +12,13 @@ use tokio::time::timeout;
 
 use super::{
     Claim, Holding, hold,
-    message::{LONGEST, Message, VERSION},
+    message::{LONGEST, Message, OLDEST, VERSION},
 };
 use crate::{
-    kernel::socket::records::{Channel, Listener},
+    kernel::socket::{
+        listening::{self, Bind},
+        records::{Channel, Listener},
+    },
     net::Protocol,
 };
 
@@ -175,13 +178,78 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
 }
 
 #[tokio::test]
-async fn a_proxy_of_another_version_gets_nothing() {
-    let place = Place::new("version");
+async fn a_proxy_of_a_later_version_gets_the_sockets() {
+    let place = Place::new("later");
     beside_a_holder(&place, async {
+        let (socket, _) = listener();
+        leaves(&place, &[&socket]).await;
         let proxy = place.connect().await;
         send(&proxy, Message::Hello(VERSION + 1), None).await;
         assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
+        let given = receive(&proxy).await;
+        assert!(matches!(given, Some(Message::Give(..))), "{given:?}");
+    })
+    .await;
+}
+
+/// A proxy has these sockets held and ends.
+async fn leaves(place: &Place, sockets: &[&TcpListener]) {
+    let proxy = place.connect().await;
+    send(&proxy, Message::Hello(VERSION), None).await;
+    assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
+    assert_eq!(receive(&proxy).await, Some(Message::All));
+    for (number, socket) in (0..).zip(sockets) {
+        let claim = claim(Protocol::Tcp, socket.local_addr().unwrap());
+        send(&proxy, Message::Hold(number, claim), Some(socket)).await;
+        assert_eq!(receive(&proxy).await, Some(Message::Held(number)));
+    }
+}
+
+#[tokio::test]
+async fn nothing_waits_when_a_proxy_comes_that_has_no_version_in_common() {
+    let place = Place::new("version");
+    beside_a_holder(&place, async {
+        let (socket, address) = listener();
+        leaves(&place, &[&socket]).await;
+        drop(socket);
+        TcpStream::connect(address).expect("the holder keeps it open");
+        let proxy = place.connect().await;
+        send(&proxy, Message::Hello(OLDEST - 1), None).await;
+        assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
         assert_eq!(receive(&proxy).await, None);
+        TcpStream::connect(address).expect_err("it is closed");
+    })
+    .await;
+}
+
+/// A socket that shares its address with others of the kind.
+fn shared(at: SocketAddr) -> TcpListener {
+    let socket = listening::tcp(Bind::of_node(at)).expect("a socket");
+    listening::start(socket).expect("it listens")
+}
+
+#[tokio::test]
+async fn nothing_waits_where_a_proxy_serves_that_uses_no_holder() {
+    let place = Place::new("none");
+    beside_a_holder(&place, async {
+        let sockets = ["127.0.0.1:0"; 2].map(|at| shared(at.parse().unwrap()));
+        let [address, alone] = sockets
+            .each_ref()
+            .map(|socket| socket.local_addr().unwrap());
+        leaves(&place, &sockets.each_ref()).await;
+        drop(sockets);
+        let serves = shared(address);
+        serves.set_nonblocking(true).unwrap();
+        // Of so many some would come to the socket of the holder.
+        let all_served = || {
+            let calls: Vec<_> = (0..16).map(|_| TcpStream::connect(address)).collect();
+            let accepted = calls.iter().filter(|_| serves.accept().is_ok()).count();
+            accepted == calls.len()
+        };
+        while !all_served() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        TcpStream::connect(alone).expect("the other one waits on");
     })
     .await;
 }
@@ -193,7 +261,7 @@ async fn a_holder_that_sends_anything_else_is_left() {
     let proxy = Holding::at(place.socket());
     let running = tokio::spawn(proxy.clone().run());
     let (socket, address) = self::listener();
-    for wrong in [Message::Hello(VERSION + 1), Message::All] {
+    for wrong in [Message::Hello(OLDEST - 1), Message::All] {
         let holder = timeout(DEADLINE, listener.accept()).await.unwrap().unwrap();
         assert_eq!(receive(&holder).await, Some(Message::Hello(VERSION)));
         send(&holder, wrong, None).await;

@@ -46,6 +46,7 @@ servers stay while no process runs, and nothing is lost. In userspace mode:
 | the same without a holder | are refused in between | as above | datagrams are lost in between |
 | the process is killed (`kill -9`), with a holder | wait for the next process; those that it had accepted are reset | are reset | datagrams wait for the next process; flows begin anew |
 | the same without a holder | are refused until the next process listens | are reset | datagrams are lost until then |
+| the next process does not use the holder that the one before used, or has no version of its records in common | that share which the kernel had led to the holder's sockets is reset, after 2 to 3 s, or at once where the versions tell; all reach the next process then | as above | that share is lost |
 
 [Settings](settings.md) says how to run a holder. `make acceptance` makes 50 upgrades each
 way with 200 open connections and 1,000 new ones a second, every tenth over UDP:

@@ -1,6 +1,7 @@
 //! Sockets, in what neither the standard library nor tokio has: how they are opened,
 //! share an address or a port, are filtered, watched, read and written.
 
+pub mod bound;
 pub mod datagram;
 pub mod filter;
 pub mod listening;
