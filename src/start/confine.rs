@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::succession;
 use crate::{
     api_client::credential_files,
     cli::{Job, Settings},
@@ -53,7 +54,9 @@ fn files(settings: &Settings) -> Files<'_> {
         Job::Hold(path) => Some(path.as_path()),
         _ => own.holder_socket.as_deref(),
     };
-    let sockets = [own.status_socket.as_deref(), held];
+    let serves = matches!(settings.job, Job::Serve);
+    let successors = serves.then_some(Path::new(succession::FIRST));
+    let sockets = [own.status_socket.as_deref(), held, successors];
     Files {
         read: read.chain(credential_files(kubeconfig)).collect(),
         written: vec![Path::new(XTABLES_LOCK)],

@@ -2,11 +2,9 @@
 //! from another.
 //!
 //! A process that carries connections itself, in userspace mode or for node ports on
-//! localhost, and whose first sync is in force listens on an abstract unix socket
-//! (`unix(7)`), which belongs to the network namespace as service addresses do, is
-//! gone with the process and needs no privileges. A process in any mode that is about
-//! to sync for the first time finds these sockets and sends over each connection,
-//! which stays open as long as it runs:
+//! localhost, and whose first sync is in force listens on a unix socket in [`FOLDER`]. A
+//! process in any mode that is about to sync for the first time finds these sockets and
+//! sends over each connection, which stays open as long as it runs:
 //!
 //! ```text
 //! successor                              predecessor
@@ -15,19 +13,22 @@
 //! 1 byte: it serves               ──►    may end
 //! end of the connection           ──►    serves again
 //! ```
+//!
+//! Whoever connects can end the service of this node and read which client has which
+//! endpoint. Who may is decided by the socket's file: its folder is root's and must be in
+//! the mount namespace of the process, which that of another container on the host's
+//! network is not, also where its user is root. An abstract socket would let it in: the
+//! user does not tell it from a successor, nor do its capabilities, since the process in a
+//! DaemonSet's new pod is in another pid namespace and has no number here (SO_PEERCRED).
+//! The sockets are found in `/proc/net/unix`, which lists those of this network namespace
+//! alone, as service addresses are its own. A listed name that somebody made in another
+//! mount namespace leads nowhere in this one.
 
 mod assignments;
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    io,
-    os::{
-        linux::net::SocketAddrExt,
-        unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as StdStream},
-    },
-    time::Duration,
-};
+use std::{io, os::unix::net::UnixStream as StdStream, path::Path, time::Duration};
 
+use socket2::Type;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -40,14 +41,26 @@ use tokio::{
 };
 
 use crate::{
+    kernel::socket::unix,
     modes::userspace::{Handover, Predecessor},
     net::Family,
     runner::AfterSync,
     services::{Batch, Changes, ServiceMap},
 };
 
-/// Prefix of the names of these sockets.
-const PREFIX: &str = "tripod-userspace-";
+/// Where processes of one node listen for those that take over from them. In containers
+/// it is a folder of the node.
+const FOLDER: &str = "/run/tripod/succession/";
+
+/// A socket in that folder, for the rules of what files this process reaches.
+pub(super) const FIRST: &str = "/run/tripod/succession/userspace-0";
+
+/// The socket for all but clients' endpoints, without its number.
+const SOCKET: &str = "userspace-";
+
+/// How many processes of a node may listen at a time, and of other network namespaces that
+/// share the folder.
+const MOST: usize = 64;
 
 /// How long a predecessor is waited for: it may be in the middle of a sync, or
 /// hang.
@@ -107,7 +120,7 @@ impl AfterSync for Serving {
 /// waits for successors in its turn.
 async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Receiver<()>) {
     let mut connections = JoinSet::new();
-    match present(PREFIX) {
+    match present(SOCKET) {
         Ok(names) => {
             for name in names {
                 connections.spawn(async move { timeout(ANSWER, ask(&name, sockets)).await });
@@ -162,13 +175,15 @@ async fn stay(mut read: OwnedReadHalf, mut write: OwnedWriteHalf, _follows: Opti
     }
 }
 
-/// Returns the names with this prefix of sockets that processes in this network
-/// namespace listen on.
-fn present(prefix: &str) -> io::Result<Vec<String>> {
+/// Returns the paths of sockets of this `kind` that processes in this network namespace
+/// listen on.
+fn present(kind: &str) -> io::Result<Vec<String>> {
+    let prefix = format!("{FOLDER}{kind}");
     let table = std::fs::read_to_string("/proc/net/unix")?;
     let names = table.lines().filter_map(|line| {
-        let name = line.rsplit(' ').next()?.strip_prefix('@')?;
-        name.starts_with(prefix).then(|| name.to_owned())
+        let name = line.rsplit(' ').next()?;
+        let number = name.strip_prefix(&prefix)?;
+        number.parse::<usize>().is_ok().then(|| name.to_owned())
     });
     let mut names: Vec<_> = names.collect();
     // Connections have lines of the same name.
@@ -177,7 +192,7 @@ fn present(prefix: &str) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Asks the process that listens on `name` to give way. Returns `None` if it is
+/// Asks the process that listens at `name` to give way. Returns `None` if it is
 /// gone, or belongs to another user.
 async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, OwnedWriteHalf)>> {
     let Some(stream) = connect(name)? else {
@@ -191,8 +206,7 @@ async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, Ow
     }
 }
 
-/// Returns whether the same user is at the other end. Any user of the node can
-/// have a socket of such a name.
+/// Returns whether the same user is at the other end.
 fn is_ours(stream: &UnixStream) -> bool {
     let own = nix::unistd::geteuid().as_raw();
     stream.peer_cred().is_ok_and(|peer| peer.uid() == own)
@@ -200,7 +214,7 @@ fn is_ours(stream: &UnixStream) -> bool {
 
 /// Accepts connections of successors from now on, and gives way to them.
 fn listen(handover: Handover) -> io::Result<()> {
-    let listener = open(PREFIX)?;
+    let listener = open(SOCKET)?;
     assignments::listen(handover.clone())?;
     tokio::spawn(async move {
         loop {
@@ -217,20 +231,33 @@ fn listen(handover: Handover) -> io::Result<()> {
     Ok(())
 }
 
-/// Listens on a name of its own with this prefix.
-fn open(prefix: &str) -> io::Result<UnixListener> {
-    let name = format!("{prefix}{:016x}", RandomState::new().hash_one(()));
-    let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
-    listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
+/// Listens on a socket of this `kind` at the first number that no other process has.
+fn open(kind: &str) -> io::Result<UnixListener> {
+    let mut refused = None;
+    for number in 0..MOST {
+        let path = format!("{FOLDER}{kind}{number}");
+        match unix::listen(Path::new(&path), Type::STREAM, 0o700) {
+            Ok(socket) => return UnixListener::from_std(socket.into()),
+            Err(error) => refused = Some(format!("cannot listen at {path}: {error}")),
+        }
+    }
+    Err(io::Error::other(refused.unwrap_or_default()))
 }
 
-/// Connects to the process that listens on `name`. Returns `None` if it is gone, or
+/// Connects to the process that listens at `name`. Returns `None` if it is gone, or
 /// belongs to another user.
 fn connect(name: &str) -> io::Result<Option<UnixStream>> {
-    let address = SocketAddr::from_abstract_name(name)?;
-    let Ok(stream) = StdStream::connect_addr(&address) else {
-        return Ok(None);
+    let stream = match StdStream::connect(name) {
+        Ok(stream) => stream,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            tracing::warn!(
+                "a process in this network namespace listens at {name}, which is not in the mount \
+                 namespace of this one: one Tripod cannot take over from another unless both \
+                 have {FOLDER} of the node"
+            );
+            return Ok(None);
+        }
+        Err(_) => return Ok(None),
     };
     stream.set_nonblocking(true)?;
     let stream = UnixStream::from_std(stream)?;

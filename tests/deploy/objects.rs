@@ -120,7 +120,12 @@ fn mounts_have_volumes() {
     for container in containers(&pod) {
         let mounts = container.volume_mounts.iter().flatten();
         let mounted: BTreeSet<&str> = mounts.map(|mount| mount.name.as_str()).collect();
-        assert_eq!(mounted, volumes, "{}", container.name);
+        let mut needed = volumes.clone();
+        if container.name == "init" {
+            // It ends before another process could take over from it.
+            needed.remove("succession");
+        }
+        assert_eq!(mounted, needed, "{}", container.name);
     }
 }
 

@@ -1,10 +1,12 @@
 //! From one process to the next while clients go on calling: none is refused,
 //! reset or led to an endpoint that is gone.
 
-use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use super::{SOON, comes_to_fail, comes_to_reach, reaches};
 use crate::lab::{Lab, Service, Tripod, ask, eventually, say, tcp, tripod_binary, udp_ask};
@@ -15,6 +17,7 @@ on_each_capture!(
     without_a_successor_the_cluster_is_followed_until_the_deadline,
     a_successor_that_is_killed_leaves_the_addresses_to_the_old_one,
     a_changed_configuration_file_lets_connections_end,
+    only_root_of_the_node_has_a_process_give_way,
 );
 
 /// Callers at a time.
@@ -162,6 +165,26 @@ fn a_goes(lab: &Lab, web: &Service, calls: &Calls) {
     calls.more();
 }
 
+fn only_root_of_the_node_has_a_process_give_way(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let tripod = start(lab, 0, &[]);
+    let folder = Path::new("/run/tripod/succession");
+    let sockets = ["userspace-0", "assignments-0"].map(|name| folder.join(name));
+    let modes = || {
+        let paths = sockets.iter().map(PathBuf::as_path).chain([folder]);
+        let modes = paths.map(|path| fs::metadata(path).map(|found| found.mode() & 0o777));
+        modes.collect::<io::Result<Vec<_>>>()
+    };
+    eventually("the process waits for others", SOON, || match modes() {
+        Ok(modes) if modes == [0o600, 0o600, 0o700] => Ok(()),
+        other => Err(format!("{other:?}\n{}", tripod.log())),
+    });
+    // Abstract sockets can be connected to from any mount namespace.
+    let table = lab.node.show("cat /proc/net/unix");
+    assert!(!table.contains("@tripod"), "{table}");
+}
+
 fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
@@ -287,7 +310,7 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
              metricsBindAddress: 127.0.0.1:12000\n{mode}"
         )
     };
-    std::fs::write(file, text("")).expect("a configuration file");
+    fs::write(file, text("")).expect("a configuration file");
     let mut command = lab.node.command(tripod_binary());
     command
         .args(["--config", file, "--v=4", "--userspace-drain-timeout=30s"])
@@ -302,7 +325,7 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
         }
     });
     let mut open = Open::to(lab, &web.cluster());
-    std::fs::write(file, text("oomScoreAdj: -998\n")).expect("a change");
+    fs::write(file, text("oomScoreAdj: -998\n")).expect("a change");
     eventually("it knows", SOON, || match tripod.logged(&["was changed"]) {
         0 => Err(tripod.log()),
         _ => Ok(()),

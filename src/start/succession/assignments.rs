@@ -14,8 +14,8 @@ use tokio::{
 use super::{connect, is_ours, open, present};
 use crate::modes::userspace::{Handover, MOST_RECORDS};
 
-/// Prefix of the names of these sockets.
-const PREFIX: &str = "tripod-assignments-";
+/// The socket, without its number.
+const SOCKET: &str = "assignments-";
 
 /// The longest record that is taken, in bytes.
 const LONGEST: u16 = 1024;
@@ -25,7 +25,7 @@ const TIME: Duration = Duration::from_secs(2);
 
 /// Takes over what processes that run have assigned.
 pub(super) async fn inherit(handover: &Handover) {
-    for name in present(PREFIX).unwrap_or_default() {
+    for name in present(SOCKET).unwrap_or_default() {
         let received = timeout(TIME, receive(&name)).await;
         match received.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(records) => {
@@ -61,7 +61,7 @@ async fn receive(name: &str) -> io::Result<Vec<Vec<u8>>> {
 
 /// Sends what is assigned to each process that connects.
 pub(super) fn listen(handover: Handover) -> io::Result<()> {
-    let listener = open(PREFIX)?;
+    let listener = open(SOCKET)?;
     tokio::spawn(async move {
         loop {
             match listener.accept().await {

@@ -179,6 +179,7 @@ fn bind(place: &Path, volume: &str, path: &str, read_only: bool) -> Value {
         "xtables-lock" => "xtables.lock",
         "lib-modules" => "modules",
         "findings" => "findings",
+        "succession" => "succession",
         other => panic!("a volume that this test does not know: {other}"),
     };
     let options = if read_only {

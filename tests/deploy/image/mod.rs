@@ -136,7 +136,7 @@ fn it_serves_in_containerd() {
 
 /// Makes what the pod's volumes bring.
 fn mounted(place: &Path) {
-    for folder in ["config", "findings", "modules"] {
+    for folder in ["config", "findings", "modules", "succession"] {
         fs::create_dir_all(place.join(folder)).expect("a folder");
     }
     fs::write(place.join("xtables.lock"), "").expect("a file");
