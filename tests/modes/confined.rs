@@ -3,6 +3,7 @@
 
 use std::{fs, os::unix::fs::symlink, time::Duration};
 
+use super::probe::default_mode;
 use crate::lab::{
     self, Capture, Lab, Service, Share, Tripod, ask, eventually, skip, tripod_binary,
 };
@@ -13,6 +14,15 @@ const SOON: Duration = Duration::from_secs(20);
 const SERVING: u64 = 0x3400;
 /// What userspace mode keeps where it has it.
 const SYS_RESOURCE: u64 = 1 << 24;
+
+/// The modes that this kernel can run.
+fn modes() -> &'static [&'static str] {
+    match default_mode() {
+        "ipvs" => &["ipvs"],
+        "nftables" => &["nftables", "iptables", "userspace"],
+        _ => &["userspace"],
+    }
+}
 
 /// The values of a field of each thread's status.
 fn of_threads(pid: u32, field: &str) -> Vec<String> {
@@ -62,10 +72,10 @@ fn lab() -> (Lab, Service) {
 fn a_mode_keeps_what_it_needs() {
     lab::run(Share::Beside, || {
         let (lab, service) = lab();
-        for mode in ["nftables", "iptables", "userspace"] {
+        for mode in modes() {
             let mut tripod = start(&lab, mode, &[]);
             assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
-            let most = match mode {
+            let most = match *mode {
                 "userspace" => SERVING | SYS_RESOURCE,
                 _ => SERVING,
             };
@@ -89,7 +99,7 @@ fn a_mode_keeps_what_it_needs() {
 fn a_mode_keeps_everything_where_it_is_asked_to() {
     lab::run(Share::Beside, || {
         let (lab, service) = lab();
-        let tripod = start(&lab, "nftables", &["--confine=none"]);
+        let tripod = start(&lab, modes()[0], &["--confine=none"]);
         assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
         let own = sets(std::process::id(), "CapPrm");
         for set in sets(tripod.pid(), "CapPrm") {
@@ -111,7 +121,7 @@ fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
         let (target, link) = (outside.join(name), lab.manifests().join(name));
         fs::rename(&link, &target).expect("a file outside");
         symlink(&target, &link).expect("a link");
-        for mode in ["nftables", "iptables", "userspace"] {
+        for mode in modes() {
             let mut tripod = start(&lab, mode, &["--confine=calls"]);
             for service in [&service, &linked] {
                 assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");

@@ -49,6 +49,14 @@ fn guest_full_families() {
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
+/// What keeps others from harm in ipvs mode: objects that nobody means well with, and what
+/// Tripod gives away.
+#[test]
+fn guest_full_hostile() {
+    let tests = ["modes::hostile::", "modes::confined::a_mode_keeps"];
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}
+
 #[test]
 fn guest_bare_modes() {
     let tests = ["modes::probe::", "modes::choosing::"];
