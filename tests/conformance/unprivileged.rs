@@ -4,6 +4,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use super::columns::{Column, Tools};
+use crate::lab::skip;
 
 /// The user that runs Tripod here: `nobody` of most systems.
 const USER: u32 = 65534;
@@ -37,7 +38,10 @@ fn is_possible() -> bool {
 /// Does what root does beforehand.
 pub fn prepare() {
     if !is_possible() {
-        return;
+        return skip(format!(
+            "run by an ordinary user, in whose namespace there is no user {USER}: all cases are \
+             run, but by a Tripod that is root there"
+        ));
     }
     // As on a node; the test's has the mode of /tmp.
     fs::set_permissions("/run", fs::Permissions::from_mode(0o755)).expect("the mode of /run");
