@@ -17,6 +17,15 @@ const THREADS: usize = 8;
 /// Calls of the other Service that are measured in one round.
 const CALLS: usize = 500;
 
+/// What a p99 may be in any case: on a busy machine the p99 of calls without any load is
+/// about that.
+const FLOOR: Duration = Duration::from_millis(10);
+
+/// How often it is measured until a load costs little enough. What else the machine does
+/// makes one p99 of few rounds twice another one at times, and not so several times in a row;
+/// a flood that costs more does so each time.
+const ATTEMPTS: usize = 4;
+
 /// What goes on while the other Service is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
@@ -28,7 +37,8 @@ enum Load {
     Flood,
 }
 
-/// The 50th and the 99th percentile, each the median of the rounds.
+/// A flood of one Service at most doubles the p99 of another one, beside no load and beside
+/// the same load past Tripod, whichever is more.
 fn calls_beside_a_flood(lab: &mut Lab) {
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
     lab.add_backends(&["a", "b"]);
@@ -38,6 +48,25 @@ fn calls_beside_a_flood(lab: &mut Lab) {
     let flooded = web.cluster()[0];
     let past = lab.backends[0].direct();
     let beside = other.cluster()[0];
+    let mut ratios = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let [nothing, past, flood] = measure(lab, beside, past, flooded);
+        let without = nothing.max(past).max(FLOOR);
+        let ratio = flood.as_secs_f64() / without.as_secs_f64();
+        figure(
+            &format!("p99 beside a flood, {} capture", lab.capture.name()),
+            format!("{flood:?}, {without:?} without: {ratio:.2} times"),
+        );
+        if ratio <= 2.0 {
+            return;
+        }
+        ratios.push(ratio);
+    }
+    panic!("the p99 beside a flood is {ratios:.2?} times that without");
+}
+
+/// Returns the 99th percentile beside each load, the median of the rounds.
+fn measure(lab: &Lab, beside: SocketAddr, past: SocketAddr, flooded: SocketAddr) -> [Duration; 3] {
     let rounds = if acceptance() { 15 } else { 3 };
     let all = [Load::Nothing, Load::Past, Load::Flood];
     let mut seen = all.map(|load| (load, Vec::new(), Vec::new(), 0));
@@ -54,24 +83,14 @@ fn calls_beside_a_flood(lab: &mut Lab) {
             *calls += of_load;
         }
     }
-    let mut slowest = Vec::new();
-    for (load, halves, mosts, calls) in seen {
+    seen.map(|(load, halves, mosts, calls)| {
         let (half, most) = (median(halves), median(mosts));
-        slowest.push(most);
         figure(
             &format!("{load:?}, {} capture", lab.capture.name()),
             format!("p50 {half:?}, p99 {most:?}, {calls} calls of the load"),
         );
-    }
-    // Twice is what it is to be at most; the rest is for the noise of few rounds.
-    let [nothing, past, flood] = slowest[..] else {
-        unreachable!("there are three loads")
-    };
-    let without = nothing.max(past).max(Duration::from_millis(10));
-    assert!(
-        flood < 4 * without,
-        "p99 {flood:?} beside a flood, {without:?} without"
-    );
+        most
+    })
 }
 
 /// Calls `beside` while `load` is called; answers percentiles, and how many calls the load
