@@ -23,6 +23,8 @@ pub struct OwnedChains<F> {
     jumps: Vec<Jump>,
     /// Those that another one's rule leads to.
     in_use: HashSet<String>,
+    /// Those that have rules.
+    filled: HashSet<String>,
 }
 
 /// A rule of one of the kernel's chains.
@@ -42,6 +44,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
             chains: Vec::new(),
             jumps: Vec::new(),
             in_use: HashSet::new(),
+            filled: HashSet::new(),
         }
     }
 
@@ -59,7 +62,8 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
     pub fn line(&mut self, line: &str) {
         match Line::parse(line) {
             Some(Line::Chain(name)) if (self.ours)(name) => self.chains.push(name.to_owned()),
-            Some(Line::Rule { chain, words }) if !(self.ours)(chain) => {
+            Some(Line::Rule { chain, .. }) if (self.ours)(chain) => self.has_rule(chain),
+            Some(Line::Rule { chain, words }) => {
                 let Some(target) = target(words).filter(|target| (self.ours)(target)) else {
                     return;
                 };
@@ -74,6 +78,13 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Remembers that a chain has a rule. It may have thousands: its name is copied once.
+    fn has_rule(&mut self, chain: &str) {
+        if !self.filled.contains(chain) {
+            self.filled.insert(chain.to_owned());
         }
     }
 
@@ -103,14 +114,16 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
     }
 
     /// Returns input of `iptables-restore` that removes the chains and what leads to
-    /// them; empty if there are none. A chain that another one's rule leads
-    /// to is only emptied, for that rule is not ours to remove.
+    /// them; empty if there is nothing to remove. A chain that another one's rule leads
+    /// to is only emptied, for that rule is not ours to remove; once it is empty nothing
+    /// is written for it any more, for it may be looked for at every full sync.
     pub fn removal(&self) -> String {
-        if self.chains.is_empty() {
+        let due = self.due();
+        if due.is_empty() && self.jumps.is_empty() {
             return String::new();
         }
         let rules = self.unlinked();
-        let (emptied, deleted) = (emptied(&self.chains), deleted(self.free()));
+        let (emptied, deleted) = (emptied(&due), deleted(self.free()));
         self.input(&format!("{emptied}{rules}{deleted}"))
     }
 
@@ -121,8 +134,8 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         if engine == Engine::Legacy || self.chains.len() <= AT_ONCE {
             return vec![self.removal()];
         }
-        let free: Vec<&String> = self.free().collect();
-        let emptying = self.chains.chunks(AT_ONCE).map(emptied);
+        let (due, free) = (self.due(), self.free().collect::<Vec<_>>());
+        let emptying = due.chunks(AT_ONCE).map(emptied);
         let deleting = free
             .chunks(AT_ONCE)
             .map(|free| deleted(free.iter().copied()));
@@ -140,6 +153,13 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         self.jumps.iter().map(deletion).collect()
     }
 
+    /// Returns those that can be deleted, or have rules.
+    fn due(&self) -> Vec<&String> {
+        let is_due =
+            |chain: &&String| !self.in_use.contains(*chain) || self.filled.contains(*chain);
+        self.chains.iter().filter(is_due).collect()
+    }
+
     fn free(&self) -> impl Iterator<Item = &String> {
         self.chains
             .iter()
@@ -147,7 +167,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
     }
 }
 
-fn emptied(chains: &[String]) -> String {
+fn emptied(chains: &[&String]) -> String {
     chains
         .iter()
         .map(|chain| format!(":{chain} - [0:0]\n"))
@@ -180,6 +200,7 @@ mod tests {
             "-A MINE -j KUBE-B",
             "-A MINE -g KUBE-C",
             "-A KUBE-A -j KUBE-B",
+            "-A KUBE-B -j RETURN",
         ] {
             chains.line(line);
         }
@@ -189,9 +210,24 @@ mod tests {
         );
         assert_eq!(
             chains.removal(),
-            "*nat\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n:KUBE-C - [0:0]\n\
+            "*nat\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n\
              -D OUTPUT -m comment --comment \"to -j MINE\" -j KUBE-A\n-X KUBE-A\nCOMMIT\n"
         );
+    }
+
+    #[test]
+    fn nothing_is_written_for_an_empty_chain_that_others_use() {
+        let mut chains = OwnedChains::new(Table::Nat, |chain: &str| chain == "KUBE-MARK-MASQ");
+        for line in [
+            ":CNI - [0:0]",
+            ":KUBE-MARK-MASQ - [0:0]",
+            "-A CNI -j KUBE-MARK-MASQ",
+        ] {
+            chains.line(line);
+        }
+        assert_eq!(chains.removal(), "");
+        chains.line("-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000");
+        assert_eq!(chains.removal(), "*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n");
     }
 
     #[test]
@@ -212,7 +248,12 @@ mod tests {
     #[test]
     fn many_chains_go_in_steps_once_nothing_leads_to_them() {
         let mut chains = OwnedChains::new(Table::Nat, |chain: &str| chain.starts_with('K'));
-        for line in [":FOREIGN - [0:0]", "-A OUTPUT -j K0", "-A FOREIGN -j K1"] {
+        for line in [
+            ":FOREIGN - [0:0]",
+            "-A OUTPUT -j K0",
+            "-A FOREIGN -j K1",
+            "-A K1 -j K2",
+        ] {
             chains.line(line);
         }
         for i in 0..AT_ONCE {
