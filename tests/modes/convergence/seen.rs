@@ -1,6 +1,10 @@
-//! Everything that a mode could change on a node, with the tables of nftables mode.
+//! Everything that a mode could change on a node, with the tables of nftables mode, and what
+//! shows that it wrote.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -51,11 +55,62 @@ impl Seen {
 }
 
 /// Returns what shows whether something was written, even if it is the same as before:
-/// objects of nf_tables with their handles, which are those of iptables, too.
+/// objects of nf_tables with their handles, which are those of iptables, too; and, since
+/// nothing of the legacy tables shows it, each run of a program by [`RecordedRestores`]. What
+/// ipvs mode writes by netlink is not seen: virtual servers, sets and addresses have no
+/// handle; the simulation (`src/simulation/`) sees the messages.
 pub fn written(node: &Host) -> Vec<String> {
     let all = ruleset(node, &[]).into_iter();
-    all.map(|object| without(object, &["packets", "bytes"]).to_string())
-        .collect()
+    let objects = all.map(|object| without(object, &["packets", "bytes"]).to_string());
+    let runs = fs::read_to_string(RecordedRestores::RUNS).unwrap_or_default();
+    objects.chain(runs.lines().map(str::to_owned)).collect()
+}
+
+/// Programs that write rules, each behind a script that records that it was run: not to try
+/// what the kernel can do, which Tripod does without the lock.
+pub struct RecordedRestores;
+
+impl RecordedRestores {
+    const FOLDER: &str = "/run/recorded";
+    const RUNS: &str = "/run/recorded/runs";
+
+    pub fn new() -> RecordedRestores {
+        fs::create_dir_all(Self::FOLDER).expect("a folder");
+        for family in ["iptables", "ip6tables"] {
+            for variant in ["", "-legacy", "-nft"] {
+                RecordedRestores::write(&format!("{family}{variant}-restore"));
+            }
+        }
+        RecordedRestores
+    }
+
+    fn write(program: &str) {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let found = path.split(':').map(|folder| format!("{folder}/{program}"));
+        let Some(found) = found
+            .into_iter()
+            .find(|path| fs::exists(path).is_ok_and(|is| is))
+        else {
+            return;
+        };
+        let script = format!(
+            "#!/bin/sh\n\
+             case \"$XTABLES_LOCKFILE $*\" in\n\
+             ' '*--noflush*) echo \"$$ {program} $*\" >>{} ;;\n\
+             esac\n\
+             exec {found} \"$@\"\n",
+            Self::RUNS
+        );
+        let path = format!("{}/{program}", Self::FOLDER);
+        fs::write(&path, script).expect("a script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+    }
+
+    /// Has `command` find these programs before the others.
+    pub fn come_first(&self, command: &mut Command) {
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", Self::FOLDER));
+    }
 }
 
 /// Returns the objects of nf_tables in tables with one of these names; without names

@@ -1,6 +1,7 @@
 //! Starting over what was left: there is then exactly what is others' and what
 //! the same mode has on a node where nothing was left.
 
+use std::process::Command;
 use std::time::Duration;
 
 use super::super::probe::{kernel, node};
@@ -28,6 +29,11 @@ fn serve(case: &Case) {
 
 /// A Tripod in that mode, in force, and done with what others left.
 pub fn start(node: &Host, flags: &[&str]) -> Tripod {
+    start_by(node, flags, |_| ())
+}
+
+/// As [`start`], after `prepare` was done to its command.
+pub fn start_by(node: &Host, flags: &[&str], prepare: impl FnOnce(&mut Command)) -> Tripod {
     let mut command = node.command(tripod_binary());
     command
         .args(flags)
@@ -35,6 +41,7 @@ pub fn start(node: &Host, flags: &[&str]) -> Tripod {
         .args(["--strict-proxy-mode", "--v=4", EXCLUDED])
         .arg("--userspace-drain-timeout=1s")
         .args(FLAGS);
+    prepare(&mut command);
     let tripod = Tripod::spawn(command);
     eventually("it has cleared up", SOON, || {
         match tripod.logged(&["nothing is left of other modes"]) {
