@@ -7,19 +7,20 @@ const SERVERS: &str = "src/modes/ipvs/execute/servers.rs";
 const FAMILY: &str = "src/modes/ipvs/family.rs";
 const DIFF: &str = "src/modes/ipvs/diff.rs";
 const NEEDS: &str = "src/modes/ipvs/desired/needs.rs";
+const OBSERVE: &str = "src/modes/ipvs/observe.rs";
 const PLAN: &str = "src/modes/ipvs/plan/mod.rs";
 
 /// All of them.
 pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         EXECUTE,
-        "        self.follow(&steps.follow)?;",
-        "        let _ = &steps.follow;",
+        "        let closed = self.follow(&steps.follow, dirty)?;",
+        "        let closed = HashSet::new();",
         "virtual servers that are open do not follow their endpoints",
     ),
     noticed(
         EXECUTE,
-        "        self.change_members(&steps.members.followed, dirty)?;",
+        "        self.change_members(&followed, dirty)?;",
         "",
         "source ranges that go still keep callers out",
     ),
@@ -112,5 +113,35 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "UDP clients that called while virtual servers were missing are led past them",
         ),
         "no: why is not known",
+    ),
+    noticed(
+        SERVERS,
+        "                if self.waits_for_rules(&server, &members, dirty)? {",
+        "                if self.waits_for_rules(&server, &members, dirty)? && false {",
+        "endpoints come before the rules of source ranges that came with them",
+    ),
+    noticed(
+        SERVERS,
+        "        going.retain(|change| !stay.contains(&frontend_of(change)));",
+        "        drop(stay);",
+        "the last real servers go while all new ones are refused",
+    ),
+    noticed(
+        EXECUTE,
+        "        let followed = self.members_of_those_that_followed(&steps.members.followed);",
+        "        let followed = steps.members.followed.clone();",
+        "callers are let in to real servers that the kernel refused to take away",
+    ),
+    noticed(
+        EXECUTE,
+        "            left.iter().any(is_about) || member.set.admits() && guarded.iter().any(is_about)",
+        "            left.iter().any(is_about) || guarded.is_empty() && false",
+        "callers are kept out while source ranges cannot be taken away",
+    ),
+    noticed(
+        OBSERVE,
+        "                    of_services.contains(&Element::Ip(f.address))",
+        "                    of_services.is_empty() && false",
+        "virtual servers stay whose address was removed before the process ended",
     ),
 ];

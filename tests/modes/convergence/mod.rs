@@ -3,16 +3,14 @@
 //!
 //! What happened on the node before is random: other Services that some mode served,
 //! until the process was killed, at times during its first sync; what kube-proxy left;
-//! and changes of what they wrote. Two thirds of the cases are always the same; the seed of
-//! the others is the day, so that what is tried grows from day to day, and a case that fails
-//! does so on each machine and all day. `TRIPOD_CONVERGENCE=400` has so many cases tried,
-//! `TRIPOD_CONVERGENCE_SEED=7` those of that seed alone.
+//! and changes of what they wrote. `TRIPOD_CONVERGENCE=400` has so many cases tried,
+//! `TRIPOD_CONVERGENCE_SEED=7` others than the usual ones, which do not depend on the run.
 
 mod damage;
 mod map;
 mod seen;
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
@@ -24,7 +22,7 @@ use super::stale_state::foreign::{EXCLUDED, foreign};
 use super::stale_state::left;
 use super::stale_state::start::{MANIFESTS, SOON, start, start_by};
 use crate::lab::recorded::{self, FLAGS};
-use crate::lab::{Host, Share, Tripod, eventually, figure, run, tripod_binary};
+use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
 
 /// How a node is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,31 +222,15 @@ fn converges(mode: Mode, kubelet: &str, now: &[u128], past: &[Past]) -> Result<(
     )
 }
 
-/// The seed of the cases that are always tried.
-const USUAL_SEED: u32 = 1;
-
-/// Tries the cases that are asked for, or the usual ones and those of the day.
+/// Tries cases that do not depend on the run, unless they are asked for.
 fn tried(mode: Mode, kubelet: &str) {
-    let number = |name: &str| {
+    let number = |name: &str, usual: u32| {
         let value = std::env::var(name).ok();
-        value.map(|text| text.parse().expect("a number"))
+        value.map_or(usual, |text| text.parse().expect("a number"))
     };
-    let [cases, seed] = ["TRIPOD_CONVERGENCE", "TRIPOD_CONVERGENCE_SEED"].map(number);
-    if cases.or(seed).is_some() {
-        let (cases, seed) = (cases.unwrap_or(6), seed.unwrap_or(USUAL_SEED));
-        return try_cases(mode, kubelet, cases, seed);
-    }
-    let (usual, of_the_day) = if kernel() == "full" { (1, 1) } else { (4, 2) };
-    try_cases(mode, kubelet, usual, USUAL_SEED);
-    let since = SystemTime::UNIX_EPOCH
-        .elapsed()
-        .expect("a clock that is set");
-    let day = u32::try_from(since.as_secs() / 86_400).expect("a day");
-    figure("seed of the day", format!("TRIPOD_CONVERGENCE_SEED={day}"));
-    try_cases(mode, kubelet, of_the_day, day);
-}
-
-fn try_cases(mode: Mode, kubelet: &str, cases: u32, number: u32) {
+    let usual = if kernel() == "full" { 2 } else { 6 };
+    let cases = number("TRIPOD_CONVERGENCE", usual);
+    let number = number("TRIPOD_CONVERGENCE_SEED", 1);
     let mut seed = [0; 32];
     seed[..4].copy_from_slice(&number.to_le_bytes());
     let config = Config {
