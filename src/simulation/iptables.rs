@@ -98,6 +98,14 @@ impl Rules for OfIptables {
         }
     }
 
+    /// Of legacy tables only the sizes are known, as the sync left them.
+    fn noticed_after_a_sync(&self) -> Duration {
+        match self.0 {
+            Engine::NfTables => self.noticed(),
+            Engine::Legacy => super::process::SYNC_PERIOD + Duration::from_secs(5),
+        }
+    }
+
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
         let family = random.one(&Family::ALL);
         let table = random.one(&["nat", "nat", "filter", "mangle"]);

@@ -287,7 +287,7 @@ impl<S: Subject> Simulation<S> {
         self.edit_during_a_sync().await;
     }
 
-    /// What another process changes while a sync runs is repaired by the next that reads.
+    /// What another process changes while a sync runs is repaired, too.
     async fn edit_during_a_sync(&mut self) {
         self.watch.lock().faults = Faults {
             edits: 100,
@@ -295,9 +295,9 @@ impl<S: Subject> Simulation<S> {
             ..Faults::default()
         };
         self.change();
-        self.pass(SYNC_PERIOD + Duration::from_secs(5)).await;
+        self.pass(Duration::from_secs(2)).await;
         self.watch.lock().faults = Faults::default();
-        self.pass(SYNC_PERIOD).await;
+        self.pass(self.subject.noticed_after_a_sync()).await;
         self.watch.lock().check_repaired();
     }
 }

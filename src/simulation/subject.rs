@@ -127,6 +127,11 @@ pub(super) trait Rules: Send {
         Duration::from_secs(2)
     }
 
+    /// Returns the same of what another process changed while a sync ran.
+    fn noticed_after_a_sync(&self) -> Duration {
+        self.noticed()
+    }
+
     /// Returns whether all rules went that are not needed any more, by what a sync said is
     /// unfinished. A mode whose changes are one transaction leaves none.
     fn removals(&self, _unfinished: &[String]) -> Removals {

@@ -36,6 +36,9 @@ const COMING: u8 = 40;
 /// Samples of a run.
 const SAMPLES: u32 = 120;
 const SOON: Duration = Duration::from_secs(30);
+/// After the last change everything that came and went is gone: UDP flows end when they were
+/// idle for 30 s.
+const GONE: Duration = Duration::from_secs(60);
 /// What a process may need more after the first quarter of the time, in KiB.
 const SLACK: u64 = 4096;
 
@@ -78,14 +81,14 @@ pub fn soak(mode: Mode) {
         lab.publish_all(service);
     }
     let ended = Instant::now();
-    eventually("nothing is left of what came and went", SOON, || {
+    eventually("nothing is left of what came and went", GONE, || {
         // Clients of sticky Services and open flows end by and by.
         let now = (objects(mode, &lab), tripod.descriptors());
         if now.0 <= before.0 && now.1 <= before.1 {
             Ok(())
         } else {
             let mut why = format!("{now:?} objects and descriptors, before {before:?}");
-            if ended.elapsed() + Duration::from_secs(1) > SOON {
+            if ended.elapsed() + Duration::from_secs(1) > GONE {
                 why += &format!("\nbefore: {files}\nnow: {}", tripod.open_files(&lab.node));
             }
             Err(why)
