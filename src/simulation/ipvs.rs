@@ -1,5 +1,7 @@
 //! ipvs mode, with either engine of the kernel for the rules around its virtual servers.
 
+mod refusals;
+
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},

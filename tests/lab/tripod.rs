@@ -236,7 +236,9 @@ impl Tripod {
         let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
         let folder = format!("/proc/{}/fd", self.pid());
         for entry in std::fs::read_dir(folder).expect("a running process") {
-            let link = entry.ok().and_then(|entry| std::fs::read_link(entry.path()).ok());
+            let link = entry
+                .ok()
+                .and_then(|entry| std::fs::read_link(entry.path()).ok());
             let name = link.map(|link| link.to_string_lossy().into_owned());
             let kind = name.map(|name| name.split(":[").next().map(str::to_owned));
             *kinds.entry(kind.flatten().unwrap_or_default()).or_default() += 1;

@@ -135,14 +135,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ),
         "no: legacy tables are read at each full sync, before it is looked at",
     ),
-    unnoticed(
-        noticed(
-            WATCH,
-            "        let is_ours_alone = is_known && changed == done.transactions;",
-            "        let is_ours_alone = is_known;",
-            "what others change during a sync is not noticed (nf_tables)",
-        ),
-        "no: nearly always something else has the tables read before faults stop",
+    noticed(
+        WATCH,
+        "        let is_ours_alone = is_known && changed == done.transactions;",
+        "        let is_ours_alone = is_known;",
+        "what others change during a sync is not noticed (nf_tables)",
     ),
     noticed(
         DIFFERENCE,

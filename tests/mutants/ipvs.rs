@@ -105,14 +105,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "        let _ = &failed;",
         "UDP clients that called while a Service was not in force are led past it",
     ),
-    unnoticed(
-        noticed(
-            FAMILY,
-            "            flows.rules_were_missing(self.family, map);",
-            "",
-            "UDP clients that called while virtual servers were missing are led past them",
-        ),
-        "no: why is not known",
+    noticed(
+        FAMILY,
+        "            flows.rules_were_missing(self.family, map);",
+        "",
+        "UDP clients that called while virtual servers were missing are led past them",
     ),
     noticed(
         SERVERS,

@@ -160,7 +160,9 @@ impl Inner {
         } else if i32::from(first.flags) & libc::NLM_F_DUMP == libc::NLM_F_DUMP {
             let of_sets = of_netfilter && subsystem(first.kind) == libc::NFNL_SUBSYS_IPSET;
             let asked = of_sets.then(|| self.state.sets.asked_family(first));
-            asked.flatten().map_or(Call::Dump(first.kind), Call::Members)
+            asked
+                .flatten()
+                .map_or(Call::Dump(first.kind), Call::Members)
         } else if is_question(protocol, first) {
             Call::Question(first.kind)
         } else {

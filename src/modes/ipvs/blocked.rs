@@ -62,9 +62,8 @@ pub fn keeps_out(set: Set) -> bool {
 /// Returns those of the `members` of a ServicePort that keep callers out of `frontend`.
 pub fn shutting(frontend: &Frontend, members: &[Member]) -> impl Iterator<Item = Member> {
     let members = members.iter().copied();
-    members.filter(|member| {
-        keeps_out(member.set) && !member.set.admits() && member.is_about(frontend)
-    })
+    members
+        .filter(|member| keeps_out(member.set) && !member.set.admits() && member.is_about(frontend))
 }
 
 /// Returns the sets whose rules guard `frontend`, of whose ServicePort these are the

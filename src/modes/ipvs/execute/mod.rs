@@ -152,7 +152,8 @@ impl Execution<'_> {
             self.drains.forget_all(frontend);
         }
         let after = self.members_to_change(&steps.close, &steps.members.after);
-        if after.len() == steps.members.after.len() {
+        let waiting = steps.members.followed.len() - followed.len();
+        if waiting == 0 && after.len() == steps.members.after.len() {
             self.rules
                 .remove_unneeded(self.desired.node(), needed.filled(self.family))
                 .await;
@@ -184,7 +185,11 @@ impl Execution<'_> {
     }
 
     /// Returns `steps` without those of members that wait: these are tried again.
-    fn without(&mut self, steps: &[MemberStep], waits: impl Fn(&Member) -> bool) -> Vec<MemberStep> {
+    fn without(
+        &mut self,
+        steps: &[MemberStep],
+        waits: impl Fn(&Member) -> bool,
+    ) -> Vec<MemberStep> {
         let (waiting, rest): (Vec<MemberStep>, Vec<MemberStep>) =
             steps.iter().partition(|step| waits(&step.member));
         let again = waiting.iter();

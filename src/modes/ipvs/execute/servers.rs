@@ -59,7 +59,12 @@ impl Execution<'_> {
     ) -> Result<bool, netlink::Error> {
         let sets: FilledSets = members.iter().map(|member| member.set).collect();
         let in_force = self.rules.in_force();
-        if members.is_empty() || !self.progress.blocked.lacks(&server.frontend, sets, in_force) {
+        if members.is_empty()
+            || !self
+                .progress
+                .blocked
+                .lacks(&server.frontend, sets, in_force)
+        {
             return Ok(false);
         }
         let is_new = |member: &Member| dirty.members.contains_key(member);
@@ -258,9 +263,7 @@ impl Execution<'_> {
         let mut stay = HashSet::new();
         for frontend in self.apply(&coming)? {
             let goes = |real: SocketAddr| {
-                let mut gone = going
-                    .iter()
-                    .filter_map(|change| real_of(change, &frontend));
+                let mut gone = going.iter().filter_map(|change| real_of(change, &frontend));
                 gone.any(|gone| gone == real)
             };
             let reals = self.clients.ipvs.list_real(&frontend.id())?;

@@ -1,0 +1,212 @@
+//! What stays as it was while the kernel refuses one request.
+
+use std::{net::IpAddr, sync::Arc};
+
+use nix::errno::Errno;
+use parking_lot::Mutex;
+use prometheus::Registry;
+
+use super::OfIpvs;
+use crate::{
+    kernel::{
+        simulated::{
+            Call, Fault, Kernel, Observer, State,
+            packet::{Disposition, Packet},
+        },
+        xtables::Engine,
+    },
+    modes::{
+        Mode,
+        ipvs::{Ipvs, plan::LINK},
+    },
+    net::{Family, PerFamily, Protocol},
+    runner::metrics::Metrics,
+    services::{
+        Changes, ServiceMap, ServicePort,
+        service_ports::{endpoint, endpoints, service_port},
+    },
+    simulation::{
+        stopped_clock,
+        subject::{Rules, Subject},
+        world::node_address,
+    },
+};
+
+/// Changes of virtual servers (the number of IPVS's generic netlink family here).
+const OF_IPVS: u16 = 32;
+/// Members of a set go (`IPSET_CMD_DEL`).
+const MEMBERS_GO: u16 = (nix::libc::NFNL_SUBSYS_IPSET as u16) << 8 | 10;
+
+const LOAD_BALANCER: [u8; 4] = [10, 113, 0, 1];
+/// A caller from outside within the source ranges.
+const WITHIN: [u8; 4] = [10, 9, 0, 1];
+/// One that is in none.
+const STRANGER: [u8; 4] = [10, 8, 0, 1];
+
+/// Refuses the first of so many requests of that type that come next.
+#[derive(Clone, Default)]
+struct Refusing(Arc<Mutex<(u16, usize)>>);
+
+impl Observer for Refusing {
+    fn before(&mut self, call: Call, _: &mut State) -> Fault {
+        let (kind, times) = &mut *self.0.lock();
+        if *times == 0 || !matches!(call, Call::Requests(of, _) if of == *kind) {
+            return Fault::None;
+        }
+        *times -= 1;
+        Fault::Refused(Errno::EBUSY, 0)
+    }
+
+    fn after(&mut self, _: Call, _: &mut State) {}
+}
+
+/// A node in ipvs mode.
+struct Node {
+    kernel: Kernel,
+    refusing: Refusing,
+    mode: Ipvs,
+}
+
+impl Node {
+    fn mode() -> Ipvs {
+        let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
+        OfIpvs(Engine::NfTables).mode(&metrics)
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, full: bool) {
+        let changes = Changes {
+            ports: map.iter().map(|port| port.name.clone()).collect(),
+            full,
+            ..Changes::default()
+        };
+        let outcomes = self
+            .mode
+            .sync(map, PerFamily::each(|_| Some(&changes)))
+            .await;
+        for (_, outcome) in outcomes {
+            outcome.expect("an answer").expect("a sync");
+        }
+    }
+
+    /// Returns all that may become of a call.
+    fn call(&self, from: [u8; 4], to: [u8; 4]) -> Vec<Disposition> {
+        let is_node = node_address(Family::V4) == IpAddr::from(from);
+        let packet = Packet {
+            source: (from, 40_000).into(),
+            destination: (to, 80).into(),
+            protocol: Protocol::Tcp.number(),
+            input: (!is_node).then_some("eth0"),
+            established: None,
+        };
+        let own = [node_address(Family::V4)];
+        let mut found = Vec::new();
+        self.kernel.change(|state| {
+            let outcomes = state.outcomes_by_ipvs(Family::V4, &packet, &own);
+            found.extend(outcomes.into_iter().map(|outcome| outcome.disposition));
+        });
+        found
+    }
+}
+
+/// Runs `body` on a node that serves `map`.
+fn on_a_node(map: &ServiceMap, body: impl AsyncFnOnce(&mut Node)) {
+    stopped_clock().block_on(async {
+        let refusing = Refusing::default();
+        let kernel = Kernel::new(refusing.clone());
+        let _installed = kernel.install();
+        kernel.change(|state| OfIpvs(Engine::NfTables).prepare(state));
+        let mut node = Node {
+            mode: Node::mode(),
+            kernel: kernel.clone(),
+            refusing,
+        };
+        node.sync(map, true).await;
+        body(&mut node).await;
+    });
+}
+
+fn to(last: u8) -> Disposition {
+    Disposition::Passes(([10, 244, 0, last], 80).into())
+}
+
+/// A load balancer that leads to endpoints with these last numbers, and another one for which
+/// the rules of source ranges are in force all the while.
+fn load_balancer(all: &[u8], ranges: &[&str]) -> ServiceMap {
+    let all = all.iter().map(|last| endpoint(([10, 244, 0, *last], 80)));
+    let ranges = ranges.iter().map(|range| range.parse().expect("a network"));
+    let port = ServicePort {
+        cluster_ip: None,
+        load_balancer_ips: [LOAD_BALANCER.into()].into(),
+        load_balancer_source_ranges: ranges.collect(),
+        endpoints: endpoints(all),
+        ..service_port("web", [10, 96, 0, 1])
+    };
+    let other = ServicePort {
+        load_balancer_ips: [IpAddr::from([10, 113, 0, 2])].into(),
+        load_balancer_source_ranges: ["10.9.0.0/16".parse().expect("a network")].into(),
+        ..service_port("other", [10, 96, 0, 2])
+    };
+    [port, other].into_iter().collect()
+}
+
+#[test]
+fn the_last_real_servers_stay_while_all_new_ones_are_refused() {
+    on_a_node(&load_balancer(&[1], &[]), async |node| {
+        let now = load_balancer(&[2], &[]);
+        *node.refusing.0.lock() = (OF_IPVS, 1);
+        node.sync(&now, false).await;
+        assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
+        node.sync(&now, false).await;
+        assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(2)]);
+    });
+}
+
+#[test]
+fn nobody_is_let_in_to_real_servers_that_could_not_be_taken_away() {
+    on_a_node(&load_balancer(&[1, 2], &["10.9.0.0/16"]), async |node| {
+        assert_eq!(node.call(STRANGER, LOAD_BALANCER), [Disposition::Dropped]);
+        let now = load_balancer(&[2], &[]);
+        *node.refusing.0.lock() = (OF_IPVS, 1);
+        node.sync(&now, false).await;
+        assert_eq!(node.call(STRANGER, LOAD_BALANCER), [Disposition::Dropped]);
+        node.sync(&now, false).await;
+        assert_eq!(node.call(STRANGER, LOAD_BALANCER), [to(2)]);
+    });
+}
+
+#[test]
+fn nobody_is_kept_out_while_source_ranges_could_not_be_taken_away() {
+    on_a_node(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
+        let now = load_balancer(&[1], &[]);
+        // A list of members that is refused is asked for one by one.
+        *node.refusing.0.lock() = (MEMBERS_GO, 2);
+        node.sync(&now, false).await;
+        assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
+        assert_eq!(node.call(STRANGER, LOAD_BALANCER), [Disposition::Dropped]);
+        node.sync(&now, false).await;
+        assert_eq!(node.call(STRANGER, LOAD_BALANCER), [to(1)]);
+    });
+}
+
+#[test]
+fn a_virtual_server_goes_whose_address_an_earlier_process_removed() {
+    let cluster_ip = [10, 96, 0, 1];
+    let port = ServicePort {
+        endpoints: endpoints([endpoint(([10, 244, 0, 1], 80))]),
+        ..service_port("web", cluster_ip)
+    };
+    on_a_node(&[port].into_iter().collect(), async |node| {
+        node.kernel.change(
+            |state| {
+                while state.links.remove_address(LINK, Family::V4, 0) {}
+            },
+        );
+        let IpAddr::V4(own) = node_address(Family::V4) else {
+            unreachable!("an address of IPv4");
+        };
+        assert_eq!(node.call(own.octets(), cluster_ip), [to(1)]);
+        node.mode = Node::mode();
+        node.sync(&ServiceMap::default(), true).await;
+        assert_ne!(node.call(own.octets(), cluster_ip), [to(1)]);
+    });
+}
