@@ -37,7 +37,7 @@ const SIMULATED: [Simulated; 3] = [
         mutants: iptables::MUTANTS,
     },
     Simulated {
-        tests: "simulation::ipvs::random",
+        tests: "simulation::ipvs::",
         mutants: ipvs::MUTANTS,
     },
 ];
