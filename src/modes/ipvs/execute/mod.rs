@@ -97,6 +97,8 @@ pub struct Progress {
     too_small: BTreeMap<Set, String>,
     /// What is to be applied again.
     again: Dirty,
+    /// Virtual servers that still lead to real servers which could not be taken away.
+    behind: BTreeSet<Frontend>,
     /// Virtual servers whose source ranges could not be taken away.
     guarded: BTreeSet<Frontend>,
     /// An answer of the kernel shows that it holds something else than was known.
@@ -175,12 +177,12 @@ impl Execution<'_> {
         })
     }
 
-    /// Returns `steps` without those of virtual servers of which something was refused: who
-    /// is let in by them would meet endpoints that are to be gone.
+    /// Returns `steps` without those of virtual servers that did not follow: who is let in by
+    /// them would meet endpoints that are to be gone.
     fn members_of_those_that_followed(&mut self, steps: &[MemberStep]) -> Vec<MemberStep> {
-        let refused = self.progress.again.frontends.clone();
+        let behind = self.progress.behind.clone();
         self.without(steps, |member| {
-            member.frontend().is_some_and(|one| refused.contains(&one))
+            member.frontend().is_some_and(|one| behind.contains(&one))
         })
     }
 

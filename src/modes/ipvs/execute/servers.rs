@@ -273,15 +273,17 @@ impl Execution<'_> {
             }
         }
         going.retain(|change| !stay.contains(&frontend_of(change)));
-        self.apply(&going)?;
+        self.progress.behind.extend(stay);
+        let refused = self.apply(&going)?;
+        self.progress.behind.extend(refused);
         Ok(())
     }
 
-    /// Makes `changes`. Returns the virtual servers of which a real server was refused.
+    /// Makes `changes`. Returns the virtual servers of which that of a real server was refused.
     fn apply(&mut self, changes: &[Change]) -> Result<BTreeSet<Frontend>, netlink::Error> {
-        let mut lacking = BTreeSet::new();
+        let mut of_reals = BTreeSet::new();
         if changes.is_empty() {
-            return Ok(lacking);
+            return Ok(of_reals);
         }
         self.progress.made = Made::Changes;
         let outcomes = self.clients.ipvs.apply(changes)?;
@@ -303,8 +305,8 @@ impl Execution<'_> {
                 continue;
             }
             refused = matches!(change, Change::Add(_)).then_some(frontend);
-            if matches!(change, Change::AddReal(..) | Change::EditReal(..)) {
-                lacking.insert(frontend);
+            if real_of(change, &frontend).is_some() {
+                of_reals.insert(frontend);
             }
             self.progress.is_surprised |= is_surprising(&error);
             self.progress.again.frontends.insert(frontend);
@@ -313,7 +315,7 @@ impl Execution<'_> {
                 None => self.state.leave_unfinished(error.to_string()),
             }
         }
-        Ok(lacking)
+        Ok(of_reals)
     }
 }
 
