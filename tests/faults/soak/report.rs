@@ -53,7 +53,10 @@ pub fn write(text: &mut String) {
         "| mode | minutes | changes | calls | failed | memory after a quarter, at the end | \
          most descriptors | most objects |\n|---|---|---|---|---|---|---|---|\n",
     );
-    for (mode, samples) in read() {
+    let samples = read();
+    let failed = |mode: &str| samples[mode].last().is_some_and(|last| last.failed > 0);
+    let failed_in_ipvs = failed("ipvs");
+    for (mode, samples) in samples {
         let (quarter, last) = (samples[samples.len() / 4], samples[samples.len() - 1]);
         let most = |of: fn(&Sample) -> u64| samples.iter().map(of).max().unwrap_or_default();
         let mib = |kib: u64| format!("{:.1} MiB", kib as f64 / 1024.0);
@@ -74,6 +77,13 @@ pub fn write(text: &mut String) {
         "\nThe samples are in [soak.csv](soak.csv). (Unoptimised build; the modes ran side by side \
          on two cores\nthat also ran other programs, ipvs mode in a guest kernel.)\n",
     );
+    if failed_in_ipvs {
+        text.push_str(
+            "\nWhat failed in ipvs mode timed out. Most likely its answer was taken for that of \
+             another connection\nfrom the same port of the client to the same endpoint, as IPVS \
+             does ([ipvs](ipvs.md)); for short calls\nthe test does not keep that from happening.\n",
+        );
+    }
 }
 
 /// A panel of the plot: its title, and what it shows.
