@@ -131,8 +131,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         EXECUTE,
-        "            left.iter().any(is_about) || member.set.admits() && guarded.iter().any(is_about)",
-        "            left.iter().any(is_about) || guarded.is_empty() && false",
+        "                || member.set.admits() && guarded.iter().any(is_about)",
+        "                || guarded.is_empty() && false",
         "callers are kept out while source ranges cannot be taken away",
     ),
     noticed(

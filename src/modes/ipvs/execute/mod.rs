@@ -170,10 +170,13 @@ impl Execution<'_> {
     fn members_to_change(&mut self, close: &[Frontend], steps: &[MemberStep]) -> Vec<MemberStep> {
         let left = close.iter().filter(|one| self.servers.contains_key(*one));
         let left: Vec<Frontend> = left.copied().collect();
-        let guarded = self.progress.guarded.clone();
+        let guarded = &self.progress.guarded | &self.progress.behind;
         self.without(steps, |member| {
             let is_about = |one: &Frontend| member.is_about(one);
-            left.iter().any(is_about) || member.set.admits() && guarded.iter().any(is_about)
+            // By the set of addresses it is found again by a process that begins.
+            let is_at = |one: &Frontend| member.element == Element::Ip(one.address);
+            left.iter().any(|one| is_about(one) || is_at(one))
+                || member.set.admits() && guarded.iter().any(is_about)
         })
     }
 
