@@ -131,7 +131,7 @@ struct Pool {
 impl Pool {
     /// Closes all sockets that no proxy serves: one is about to serve that cannot take
     /// them. Where both listen at an address (SO_REUSEPORT), the kernel would send a share
-    /// of the connections to sockets that nobody accepts from.
+    /// of the connections to sockets from which none is accepted.
     fn give_up(&mut self, why: &str) {
         let sockets = self.unserved.len();
         // Such a proxy may come again every second.

@@ -90,12 +90,7 @@ impl Rules for OfIptables {
     /// A full sync takes away in transactions of their own, after all others, what leads to
     /// chains that do not change.
     fn removals(&self, unfinished: &[String]) -> Removals {
-        let is_of_rules = |text: &String| !text.contains("flows of UDP clients");
-        if unfinished.iter().any(is_of_rules) {
-            Removals::Left
-        } else {
-            Removals::Made
-        }
+        Removals::of(unfinished)
     }
 
     /// Of legacy tables only the sizes are known, as the sync left them.

@@ -171,12 +171,7 @@ impl Rules for OfIpvs {
     }
 
     fn removals(&self, unfinished: &[String]) -> Removals {
-        let is_of_kernel = |text: &String| !text.contains("flows of UDP clients");
-        if unfinished.iter().any(is_of_kernel) {
-            Removals::Left
-        } else {
-            Removals::Made
-        }
+        Removals::of(unfinished)
     }
 
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {

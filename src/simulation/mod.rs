@@ -35,7 +35,12 @@ use self::{
     watch::{Watch, Watching},
     world::{SERVICES, Spec},
 };
-use crate::{kernel::simulated::Kernel, net::Family};
+use crate::{
+    kernel::simulated::Kernel,
+    modes::Mode,
+    net::{Family, PerFamily},
+    services::{Changes, ServiceMap},
+};
 
 /// After so long without faults everything is in force: whatever failed is tried again
 /// once a sync period at least.
@@ -62,6 +67,14 @@ fn stopped_clock() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build();
     runtime.expect("a runtime")
+}
+
+/// Has a mode sync both families, which succeeds.
+async fn sync(mode: &mut impl Mode, map: &ServiceMap, changes: &Changes) {
+    let outcomes = mode.sync(map, PerFamily::each(|_| Some(changes))).await;
+    for (_, outcome) in outcomes {
+        outcome.expect("an answer").expect("a sync");
+    }
 }
 
 /// Runs so many steps that follow from the seed. Returns what happened.

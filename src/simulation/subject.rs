@@ -32,6 +32,19 @@ pub(super) enum Removals {
     Left,
 }
 
+impl Removals {
+    /// Returns what a sync said that names what is `unfinished`. Flows of UDP clients are no
+    /// rules.
+    pub(super) fn of(unfinished: &[String]) -> Removals {
+        let is_of_rules = |text: &String| !text.contains("flows of UDP clients");
+        if unfinished.iter().any(is_of_rules) {
+            Removals::Left
+        } else {
+            Removals::Made
+        }
+    }
+}
+
 /// What goes wrong most of the time where a sync makes few calls.
 const FAULTS: Faults = Faults {
     calls: 60,

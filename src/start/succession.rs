@@ -21,7 +21,7 @@
 //! user does not tell it from a successor, nor do its capabilities, since the process in a
 //! DaemonSet's new pod is in another pid namespace and has no number here (SO_PEERCRED).
 //! The sockets are found in `/proc/net/unix`, which lists those of this network namespace
-//! alone, as service addresses are its own. A listed name that somebody made in another
+//! alone, as service addresses are its own. A listed name that was made in another
 //! mount namespace leads nowhere in this one.
 
 mod assignments;

@@ -49,7 +49,7 @@ fn guest_full_families() {
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
-/// What keeps others from harm in ipvs mode: objects that nobody means well with, and what
+/// What keeps others from harm in ipvs mode: objects that are meant to do harm, and what
 /// Tripod gives away.
 #[test]
 fn guest_full_hostile() {

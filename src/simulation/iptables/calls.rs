@@ -12,14 +12,14 @@ use crate::{
         xtables::Engine,
     },
     modes::{Mode, iptables::Iptables},
-    net::{Family, PerFamily},
+    net::Family,
     runner::metrics::Metrics,
     services::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, service_port},
     },
     simulation::{
-        stopped_clock,
+        self, stopped_clock,
         subject::{Rules, Subject},
     },
 };
@@ -67,10 +67,7 @@ async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) {
         full,
         ..Changes::default()
     };
-    let outcomes = mode.sync(map, PerFamily::each(|_| Some(&changes))).await;
-    for (_, outcome) in outcomes {
-        outcome.expect("an answer").expect("a sync");
-    }
+    simulation::sync(mode, map, &changes).await;
 }
 
 async fn notices(mode: &mut Iptables) -> bool {

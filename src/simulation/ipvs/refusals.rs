@@ -15,11 +15,8 @@ use crate::{
         },
         xtables::Engine,
     },
-    modes::{
-        Mode,
-        ipvs::{Ipvs, plan::LINK},
-    },
-    net::{Family, PerFamily, Protocol},
+    modes::ipvs::{Ipvs, plan::LINK},
+    net::{Family, Protocol},
     runner::metrics::Metrics,
     services::{
         Changes, ServiceMap, ServicePort,
@@ -28,6 +25,7 @@ use crate::{
     simulation::{
         stopped_clock,
         subject::{Rules, Subject},
+        sync,
         world::node_address,
     },
 };
@@ -79,13 +77,7 @@ impl Node {
             full,
             ..Changes::default()
         };
-        let outcomes = self
-            .mode
-            .sync(map, PerFamily::each(|_| Some(&changes)))
-            .await;
-        for (_, outcome) in outcomes {
-            outcome.expect("an answer").expect("a sync");
-        }
+        sync(&mut self.mode, map, &changes).await;
     }
 
     /// Returns all that may become of a call.
@@ -162,7 +154,7 @@ fn the_last_real_servers_stay_while_all_new_ones_are_refused() {
 }
 
 #[test]
-fn nobody_is_let_in_to_real_servers_that_could_not_be_taken_away() {
+fn no_caller_is_let_in_to_real_servers_that_could_not_be_taken_away() {
     on_a_node(&load_balancer(&[1, 2], &["10.9.0.0/16"]), async |node| {
         assert_eq!(node.call(STRANGER, LOAD_BALANCER), [Disposition::Dropped]);
         let now = load_balancer(&[2], &[]);
@@ -175,7 +167,7 @@ fn nobody_is_let_in_to_real_servers_that_could_not_be_taken_away() {
 }
 
 #[test]
-fn nobody_is_kept_out_while_source_ranges_could_not_be_taken_away() {
+fn no_caller_is_kept_out_while_source_ranges_could_not_be_taken_away() {
     on_a_node(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
         let now = load_balancer(&[1], &[]);
         // A list of members that is refused is asked for one by one.

@@ -183,7 +183,6 @@ impl Sets {
         [PROTOCOL, TYPE].contains(&(message.kind & 0xff))
     }
 
-    /// Answers a list.
     /// Returns the family of the set whose members `message` asks for.
     pub(super) fn asked_family(&self, message: &Message<'_>) -> Option<Family> {
         let attributes = ByKind::of(message.attributes(HEADER));
@@ -192,6 +191,7 @@ impl Sets {
         families.find(|family| family.number() == set.family)
     }
 
+    /// Answers a list.
     pub(super) fn dump(
         &self,
         of: &Message<'_>,
