@@ -115,6 +115,7 @@ impl Executor {
         mut done: impl FnMut(ServicePortName, Result<(), String>),
     ) {
         self.shared.captured.serve_node_ports(node);
+        self.shared.descriptors.expect(map.len());
         // Removals first: another Service may have what one gives up.
         let (present, gone): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| map.get(name).is_some());

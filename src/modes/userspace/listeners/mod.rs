@@ -15,7 +15,6 @@ use std::{
 };
 
 use socket2::Socket;
-use tokio::sync::OwnedSemaphorePermit;
 
 use self::redirect_ports::RedirectPort;
 use super::{
@@ -25,6 +24,7 @@ use super::{
         Shared,
         affinity::Affinity,
         cluster_local::ClusterLocal,
+        descriptors::Taken,
         group::{Routing, ServiceGroup},
         tcp, udp,
         workers::{Worker, Workers},
@@ -53,7 +53,7 @@ struct Listeners {
     on: Vec<WorkerListener>,
     in_use: InUse,
     shared: Arc<Shared>,
-    descriptors: Option<OwnedSemaphorePermit>,
+    descriptors: Option<Taken>,
 }
 
 /// A listener on one worker.
@@ -140,7 +140,7 @@ impl Listeners {
 struct Reserved {
     address: SocketAddr,
     _socket: Socket,
-    _descriptor: OwnedSemaphorePermit,
+    _descriptor: Taken,
 }
 
 /// A service group with its sockets.
@@ -299,17 +299,12 @@ impl ListenerSet {
         bind: Bind,
         given: Vec<Given>,
     ) -> io::Result<()> {
-        // One socket a worker, unless listeners would leave too little for
-        // connections.
-        let most = shared.descriptors.total() / 2;
-        let spread = if shared.descriptors.free() > most {
-            workers.count()
-        } else {
-            1
-        };
+        let spread = shared.descriptors.sockets_each(workers.count());
         let fresh = spread.saturating_sub(given.len());
         let count = given.len() + fresh;
-        let descriptors = shared.descriptors.take_now(count)?;
+        // The port's own descriptor is that of one of the listeners.
+        let own = usize::from(self.local_port_at(bind.address).is_some());
+        let descriptors = shared.descriptors.take_for_service(count - own)?;
         let address = Arc::new(tcp::ListenerAddress {
             group: Arc::clone(&self.group),
             called: self.called(bind.address),
@@ -361,6 +356,9 @@ impl ListenerSet {
         drop(releases);
         self.open.push(listeners);
         self.unreserve(bind.address);
+        if let Some(port) = self.local_port_at(bind.address) {
+            port.is_listened_on();
+        }
         Ok(())
     }
 
@@ -422,7 +420,7 @@ impl ListenerSet {
         match self.protocol {
             Protocol::Tcp => self.reserved.push(Reserved {
                 address: bind.address,
-                _descriptor: shared.descriptors.take_now(1)?,
+                _descriptor: shared.descriptors.take_for_service(1)?,
                 _socket: listening::tcp(bind)?,
             }),
             // A bound UDP socket would swallow what is to be refused.
@@ -443,7 +441,16 @@ impl ListenerSet {
             .open
             .iter()
             .position(|listeners| listeners.bind.address == address)?;
+        if let Some(port) = self.local_port_at(address) {
+            port.reserve();
+        }
         Some(self.open.swap_remove(at).in_use.clone())
+    }
+
+    /// Returns its local port if that is at `address`.
+    fn local_port_at(&mut self, address: SocketAddr) -> Option<&mut RedirectPort> {
+        let port = self.local_port.as_mut();
+        port.filter(|port| port.address == address)
     }
 
     /// Returns the address that clients call to reach `bound`: the cluster IP for a

@@ -4,9 +4,8 @@ use std::{io, net::SocketAddr, ops::RangeInclusive};
 
 use hashbrown::HashSet;
 use socket2::{Domain, Socket, Type};
-use tokio::sync::OwnedSemaphorePermit;
 
-use super::super::proxy::descriptors::Descriptors;
+use super::super::proxy::descriptors::{Descriptors, Taken};
 use crate::{
     kernel::socket::listening::{self, Bind},
     net::{Family, Protocol},
@@ -25,7 +24,7 @@ pub struct RedirectPorts {
     descriptors: Descriptors,
 }
 
-/// A port that is reserved for a service group.
+/// A port that a service group has.
 #[derive(Debug)]
 pub struct RedirectPort {
     /// The wildcard address with the port.
@@ -33,8 +32,23 @@ pub struct RedirectPort {
     protocol: Protocol,
     /// Keeps the port ours while nothing listens on it; who calls it is refused
     /// then.
-    _reservation: Option<Socket>,
-    _descriptor: OwnedSemaphorePermit,
+    reservation: Option<Socket>,
+    /// Of the reservation, or of one of the listeners in its place.
+    _descriptor: Taken,
+}
+
+impl RedirectPort {
+    /// Closes the reservation: by now something listens on the port.
+    pub fn is_listened_on(&mut self) {
+        self.reservation = None;
+    }
+
+    /// Reserves the port anew, before what listens on it closes. Where that fails, another
+    /// program may get it, as it may where [`reserve_udp`] cannot reserve one.
+    pub fn reserve(&mut self) {
+        let reserved = reserve(self.protocol, self.address);
+        self.reservation = reserved.ok().and_then(|(_, socket)| socket);
+    }
 }
 
 impl RedirectPorts {
@@ -132,24 +146,12 @@ impl RedirectPorts {
     }
 
     fn share(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
-        let wildcard = family.unspecified();
-        let descriptor = self.descriptors.take_now(1)?;
-        let (bound, reservation) = match protocol {
-            Protocol::Tcp => {
-                let socket = listening::tcp(Bind::of_node((wildcard, port).into()))?;
-                (socket.local_addr()?.as_socket(), Some(socket))
-            }
-            Protocol::Udp | Protocol::Sctp => {
-                let socket = listening::udp(Bind::of_node((wildcard, port).into()))?;
-                let address = socket.local_addr()?;
-                (Some(address), reserve_udp(socket, address))
-            }
-        };
-        let address = bound.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let descriptor = self.descriptors.take_for_service(1)?;
+        let (address, reservation) = reserve(protocol, (family.unspecified(), port).into())?;
         Ok(RedirectPort {
             address,
             protocol,
-            _reservation: reservation,
+            reservation,
             _descriptor: descriptor,
         })
     }
@@ -157,6 +159,23 @@ impl RedirectPorts {
     /// Takes the port back.
     pub fn release(&mut self, taken: &RedirectPort) {
         self.used.remove(&(taken.protocol, taken.address));
+    }
+}
+
+/// Binds a socket that lets nothing in. Returns where, for port 0 is one that the kernel
+/// picks, and the socket.
+fn reserve(protocol: Protocol, at: SocketAddr) -> io::Result<(SocketAddr, Option<Socket>)> {
+    match protocol {
+        Protocol::Tcp => {
+            let socket = listening::tcp(Bind::of_node(at))?;
+            let bound = socket.local_addr()?.as_socket();
+            Ok((bound.ok_or(io::ErrorKind::AddrNotAvailable)?, Some(socket)))
+        }
+        Protocol::Udp | Protocol::Sctp => {
+            let socket = listening::udp(Bind::of_node(at))?;
+            let bound = socket.local_addr()?;
+            Ok((bound, reserve_udp(socket, bound)))
+        }
     }
 }
 

@@ -6,6 +6,9 @@
 //! open (logs, epoll, netlink, the API server, probes, health-check node ports) is
 //! counted and left out of it.
 //!
+//! Listeners and reserved ports leave a part to connections: Services that cannot all be
+//! served must not have every other one served no more.
+//!
 //! Clients come and go, and what each has costs memory of this process and of the
 //! kernel: where that has a limit, they take out of a second budget what there is memory
 //! for.
@@ -41,7 +44,11 @@ const COST: u64 = 6 * 1024;
 /// What clients' descriptors may cost is this fraction of the memory limit.
 const MEMORY_SHARE: u64 = 2;
 
-/// What a client has taken, of descriptors and of memory.
+/// This fraction of all is clients' alone.
+const CLIENTS_SHARE: usize = 8;
+
+/// What was taken: of all descriptors, and of those that clients have memory for, or that
+/// Services may have.
 pub type Taken = [OwnedSemaphorePermit; 2];
 
 /// Permits that the data path may hold, one a descriptor.
@@ -50,17 +57,60 @@ pub struct Descriptors(Arc<Budget>);
 
 #[derive(Debug)]
 struct Budget {
-    permits: Arc<Semaphore>,
+    permits: Pool,
+    /// Those of them that listeners and reserved ports may have.
+    services: Pool,
     /// Permits of those descriptors that clients have.
     clients: Arc<Semaphore>,
     /// How many of them there are, free or not; `None`: memory has no limit.
     in_memory: Option<usize>,
-    /// Permits that there are, free or not.
-    total: AtomicUsize,
+    /// Addresses that are listened on when all Services are served.
+    addresses: AtomicUsize,
     /// What the process may open.
     limit: usize,
     /// What it had open outside of the budget when no permit was taken.
     outside: AtomicUsize,
+}
+
+/// Permits whose number changes.
+#[derive(Debug)]
+struct Pool {
+    permits: Arc<Semaphore>,
+    /// How many there are, free or not.
+    total: AtomicUsize,
+}
+
+impl Pool {
+    fn new(total: usize) -> Pool {
+        Pool {
+            permits: Arc::new(Semaphore::new(total)),
+            total: AtomicUsize::new(total),
+        }
+    }
+
+    fn total(&self) -> usize {
+        self.total.load(Relaxed)
+    }
+
+    fn free(&self) -> usize {
+        self.permits.available_permits()
+    }
+
+    fn taken(&self) -> usize {
+        self.total().saturating_sub(self.free())
+    }
+
+    /// Makes `wanted` of them; those in use stay until the next time.
+    fn resize(&self, wanted: usize) {
+        let total = self.total();
+        let total = if wanted >= total {
+            self.permits.add_permits(wanted - total);
+            wanted
+        } else {
+            total - self.permits.forget_permits(total - wanted)
+        };
+        self.total.store(total, Relaxed);
+    }
 }
 
 impl Descriptors {
@@ -76,10 +126,11 @@ impl Descriptors {
         let total = share(limit, 0);
         let in_memory = memory.map(in_memory);
         Descriptors(Arc::new(Budget {
-            permits: Arc::new(Semaphore::new(total)),
+            permits: Pool::new(total),
+            services: Pool::new(for_services(total)),
             clients: Arc::new(Semaphore::new(in_memory.unwrap_or(Semaphore::MAX_PERMITS))),
             in_memory,
-            total: AtomicUsize::new(total),
+            addresses: AtomicUsize::new(0),
             limit,
             outside: AtomicUsize::new(0),
         }))
@@ -103,8 +154,7 @@ impl Descriptors {
 
     fn counted(&self, open: usize) {
         let budget = &self.0;
-        let total = self.total();
-        let taken = total.saturating_sub(self.free());
+        let taken = budget.permits.taken();
         // A connection holds permits before its second socket is open: with
         // many of these, nothing else would seem to be open.
         let mut outside = open.saturating_sub(taken);
@@ -113,49 +163,67 @@ impl Descriptors {
         }
         outside = outside.max(budget.outside.load(Relaxed));
         let share = share(budget.limit, outside);
-        let total = if share >= total {
-            budget.permits.add_permits(share - total);
-            share
+        budget.permits.resize(share);
+        budget.services.resize(for_services(share));
+    }
+
+    /// Makes known how many addresses are listened on when all Services are served.
+    pub fn expect(&self, addresses: usize) {
+        self.0.addresses.store(addresses, Relaxed);
+    }
+
+    /// Returns on how many of the `workers` an address is listened on: on all, unless
+    /// listeners would then have more than half.
+    pub fn sockets_each(&self, workers: usize) -> usize {
+        let most = self.0.permits.total() / 2;
+        let wanted = self.0.addresses.load(Relaxed).saturating_mul(workers);
+        if self.free() > most && wanted <= most {
+            workers
         } else {
-            // Those in use stay until the next count.
-            total - budget.permits.forget_permits(total - share)
-        };
-        budget.total.store(total, Relaxed);
+            1
+        }
     }
 
     /// Takes `n` descriptors of a client if they are free, and there is memory for them.
     pub fn try_take(&self, n: u32) -> Option<Taken> {
         let take = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_many_owned(n).ok();
-        Some([take(&self.0.permits)?, take(&self.0.clients)?])
+        Some([take(&self.0.permits.permits)?, take(&self.0.clients)?])
     }
 
-    /// Takes `n` descriptors for something that a Service needs, however much memory there is.
+    /// Takes `n` descriptors for something that a Service needs, however much memory there
+    /// is.
     ///
     /// # Errors
-    /// When so many are not free.
-    pub fn take_now(&self, n: usize) -> io::Result<OwnedSemaphorePermit> {
-        let n = u32::try_from(n).ok();
-        let permits = || Arc::clone(&self.0.permits);
-        n.and_then(|n| permits().try_acquire_many_owned(n).ok())
-            .ok_or_else(|| {
-                io::Error::other("no file descriptors are left for it; raise the limit (ulimit -n)")
-            })
+    /// When so many are not free, or would be missing to clients.
+    pub fn take_for_service(&self, n: usize) -> io::Result<Taken> {
+        let take = |of: &Pool| {
+            let n = u32::try_from(n).ok()?;
+            Arc::clone(&of.permits).try_acquire_many_owned(n).ok()
+        };
+        let (all, services) = (take(&self.0.permits), take(&self.0.services));
+        all.zip(services).map(<[_; 2]>::from).ok_or_else(|| {
+            io::Error::other("no file descriptors are left for it; raise the limit (ulimit -n)")
+        })
     }
 
     /// Waits for `n` descriptors of a client, and for memory; first come, first served.
     pub async fn take(&self, n: u32) -> Taken {
         let memory = wait_for(&self.0.clients, n).await;
-        [wait_for(&self.0.permits, n).await, memory]
+        [wait_for(&self.0.permits.permits, n).await, memory]
     }
 
     /// Returns how many are free.
     pub fn free(&self) -> usize {
-        self.0.permits.available_permits()
+        self.0.permits.free()
     }
 
-    /// Returns how many there are in all.
-    pub fn total(&self) -> usize {
-        self.0.total.load(Relaxed)
+    /// Returns how many there are beside those of listeners and reserved ports.
+    fn left(&self) -> usize {
+        let budget = &self.0;
+        budget
+            .permits
+            .total()
+            .saturating_sub(budget.services.taken())
     }
 
     /// Returns how many of clients there is memory for; `None`: memory has no limit.
@@ -165,14 +233,14 @@ impl Descriptors {
 
     /// Returns how many clients may have in all.
     pub fn for_clients(&self) -> usize {
-        self.total().min(self.in_memory().unwrap_or(usize::MAX))
+        self.left().min(self.in_memory().unwrap_or(usize::MAX))
     }
 
     /// Returns what there is of descriptors, and of those of clients that there is memory for.
     pub fn rooms(&self) -> impl Iterator<Item = Room> {
         let descriptors = Room {
             free: self.free(),
-            total: self.total(),
+            total: self.left(),
         };
         let memory = self.in_memory().map(|total| Room {
             free: self.0.clients.available_permits(),
@@ -181,7 +249,8 @@ impl Descriptors {
         std::iter::once(descriptors).chain(memory)
     }
 
-    /// Less than a quarter is free, or has memory left: who can do with fewer should.
+    /// Less than a quarter of what clients may have is free, or has memory left: who can do
+    /// with fewer should.
     pub fn short(&self) -> bool {
         self.are_for_others(usize::MAX)
     }
@@ -192,7 +261,7 @@ impl Descriptors {
     pub fn are_for_others(&self, descriptors: usize) -> bool {
         let few = |free, total| free < total / 4 && descriptors > total / 4;
         let memory = self.in_memory();
-        few(self.free(), self.total())
+        few(self.free(), self.left())
             || memory.is_some_and(|total| few(self.0.clients.available_permits(), total))
     }
 }
@@ -203,6 +272,13 @@ fn share(limit: usize, outside: usize) -> usize {
     let left = limit.saturating_sub(outside);
     let share = left - SPARE.min(left / 2);
     share.clamp(LEAST, Semaphore::MAX_PERMITS)
+}
+
+/// Returns how many of `total` listeners and reserved ports may have: what they leave is
+/// enough for a connection, but not more than half.
+fn for_services(total: usize) -> usize {
+    let clients = (total / CLIENTS_SHARE).max(LEAST);
+    total - clients.min(total / 2)
 }
 
 /// Returns how many descriptors of clients there is memory for under a limit in bytes.
@@ -254,7 +330,7 @@ mod tests {
         let descriptors = Descriptors::with_limit(SPARE + 100, None);
         let most = descriptors.try_take(99).expect("free");
         assert!(descriptors.try_take(2).is_none());
-        assert!(descriptors.take_now(2).is_err());
+        assert!(descriptors.take_for_service(2).is_err());
         let mut waiting = Box::pin(descriptors.take(2));
         let now = tokio::time::timeout(std::time::Duration::ZERO, &mut waiting).await;
         assert!(now.is_err(), "one is not enough for two");
@@ -266,17 +342,17 @@ mod tests {
     fn what_is_open_elsewhere_is_left_out_of_the_budget() {
         let descriptors = Descriptors::with_limit(1_000, None);
         descriptors.counted(300);
-        assert_eq!(descriptors.total(), 1_000 - 300 - SPARE);
+        assert_eq!(descriptors.left(), 1_000 - 300 - SPARE);
         let taken = descriptors.try_take(600).expect("free");
         // Few of them have a socket yet.
         descriptors.counted(350);
-        assert_eq!(descriptors.total(), 1_000 - 300 - SPARE);
+        assert_eq!(descriptors.left(), 1_000 - 300 - SPARE);
         // More is open elsewhere than is free: no new ones, but no fewer.
         descriptors.counted(600 + 380);
-        assert_eq!((descriptors.free(), descriptors.total()), (0, 600));
+        assert_eq!((descriptors.free(), descriptors.left()), (0, 600));
         drop(taken);
         descriptors.counted(380);
-        assert_eq!(descriptors.total(), 1_000 - 380 - SPARE);
+        assert_eq!(descriptors.left(), 1_000 - 380 - SPARE);
         descriptors.counted(80);
         assert_eq!(descriptors.free(), 1_000 - 80 - SPARE);
     }
@@ -289,7 +365,7 @@ mod tests {
         assert!(descriptors.short());
         assert!(descriptors.are_for_others(76) && !descriptors.are_for_others(24));
         assert!(descriptors.try_take(25).is_none());
-        assert!(descriptors.take_now(1_000).is_ok());
+        assert!(descriptors.take_for_service(1_000).is_ok());
         let mut waiting = Box::pin(descriptors.take(25));
         let now = tokio::time::timeout(std::time::Duration::ZERO, &mut waiting).await;
         assert!(now.is_err(), "there is memory for 24");
@@ -299,7 +375,41 @@ mod tests {
     }
 
     #[test]
+    fn services_leave_some_to_clients() {
+        let descriptors = Descriptors::with_limit(SPARE + 8_000, None);
+        let listening: Vec<_> = (0..7_000).map(|_| descriptors.take_for_service(1)).collect();
+        assert!(listening.iter().all(Result::is_ok));
+        let error = descriptors.take_for_service(1).expect_err("clients' share");
+        assert!(error.to_string().contains("ulimit"), "{error}");
+        assert_eq!((descriptors.for_clients(), descriptors.short()), (1_000, false));
+        let most = descriptors.try_take(800).expect("free");
+        assert!(descriptors.are_for_others(800) && !descriptors.are_for_others(200));
+        drop(most);
+        // More is open elsewhere: clients keep what they have.
+        descriptors.counted(7_000 + 400);
+        assert_eq!(descriptors.for_clients(), 600);
+        drop(listening);
+        descriptors.counted(400);
+        assert!(descriptors.take_for_service(6_650).is_ok());
+        assert!(descriptors.take_for_service(6_651).is_err());
+    }
+
+    #[test]
+    fn all_workers_listen_where_all_addresses_have_room_for_it() {
+        let descriptors = Descriptors::with_limit(SPARE + 1_000, None);
+        for (addresses, each) in [(0, 4), (125, 4), (126, 1), (900, 1)] {
+            descriptors.expect(addresses);
+            assert_eq!(descriptors.sockets_each(4), each, "{addresses} addresses");
+        }
+        descriptors.expect(1);
+        let _others = descriptors.try_take(500).expect("free");
+        assert_eq!(descriptors.sockets_each(4), 1);
+    }
+
+    #[test]
     fn a_tiny_limit_leaves_something() {
+        let of_services = [2, 3, 4, 32].map(for_services);
+        assert_eq!(of_services, [1, 2, 2, 28]);
         assert_eq!(share(64, 0), 32);
         assert_eq!(share(64, 40), 12);
         assert_eq!(share(1, 0), LEAST);
