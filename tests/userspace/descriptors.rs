@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::comes_to_fail;
-use crate::lab::{Lab, Service, Tripod, ask, eventually, figure, get, say, tcp};
+use crate::lab::{Lab, Service, Tripod, ask, ask_within, eventually, figure, get, say, tcp};
 
 /// All connections are one client's.
 const NO_LIMIT: &str = "--userspace-max-connections-per-client=none";
@@ -15,6 +15,7 @@ on_each_capture!(
     connections_wait_for_descriptors,
     connections_leave_what_the_process_needs,
     a_flood_of_one_service_leaves_the_others_alone,
+    more_services_than_descriptors_leave_some_to_connections,
 );
 
 /// Connections that have asked, but not yet heard an answer.
@@ -117,6 +118,36 @@ fn a_flood_of_one_service_leaves_the_others_alone(lab: &mut Lab) {
     assert_eq!(tripod.logged(&["new connections wait", "default/web"]), 1);
 
     all_are_served(&mut waiting, &mut answered);
+}
+
+/// Those that are listened on are served, and said not to be in force are only the others.
+fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
+    const LIMIT: usize = 256;
+    lab.three_backends();
+    let services: Vec<_> = (10..110)
+        .map(|number| Service::new(&format!("web-{number}"), number))
+        .collect();
+    services.iter().for_each(|service| lab.publish_all(service));
+    let tripod = Tripod::start_with_descriptors(lab, LIMIT, &[]);
+    // TCP and UDP, IPv4 and IPv6.
+    let in_force = 4 * services.len() - tripod.logged(&["not in force as asked"]);
+    assert!((LIMIT / 2..LIMIT).contains(&in_force), "{in_force} in force");
+
+    let patience = Duration::from_secs(2);
+    let is_served = |to: &SocketAddr| ask_within(&lab.client, *to, patience).is_ok();
+    let served = |service: &Service| service.cluster().iter().filter(|to| is_served(to)).count();
+    let tcp: usize = std::thread::scope(|scope| {
+        let calls = services.iter().map(|one| scope.spawn(|| served(one)));
+        let calls: Vec<_> = calls.collect();
+        let answers = calls.into_iter().map(|call| call.join().expect("calls"));
+        answers.sum()
+    });
+    figure(
+        "Services beyond the descriptors",
+        format!("{in_force} of {} in force, {tcp} by TCP", 4 * services.len()),
+    );
+    let refused = tripod.logged(&["not in force as asked", "protocol=TCP"]);
+    assert_eq!(tcp, 2 * services.len() - refused);
 }
 
 /// Waits until all have their answer, while those that have it are closed.
