@@ -41,9 +41,16 @@ impl LogOnce {
         !std::mem::take(&mut self.logged).is_empty()
     }
 
-    /// Returns the logged messages that are not among `current`, all that hold now. They
-    /// count as logged until [`replace`](Self::replace) forgets them.
-    pub fn over(&self, current: &[String]) -> Vec<String> {
+    /// Logs which of the logged messages are not among `current`, all that hold now, and
+    /// forgets them.
+    pub fn end_others(&mut self, current: &[String]) {
+        for over in self.over(current) {
+            tracing::info!("no longer so: {over}");
+            self.logged.remove(&over);
+        }
+    }
+
+    fn over(&self, current: &[String]) -> Vec<String> {
         let logged = self.logged.iter();
         let over = logged.filter(|message| !current.contains(message));
         over.cloned().collect()
@@ -125,10 +132,11 @@ mod tests {
         let mut logged = LogOnce::default();
         let [a, b] = ["a", "b"].map(str::to_owned);
         logged.replace([a.clone(), b.clone()]);
-        let left = [b.clone()];
+        let left = [b];
         assert_eq!(logged.over(&left), [a]);
-        logged.replace(left);
-        assert_eq!(logged.over(&[b]), [""; 0]);
+        logged.end_others(&left);
+        assert_eq!(logged.over(&left), [""; 0]);
+        assert!(!logged.is_new(&left[0]));
     }
 
     #[test]

@@ -180,10 +180,7 @@ impl Ejector {
         match Kernel::open() {
             Ok(kernel) => {
                 self.kernel = Some(kernel);
-                for over in self.logged.over(&[]) {
-                    tracing::info!("no longer so: {over}");
-                }
-                self.logged.end();
+                self.logged.end_others(&[]);
             }
             Err(why) => {
                 let note = format!("{} is not honoured here: {why}", Preferences::EJECT);

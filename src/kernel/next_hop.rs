@@ -77,22 +77,41 @@ pub(super) fn of_route(message: Message<'_>) -> Result<Option<NextHop>, Malforme
     if header[7] != libc::RTN_UNICAST {
         return Ok(None);
     }
-    let (mut link, mut gateway) = (None, false);
-    for attribute in message.attributes(12) {
-        let attribute = attribute?;
-        match attribute.kind {
-            libc::RTA_OIF => link = Some(attribute.u32()?),
-            libc::RTA_GATEWAY | RTA_VIA => gateway = true,
-            _ => {}
-        }
-    }
-    Ok(link.map(|link| {
-        if gateway {
+    let route = RouteAttributes::of(&message)?;
+    Ok(route.link.map(|link| {
+        if route.gateway {
             NextHop::Gateway(link)
         } else {
             NextHop::Neighbour(link)
         }
     }))
+}
+
+/// What the attributes of a route say of its next hops.
+#[derive(Default)]
+struct RouteAttributes {
+    /// Index of its link.
+    link: Option<u32>,
+    /// It has a gateway.
+    gateway: bool,
+    /// The links on which next hops of a multipath route have a gateway.
+    among: Vec<u32>,
+}
+
+impl RouteAttributes {
+    fn of(message: &Message<'_>) -> Result<RouteAttributes, Malformed> {
+        let mut route = RouteAttributes::default();
+        for attribute in message.attributes(12) {
+            let attribute = attribute?;
+            match attribute.kind {
+                libc::RTA_OIF => route.link = Some(attribute.u32()?),
+                libc::RTA_GATEWAY | RTA_VIA => route.gateway = true,
+                libc::RTA_MULTIPATH => route.among.extend(among(attribute.payload)?),
+                _ => {}
+            }
+        }
+        Ok(route)
+    }
 }
 
 /// Returns the links on which some route of `family`, in whichever table, has a
@@ -119,19 +138,9 @@ pub fn with_gateways(socket: &mut Socket, family: Family) -> Result<HashSet<u32>
 /// Returns the indexes of the links on which a route of the message has a
 /// gateway.
 pub(super) fn gateways(message: Message<'_>) -> Result<Vec<u32>, Malformed> {
-    let mut links = Vec::new();
-    let (mut link, mut gateway) = (None, false);
-    for attribute in message.attributes(12) {
-        let attribute = attribute?;
-        match attribute.kind {
-            libc::RTA_OIF => link = Some(attribute.u32()?),
-            libc::RTA_GATEWAY | RTA_VIA => gateway = true,
-            libc::RTA_MULTIPATH => links.extend(among(attribute.payload)?),
-            _ => {}
-        }
-    }
-    links.extend(link.filter(|_| gateway));
-    Ok(links)
+    let route = RouteAttributes::of(&message)?;
+    let link = route.link.filter(|_| route.gateway);
+    Ok(route.among.into_iter().chain(link).collect())
 }
 
 /// Returns the same for the next hops of a multipath route: each a `struct

@@ -171,9 +171,7 @@ impl Ipvs {
     /// Writes the settings of the kernel that ipvs mode needs.
     fn write_settings(&mut self) {
         let refused = settings::apply(&self.options);
-        for over in self.logged.over(&refused) {
-            tracing::info!("no longer so: {over}");
-        }
+        self.logged.end_others(&refused);
         for new in self.logged.replace(refused) {
             tracing::warn!("{new}");
         }

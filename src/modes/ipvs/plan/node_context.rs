@@ -70,14 +70,14 @@ impl NodeContext {
     /// Returns the frontends that `member` is about: for a node port, one at each
     /// address that serves node ports.
     pub fn frontends(&self, member: &Member) -> Vec<Frontend> {
-        let Element::Port(port) = member.element else {
+        let protocol = member.set.protocol_of_ports();
+        let (Element::Port(port), Some(protocol)) = (&member.element, protocol) else {
             return member.frontend().into_iter().collect();
         };
-        let protocol = member.set.protocol_of_ports();
         let of_family = |ip: &&IpAddr| Family::of(ip) == member.family;
         let served = self.node_ports.iter().filter(of_family);
         served
-            .map(|ip| Frontend::new((*ip, port), protocol))
+            .map(|ip| Frontend::new((*ip, *port), protocol))
             .collect()
     }
 }

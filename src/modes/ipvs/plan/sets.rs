@@ -233,11 +233,13 @@ impl Set {
         }
     }
 
-    /// Returns the protocol of its members, where they are ports alone.
-    pub(super) fn protocol_of_ports(self) -> Protocol {
+    /// Returns the protocol of its members where they are ports alone; `None` where
+    /// each names its own.
+    pub(super) fn protocol_of_ports(self) -> Option<Protocol> {
         match self {
-            Set::NodePortUdp | Set::NodePortLocalUdp => Protocol::Udp,
-            _ => Protocol::Tcp,
+            Set::NodePortTcp | Set::NodePortLocalTcp => Some(Protocol::Tcp),
+            Set::NodePortUdp | Set::NodePortLocalUdp => Some(Protocol::Udp),
+            _ => None,
         }
     }
 
@@ -266,7 +268,7 @@ impl Member {
     pub fn is_about(&self, frontend: &Frontend) -> bool {
         match self.element {
             Element::Port(port) => {
-                frontend.port == port && self.set.protocol_of_ports() == frontend.protocol
+                frontend.port == port && self.set.protocol_of_ports() == Some(frontend.protocol)
             }
             _ => self.frontend() == Some(*frontend),
         }
