@@ -132,6 +132,7 @@ impl Executor {
             }
             done(name, opened);
         }
+        self.shared.udp.fit(&self.shared.descriptors);
     }
 
     /// Returns what all service groups carry, as it is at any time.

@@ -7,7 +7,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -29,7 +29,7 @@ const EXAMINED: usize = 8;
 #[derive(Debug)]
 pub struct Flows {
     /// Flows that there may be: each takes a descriptor, and TCP needs some, too.
-    most: usize,
+    most: AtomicUsize,
     /// Flows to one endpoint that there may be.
     most_each: usize,
     /// How long a flow may be idle while there are few.
@@ -87,12 +87,21 @@ impl Flows {
     /// idle for `timeout` while there are few.
     pub fn new(most: usize, most_each: usize, timeout: Duration) -> Arc<Self> {
         Arc::new(Flows {
-            most: most.max(1),
+            most: AtomicUsize::new(most.max(1)),
             most_each: most_each.max(1),
             timeout,
             epoch: Instant::now(),
             state: Mutex::default(),
         })
+    }
+
+    /// Has up to `most` flows from now on; those that there are stay.
+    pub fn set_most(&self, most: usize) {
+        self.most.store(most.max(1), Relaxed);
+    }
+
+    fn most(&self) -> usize {
+        self.most.load(Relaxed)
     }
 
     /// Returns the place of a new flow of `service` to `remote`, unless there are too many.
@@ -108,7 +117,7 @@ impl Flows {
         // What a Service that has many must leave to others is as good as taken.
         let is_large = state.large.contains(service);
         let taken = state.all.count + if is_large { self.large() } else { 0 };
-        let allowed = self.allowed(taken, self.most);
+        let allowed = self.allowed(taken, self.most());
         let mut ended = state.end_idle(service, now, allowed);
         let of_remote = state.remotes.entry(remote).or_default();
         let allowed = self.allowed(of_remote.count, self.most_each);
@@ -116,7 +125,7 @@ impl Flows {
         let full = if of_remote.count >= self.most_each {
             Some(Full::Endpoint)
         } else {
-            (taken >= self.most).then_some(Full::All)
+            (taken >= self.most()).then_some(Full::All)
         };
         if let Some(full) = full {
             return (Err(full), ended);
@@ -126,7 +135,8 @@ impl Flows {
             ends: AtomicBool::new(false),
             end: Notify::new(),
         });
-        if state.add(service, remote, &activity, now) == self.large() + 1 {
+        let is_more = state.add(service, remote, &activity, now) > self.large();
+        if is_more && !is_large {
             state.large.push(Arc::clone(service));
         }
         let place = Place {
@@ -142,8 +152,8 @@ impl Flows {
     pub fn room(&self, service: &Arc<str>) -> (Room, usize) {
         let state = self.state.lock();
         let room = Room {
-            free: self.most.saturating_sub(state.all.count),
-            total: self.most,
+            free: self.most().saturating_sub(state.all.count),
+            total: self.most(),
         };
         let of_service = state.services.get(service);
         (room, of_service.map_or(0, |queue| queue.count))
@@ -171,7 +181,7 @@ impl Flows {
 
     /// Returns how many flows a Service may have while few are left for others.
     fn large(&self) -> usize {
-        self.most / 4
+        self.most() / 4
     }
 
     fn now(&self) -> u64 {
@@ -309,7 +319,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.flows.state.lock();
-        if state.remove(&self.service, self.remote) == self.flows.large() {
+        if state.remove(&self.service, self.remote) <= self.flows.large() {
             state.large.retain(|large| *large != self.service);
         }
     }
@@ -341,6 +351,24 @@ mod tests {
 
     fn ends(place: &Place) -> bool {
         place.activity.ends.load(Relaxed)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fewer_flows_leave_the_large_ones_known() {
+        let flows = Flows::new(40, 100, TIMEOUT);
+        let mut places: Vec<_> = (0..8).map(|_| begin_of(&flows, 1, 1)).collect();
+        let large = || flows.state.lock().large.len();
+        assert_eq!(large(), 0, "a quarter of 40 are 10");
+        flows.set_most(20);
+        places.push(begin_of(&flows, 1, 1));
+        places.push(begin_of(&flows, 1, 1));
+        assert_eq!((large(), flows.room(&service(1)).0.free), (1, 10));
+        flows.set_most(80);
+        places.pop();
+        assert_eq!(large(), 0);
+        flows.set_most(10);
+        let _last = begin_of(&flows, 2, 2);
+        assert!(flows.begin(&service(2), remote(2)).0.is_err());
     }
 
     #[tokio::test(start_paused = true)]

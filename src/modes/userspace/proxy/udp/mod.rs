@@ -44,6 +44,11 @@ pub struct Resources {
     exhaustion_logged: LoggedFlag,
 }
 
+/// Returns how many flows half of the descriptors that clients may have are.
+fn most(descriptors: &Descriptors) -> usize {
+    descriptors.for_clients() / 2
+}
+
 impl Resources {
     /// Returns whether a client that has so many flows of `service` leaves the rest to other
     /// clients of it.
@@ -52,11 +57,16 @@ impl Resources {
         room.is_for_others(flows, of_service)
     }
 
+    /// Has as many flows as the `descriptors` that listeners leave by now allow.
+    pub fn fit(&self, descriptors: &Descriptors) {
+        self.flows.set_most(most(descriptors));
+    }
+
     /// Returns half of the descriptors and of the node's local `ports` at most: TCP and
     /// other programs on the node need the rest. Idle flows end after `timeout`.
     pub fn new(descriptors: &Descriptors, ports: Arc<LocalPorts>, timeout: Duration) -> Self {
         Resources {
-            flows: Flows::new(descriptors.for_clients() / 2, ports.most(), timeout),
+            flows: Flows::new(most(descriptors), ports.most(), timeout),
             ports,
             exhaustion_logged: LoggedFlag::default(),
         }
