@@ -131,7 +131,10 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     let tripod = Tripod::start_with_descriptors(lab, LIMIT, &[]);
     // TCP and UDP, IPv4 and IPv6.
     let in_force = 4 * services.len() - tripod.logged(&["not in force as asked"]);
-    assert!((LIMIT / 2..LIMIT).contains(&in_force), "{in_force} in force");
+    assert!(
+        (LIMIT / 2..LIMIT).contains(&in_force),
+        "{in_force} in force"
+    );
 
     let patience = Duration::from_secs(2);
     let is_served = |to: &SocketAddr| ask_within(&lab.client, *to, patience).is_ok();
@@ -144,7 +147,10 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     });
     figure(
         "Services beyond the descriptors",
-        format!("{in_force} of {} in force, {tcp} by TCP", 4 * services.len()),
+        format!(
+            "{in_force} of {} in force, {tcp} by TCP",
+            4 * services.len()
+        ),
     );
     let refused = tripod.logged(&["not in force as asked", "protocol=TCP"]);
     assert_eq!(tcp, 2 * services.len() - refused);

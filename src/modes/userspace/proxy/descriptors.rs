@@ -377,11 +377,16 @@ mod tests {
     #[test]
     fn services_leave_some_to_clients() {
         let descriptors = Descriptors::with_limit(SPARE + 8_000, None);
-        let listening: Vec<_> = (0..7_000).map(|_| descriptors.take_for_service(1)).collect();
+        let listening: Vec<_> = (0..7_000)
+            .map(|_| descriptors.take_for_service(1))
+            .collect();
         assert!(listening.iter().all(Result::is_ok));
         let error = descriptors.take_for_service(1).expect_err("clients' share");
         assert!(error.to_string().contains("ulimit"), "{error}");
-        assert_eq!((descriptors.for_clients(), descriptors.short()), (1_000, false));
+        assert_eq!(
+            (descriptors.for_clients(), descriptors.short()),
+            (1_000, false)
+        );
         let most = descriptors.try_take(800).expect("free");
         assert!(descriptors.are_for_others(800) && !descriptors.are_for_others(200));
         drop(most);

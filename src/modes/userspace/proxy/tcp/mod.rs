@@ -7,7 +7,7 @@ mod pending;
 mod relay;
 
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     io,
     net::{IpAddr, TcpStream},
     os::fd::{AsFd, BorrowedFd},
@@ -215,7 +215,11 @@ fn serve(
     placement.run(number, move || {
         // Fails only where the kernel has no memory left; the socket is closed then.
         if let Ok(client) = Stream::new(client) {
-            tokio::task::spawn_local(connection(open, client, flow, held));
+            tokio::task::spawn_local(async move {
+                // Lent, as a future has what a function is given twice.
+                connection(&open, &client, &flow).await;
+                drop((client, held, open));
+            });
         }
     });
 }
@@ -248,18 +252,18 @@ impl Drop for Open {
 }
 
 /// Serves one client to its end.
-async fn connection(open: Open, client: Stream, flow: Flow, _held: (Taken, Counted)) {
+async fn connection(open: &Open, client: &Stream, flow: &Flow) {
     let (shared, group) = (&*open.shared, &*open.address.group);
-    if !group.admits(&flow) {
+    if !group.admits(flow) {
         shared.counters.connections_refused.inc();
-        reset(&client);
+        reset(client);
         return;
     }
     let routing = group.routing();
     let retry = routing.retry;
     let header = match routing.proxy_protocol {
         None => Vec::new(),
-        Some(ProxyProtocol::V2) => match proxy_protocol::called(&client) {
+        Some(ProxyProtocol::V2) => match proxy_protocol::called(client) {
             Ok(called) => proxy_protocol::header(flow.client, called),
             // The client is gone already.
             Err(_) => return,
@@ -267,7 +271,7 @@ async fn connection(open: Open, client: Stream, flow: Flow, _held: (Taken, Count
     };
     drop(routing);
     let mut first = FirstFlight::default();
-    let mut search = Search::new(shared, group, flow, retry);
+    let mut search = Search::new(shared, group, *flow, retry);
     loop {
         let found = tokio::select! {
             biased;
@@ -281,16 +285,16 @@ async fn connection(open: Open, client: Stream, flow: Flow, _held: (Taken, Count
         let Some(mut dialed) = found else {
             shared.counters.connections_failed.inc();
             tracing::trace!(service = %group.label, client = %flow.client, "no endpoint answered");
-            reset(&client);
+            reset(client);
             return;
         };
         dialed.lease.connected();
         let mut relay = Relay::new(&header, first);
-        let end = carry(shared, &mut relay, &client, &mut dialed).await;
+        let end = carry(shared, &mut relay, client, &mut dialed).await;
         match end {
             End::Closed => return,
             End::Reset => {
-                reset(&client);
+                reset(client);
                 reset(&dialed.stream);
                 return;
             }
@@ -303,7 +307,7 @@ async fn connection(open: Open, client: Stream, flow: Flow, _held: (Taken, Count
                     && (kept.bytes.is_empty() || search.may_be_sent_again());
                 if !again {
                     shared.counters.connections_failed.inc();
-                    reset(&client);
+                    reset(client);
                     return;
                 }
                 first = kept;
@@ -334,15 +338,15 @@ async fn carry(shared: &Shared, relay: &mut Relay, client: &Stream, dialed: &mut
             dialed.lease.carried(from_client, to_client);
             progress
         });
-        let watched = match closed {
-            Some(Side::Backend) => backend,
-            Some(Side::Client) | None => client,
-        };
+        let ended = closed.map(|side| match side {
+            Side::Backend => backend,
+            Side::Client => client,
+        });
         let progress = tokio::select! {
             biased;
             progress = step => progress,
-            _ = watched.ready(Interest::ERROR), if closed.is_some() => return End::Reset,
-            _ = client.ready(Interest::ERROR), if stalled => {
+            () = error_of(ended) => return End::Reset,
+            () = error_of(stalled.then_some(client)) => {
                 relay.client_gone();
                 stalled = false;
                 continue;
@@ -368,6 +372,15 @@ async fn carry(shared: &Shared, relay: &mut Relay, client: &Stream, dialed: &mut
                 closed = Some(side);
             }
         }
+    }
+}
+
+/// Waits for an error of `stream`; of none, for ever. What most connections do not need is
+/// apart, so that they have no room for it.
+async fn error_of(stream: Option<&Stream>) {
+    match stream {
+        Some(stream) => drop(Box::pin(stream.ready(Interest::ERROR)).await),
+        None => pending().await,
     }
 }
 
