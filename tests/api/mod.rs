@@ -14,6 +14,7 @@ mod single;
 pub mod tcp_server;
 pub mod tls;
 
+mod alerts;
 mod connection;
 mod credentials;
 mod crowd;

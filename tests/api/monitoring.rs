@@ -1,5 +1,5 @@
 //! A real Prometheus scrapes the real program: every panel of the dashboards has data,
-//! and each alert fires on its fault alone, none of them on a healthy node.
+//! and no alert fires.
 
 use std::{
     fs,
@@ -64,7 +64,7 @@ const COMMUNITY: [(&str, &str); 11] = [
 ];
 
 /// Returns a program of Prometheus: `make test-tools` unpacks them there.
-fn program(name: &str) -> Option<PathBuf> {
+pub fn program(name: &str) -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
     let program = target.map(|target| target.join("tools/usr/bin").join(name));
     let program = program.filter(|program| program.exists());
@@ -80,7 +80,7 @@ fn monitoring(file: &str) -> String {
 }
 
 /// The rules for alerts, as Prometheus has them in a file.
-fn rules() -> Value {
+pub fn rules() -> Value {
     let object: Value = serde_saphyr::from_str(&monitoring("prometheus-rule.yaml")).expect("YAML");
     object["spec"].clone()
 }
@@ -229,42 +229,4 @@ fn every_panel_has_data_and_no_alert_fires() {
         // Addresses that two Services want are a reason to wait with that alert.
         assert_eq!(prometheus.rules_are(&["inactive", "pending"]), Ok(()));
     });
-}
-
-#[test]
-fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
-    let Some(program) = program("promtool") else {
-        return;
-    };
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("alerts");
-    fs::create_dir_all(&folder).expect("a folder");
-    let spec = rules();
-    fs::write(folder.join("rules.yaml"), spec.to_string()).expect("rules");
-    let cases = include_str!("alerts.yaml").replace("- RULES", "- rules.yaml");
-    fs::write(folder.join("alerts.yaml"), &cases).expect("cases");
-    for arguments in [
-        ["check", "rules", "rules.yaml"],
-        ["test", "rules", "alerts.yaml"],
-    ] {
-        let done = Command::new(&program)
-            .args(arguments)
-            .current_dir(&folder)
-            .output();
-        let done = done.expect("running promtool");
-        assert!(done.status.success(), "{arguments:?}: {done:?}");
-    }
-    // No rule is left out of the cases, or of what there is to do.
-    let remedies = include_str!("../../docs/troubleshooting.md");
-    let rules = spec["groups"][0]["rules"].as_array();
-    for rule in rules.expect("rules") {
-        let name = rule["alert"].as_str().expect("a name");
-        assert!(
-            cases.contains(&format!("\"{name}\"")),
-            "{name} is not tested"
-        );
-        assert!(
-            remedies.contains(&format!("| {name} |")),
-            "docs/troubleshooting.md does not say what to do about {name}"
-        );
-    }
 }
