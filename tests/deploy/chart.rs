@@ -27,7 +27,7 @@ const NEW_CLUSTER: [&str; 3] = [
 ];
 
 /// Returns a program that `make test` unpacked, or `None` after the test was skipped.
-fn tool(path: &str) -> Option<PathBuf> {
+pub fn tool(path: &str) -> Option<PathBuf> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools");
     let program = tools.join(path);
     if !program.is_file() {

@@ -3,7 +3,7 @@
 //! and a static binary that needs nothing beside itself.
 
 mod aarch64;
-mod chart;
+pub mod chart;
 mod chroot;
 mod command;
 mod configuration;

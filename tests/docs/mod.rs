@@ -1,9 +1,12 @@
 //! What the documents say holds: links lead somewhere, commands and flags are those of
-//! the program, and the contents list every page.
+//! the program, those of others name what is there, and the contents list every page.
 
+mod commands;
 mod dependencies;
+mod kubectl;
 mod manual;
 mod recording;
+mod shell;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -202,7 +205,7 @@ fn commands_are_understood() {
 }
 
 /// Flags of other programs that documents name.
-const OTHERS: [&str; 11] = [
+const OTHERS: [&str; 12] = [
     "--",
     "--bench",
     "--skip-phases",
@@ -214,6 +217,7 @@ const OTHERS: [&str; 11] = [
     "--take-ownership",
     "--target",
     "--change",
+    "--write",
 ];
 
 #[test]
