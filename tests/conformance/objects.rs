@@ -322,6 +322,10 @@ impl Service {
         self.spec("loadBalancerSourceRanges", json!(ranges))
     }
 
+    pub fn has_source_ranges(&self) -> bool {
+        self.spec.contains_key("loadBalancerSourceRanges")
+    }
+
     pub fn annotated(mut self, key: &str, value: &str) -> Service {
         self.annotations.insert(key.into(), value.into());
         self

@@ -17,8 +17,9 @@ use super::case::{Caller, Case, Family, Flags, Protocol, Target};
 use super::cases::{Numbered, numbered};
 use super::columns::{Column, Kernel, Tools};
 use super::endpoints::ALL;
+use super::explained::{self, Reading};
 use super::network::Network;
-use super::objects;
+use super::objects::{self, Service};
 use super::observation::Outcome;
 use super::probe::{Open, Probe};
 use super::unprivileged;
@@ -322,16 +323,27 @@ impl Run<'_> {
             "" => String::new(),
             after => format!("after {after:?}, "),
         };
+        let ranged = (now.service.as_ref()).is_some_and(Service::has_source_ranges);
         let count = probes.len();
-        for probe in probes {
+        let read_for = explained::read_for(going.number, stage, count);
+        for (at, probe) in probes.into_iter().enumerate() {
             let mut seen = self.attempt(&probe, &mut going.open);
             while seen.is_err() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(50));
                 seen = self.attempt(&probe, &mut going.open);
             }
             // A connection that is open goes on as it began.
-            if seen.is_ok() && self.column.without.is_none() && !probe.one_socket {
-                seen = self.check_explanation(&probe);
+            if seen.is_ok() && !probe.one_socket {
+                let reading = match read_for {
+                    Some(chosen) if chosen == at => Reading::Kernel,
+                    _ => Reading::ServicesAlone,
+                };
+                seen = self.check_explanation(&probe, ranged, reading);
+                // Rules may still be written, of this Service or of others.
+                while reading == Reading::Kernel && seen.is_err() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(50));
+                    seen = self.check_explanation(&probe, ranged, reading);
+                }
             }
             if let Err(seen) = seen {
                 let Probe {

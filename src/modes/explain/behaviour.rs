@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use crate::{
     net::{DetectLocal, ModeName},
     node::Served,
-    services::{Node, ServicePort},
+    services::Node,
 };
 
 /// What of the way of packets differs from mode to mode, and from node to node.
@@ -25,13 +25,33 @@ pub struct Behaviour {
     pub loopback: Loopback,
     /// What becomes of packets to ports of service addresses that no Service has.
     pub other_ports: OtherPorts,
-    /// How an endpoint of a ServicePort is chosen.
-    pub selection: fn(&ServicePort, &str) -> Selection,
-    /// The scheduler of Services that name none.
-    pub scheduler: String,
+    /// What rules can do on this kernel.
+    pub rules: Rules,
     /// Networks that cluster IPs are allocated from, if what no Service has there is
     /// dropped.
     pub dropped_networks: Vec<IpNet>,
+}
+
+/// What rules can do on this kernel, of what they do elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// They refuse packets; where they cannot, they drop them.
+    pub refuse: bool,
+    /// They remember which endpoint a client had.
+    pub remember: bool,
+    /// What they know of the node's addresses, beside loopback; `None`: all.
+    pub known: Option<Vec<IpAddr>>,
+}
+
+impl Rules {
+    /// Returns that they can do all.
+    pub fn complete() -> Rules {
+        Rules {
+            refuse: true,
+            remember: true,
+            known: None,
+        }
+    }
 }
 
 /// How this node's pods are distinguished from others.

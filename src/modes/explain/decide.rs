@@ -15,11 +15,20 @@ use crate::{
     services::{AddressKind, Endpoint, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
 };
 
-/// Returns what becomes of `packet` where the mode behaves so; without the objects that
-/// bring it about.
-pub fn decide(map: &ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Explanation {
+/// Why packets are dropped that would be refused elsewhere.
+const NO_REFUSAL: &str = "rules on this kernel cannot refuse";
+
+/// Returns what becomes of `packet` where the mode behaves so, and chooses endpoints by
+/// that `selection`; without the objects that bring it about.
+pub fn decide(
+    map: &ServiceMap,
+    behaviour: &Behaviour,
+    selection: &dyn Fn(&ServicePort) -> Selection,
+    packet: &Packet,
+) -> Explanation {
     let mut way = Way {
         behaviour,
+        selection,
         packet,
         explanation: Explanation {
             origin: origin(behaviour, packet),
@@ -64,6 +73,7 @@ fn origin(behaviour: &Behaviour, packet: &Packet) -> Origin {
 /// The way of a packet, as far as it is known.
 struct Way<'a> {
     behaviour: &'a Behaviour,
+    selection: &'a dyn Fn(&ServicePort) -> Selection,
     packet: &'a Packet,
     explanation: Explanation,
 }
@@ -147,9 +157,15 @@ impl Way<'_> {
             OtherPorts::RefusedAtClusterIps => role == AddressKind::ClusterIp,
             OtherPorts::RefusedEverywhere => true,
         };
-        if is_refused {
-            let why = format!("{} mode refuses other ports of it", self.behaviour.mode);
-            self.end(Verdict::Refused, why);
+        let mode = self.behaviour.mode;
+        if is_refused && !self.behaviour.rules.refuse {
+            let why = format!("{mode} mode drops what is sent to other ports of it: {NO_REFUSAL}");
+            self.end(Verdict::Dropped, why);
+        } else if is_refused {
+            self.end(
+                Verdict::Refused,
+                format!("{mode} mode refuses other ports of it"),
+            );
         } else {
             self.end(Verdict::NotServed, "it is routed as usual");
         }
@@ -242,8 +258,16 @@ impl Way<'_> {
     fn serves_node_port(&mut self) -> bool {
         let ip = self.packet.to.ip();
         let served = self.behaviour.served.contains(&ip);
+        let known = self.behaviour.rules.known.as_ref();
         let why_not = if !ip.is_loopback() {
-            (!served).then_some("node ports are not served at this address (nodePortAddresses)")
+            if known.is_some_and(|known| !known.contains(&ip)) {
+                Some(
+                    "rules on this kernel know of the node's addresses those of its Node object alone, \
+                     which does not name this one",
+                )
+            } else {
+                (!served).then_some("node ports are not served at this address (nodePortAddresses)")
+            }
         } else {
             match &self.behaviour.loopback {
                 Loopback::Sockets => (!served).then_some(
@@ -288,10 +312,15 @@ impl Way<'_> {
                 Some(own.any(|ip| Family::of(&ip) == family && within(ip)))
             }
             (Caller::At(ip), _) => Some(within(ip)),
-            (Caller::Pod | Caller::Outside, _) => {
-                let all = ranges.iter().any(|range| range.prefix_len() == 0);
-                all.then_some(true)
-            }
+            _ if ranges.iter().any(|range| range.prefix_len() == 0) => Some(true),
+            (Caller::Pod, Origin::Pod) => match &self.behaviour.pods {
+                Pods::Within(networks) => {
+                    let of_family = |network: &&IpNet| Family::of(&network.addr()) == family;
+                    all_within(ranges, networks.iter().filter(of_family))
+                }
+                Pods::Through(_) => None,
+            },
+            (Caller::Pod | Caller::Outside, _) => None,
         };
         match is_in {
             Some(true) => self.step("the caller is in loadBalancerSourceRanges"),
@@ -324,11 +353,17 @@ impl Way<'_> {
                        to the node, and what it sends itself is routed as usual";
             return self.end(Verdict::NotServed, why);
         }
+        let by_rules =
+            matches!(mode, ModeName::Iptables | ModeName::Nftables) && !self.is_relayed();
+        if by_rules && !self.behaviour.rules.refuse {
+            let why = format!("no endpoint takes connections: {NO_REFUSAL}");
+            return self.end(Verdict::Dropped, why);
+        }
         self.end(Verdict::Refused, "no endpoint takes connections");
     }
 
     fn choose(&mut self, port: &ServicePort, chosen: &[&Endpoint]) {
-        let selection = (self.behaviour.selection)(port, &self.behaviour.scheduler);
+        let selection = (self.selection)(port);
         let weight = |endpoint: &Endpoint| match selection {
             Selection::Equal => 1.0,
             _ => f64::from(endpoint.weight),
@@ -345,12 +380,35 @@ impl Way<'_> {
             count => format!("{count} endpoints take connections: {}", selection.words()),
         };
         self.end(Verdict::Forwarded, count);
-        if let SessionAffinity::ClientIp { timeout } = port.session_affinity {
-            let seconds = timeout.as_secs();
-            self.step(format!(
-                "sessionAffinity is ClientIP: who called within {seconds} s stays on the same endpoint"
-            ));
-        }
+        let SessionAffinity::ClientIp { timeout } = port.session_affinity else {
+            return;
+        };
+        self.step(match (self.behaviour.rules.remember, selection) {
+            (true, _) => format!(
+                "sessionAffinity is ClientIP: who called within {} s stays on the same endpoint",
+                timeout.as_secs()
+            ),
+            (false, Selection::Hashed) => "sessionAffinity is ClientIP: rules on this kernel cannot \
+                 remember who called, so that the client's address chooses, however long ago it called"
+                .to_owned(),
+            (false, _) => "sessionAffinity is ClientIP, which rules on this kernel cannot keep"
+                .to_owned(),
+        });
+    }
+}
+
+/// Returns whether all addresses of `networks` are in `ranges`, or none; `None`: some are.
+fn all_within<'a>(ranges: &[IpNet], networks: impl IntoIterator<Item = &'a IpNet>) -> Option<bool> {
+    let (mut all, mut none) = (true, true);
+    for network in networks {
+        all &= ranges.iter().any(|range| range.contains(network));
+        // Of two networks that overlap one has the other.
+        none &= !(ranges.iter()).any(|range| range.contains(network) || network.contains(range));
+    }
+    match (all, none) {
+        (true, false) => Some(true),
+        (false, true) => Some(false),
+        _ => None,
     }
 }
 

@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use self::decide::decide;
 pub use self::{
-    behaviour::{Behaviour, Loopback, OtherPorts, Pods, Selection},
+    behaviour::{Behaviour, Loopback, OtherPorts, Pods, Rules, Selection},
     connections::{Connection, Stale, connections, stale},
     forward::dropping_chains,
 };
@@ -33,6 +33,9 @@ pub trait Explain {
     /// When the node's addresses cannot be listed.
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, netlink::Error>;
 
+    /// Returns how an endpoint of `port` is chosen.
+    fn selection(&self, port: &ServicePort) -> Selection;
+
     /// Returns what is to be there for `port`, as [`Explanation::objects`] has it.
     fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String>;
 
@@ -46,7 +49,7 @@ pub trait Explain {
         packet: &Packet,
     ) -> Result<Explanation, netlink::Error> {
         let behaviour = self.behaviour(map, Family::of(&packet.to.ip()))?;
-        let mut explanation = decide(map, &behaviour, packet);
+        let mut explanation = decide(map, &behaviour, &|port| self.selection(port), packet);
         let served_by = explanation.served_by.as_ref();
         if let Some(port) = served_by.and_then(|(name, _)| map.get(name)) {
             explanation.objects = self.objects(map, port);

@@ -1,13 +1,13 @@
 //! What no case of the conformance tests asks; those hold the rest against packets.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
     net::ModeName,
     node::Served,
     services::{
-        ServiceMap, ServicePort, TrafficPolicy,
+        ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     },
 };
@@ -24,8 +24,7 @@ fn behaviour(pods: Pods) -> Behaviour {
         served: Arc::new(Served::All),
         loopback: Loopback::Relayed(Vec::new()),
         other_ports: OtherPorts::RefusedAtClusterIps,
-        selection: |_, _| Selection::Weighted,
-        scheduler: String::new(),
+        rules: Rules::complete(),
         dropped_networks: vec!["10.96.0.0/16".parse().unwrap()],
     }
 }
@@ -46,13 +45,17 @@ fn map() -> ServiceMap {
     [web].into_iter().collect()
 }
 
+fn decided(map: &ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Explanation {
+    decide(map, behaviour, &|_| Selection::Weighted, packet)
+}
+
 fn explained(pods: Pods, to: &str, from: Caller) -> Explanation {
     let packet = Packet {
         to: to.parse().unwrap(),
         protocol: Protocol::Tcp,
         from,
     };
-    decide(&map(), &behaviour(pods), &packet)
+    decided(&map(), &behaviour(pods), &packet)
 }
 
 #[test]
@@ -90,7 +93,8 @@ fn who_calls_may_have_to_be_said() {
     let through = || Pods::Through("link cni0".to_owned());
     for (pods, from, expected) in [
         (pods(), Caller::Outside, (Origin::Outside, Verdict::Depends)),
-        (pods(), Caller::Pod, (Origin::Pod, Verdict::Depends)),
+        // No address of a pod is in the range.
+        (pods(), Caller::Pod, (Origin::Pod, Verdict::Dropped)),
         (
             pods(),
             at("198.51.100.7"),
@@ -163,7 +167,7 @@ fn tripod_answers_health_checks_where_node_ports_are_served() {
             protocol,
             from: Caller::Outside,
         };
-        let explanation = decide(&map, &behaviour, &packet);
+        let explanation = decided(&map, &behaviour, &packet);
         assert_eq!(explanation.verdict, expected, "{protocol:?}");
         let step = explanation.steps.last().unwrap();
         assert!(step.contains(last), "{step}");
@@ -181,7 +185,7 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
             protocol: Protocol::Tcp,
             from: Caller::Pod,
         };
-        (packet, decide(&map, &behaviour(pods()), &packet))
+        (packet, decided(&map, &behaviour(pods()), &packet))
     };
     let cases = [
         (ModeName::Nftables, Some("10.244.1.1:8080"), None),
@@ -225,10 +229,100 @@ fn an_endpoint_that_is_the_address_of_a_service_is_named() {
         protocol: Protocol::Tcp,
         from: Caller::Pod,
     };
-    let explanation = decide(&map.into_iter().collect(), &behaviour(pods()), &packet);
+    let explanation = decided(&map.into_iter().collect(), &behaviour(pods()), &packet);
     let last = explanation.steps.last().unwrap();
     assert!(
         last.contains("10.96.0.1:80 is itself an address of"),
         "{last}"
     );
+}
+
+#[test]
+fn what_rules_cannot_do_here_is_said() {
+    let nothing = |mode| Behaviour {
+        mode,
+        rules: Rules {
+            refuse: false,
+            remember: false,
+            known: Some(vec![ip("192.0.2.1")]),
+        },
+        own: vec![ip("192.0.2.1"), ip("192.0.2.2")],
+        ..behaviour(pods())
+    };
+    let web = ServicePort {
+        node_port: Some(30_080),
+        session_affinity: SessionAffinity::ClientIp {
+            timeout: Duration::from_secs(60),
+        },
+        endpoints: endpoints([endpoint(([10, 244, 1, 1], 8080))]),
+        ..service_port("web", [10, 96, 0, 1])
+    };
+    let empty = ServicePort {
+        node_port: Some(30_081),
+        ..service_port("empty", [10, 96, 0, 2])
+    };
+    let map: ServiceMap = [web, empty].into_iter().collect();
+    let (nftables, iptables) = (ModeName::Nftables, ModeName::Iptables);
+    for (mode, to, expected, last) in [
+        (nftables, "10.96.0.2:80", Verdict::Dropped, "cannot refuse"),
+        (nftables, "10.96.0.1:81", Verdict::Dropped, "cannot refuse"),
+        (iptables, "10.96.0.2:80", Verdict::Dropped, "cannot refuse"),
+        (
+            iptables,
+            "192.0.2.1:30081",
+            Verdict::Dropped,
+            "cannot refuse",
+        ),
+        // IPVS and sockets refuse by themselves.
+        (
+            ModeName::Ipvs,
+            "10.96.0.2:80",
+            Verdict::Refused,
+            "no endpoint takes connections",
+        ),
+        (
+            nftables,
+            "192.0.2.2:30080",
+            Verdict::Refused,
+            "which does not name this one",
+        ),
+        (
+            nftables,
+            "192.0.2.1:30080",
+            Verdict::Forwarded,
+            "which rules on this kernel cannot keep",
+        ),
+    ] {
+        let packet = Packet {
+            to: to.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            from: Caller::Outside,
+        };
+        let explanation = decided(&map, &nothing(mode), &packet);
+        assert_eq!(explanation.verdict, expected, "{mode}: {to}");
+        let step = explanation.steps.last().unwrap();
+        assert!(step.contains(last), "{mode}: {to}: {step}");
+    }
+}
+
+#[test]
+fn pods_are_let_in_where_all_of_their_addresses_are() {
+    for (ranges, expected) in [
+        (&["10.0.0.0/8"][..], Verdict::Forwarded),
+        (&["10.244.0.0/16", "192.0.2.0/24"], Verdict::Forwarded),
+        (&["10.244.7.0/24"], Verdict::Depends),
+        (&["192.0.2.0/24"], Verdict::Dropped),
+        (&["0.0.0.0/0"], Verdict::Forwarded),
+    ] {
+        let mut web = ServicePort::clone(map().iter().next().unwrap());
+        web.load_balancer_source_ranges = ranges.iter().map(|of| of.parse().unwrap()).collect();
+        let packet = Packet {
+            to: "203.0.113.1:80".parse().unwrap(),
+            protocol: Protocol::Tcp,
+            from: Caller::Pod,
+        };
+        let map = [web].into_iter().collect();
+        let verdict = decided(&map, &behaviour(pods()), &packet).verdict;
+        assert_eq!(verdict, expected, "{ranges:?}");
+    }
 }

@@ -2,21 +2,22 @@
 
 use super::{Iptables, Setup, family::FamilyRules, plan};
 use crate::{
-    kernel::netlink::Error,
+    kernel::{extension::Extension, netlink::Error},
     modes::{
         comparison,
-        explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Selection},
+        explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
     },
     net::{Family, ModeName},
     node,
-    services::{Changes, ServiceMap, ServicePort},
+    services::{Changes, ServiceMap, ServicePort, SessionAffinity},
 };
 
 impl Explain for Iptables {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let setup = &self.setup;
-        let rules = self.families.get_mut(family).as_mut();
-        let serves_localhost = rules.is_some_and(|rules| rules.serves_localhost(setup, map));
+        let family = self.families.get_mut(family).as_mut();
+        let options = family.map(|rules| rules.options(setup, map, &Changes::default()));
+        let serves_localhost = (options.as_ref()).is_some_and(plan::Options::serves_localhost);
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
             mode: ModeName::Iptables,
@@ -27,11 +28,20 @@ impl Explain for Iptables {
                 served: serves_localhost,
             },
             other_ports: OtherPorts::PassOn,
-            // Rules choose at random.
-            selection: |_, _| Selection::Weighted,
-            scheduler: String::new(),
+            rules: options.as_ref().map_or_else(Rules::complete, rules),
             dropped_networks: Vec::new(),
         })
+    }
+
+    fn selection(&self, port: &ServicePort) -> Selection {
+        let served = self.families.get(port.name.family).as_ref();
+        let remembers = served.is_none_or(|rules| rules.features.contains(Extension::Recent));
+        if port.session_affinity != SessionAffinity::None && !remembers {
+            Selection::Hashed
+        } else {
+            // Rules choose at random.
+            Selection::Weighted
+        }
     }
 
     fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
@@ -40,12 +50,16 @@ impl Explain for Iptables {
     }
 }
 
-impl FamilyRules {
-    fn serves_localhost(&mut self, setup: &Setup, map: &ServiceMap) -> bool {
-        let options = self.options(setup, map, &Changes::default());
-        options.serves_localhost()
+fn rules(options: &plan::Options) -> Rules {
+    let has = |extension| options.features.contains(extension);
+    Rules {
+        refuse: has(Extension::Reject),
+        remember: has(Extension::Recent),
+        known: (!has(Extension::Addrtype)).then(|| options.node_addresses.clone()),
     }
+}
 
+impl FamilyRules {
     /// Returns the chains and rules of `port`.
     fn objects(&mut self, setup: &Setup, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let options = self.options(setup, map, &Changes::default());

@@ -3,7 +3,7 @@
 use super::{Ipvs, objects};
 use crate::{
     kernel::netlink::Error,
-    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Selection},
+    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
     net::{Family, ModeName},
     node,
     services::{ServiceMap, ServicePort},
@@ -19,9 +19,17 @@ impl Explain for Ipvs {
             served: self.node_ports.served(),
             loopback: Loopback::Relayed(self.node_ports.loopback().to_vec()),
             other_ports: OtherPorts::RefusedEverywhere,
-            selection: |port, default| Selection::of_scheduler(port.scheduler(default)),
-            scheduler: self.options.scheduler.to_string(),
+            rules: Rules::complete(),
             dropped_networks: Vec::new(),
+        })
+    }
+
+    fn selection(&self, port: &ServicePort) -> Selection {
+        let plan = self.desired.plan(port);
+        // All of its virtual servers have the same, and none that the kernel lacks.
+        let server = plan.servers.first();
+        server.map_or(Selection::Equal, |server| {
+            Selection::of_scheduler(&server.scheduler)
         })
     }
 

@@ -3,14 +3,16 @@
 use super::{Nftables, plan};
 use crate::{
     kernel::netlink::Error,
-    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Selection},
+    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
     net::{Family, ModeName},
     node,
     services::{Changes, ServiceMap, ServicePort},
 };
 
 impl Explain for Nftables {
-    fn behaviour(&mut self, map: &ServiceMap, _: Family) -> Result<Behaviour, Error> {
+    fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
+        let served = self.families.get(family).as_ref();
+        let options = served.map(|of| of.options(&self.setup, map, &Changes::default()));
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
             mode: ModeName::Nftables,
@@ -19,14 +21,18 @@ impl Explain for Nftables {
             served: self.setup.node_ports.served(),
             loopback: Loopback::Relayed(self.setup.node_ports.loopback().to_vec()),
             other_ports: OtherPorts::RefusedAtClusterIps,
-            // Weights are slots; rr takes one slot after the other.
-            selection: |port, _| match port.preferences().scheduler.as_deref() {
-                Some("sh") => Selection::Hashed,
-                _ => Selection::Weighted,
-            },
-            scheduler: String::new(),
+            rules: options.as_ref().map_or_else(Rules::complete, rules),
             dropped_networks: map.service_networks().to_vec(),
         })
+    }
+
+    fn selection(&self, port: &ServicePort) -> Selection {
+        let served = self.families.get(port.name.family).as_ref();
+        match served.map(|of| plan::scheduler(port, &of.features)) {
+            Some(plan::Scheduler::SourceHash) => Selection::Hashed,
+            // Weights are slots; rr takes one slot after the other.
+            _ => Selection::Weighted,
+        }
     }
 
     fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
@@ -40,5 +46,14 @@ impl Explain for Nftables {
         elements
             .map(|(set, element)| element.named(sets.get(set)))
             .collect()
+    }
+}
+
+fn rules(options: &plan::Options) -> Rules {
+    let features = &options.features;
+    Rules {
+        refuse: features.reject,
+        remember: features.dynamic_maps,
+        known: (!features.fib).then(|| options.node_addresses.clone()),
     }
 }

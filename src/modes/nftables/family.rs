@@ -30,7 +30,7 @@ use crate::{
 pub struct ServedFamily {
     /// Its table.
     pub table: FamilyTable,
-    features: Features,
+    pub(super) features: Features,
     /// Stale flows that could not be deleted yet.
     flows: StaleFlows,
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     kernel::netlink::Error,
-    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Selection},
+    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
     net::{Family, ModeName},
     node,
     services::{ServiceMap, ServicePort},
@@ -26,15 +26,15 @@ impl Explain for Userspace {
                 Method::Redirect => OtherPorts::PassOn,
                 Method::Local => OtherPorts::RefusedAtClusterIps,
             },
-            selection: |port, default| {
-                let default = default.parse().unwrap_or_default();
-                let scheduler = plan::scheduler(port, default);
-                let scheduler = scheduler.unwrap_or_else(|used| used.instead);
-                Selection::of_scheduler(scheduler.as_str())
-            },
-            scheduler: self.options.scheduler.to_string(),
+            rules: Rules::complete(),
             dropped_networks: Vec::new(),
         })
+    }
+
+    fn selection(&self, port: &ServicePort) -> Selection {
+        let scheduler = plan::scheduler(port, self.options.scheduler);
+        let scheduler = scheduler.unwrap_or_else(|used| used.instead);
+        Selection::of_scheduler(scheduler.as_str())
     }
 
     fn objects(&mut self, _: &ServiceMap, port: &ServicePort) -> Vec<String> {

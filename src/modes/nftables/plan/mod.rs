@@ -22,7 +22,7 @@ mod slots;
 mod unsupported;
 
 pub use self::{
-    chains::SharedChain,
+    chains::{Scheduler, SharedChain},
     counting::{Counting, counting},
     fixed::{Fixed, fixed},
     frontend::Counter,
@@ -30,5 +30,5 @@ pub use self::{
     service::{ServiceElements, SharedElement, plan},
     sets::{SetId, Sets},
     slots::{Slots, Taken},
-    unsupported::unsupported,
+    unsupported::{scheduler, unsupported},
 };

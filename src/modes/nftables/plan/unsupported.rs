@@ -8,7 +8,7 @@ use crate::{
 
 /// Returns how the endpoints of `port` are chosen: as it asks, where the kernel's maps
 /// can do that, else at random.
-pub(super) fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
+pub fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
     let sticky = port.session_affinity != SessionAffinity::None;
     if sticky && !features.dynamic_maps && features.hash {
         return Scheduler::SourceHash;
