@@ -67,8 +67,11 @@ impl fmt::Display for ServerId {
     }
 }
 
-/// The scheduler also looks at the client's port; what flag 1 means is the
-/// scheduler's to say (`IP_VS_SVC_F_SCHED1`, for `sh` and `mh`
+/// Where the real server to which a client's address leads takes no new connections, another
+/// does; what a flag means is the scheduler's to say (`IP_VS_SVC_F_SCHED1`, for `sh` and `mh`
+/// `IP_VS_SVC_F_SCHED_SH_FALLBACK` and `_MH_FALLBACK`).
+pub const FALL_BACK: u32 = 0x8;
+/// The scheduler also looks at the client's port (`IP_VS_SVC_F_SCHED2`, for `sh` and `mh`
 /// `IP_VS_SVC_F_SCHED_SH_PORT` and `_MH_PORT`).
 pub const HASH_PORTS: u32 = 0x10;
 /// `IP_VS_SVC_F_PERSISTENT`: set by [`VirtualServer::persistence`].
@@ -88,7 +91,7 @@ pub struct VirtualServer {
     pub persistence: Option<Duration>,
     /// How many bits of a client's address tell clients apart for that.
     pub client_bits: u8,
-    /// [`HASH_PORTS`] and other `IP_VS_SVC_F_*`, those apart that the kernel sets.
+    /// [`FALL_BACK`], [`HASH_PORTS`] and other `IP_VS_SVC_F_*`, those apart that the kernel sets.
     pub flags: u32,
 }
 

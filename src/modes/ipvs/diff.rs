@@ -81,6 +81,7 @@ pub fn server_changes(
 ) {
     let frontend = &desired.frontend;
     let id = frontend.id();
+    let limit = desired.drain_limit(limit);
     let mut there: Vec<&ListedReal> = Vec::new();
     match present {
         None => changes.push(Change::Add(desired.to_kernel())),

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     kernel::{
         ipset::Kind,
-        ipvs::{self, Forwarding, HASH_PORTS, RealServer},
+        ipvs::{self, FALL_BACK, Forwarding, HASH_PORTS, RealServer},
         probe::Kernel,
         xtables::{self, difference::difference, observed::Observed},
     },
@@ -117,8 +117,13 @@ pub(super) fn write_server(
     if let Some(time) = server.persistence {
         write!(out, " -p {}", time.as_secs())?;
     }
-    if server.flags & HASH_PORTS != 0 {
-        out.write_str(" -b mh-port")?;
+    // What ipvsadm calls the flags of `sh` and `mh`, the only ones that have some.
+    let of = &server.scheduler;
+    let flags = [(FALL_BACK, "fallback"), (HASH_PORTS, "port")];
+    let set = flags.iter().filter(|(flag, _)| server.flags & flag != 0);
+    let names: Vec<String> = set.map(|(_, name)| format!("{of}-{name}")).collect();
+    if !names.is_empty() {
+        write!(out, " -b {}", names.join(","))?;
     }
     writeln!(out)?;
     for real in reals {

@@ -9,7 +9,7 @@ use std::{
 
 use super::{NodeContext, ROUND_ROBIN};
 use crate::{
-    kernel::ipvs::{self, Forwarding as Way, HASH_PORTS, RealServer, ServerId},
+    kernel::ipvs::{self, FALL_BACK, Forwarding as Way, HASH_PORTS, RealServer, ServerId},
     modes::Reason,
     net::Protocol,
     services::{Endpoint, Forwarding, Preferences, ServicePort, SessionAffinity, TrafficPolicy},
@@ -80,12 +80,33 @@ impl VirtualServer {
         &*self.scheduler == "mh"
     }
 
+    /// Returns true if the scheduler leads clients by a table that real servers of weight 0
+    /// are in, too (`ip_vs_sh_reassign`, `ip_vs_mh_populate`). Without `IP_VS_SVC_F_SCHED1`
+    /// clients would be refused while their real server drains; with it they are led by the
+    /// next place of the table.
+    fn falls_back(&self) -> bool {
+        ["sh", "mh"].contains(&&*self.scheduler)
+    }
+
+    /// Returns how long connections of a real server that goes may go on, where others
+    /// may for `limit`; `None`: as long as they last. `dh` has a table as the others have, and
+    /// nothing to fall back to: all clients would be refused meanwhile (`ip_vs_dh_schedule`).
+    pub fn drain_limit(&self, limit: Option<Duration>) -> Option<Duration> {
+        if &*self.scheduler == "dh" {
+            return Some(Duration::ZERO);
+        }
+        limit
+    }
+
     /// Returns it as the kernel takes it, without its real servers.
     pub fn to_kernel(&self) -> ipvs::VirtualServer {
         let mut server = ipvs::VirtualServer::new(self.frontend.id(), self.scheduler.to_string());
         server.persistence = self.persistence.map(|s| Duration::from_secs(s.into()));
         if self.hashes_ports() {
             server.flags |= HASH_PORTS;
+        }
+        if self.falls_back() {
+            server.flags |= FALL_BACK;
         }
         server
     }

@@ -1,11 +1,11 @@
 //! What single ServicePorts lead to, beside what the recordings have.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
     kernel::{
-        ipvs::Forwarding as Method,
+        ipvs::{FALL_BACK, Forwarding as Method, HASH_PORTS},
         xtables::{features::Features, rule::Table},
     },
     modes::Reason,
@@ -86,6 +86,24 @@ fn a_scheduler_that_the_kernel_lacks_is_reported() {
     };
     assert_eq!(*what, Preferences::SCHEDULER);
     assert!(why.contains("ip_vs_mh"), "{why}");
+}
+
+#[test]
+fn clients_are_led_past_a_real_server_that_drains_whatever_the_scheduler() {
+    let limit = Some(Duration::from_secs(9));
+    for (scheduler, flags, drains_for) in [
+        ("rr", 0, limit),
+        ("sh", FALL_BACK, limit),
+        ("mh", FALL_BACK | HASH_PORTS, limit),
+        ("dh", 0, Some(Duration::ZERO)),
+    ] {
+        let server = VirtualServer {
+            scheduler: scheduler.into(),
+            ..plan(&port(), &node()).servers[0].clone()
+        };
+        assert_eq!(server.to_kernel().flags, flags, "{scheduler}");
+        assert_eq!(server.drain_limit(limit), drains_for, "{scheduler}");
+    }
 }
 
 #[test]
