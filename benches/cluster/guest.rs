@@ -44,7 +44,8 @@ pub fn measure(arguments: &[String]) {
     if !churn.is_empty() {
         environment.push(("TRIPOD_BENCH_CHURN", &churn));
     }
-    let outcome = run_with(Profile::Full, MEMORY, &words, &environment, LIMIT);
+    let this = std::env::current_exe().expect("the path of this program");
+    let outcome = run_with(Profile::Full, MEMORY, &this, &words, &environment, LIMIT);
     for line in outcome.console.lines() {
         let row = line
             .strip_prefix("ROW ")

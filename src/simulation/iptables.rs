@@ -40,12 +40,16 @@ const FOREIGN: [(&str, &str, &str, &str); 2] = [
 
 /// iptables mode.
 #[derive(Clone, Copy)]
-struct OfIptables(Engine);
+pub(super) struct OfIptables(pub(super) Engine);
 
 impl Subject for OfIptables {
     type Mode = Iptables;
 
-    fn mode(&self, metrics: &Metrics) -> Iptables {
+    fn kernel(&self) -> Kernel {
+        Kernel::with_everything(&[]).with_simulated_programs(self.0)
+    }
+
+    fn mode(&self, kernel: &Kernel, metrics: &Metrics) -> Iptables {
         let checked = world::configuration();
         let node_ports = NodePorts::new(&checked.effective.node_ports, None);
         let setup = Setup {
@@ -55,8 +59,7 @@ impl Subject for OfIptables {
             dispatch: Default::default(),
             metrics: Arc::new(metrics.clone()),
         };
-        let kernel = Kernel::with_everything(&[]).with_simulated_programs(self.0);
-        Iptables::new(setup, &kernel, &Registry::new()).expect("a mode")
+        Iptables::new(setup, kernel, &Registry::new()).expect("a mode")
     }
 }
 

@@ -45,7 +45,7 @@ const SERVER: &str = "virtual server";
 
 /// ipvs mode.
 #[derive(Clone, Copy)]
-struct OfIpvs(Engine);
+pub(super) struct OfIpvs(pub(super) Engine);
 
 impl Subject for OfIpvs {
     type Mode = Ipvs;
@@ -61,13 +61,16 @@ impl Subject for OfIpvs {
         }
     }
 
-    fn mode(&self, metrics: &Metrics) -> Ipvs {
+    fn kernel(&self) -> Kernel {
+        Kernel::with_everything(&[]).with_simulated_programs(self.0)
+    }
+
+    fn mode(&self, kernel: &Kernel, metrics: &Metrics) -> Ipvs {
         let checked = world::configuration();
         let node_ports = NodePorts::new(&checked.effective.node_ports, None);
         let options = Options::new(&checked.configuration, &checked.effective);
-        let kernel = Kernel::with_everything(&[]).with_simulated_programs(self.0);
         let metrics = Arc::new(metrics.clone());
-        Ipvs::new(options, &kernel, Arc::new(node_ports), metrics).expect("a mode")
+        Ipvs::new(options, kernel, Arc::new(node_ports), metrics).expect("a mode")
     }
 }
 

@@ -16,6 +16,7 @@ mod nftables;
 mod probes;
 mod process;
 pub(crate) mod random;
+mod real_calls;
 mod subject;
 mod watch;
 mod world;

@@ -36,12 +36,16 @@ const FOREIGN: [&str; 2] = ["firewalld", "docker"];
 
 /// nftables mode.
 #[derive(Clone, Copy)]
-struct OfNftables;
+pub(super) struct OfNftables;
 
 impl Subject for OfNftables {
     type Mode = Nftables;
 
-    fn mode(&self, metrics: &Metrics) -> Nftables {
+    fn kernel(&self) -> Kernel {
+        Kernel::with_everything(&[])
+    }
+
+    fn mode(&self, kernel: &Kernel, metrics: &Metrics) -> Nftables {
         let checked = world::configuration();
         let node_ports = NodePorts::new(&checked.effective.node_ports, None);
         let setup = Setup {
@@ -51,7 +55,7 @@ impl Subject for OfNftables {
             counted: Namespaces::None,
             metrics: Arc::new(metrics.clone()),
         };
-        Nftables::new(setup, &Kernel::with_everything(&[])).expect("a mode")
+        Nftables::new(setup, kernel).expect("a mode")
     }
 }
 

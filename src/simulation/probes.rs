@@ -1,5 +1,7 @@
 //! The calls of Services that are watched.
 
+use std::net::SocketAddr;
+
 use super::world::{
     Called, Caller, PORT, Probe, SERVICES, family, ip, node_address, node_port, protocol,
 };
@@ -27,13 +29,6 @@ pub(super) fn probes() -> Vec<Probe> {
 
 fn probe(service: usize, called: Called, caller: Caller) -> Probe {
     let family = family(service);
-    let number = service as u16 + 1;
-    let destination = match called {
-        Called::ClusterIp => (ip(family, 96, number), PORT),
-        Called::ExternalIp => (ip(family, 51, number), PORT),
-        Called::LoadBalancer => (ip(family, 113, number), PORT),
-        Called::NodePort => (node_address(family), node_port(service)),
-    };
     let (source, input) = match caller {
         Caller::Outside => (ip(family, 9, 1), Some("eth0")),
         Caller::Stranger => (ip(family, 8, 1), Some("eth0")),
@@ -46,10 +41,22 @@ fn probe(service: usize, called: Called, caller: Caller) -> Probe {
         caller,
         packet: Packet {
             source: (source, 40_000).into(),
-            destination: destination.into(),
+            destination: called_at(service, called),
             protocol: protocol(service).number(),
             input,
             established: None,
         },
+    }
+}
+
+/// Returns where a Service is called so.
+pub(super) fn called_at(number: usize, called: Called) -> SocketAddr {
+    let family = family(number);
+    let of_network = |network| (ip(family, network, number as u16 + 1), PORT).into();
+    match called {
+        Called::ClusterIp => of_network(96),
+        Called::ExternalIp => of_network(51),
+        Called::LoadBalancer => of_network(113),
+        Called::NodePort => (node_address(family), node_port(number)).into(),
     }
 }

@@ -57,7 +57,7 @@ impl Process {
         let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
         let sent = Arc::new(AtomicU64::new(version));
         let mode = Reported {
-            mode: subject.mode(&metrics),
+            mode: subject.mode(&subject.kernel(), &metrics),
             kernel: kernel.clone(),
             watch: Arc::clone(watch),
             sent: Arc::clone(&sent),

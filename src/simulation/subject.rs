@@ -14,9 +14,12 @@ use super::{
     world::{Called, ExternalPolicy, Flow, Spec},
 };
 use crate::{
-    kernel::simulated::{
-        Call, State,
-        packet::{Outcomes, Packet, Update},
+    kernel::{
+        probe,
+        simulated::{
+            Call, State,
+            packet::{Outcomes, Packet, Update},
+        },
     },
     modes::Mode,
     net::Family,
@@ -76,8 +79,11 @@ pub(super) trait Subject: Rules + Copy + 'static {
         FAULTS
     }
 
-    /// Makes the mode, as a process does that begins.
-    fn mode(&self, metrics: &Metrics) -> Self::Mode;
+    /// Returns what the simulated kernel can do.
+    fn kernel(&self) -> probe::Kernel;
+
+    /// Makes the mode for such a kernel, as a process does that begins.
+    fn mode(&self, kernel: &probe::Kernel, metrics: &Metrics) -> Self::Mode;
 }
 
 /// What of the kernel a mode changes.

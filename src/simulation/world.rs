@@ -25,7 +25,7 @@ pub(super) const SERVICES: usize = 5;
 /// The port of each Service.
 pub(super) const PORT: u16 = 80;
 /// The port of each endpoint.
-const TARGET: u16 = 8080;
+pub(super) const TARGET: u16 = 8080;
 /// How long clients stay on their endpoints: the default of the API, longer than any run
 /// waits.
 pub(super) const AFFINITY: Duration = Duration::from_secs(10_800);
@@ -437,6 +437,11 @@ impl Spec {
             .iter()
             .filter(|one| one.state != Is::NotReady);
         all.map(move |one| endpoint(family, one.last))
+    }
+
+    /// Returns whether each client may get an endpoint of its own by a hash.
+    pub(super) fn may_hash(&self) -> bool {
+        self.scheduler == Some("sh")
     }
 
     /// Returns whether clients stay on their endpoint.

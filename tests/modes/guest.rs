@@ -20,15 +20,33 @@ fn guest_full_stale_state() {
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
+/// Returns those of these environment variables that have a value.
+fn asked(names: [&'static str; 2]) -> Vec<(&'static str, String)> {
+    let asked = names.map(|name| (name, std::env::var(name).unwrap_or_default()));
+    asked
+        .into_iter()
+        .filter(|(_, value)| !value.is_empty())
+        .collect()
+}
+
 #[test]
 fn guest_full_convergence() {
     let tests = ["modes::convergence::"];
-    let asked = ["TRIPOD_CONVERGENCE", "TRIPOD_CONVERGENCE_SEED"];
-    let asked = asked.map(|name| (name, std::env::var(name).unwrap_or_default()));
+    let asked = asked(["TRIPOD_CONVERGENCE", "TRIPOD_CONVERGENCE_SEED"]);
     let asked = asked.iter().map(|(name, value)| (*name, &**value));
-    let asked = asked.filter(|(_, value)| !value.is_empty());
     let environment: Vec<(&str, &str)> = asked.chain([(KERNEL, "full")]).collect();
     uml::in_guest(uml::Profile::Full, &tests, &environment);
+}
+
+#[test]
+fn guest_full_real_calls() {
+    let tests = ["simulation::real_calls::ipvs"];
+    let asked = asked(["TRIPOD_REAL_CALLS", "TRIPOD_REAL_CALLS_SEED"]);
+    let environment: Vec<_> = asked
+        .iter()
+        .map(|(name, value)| (*name, &**value))
+        .collect();
+    uml::unit_tests_in_guest(uml::Profile::Full, &tests, &environment);
 }
 
 #[test]

@@ -10,7 +10,9 @@ const HEAD: &str = "
 `make simulate SEED=7 STEPS=1000000` runs nftables mode, iptables mode and ipvs mode (both with legacy
 tables and with nf_tables), with the runner above them and the netlink clients below them, on a kernel in
 memory, under a clock that stands still. (That this kernel, and the programs of iptables, do what
-the real ones do is tested with random transactions in both.) Services come,
+the real ones do is tested with random transactions in both; and where both lead a call, which
+address the endpoint sees, and where connections go on that are open while Services change, with
+real calls in the kernel of a namespace, for ipvs mode in that of a guest.) Services come,
 change and go; calls are refused (EPERM, ENOBUFS, EBUSY, EAGAIN, ENOENT, ENOMEM), their answers
 are lost, lists are interrupted, notifications are dropped; programs do not get the lock, find fault
 with a line, end halfway or hang; other processes delete the table, empty

@@ -236,6 +236,22 @@ impl Kernel {
         self
     }
 
+    /// Returns the same kernel with the programs of iptables that have this engine, where
+    /// there are such.
+    #[cfg(test)]
+    pub(crate) async fn with_programs(mut self, engine: xtables::Engine) -> Kernel {
+        for family in Family::ALL {
+            let found = Xtables::engines(family).await;
+            let found = found.into_iter().find(|(_, of)| *of == engine);
+            let features = self.features(family);
+            *self.toolkits.get_mut(family) = found.map(|(xtables, engine)| Toolkit {
+                writer: xtables::run::Writer { xtables, engine },
+                features,
+            });
+        }
+        self
+    }
+
     /// Returns the same kernel without one of its abilities, to see what would
     /// be.
     #[must_use]

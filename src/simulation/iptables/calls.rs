@@ -86,7 +86,7 @@ fn a_change_and_the_checks_after_it_list_nothing() {
             let subject = OfIptables(Engine::NfTables);
             kernel.change(|state| subject.prepare(state));
             let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
-            let mut mode = subject.mode(&metrics);
+            let mut mode = subject.mode(&subject.kernel(), &metrics);
             sync(&mut mode, &services(count, 1), true).await;
             assert!(!notices(&mut mode).await, "its own change");
             calls.take();

@@ -68,7 +68,8 @@ struct Node {
 impl Node {
     fn mode() -> Ipvs {
         let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
-        OfIpvs(Engine::NfTables).mode(&metrics)
+        let subject = OfIpvs(Engine::NfTables);
+        subject.mode(&subject.kernel(), &metrics)
     }
 
     async fn sync(&mut self, map: &ServiceMap, full: bool) {

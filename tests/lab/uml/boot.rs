@@ -12,7 +12,7 @@ use super::super::process::{Group, die_with_parent};
 pub const PROCESSOR: &str = "TRIPOD_LAB_PROCESSOR";
 
 /// A guest's memory.
-const MEMORY: &str = "1G";
+pub const MEMORY: &str = "1G";
 
 /// What the guest kernel can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,21 +71,13 @@ fn modules() -> Option<PathBuf> {
     versions.next().map(|entry| entry.path())
 }
 
-/// From within a sandbox: boots a guest, runs this binary there with `arguments` and these
-/// environment variables, and waits for its end, at most `limit`.
-pub fn run(
-    profile: Profile,
-    arguments: &[&str],
-    environment: &[(&str, &str)],
-    limit: Duration,
-) -> Outcome {
-    run_with(profile, MEMORY, arguments, environment, limit)
-}
-
-/// The same with so much memory, as the guest's kernel reads it.
+/// From within a sandbox: boots a guest with so much memory, as its kernel reads it, runs
+/// `program` there with `arguments` and these environment variables, and waits for its end, at
+/// most `limit`.
 pub fn run_with(
     profile: Profile,
     memory: &str,
+    program: &Path,
     arguments: &[&str],
     environment: &[(&str, &str)],
     limit: Duration,
@@ -94,13 +86,12 @@ pub fn run_with(
     let number = GUESTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let id = format!("tripod-{}-{number}", std::process::id());
     let job = Job::new(&id);
-    let exe = std::env::current_exe().expect("the path of the test binary");
 
     let mut work = String::from("#!/bin/sh\n");
     for (name, value) in environment {
         work.push_str(&format!("export {name}={}\n", quoted(value)));
     }
-    work.push_str(&format!("exec {}", quoted(&exe.to_string_lossy())));
+    work.push_str(&format!("exec {}", quoted(&program.to_string_lossy())));
     for argument in arguments {
         work.push_str(&format!(" {}", quoted(argument)));
     }

@@ -3,6 +3,8 @@
 
 mod boot;
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 pub use boot::{Outcome, PROCESSOR, Profile, unavailable};
@@ -17,14 +19,70 @@ pub fn run(
     environment: &[(&str, &str)],
     limit: Duration,
 ) -> Outcome {
+    let tests = std::env::current_exe().expect("the path of the test binary");
+    run_program(profile, &tests, arguments, environment, limit)
+}
+
+fn run_program(
+    profile: Profile,
+    program: &Path,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    limit: Duration,
+) -> Outcome {
     let tripod = tripod_binary();
     let tripod = [("TRIPOD", &*tripod.to_string_lossy())];
-    boot::run(profile, arguments, &[environment, &tripod].concat(), limit)
+    let environment = [environment, &tripod].concat();
+    boot::run_with(
+        profile,
+        boot::MEMORY,
+        program,
+        arguments,
+        &environment,
+        limit,
+    )
 }
 
 /// As a test: runs the tests whose names begin with `names` in a guest, one
 /// after the other, and fails if one fails or is missing.
 pub fn in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) {
+    let tests = std::env::current_exe().expect("the path of the test binary");
+    tests_in_guest(profile, &tests, names, environment);
+}
+
+/// The same with tests of the library.
+pub fn unit_tests_in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) {
+    match unit_tests() {
+        Ok(tests) => tests_in_guest(profile, &tests, names, environment),
+        Err(why) => skip(&why),
+    }
+}
+
+/// Returns the test binary of the library, which is built where it is not current.
+fn unit_tests() -> Result<PathBuf, String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["test", "--lib", "--no-run", "--message-format=json"]);
+    // What cargo says of this package to its tests would have others built anew.
+    for (name, _) in std::env::vars() {
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(name);
+        }
+    }
+    let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    let built = built.map_err(|error| format!("cannot run {}: {error}", env!("CARGO")))?;
+    let text = String::from_utf8_lossy(&built.stdout);
+    let mut messages = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let found = messages.find_map(|message| {
+        let is_library = message["target"]["kind"][0] == "lib";
+        let path = message["executable"].as_str().filter(|_| is_library);
+        path.map(PathBuf::from)
+    });
+    found.ok_or_else(|| String::from_utf8_lossy(&built.stderr).into_owned())
+}
+
+fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment: &[(&str, &str)]) {
     if let Some(reason) = unavailable() {
         return skip(&reason);
     }
@@ -39,7 +97,7 @@ pub fn in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) 
         let seconds = soak.as_secs().to_string();
         environment.push(("TRIPOD_SOAK", &seconds));
         let limit = GUEST.max(soak + SOAK_ENDS);
-        let outcome = run(profile, &arguments, &environment, limit);
+        let outcome = run_program(profile, program, &arguments, &environment, limit);
         assert_eq!(outcome.status, Some(0), "see the guest's console");
         for name in names {
             let start = format!("test {name}");

@@ -20,7 +20,7 @@ use crate::{
             route::Links,
         },
     },
-    net::Family,
+    net::{Family, Protocol},
 };
 
 /// What decides about a packet beside rules.
@@ -43,6 +43,24 @@ pub(in crate::kernel::simulated) struct Scheduling<'a> {
     pub(in crate::kernel::simulated) expires_templates: bool,
 }
 
+impl Scheduling<'_> {
+    /// Returns whether a packet of a client that was led somewhere is led as the first one of
+    /// a connection: there is none any more, nor an entry of connection tracking, which goes
+    /// with it (`ip_vs_conn_expire`). Only TCP asks for a SYN (`tcp_conn_schedule`).
+    fn is_scheduled_anew(&self, packet: &Packet) -> bool {
+        let Some(real) = packet.established else {
+            return false;
+        };
+        let connection = Connection {
+            protocol: packet.protocol,
+            client: packet.source,
+            server: packet.destination,
+            real,
+        };
+        packet.protocol != Protocol::Tcp.number() && !self.ipvs.has(&connection)
+    }
+}
+
 impl Xtables {
     /// Returns all that may become of a packet of `family`, each with what rules and IPVS
     /// remember then.
@@ -52,6 +70,12 @@ impl Xtables {
         packet: &Packet,
         around: Around<'_>,
     ) -> Outcomes {
+        let anew = Packet {
+            established: None,
+            ..packet.clone()
+        };
+        let is_anew = around.ipvs.is_some_and(|of| of.is_scheduled_anew(packet));
+        let packet = if is_anew { &anew } else { packet };
         let evaluation = Evaluation {
             xtables: self,
             family,

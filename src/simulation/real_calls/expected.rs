@@ -1,0 +1,53 @@
+//! What shows of what the model says.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::call::Seen;
+use crate::kernel::simulated::packet::{Disposition, Outcome, Packet};
+
+/// What a caller is to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Expected {
+    /// The server at this address answers, which sees an address of the node as the caller's,
+    /// or the caller's own.
+    Answer(SocketAddr, Masqueraded),
+    /// Also where it gets to the node, on which nothing listens.
+    Refused,
+    Silence,
+}
+
+type Masqueraded = bool;
+
+impl Expected {
+    /// Returns what shows of an outcome on a node for which `is_own` says which addresses it
+    /// has.
+    pub(super) fn of(
+        outcome: &Outcome,
+        packet: &Packet,
+        is_own: impl Fn(&IpAddr) -> bool,
+    ) -> Expected {
+        match outcome.disposition {
+            Disposition::Dropped => Expected::Silence,
+            Disposition::Refused => Expected::Refused,
+            Disposition::Passes(to) if is_own(&to.ip()) => Expected::Refused,
+            // No host takes packets from outside that have its own address as their source.
+            Disposition::Passes(to) if to.ip() == packet.source.ip() && !outcome.masqueraded => {
+                Expected::Silence
+            }
+            Disposition::Passes(to) => Expected::Answer(to, outcome.masqueraded),
+        }
+    }
+
+    /// Returns whether a call from `source` shows it, with a node of the addresses `own`.
+    pub(super) fn is(self, seen: &Seen, source: SocketAddr, own: &[IpAddr]) -> bool {
+        match (self, seen) {
+            (Expected::Answer(to, masqueraded), Seen::Answer(by, from)) => {
+                let is_own = from.ip() != source.ip() && own.contains(&from.ip());
+                let has_source = if masqueraded { is_own } else { *from == source };
+                to == *by && has_source
+            }
+            (Expected::Refused, Seen::Refused) | (Expected::Silence, Seen::Silence) => true,
+            _ => false,
+        }
+    }
+}

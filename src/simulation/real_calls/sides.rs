@@ -1,0 +1,207 @@
+//! The same mode on the kernel of this thread's namespace and on the model.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use prometheus::Registry;
+use tokio::runtime::Runtime;
+
+use super::{
+    super::{subject::Subject, world},
+    expected::Expected,
+};
+use crate::{
+    kernel::{
+        namespace::sh,
+        probe,
+        simulated::{
+            Faultless, Kernel, State,
+            packet::{Outcome, Outcomes, Packet},
+        },
+        xtables::Engine,
+    },
+    modes::Mode,
+    net::{Family, PerFamily},
+    runner::metrics::Metrics,
+    services::{Changes, Event, ServiceMap, Tracker},
+};
+
+/// After so long everything is in force.
+const SOON: Duration = Duration::from_secs(60);
+/// What passes between two changes on the clock of the model, which stands still otherwise.
+const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
+/// Schedulers that Services ask for.
+const SCHEDULERS: [&str; 2] = ["rr", "sh"];
+
+/// A mode that runs on either.
+pub(super) struct Sides<S: Subject> {
+    subject: S,
+    tracker: Tracker,
+    real: (Runtime, S::Mode),
+    model: (Runtime, S::Mode),
+    kernel: Kernel,
+    /// The node's addresses.
+    own: Vec<IpAddr>,
+}
+
+impl<S: Subject> Sides<S> {
+    /// Starts the mode on both, with rules of iptables in `engine`.
+    pub(super) fn new(subject: S, engine: Option<Engine>, own: Vec<IpAddr>) -> Sides<S> {
+        let clock = super::super::stopped_clock();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().expect("a runtime");
+        let mut examined = probe::Kernel::examine(&SCHEDULERS.map(str::to_owned));
+        if let Some(engine) = engine {
+            examined = runtime.block_on(examined.with_programs(engine));
+        }
+        let metrics = || Metrics::register(&Registry::new()).expect("a registry of its own");
+        let mode = runtime.block_on(async { subject.mode(&examined, &metrics()) });
+        let kernel = Kernel::new(Faultless);
+        let simulated = {
+            let _installed = kernel.install();
+            kernel.change(|state| {
+                subject.prepare(state);
+                let addresses: Vec<_> = own.iter().map(|ip| (*ip, length(ip))).collect();
+                state.links.add("eth1", &addresses);
+            });
+            let examined = match engine {
+                Some(engine) => examined.with_simulated_programs(engine),
+                None => examined,
+            };
+            clock.block_on(async { subject.mode(&examined, &metrics()) })
+        };
+        let mut tracker = Tracker::new(world::NODE);
+        tracker.apply([world::node(), world::service_networks(true)]);
+        tracker.set_node_addresses(Family::ALL.map(world::node_address).into());
+        Sides {
+            subject,
+            tracker,
+            real: (runtime, mode),
+            model: (clock, simulated),
+            kernel,
+            own,
+        }
+    }
+
+    /// Brings events in force on both.
+    pub(super) fn bring_in_force(&mut self, events: Vec<Event>) {
+        let is_first = self.tracker.map().is_empty();
+        let mut changes = self.tracker.apply(events);
+        changes.full |= is_first;
+        let changes = changes.by_family();
+        let map = self.tracker.map();
+        let (runtime, mode) = &mut self.real;
+        runtime.block_on(bring_in_force(mode, map, changes.clone()));
+        let _installed = self.kernel.install();
+        let (runtime, mode) = &mut self.model;
+        runtime.block_on(async {
+            // As for the other one, whose clients call meanwhile.
+            tokio::time::sleep(BETWEEN_CHANGES).await;
+            bring_in_force(mode, map, changes).await;
+        });
+    }
+
+    /// Does something real.
+    pub(super) fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.real.0.block_on(work)
+    }
+
+    /// Reads or changes the model.
+    pub(super) fn model<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut changed = None;
+        // Its notifications are for sockets of the model.
+        let _clock = self.model.0.enter();
+        self.kernel.change(|state| changed = Some(change(state)));
+        changed.expect("it was called")
+    }
+
+    /// Returns what may become of a packet, as the model says.
+    fn outcomes(&self, packet: &Packet) -> Outcomes {
+        let family = Family::of(&packet.source.ip());
+        self.model(|state| self.subject.outcomes(state, family, packet, &self.own))
+    }
+
+    /// Returns what of it may show.
+    pub(super) fn expected(&self, packet: &Packet) -> Vec<(Expected, Outcome)> {
+        let outcomes = self.outcomes(packet);
+        self.model(|state| {
+            let is_own = |ip: &IpAddr| self.own.contains(ip) || state.links.is_local(ip);
+            let shown = outcomes
+                .into_iter()
+                .map(|outcome| (Expected::of(&outcome, packet, is_own), outcome));
+            shown.collect()
+        })
+    }
+
+    /// Has the model remember that a packet was led so.
+    pub(super) fn remember(&self, family: Family, outcome: &Outcome) {
+        self.model(|state| {
+            for update in &outcome.updates {
+                self.subject.remember(state, family, update);
+            }
+        });
+    }
+
+    /// Has the model know of a connection that was led so.
+    pub(super) fn connect(&self, packet: &Packet, to: SocketAddr) {
+        self.model(|state| self.subject.connect(state, packet, to));
+    }
+
+    /// Returns the rules of the real kernel.
+    pub(super) fn shown(&self, family: Family) -> String {
+        let (nft, iptables) = match family {
+            Family::V4 => ("ip", "iptables"),
+            Family::V6 => ("ip6", "ip6tables"),
+        };
+        sh(&format!(
+            "nft list table {nft} tripod 2>&1 || {iptables}-save 2>&1; ipvsadm -Ln 2>&1 || true"
+        ))
+    }
+}
+
+fn length(ip: &IpAddr) -> u8 {
+    match Family::of(ip) {
+        Family::V4 => 32,
+        Family::V6 => 128,
+    }
+}
+
+/// Has a mode sync until everything is in force, and nothing differs.
+async fn bring_in_force(mode: &mut impl Mode, map: &ServiceMap, mut changes: PerFamily<Changes>) {
+    let begun = Instant::now();
+    loop {
+        let asked = PerFamily::each(|family| Some(changes.get(family)));
+        let outcomes = mode.sync(map, asked).await;
+        let mut missing = Vec::new();
+        for (family, outcome) in outcomes {
+            let report = outcome.expect("an answer").expect("a sync");
+            missing.extend(
+                report
+                    .failed
+                    .iter()
+                    .map(|(name, why)| format!("{name}: {why}")),
+            );
+            missing.extend(report.unfinished);
+            let compared = mode.compare(map).await;
+            let differences = compared.get(family).as_ref();
+            let differences = differences.map(|found| found.as_ref().expect("it can be read"));
+            missing.extend(
+                differences
+                    .into_iter()
+                    .flatten()
+                    .map(|one| format!("{one:?}")),
+            );
+        }
+        if missing.is_empty() {
+            return;
+        }
+        assert!(begun.elapsed() < SOON, "not in force: {missing:#?}");
+        changes = PerFamily::each(|_| Changes {
+            retry: true,
+            ..Changes::default()
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
