@@ -12,6 +12,8 @@ mod holding;
 mod message;
 mod others;
 #[cfg(test)]
+pub(crate) mod recorded;
+#[cfg(test)]
 mod tests;
 
 use std::{io, os::fd::AsFd};

@@ -1,5 +1,7 @@
 //! A holder and what talks to it, over a real socket.
 
+mod recorded;
+
 use std::{
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,

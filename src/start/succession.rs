@@ -25,6 +25,8 @@
 //! mount namespace leads nowhere in this one.
 
 mod assignments;
+#[cfg(test)]
+mod tests;
 
 use std::{io, os::unix::net::UnixStream as StdStream, path::Path, time::Duration};
 

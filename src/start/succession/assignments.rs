@@ -15,7 +15,7 @@ use super::{connect, is_ours, open, present};
 use crate::modes::userspace::{Handover, MOST_RECORDS};
 
 /// The socket, without its number.
-const SOCKET: &str = "assignments-";
+pub(super) const SOCKET: &str = "assignments-";
 
 /// The longest record that is taken, in bytes.
 const LONGEST: u16 = 1024;
@@ -37,7 +37,7 @@ pub(super) async fn inherit(handover: &Handover) {
     }
 }
 
-async fn receive(name: &str) -> io::Result<Vec<Vec<u8>>> {
+pub(super) async fn receive(name: &str) -> io::Result<Vec<Vec<u8>>> {
     let mut records = Vec::new();
     let Some(stream) = connect(name)? else {
         return Ok(records);
@@ -78,7 +78,7 @@ pub(super) fn listen(handover: Handover) -> io::Result<()> {
     Ok(())
 }
 
-async fn send(stream: UnixStream, records: Vec<Vec<u8>>) -> io::Result<()> {
+pub(super) async fn send(stream: UnixStream, records: Vec<Vec<u8>>) -> io::Result<()> {
     let mut stream = BufWriter::new(stream);
     for record in records {
         let Ok(length) = u16::try_from(record.len()) else {

@@ -2,6 +2,8 @@
 //! next process goes on with.
 
 mod record;
+#[cfg(test)]
+mod tests;
 
 #[cfg(fuzzing)]
 pub use self::record::read_anything;

@@ -1,0 +1,63 @@
+//! What versions said to each other when they were released, in `tests/handover`:
+//! a file for each protocol and version, which stays as it is.
+//!
+//! A line has who says something, what it is called, and its bytes as hexadecimal digits; with
+//! `+socket` behind its name a descriptor goes along. `ends` and `connects` are no records.
+
+use std::path::Path;
+
+/// Something that one side says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Said {
+    pub(crate) by: String,
+    pub(crate) what: String,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) with_socket: bool,
+}
+
+/// Returns all that is said by a version of a protocol.
+pub(crate) fn conversation(protocol: &str, version: u16) -> Vec<Said> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/handover");
+    let path = folder.join(format!("{protocol}-{version}.txt"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
+        panic!(
+            "{}: {error}; CONTRIBUTING.md says how a version is recorded",
+            path.display()
+        )
+    });
+    let lines = text
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines.map(said).collect()
+}
+
+fn said(line: &str) -> Said {
+    let mut words = line.split_whitespace();
+    let mut word = || words.next().unwrap_or_default().to_owned();
+    let (by, what, hex) = (word(), word(), word());
+    let with_socket = what.ends_with("+socket");
+    let digits = hex.as_bytes().chunks(2);
+    let byte = |digits: &[u8]| {
+        let text = std::str::from_utf8(digits).expect("digits");
+        u8::from_str_radix(text, 16).unwrap_or_else(|error| panic!("{line}: {error}"))
+    };
+    Said {
+        by,
+        what: what.trim_end_matches("+socket").to_owned(),
+        bytes: digits.map(byte).collect(),
+        with_socket,
+    }
+}
+
+/// Compares what is said now with what was recorded.
+pub(crate) fn assert_same(said: &[u8], recorded: &Said, protocol: &str) {
+    let hex: String = said.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert!(
+        said == recorded.bytes,
+        "{protocol}: {} {} is not what it was when this version was recorded, but {hex}. \
+         Processes of both run beside each other in an upgrade: raise the version, go on \
+         speaking the earlier one, and record the new one (CONTRIBUTING.md)",
+        recorded.by,
+        recorded.what
+    );
+}

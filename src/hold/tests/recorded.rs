@@ -1,0 +1,153 @@
+//! The present proxy and the present holder, each with the other side as it was recorded of
+//! every version that is spoken.
+
+use std::{net::UdpSocket, os::fd::OwnedFd};
+
+use tokio::sync::Mutex;
+
+use super::*;
+use crate::hold::recorded::{Said, assert_same, conversation};
+
+/// What is recorded is of sockets at this address. It belongs to whoever has loopback, and
+/// a port is taken that tests do not share with others.
+const AT: &str = "127.83.0.10:10053";
+const LABEL: &str = "internal kube-system/dns:dns";
+const PROTOCOL: &str = "holder";
+/// Held by the test that has a socket at [`AT`].
+static ALONE: Mutex<()> = Mutex::const_new(());
+const NOTE: &[u8] = b"note";
+
+/// Returns what is said in each version until one side ends, and what is said afterwards; the
+/// newest also by a `side` that greets with the version after it, and speaks this one.
+fn sessions(side: &str) -> Vec<[Vec<Said>; 2]> {
+    let of_versions = (OLDEST..=VERSION).map(|version| conversation(PROTOCOL, version));
+    let mut later = conversation(PROTOCOL, VERSION);
+    let greets = |said: &&mut Said| said.by == side && said.what == "hello";
+    for said in later.iter_mut().filter(greets) {
+        said.bytes = Message::Hello(VERSION + 1).encode();
+    }
+    of_versions.chain([later]).map(in_two).collect()
+}
+
+fn in_two(all: Vec<Said>) -> [Vec<Said>; 2] {
+    let mut parts = all.split(|said| said.what == "ends").map(<[Said]>::to_vec);
+    let [first, second] = [parts.next(), parts.next()].map(|part| part.expect("a session"));
+    [first, second]
+}
+
+/// Compares what the other side says with what was recorded. Returns what comes along.
+async fn hears(channel: &Channel, said: &Said) -> Option<OwnedFd> {
+    let mut buffer = [0; LONGEST];
+    let received = channel.receive(&mut buffer).await.expect(&said.what);
+    let received = received.expect("the other side goes on");
+    assert_same(&buffer[..received.len], said, PROTOCOL);
+    let has_socket = received.descriptor.is_some();
+    assert_eq!(has_socket, said.with_socket, "{}", said.what);
+    received.descriptor
+}
+
+/// Returns a socket, once those of the conversation before are closed.
+async fn bound() -> UdpSocket {
+    let free = async {
+        loop {
+            match UdpSocket::bind(AT) {
+                Ok(socket) => return socket,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    timeout(DEADLINE, free).await.expect(AT)
+}
+
+/// A recorded proxy, and the holder as it is.
+async fn replay_proxy(place: &Place, said: &[Said], socket: Option<&OwnedFd>) -> Option<OwnedFd> {
+    let channel = place.connect().await;
+    let mut given = None;
+    for said in said {
+        if said.by == "proxy" {
+            let beside = socket.filter(|_| said.with_socket).map(AsFd::as_fd);
+            channel.send(&said.bytes, beside).await.expect(&said.what);
+            continue;
+        }
+        given = hears(&channel, said).await.or(given);
+    }
+    given
+}
+
+#[tokio::test]
+async fn the_holder_keeps_sockets_of_a_proxy_of_each_version_for_the_next_one() {
+    let _alone = ALONE.lock().await;
+    for [first, second] in sessions("proxy") {
+        let place = Place::new("recorded-proxy");
+        beside_a_holder(&place, async {
+            let socket = OwnedFd::from(bound().await);
+            let client = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+            replay_proxy(&place, &first, Some(&socket)).await;
+            drop(socket);
+            client
+                .send_to(b"while no proxy runs", AT)
+                .expect("it is kept");
+            let given = replay_proxy(&place, &second, None).await;
+            let mut read = [0; 32];
+            let socket = UdpSocket::from(given.expect("the socket"));
+            let (length, _) = socket.recv_from(&mut read).expect("what waited");
+            assert_eq!(&read[..length], b"while no proxy runs");
+        })
+        .await;
+    }
+}
+
+/// A recorded holder, and the proxy as it is, which does what its records are about.
+async fn replay_holder(holder: &Channel, proxy: &Holding, said: &[Said], socket: &Arc<UdpSocket>) {
+    let at: SocketAddr = AT.parse().expect("an address");
+    let mut held = Vec::new();
+    for said in said {
+        if said.by == "holder" {
+            let beside = said.with_socket.then(|| socket.as_fd());
+            holder.send(&said.bytes, beside).await.expect(&said.what);
+            if said.what == "give" {
+                proxy.arrived().await;
+            }
+            continue;
+        }
+        match &*said.what {
+            "hold" => {
+                let label: Arc<str> = LABEL.into();
+                let socket: Weak<UdpSocket> = Arc::downgrade(socket);
+                held.extend(proxy.hold(Protocol::Udp, at, &label, socket));
+            }
+            "release" => drop(held.pop()),
+            "release-given" => drop(proxy.take_given()),
+            "note" => proxy.note(vec![NOTE.to_vec()]),
+            _ => {}
+        }
+        drop(hears(holder, said).await);
+    }
+    proxy.leave();
+}
+
+#[tokio::test]
+async fn a_proxy_has_its_sockets_kept_and_given_by_a_holder_of_each_version() {
+    let _alone = ALONE.lock().await;
+    for sessions in sessions("holder") {
+        let place = Place::new("recorded-holder");
+        let listener = Listener::open(&place.socket()).expect("a listener");
+        for said in sessions {
+            let socket = Arc::new(bound().await);
+            let proxy = Holding::at(place.socket());
+            let running = tokio::spawn(proxy.clone().run());
+            let replayed = async {
+                let holder = listener.accept().await.expect("a proxy");
+                replay_holder(&holder, &proxy, &said, &socket).await;
+            };
+            timeout(DEADLINE, replayed).await.expect("it hangs");
+            let is_next = said.iter().any(|said| said.what == "give");
+            if is_next {
+                proxy.answered().await;
+                assert_eq!(proxy.take_notes(), [NOTE]);
+            }
+            running.abort();
+            let _ = running.await;
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Records of each version that another process may send.
+
+use super::*;
+use crate::{
+    hold::recorded::{assert_same, conversation},
+    modes::userspace::plan::GroupKind,
+    net::Protocol,
+    services::ServiceName,
+};
+
+/// The newest version. It has no number in its records: the socket over which they are sent has
+/// another name where they are others (`start/succession`), and notes of the holder have its
+/// version.
+const VERSION: u16 = 1;
+const PROTOCOL: &str = "assignments";
+
+fn port(protocol: Protocol, family: Family, service: [&str; 2], port: &str) -> ServicePortName {
+    ServicePortName {
+        service: ServiceName {
+            namespace: service[0].into(),
+            name: service[1].into(),
+        },
+        port: port.into(),
+        protocol,
+        family,
+    }
+}
+
+/// Returns what the newest version has recorded.
+fn recorded() -> [(Subject, Assignment); 2] {
+    let web = port(Protocol::Tcp, Family::V4, ["default", "web"], "http");
+    let dns = port(Protocol::Udp, Family::V6, ["kube-system", "dns"], "dns");
+    let of = |client: &str, called: &str, endpoint: &str, seconds| Assignment {
+        client: client.parse().expect("a client"),
+        called: called.parse().expect("an address"),
+        endpoint: endpoint.parse().expect("an endpoint"),
+        last_used: Duration::from_secs(seconds),
+    };
+    [
+        (
+            of_affinity(&web),
+            of("192.0.2.20:0", "0.0.0.0", "10.244.0.11:8080", 5),
+        ),
+        (
+            of_flows(&GroupName::of(&dns, GroupKind::Internal)),
+            of("[fd00:1::5]:40000", "fd00::10", "[fd00:2::1]:53", 7),
+        ),
+    ]
+}
+
+#[test]
+fn what_is_written_is_what_was_recorded_of_this_version() {
+    let said = conversation(PROTOCOL, VERSION);
+    assert_eq!(said.len(), 2);
+    for ((subject, assignment), said) in recorded().iter().zip(&said) {
+        let records = record::encode(subject, &[*assignment]);
+        assert_same(&records.concat(), said, PROTOCOL);
+    }
+}
+
+#[test]
+fn records_of_each_version_are_read() {
+    for version in 1..=VERSION {
+        let said = conversation(PROTOCOL, version);
+        let read = said.iter().map(|said| record::parse(&said.bytes));
+        let expected = recorded().map(|(subject, one)| Some((subject, vec![one])));
+        assert_eq!(read.collect::<Vec<_>>(), expected, "version {version}");
+    }
+}

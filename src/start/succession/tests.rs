@@ -1,0 +1,173 @@
+//! The present process with one at the other end that says what was recorded of each version.
+
+use std::{path::PathBuf, sync::Arc};
+
+use prometheus::IntGauge;
+
+use super::*;
+use crate::hold::{
+    Holding,
+    recorded::{Said, assert_same, conversation},
+};
+
+/// The newest version. The socket's name stands for it: who says or understands something else
+/// listens on a socket of another name, and on this one for as long as there may be processes
+/// that look for it.
+const VERSION: u16 = 1;
+const PROTOCOL: &str = "succession";
+/// Longer than anything here takes unless it hangs.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn handover() -> Handover {
+    let connections = IntGauge::new("connections", "open").expect("a gauge");
+    Handover::new(connections, Holding::default(), Arc::default())
+}
+
+/// Says what was recorded of `side`, and compares what the other one says.
+async fn replay(stream: &mut UnixStream, side: &str, said: &[Said]) {
+    for said in said.iter().filter(|said| said.what != "ends") {
+        if said.by == side {
+            stream.write_all(&said.bytes).await.expect(&said.what);
+            continue;
+        }
+        let mut read = vec![0; said.bytes.len()];
+        stream.read_exact(&mut read).await.expect(&said.what);
+        assert_same(&read, said, PROTOCOL);
+    }
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let waits = async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(DEADLINE, waits).await.expect("it hangs");
+}
+
+#[tokio::test]
+async fn this_process_gives_way_to_a_successor_of_each_version() {
+    for version in 1..=VERSION {
+        let said = conversation(PROTOCOL, version);
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let handover = handover();
+        let gives_way = tokio::spawn(give_way(ours, handover.clone()));
+        let serves = said.iter().position(|said| said.what == "serves");
+        let (before, after) = said.split_at(serves.expect("that it serves"));
+        replay(&mut theirs, "successor", before).await;
+        assert!(handover.has_successor() && !handover.is_succeeded());
+        replay(&mut theirs, "successor", after).await;
+        until(|| handover.is_succeeded()).await;
+        drop(theirs);
+        until(|| !handover.has_successor()).await;
+        timeout(DEADLINE, gives_way)
+            .await
+            .expect("it hangs")
+            .expect("it ends");
+    }
+}
+
+/// A listener in a folder of its own.
+struct Predecessor(PathBuf);
+
+impl Predecessor {
+    fn listen(test: &str) -> (Predecessor, UnixListener) {
+        let name = format!("tripod-succession-{}-{test}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).expect("a listener");
+        (Predecessor(path), listener)
+    }
+
+    fn name(&self) -> &str {
+        self.0.to_str().expect("a path")
+    }
+}
+
+impl Drop for Predecessor {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[tokio::test]
+async fn this_process_takes_over_from_a_predecessor_of_each_version() {
+    for version in 1..=VERSION {
+        let said = conversation(PROTOCOL, version);
+        let (predecessor, listener) = Predecessor::listen("takes-over");
+        let there = async {
+            let (mut stream, _) = listener.accept().await.expect("a successor");
+            replay(&mut stream, "predecessor", &said).await;
+        };
+        let here = async {
+            let asked = ask(predecessor.name(), 2).await.expect("an answer");
+            let (read, write) = asked.expect("it gives way");
+            stay(read, write, None).await;
+        };
+        let both = async { tokio::join!(there, here) };
+        timeout(DEADLINE, both).await.expect("it hangs");
+    }
+}
+
+#[tokio::test]
+async fn who_says_something_else_is_passed_over() {
+    // Fewer bytes than a version of this process says.
+    let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+    let handover = handover();
+    theirs.write_all(&[0xff; 3]).await.expect("it is read");
+    drop(theirs);
+    give_way(ours, handover.clone()).await;
+    assert!(!handover.has_successor(), "it goes on serving");
+
+    let (predecessor, listener) = Predecessor::listen("declines");
+    let there = async { drop(listener.accept().await.expect("a successor")) };
+    let (asked, ()) = tokio::join!(ask(predecessor.name(), 2), there);
+    assert!(
+        !matches!(asked, Ok(Some(_))),
+        "it is none to take over from"
+    );
+}
+
+#[test]
+fn the_sockets_have_the_names_that_other_versions_look_for() {
+    let name = |kind| format!("{FOLDER}{kind}");
+    assert_eq!(name(SOCKET), "/run/tripod/succession/userspace-");
+    assert_eq!(
+        name(assignments::SOCKET),
+        "/run/tripod/succession/assignments-"
+    );
+}
+
+#[tokio::test]
+async fn assignments_come_as_processes_of_each_version_send_them() {
+    for version in 1..=VERSION {
+        let said = conversation("assignments", version);
+        let records: Vec<Vec<u8>> = said.iter().map(|said| said.bytes.clone()).collect();
+        let mut stream = Vec::new();
+        for record in &records {
+            stream.extend((record.len() as u16).to_be_bytes());
+            stream.extend(record);
+        }
+        let (predecessor, listener) = Predecessor::listen("assignments");
+        let there = async {
+            let (mut connected, _) = listener.accept().await.expect("a successor");
+            connected.write_all(&stream).await.expect("it is read");
+        };
+        let (received, ()) = tokio::join!(assignments::receive(predecessor.name()), there);
+        assert_eq!(received.expect("records"), records);
+        assert_eq!(
+            handover().assignments().inherit(records.clone()),
+            records.len()
+        );
+
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let mut sent = Vec::new();
+        let (done, read) = tokio::join!(
+            assignments::send(ours, records),
+            theirs.read_to_end(&mut sent)
+        );
+        done.expect("it is sent");
+        read.expect("it is read");
+        assert_eq!(sent, stream);
+    }
+}
