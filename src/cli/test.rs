@@ -4,6 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use ipnet::IpNet;
 
 use super::{Output, ask};
 use crate::{duration, net::ModeName};
@@ -50,6 +51,8 @@ pub struct Cluster {
     pub image: Option<String>,
     /// Whether pods and Services stay.
     pub keep: bool,
+    /// Networks that external IPs and load-balancer IPs are taken from.
+    pub external: Vec<IpNet>,
     /// Namespaces and names of Services to call; if there are any, none is made.
     pub services: Vec<(String, String)>,
     /// How long pods, Services and the running Tripod may take to be ready.
@@ -125,7 +128,7 @@ pub(super) fn command() -> Command {
 }
 
 /// The flags for a live cluster.
-fn cluster_arguments() -> [Arg; 6] {
+fn cluster_arguments() -> [Arg; 7] {
     let flag = |name| Arg::new(name).long(name).conflicts_with("manifests");
     // What is made, and with what, means nothing where nothing is made.
     let making = |name| flag(name).conflicts_with("service");
@@ -144,6 +147,12 @@ fn cluster_arguments() -> [Arg; 6] {
         making("keep")
             .action(ArgAction::SetTrue)
             .help("Leave pods and Services there"),
+        making("external-networks")
+            .value_name("CIDR,...")
+            .value_delimiter(',')
+            .default_value(EXTERNAL)
+            .value_parser(external)
+            .help("Networks that external IPs and load-balancer IPs are taken from"),
         flag("service")
             .value_name("NAMESPACE/NAME")
             .action(ArgAction::Append)
@@ -155,6 +164,18 @@ fn cluster_arguments() -> [Arg; 6] {
             .value_parser(duration::parse)
             .help("How long pods and the running Tripod may take to be ready"),
     ]
+}
+
+/// Networks that no host is in (RFC 5737, RFC 3849).
+const EXTERNAL: &str = "203.0.113.0/24,2001:db8:113::/48";
+
+/// Returns a network that has an address for each Service of a test.
+fn external(text: &str) -> Result<IpNet, String> {
+    let network = text.parse::<IpNet>().ok();
+    let is_large = |network: &IpNet| network.max_prefix_len() - network.prefix_len() >= 3;
+    network.filter(is_large).ok_or_else(|| {
+        "it must be a network of eight addresses or more, like 203.0.113.0/24".to_owned()
+    })
 }
 
 /// Returns a name of Kubernetes (RFC 1123).
@@ -202,6 +223,12 @@ fn cluster(matches: &ArgMatches) -> Cluster {
         kubeconfig: matches.get_one::<PathBuf>("kubeconfig").cloned(),
         image: matches.get_one::<String>("image").cloned(),
         keep: matches.get_flag("keep"),
+        external: (matches
+            .get_many::<IpNet>("external-networks")
+            .into_iter()
+            .flatten())
+        .copied()
+        .collect(),
         services: services.into_iter().flatten().cloned().collect(),
         timeout: timeout.unwrap_or(Duration::from_secs(120)),
         socket: ask::chosen_socket(matches),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::status_api::VERSION;
+use crate::{net::Protocol, status_api::VERSION};
 
 /// All that was tried.
 #[derive(Clone, Debug, Serialize)]
@@ -37,6 +37,20 @@ pub struct Check {
     /// What came of it.
     #[serde(flatten)]
     pub finding: Finding,
+}
+
+impl Check {
+    /// Returns the row of what this node tries over TCP.
+    pub fn of_node(name: &str, service_port: String, to: String, finding: Finding) -> Check {
+        Check {
+            name: name.to_owned(),
+            service_port,
+            to,
+            protocol: Protocol::Tcp.to_string(),
+            from: "this node".to_owned(),
+            finding,
+        }
+    }
 }
 
 /// What is promised, what was seen, and whether it is the same.

@@ -61,7 +61,7 @@ pub struct Script {
     /// Connections that were refused.
     pub refused: u32,
     /// Answers to the next requests, whatever they ask for: collection, HTTP
-    /// status, `Retry-After`.
+    /// status, `Retry-After`. A path that begins with * is the end of one.
     pub refuse: Vec<(&'static str, u16, Option<u32>)>,
     /// The next event of that collection is cut in the middle.
     pub cut: Option<&'static str>,
@@ -106,7 +106,11 @@ impl Script {
         if expected.is_some() && given != expected.as_deref() {
             return Some(status(401, "Unauthorized", None));
         }
-        let at = self.refuse.iter().position(|(of, ..)| *of == path)?;
+        let is_meant = |of: &str| match of.strip_prefix('*') {
+            Some(end) => path.ends_with(end),
+            None => of == path,
+        };
+        let at = self.refuse.iter().position(|(of, ..)| is_meant(of))?;
         let (_, code, retry_after) = self.refuse.remove(at);
         Some(status(code, "Scripted", retry_after))
     }

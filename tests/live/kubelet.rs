@@ -261,6 +261,9 @@ pub fn admit(object: &mut Value, number: u64) {
             port["nodePort"] = json!(30_000 + 2 * number + at as u64);
         }
     }
+    if spec["type"] == "LoadBalancer" && spec["externalTrafficPolicy"] == "Local" {
+        spec["healthCheckNodePort"] = json!(32_000 + number);
+    }
     if spec["sessionAffinity"] == "ClientIP" {
         spec["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": 10800}});
     }

@@ -1,6 +1,7 @@
 //! `tripod test` beside a Tripod that runs: the API server is one of `api`, and the
 //! kubelet and the controllers are played by the test.
 
+mod external;
 mod kubelet;
 mod network;
 
@@ -206,7 +207,7 @@ impl Tested {
 }
 
 /// Names of the rows that pass in every mode.
-const ALWAYS: [&str; 10] = [
+const ALWAYS: [&str; 14] = [
     "cluster IP",
     "hairpin",
     "node port",
@@ -217,6 +218,10 @@ const ALWAYS: [&str; 10] = [
     "an endpoint that left is called no more",
     "connections outlive a change",
     "cluster IP, client address",
+    "external IP",
+    "load-balancer IP",
+    "loadBalancerSourceRanges",
+    "health-check node port",
 ];
 
 fn all_is_as_promised(flags: &'static [&'static str]) {
@@ -232,6 +237,7 @@ fn all_is_as_promised(flags: &'static [&'static str]) {
         } else {
             expected.insert("externalTrafficPolicy Local, client address".to_owned());
             expected.insert("internalTrafficPolicy Local, client address".to_owned());
+            expected.insert("load-balancer IP, client address".to_owned());
         }
         assert_eq!(tested.with("passed"), expected, "{tested:?}");
         let local = tested.promised("external-local:tcp", "a pod of another node");
@@ -244,6 +250,10 @@ fn all_is_as_promised(flags: &'static [&'static str]) {
             "each of elsewhere-1, here-1, here-2 answers"
         };
         assert_eq!(all, expected);
+        let all = tested.promised("load-balancer:tcp", "a pod of this node");
+        assert_eq!(all, expected);
+        let shut_out = tested.promised("source-ranges:tcp", "this node");
+        assert_eq!(shut_out, "no answer");
         cluster.is_clean();
     });
 }
@@ -381,7 +391,8 @@ fn an_interrupted_test_removes_what_it_made() {
             let mut testing = Group::spawn(&mut command).expect("tripod test");
             eventually("it has made its Services", SOON, || {
                 match cluster.list(SERVICES).len() {
-                    7 => Ok(()),
+                    // All but the one whose ranges have the address of a pod.
+                    9 => Ok(()),
                     n => Err(n.to_string()),
                 }
             });
@@ -419,7 +430,7 @@ fn what_is_kept_stays_and_can_be_called_as_a_given_service() {
             "{tested:?}"
         );
         let services = cluster.list(SERVICES);
-        assert_eq!(services.len(), 7);
+        assert_eq!(services.len(), 10);
         let image = cluster.list(PODS)[0]["spec"]["containers"][0]["image"].clone();
         assert_eq!(image, "tripod:own");
         let named = |end: &str| {

@@ -13,6 +13,10 @@ fn cluster(arguments: &[&str]) -> Cluster {
     }
 }
 
+fn networks(texts: &[&str]) -> Vec<ipnet::IpNet> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
 #[test]
 fn a_live_cluster_is_tried_unless_there_are_manifests() {
     let usual = Cluster {
@@ -20,6 +24,7 @@ fn a_live_cluster_is_tried_unless_there_are_manifests() {
         kubeconfig: None,
         image: None,
         keep: false,
+        external: networks(&["203.0.113.0/24", "2001:db8:113::/48"]),
         services: Vec::new(),
         timeout: Duration::from_secs(120),
         socket: "/run/tripod/tripod.sock".into(),
@@ -30,6 +35,7 @@ fn a_live_cluster_is_tried_unless_there_are_manifests() {
         "--kubeconfig=-",
         "--image=i",
         "--keep",
+        "--external-networks=192.0.2.0/29,2001:db8::/64",
         "--timeout=5m",
         "--status-socket=/s",
     ]);
@@ -38,6 +44,7 @@ fn a_live_cluster_is_tried_unless_there_are_manifests() {
         kubeconfig: Some("-".into()),
         image: Some("i".to_owned()),
         keep: true,
+        external: networks(&["192.0.2.0/29", "2001:db8::/64"]),
         services: Vec::new(),
         timeout: Duration::from_secs(300),
         socket: "/s".into(),
@@ -56,6 +63,12 @@ fn what_makes_no_sense_on_a_live_cluster_is_refused() {
         (&["--service=a"], "a slash and a name"),
         (&["--namespace=A/../b"], "small letters"),
         (&["--timeout=soon"], "250ms"),
+        (&["--external-networks=192.0.2.1"], "eight addresses"),
+        (&["--external-networks=192.0.2.0/30"], "eight addresses"),
+        (
+            &["--service=a/b", "--external-networks=192.0.2.0/24"],
+            "--external-networks",
+        ),
     ] {
         let text = refusal("", &[&["test"], arguments].concat());
         assert!(text.contains(words), "{arguments:?}: {text}");

@@ -15,7 +15,7 @@ use super::{
         many::{self, Calls},
         report::{Check, Finding, Outcome},
     },
-    tries::Try,
+    tried::Try,
 };
 use crate::ask;
 

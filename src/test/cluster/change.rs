@@ -12,7 +12,7 @@ use super::{
         call::{Seen, ask_by},
         report::{Check, Finding, Outcome},
     },
-    carry_out,
+    carry_out, health,
     kubernetes::Kubernetes,
     objects::{Kind, NO_ROLE, ROLE, Run, SERVICE_PORT},
     promise::{Promise, answered},
@@ -20,7 +20,6 @@ use super::{
     stage::{Reach, Stage},
     tries,
 };
-use crate::net::Protocol;
 
 /// The server that is taken out of the Services, and runs on.
 const LEAVES: &str = "here-2";
@@ -61,6 +60,7 @@ pub async fn try_change(
             let tries = tries::after_change(stage);
             let settled = Instant::now() + super::SETTLES;
             checks.extend(carry_out::each(&tries, &run.namespace, patience.socket, settled).await);
+            checks.extend(health::check(stage, run, patience.socket, settled).await);
         }
         Err(why) => checks.push(not_followed(stage, run, why)),
     }
@@ -140,14 +140,8 @@ fn not_followed(stage: &Stage, run: &Run, why: String) -> Check {
 fn row(stage: &Stage, run: &Run, name: &str, to: String, finding: Finding) -> Check {
     let service = stage.service(Kind::ClusterIp);
     let service = service.map(|service| service.name.clone());
-    Check {
-        name: name.to_owned(),
-        service_port: format!("{}/{}:tcp", run.namespace, service.unwrap_or_default()),
-        to,
-        protocol: Protocol::Tcp.to_string(),
-        from: "this node".to_owned(),
-        finding,
-    }
+    let service_port = format!("{}/{}:tcp", run.namespace, service.unwrap_or_default());
+    Check::of_node(name, service_port, to, finding)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::{
     env, fmt,
     fs::File,
     io::{self, Read},
+    net::IpAddr,
     os::fd::AsRawFd,
     path::PathBuf,
 };
@@ -191,6 +192,26 @@ impl Kubernetes {
             .await;
         done.map(drop)
             .map_err(|error| Failure::new("patch", "pods", &within(namespace), &error))
+    }
+
+    /// Gives a Service addresses of a load balancer, as a controller would. Returns it as
+    /// it is stored.
+    ///
+    /// # Errors
+    /// Says why not.
+    pub async fn balance(
+        &self,
+        namespace: &str,
+        name: &str,
+        ips: &[IpAddr],
+    ) -> Result<Service, Failure> {
+        let api = Api::<Service>::namespaced(self.client().await, namespace);
+        let ingress: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+        let patch = json!({"status": {"loadBalancer": {"ingress": ingress}}});
+        let done = api
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
+        done.map_err(|error| Failure::new("patch", "services/status", &within(namespace), &error))
     }
 
     /// Returns the nodes of the cluster.

@@ -3,12 +3,16 @@
 
 mod carry_out;
 mod change;
+mod external;
 mod given;
+mod health;
 mod kubernetes;
+mod networks;
 mod objects;
 mod promise;
 mod setup;
 mod stage;
+mod tried;
 mod tries;
 
 use std::{
@@ -25,7 +29,8 @@ use tokio::{
 
 use self::{
     kubernetes::Kubernetes,
-    objects::Run,
+    networks::External,
+    objects::{Kind, Run},
     setup::{Made, Patience},
     stage::Stage,
 };
@@ -80,6 +85,7 @@ async fn run(asked: &Cluster, kubernetes: &Kubernetes, token: &str) -> Result<Ru
     let mut id = random()?;
     id.truncate(8);
     let own = format!("tripod-test-{id}");
+    let number = u32::from_str_radix(&id, 16).unwrap_or_default();
     Ok(Run {
         namespace: asked.namespace.clone().unwrap_or(own),
         is_own: asked.namespace.is_none(),
@@ -90,6 +96,7 @@ async fn run(asked: &Cluster, kubernetes: &Kubernetes, token: &str) -> Result<Ru
         },
         token_sha256: agent::digest(token),
         keep: asked.keep,
+        external: External::new(asked.external.clone(), number),
     })
 }
 
@@ -122,6 +129,8 @@ async fn try_all(
     say(&format!("trying {} things", tries.len()));
     let settled = Instant::now() + SETTLES;
     let mut checks = carry_out::each(&tries, &run.namespace, patience.socket, settled).await;
+    checks.extend(health::check(&stage, run, patience.socket, settled).await);
+    checks.extend(not_made(&stage, run));
     checks.extend(alone(&stage, run));
     say("taking an endpoint away");
     checks.extend(change::try_change(kubernetes, run, &mut stage, &patience).await);
@@ -139,6 +148,24 @@ fn alone(stage: &Stage, run: &Run) -> Option<Check> {
         from: "a pod of another node".to_owned(),
         finding: Finding::skipped(why),
     })
+}
+
+/// Returns the rows that say what of Services with external addresses was not tried.
+fn not_made(stage: &Stage, run: &Run) -> Vec<Check> {
+    let each = stage.not_made.iter().map(|(kind, why)| Check {
+        name: match kind {
+            Kind::ExternalIp => external::EXTERNAL,
+            Kind::SourceRanges => external::RANGES,
+            _ => external::BALANCER,
+        }
+        .to_owned(),
+        service_port: format!("{}/{}", run.namespace, run.named(kind.name())),
+        to: "-".to_owned(),
+        protocol: "TCP, UDP".to_owned(),
+        from: "this node, its pods".to_owned(),
+        finding: Finding::skipped(why.clone()),
+    });
+    each.collect()
 }
 
 /// Removes all that was made, whatever came of it; says what stays.

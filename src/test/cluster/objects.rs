@@ -1,7 +1,8 @@
 //! The objects that a test makes: a namespace, pods and Services.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
+use ipnet::IpNet;
 use k8s_openapi::{
     api::core::v1::{
         Capabilities, Container, ContainerPort, Namespace, Pod, PodSecurityContext, PodSpec, Probe,
@@ -13,6 +14,7 @@ use k8s_openapi::{
     },
 };
 
+use super::networks::External;
 use crate::net::Protocol;
 
 /// Where the servers answer, over TCP and UDP.
@@ -62,6 +64,8 @@ pub struct Run {
     pub token_sha256: String,
     /// Whether the objects stay.
     pub keep: bool,
+    /// The addresses of Services that have external ones.
+    pub external: External,
 }
 
 /// A pod of a run.
@@ -92,11 +96,17 @@ pub enum Kind {
     Single,
     /// Its selector selects no pod.
     Empty,
+    /// `externalIPs`.
+    ExternalIp,
+    /// A load balancer, and `externalTrafficPolicy: Local`.
+    LoadBalancer,
+    /// A load balancer for one of the pods alone: `loadBalancerSourceRanges`.
+    SourceRanges,
 }
 
 impl Kind {
     /// All of them, in the order in which they are tried.
-    pub const ALL: [Kind; 7] = [
+    pub const ALL: [Kind; 10] = [
         Kind::ClusterIp,
         Kind::Single,
         Kind::NodePort,
@@ -104,6 +114,9 @@ impl Kind {
         Kind::InternalLocal,
         Kind::Affinity,
         Kind::Empty,
+        Kind::ExternalIp,
+        Kind::LoadBalancer,
+        Kind::SourceRanges,
     ];
 
     /// Returns the name of its Service.
@@ -116,11 +129,35 @@ impl Kind {
             Kind::InternalLocal => "internal-local",
             Kind::Single => "single",
             Kind::Empty => "no-endpoints",
+            Kind::ExternalIp => "external-ip",
+            Kind::LoadBalancer => "load-balancer",
+            Kind::SourceRanges => "source-ranges",
         }
     }
 
     fn has_node_port(self) -> bool {
         matches!(self, Kind::NodePort | Kind::ExternalLocal | Kind::Single)
+    }
+
+    /// Returns whether its Service is of type LoadBalancer.
+    pub fn is_balancer(self) -> bool {
+        matches!(self, Kind::LoadBalancer | Kind::SourceRanges)
+    }
+
+    /// Returns whether its Service has addresses that are none of the cluster's. Clusters
+    /// may refuse such Services: admission plugins, quotas.
+    pub fn is_external(self) -> bool {
+        self.place().is_some()
+    }
+
+    /// Returns which of a run's addresses its Service has, if any.
+    fn place(self) -> Option<u8> {
+        match self {
+            Kind::ExternalIp => Some(0),
+            Kind::LoadBalancer => Some(1),
+            Kind::SourceRanges => Some(2),
+            _ => None,
+        }
     }
 
     /// Returns whether a server of that name is one of its endpoints.
@@ -132,6 +169,9 @@ impl Kind {
         }
     }
 }
+
+/// The pod that calls and is no endpoint.
+pub const CLIENT: &str = "client";
 
 /// The server that [`Kind::Single`] has.
 pub const SINGLE: &str = "here-1";
@@ -272,8 +312,15 @@ impl Run {
         }
     }
 
-    /// Returns a Service, of both IP families where the cluster has both.
-    pub fn service(&self, kind: Kind) -> Service {
+    /// Returns the addresses that a Service has which are none of the cluster's.
+    pub fn external_addresses(&self, kind: Kind) -> Vec<IpAddr> {
+        let place = kind.place();
+        place.map_or_else(Vec::new, |place| self.external.addresses(place))
+    }
+
+    /// Returns a Service, of both IP families where the cluster has both, with source
+    /// ranges for those who are `let_in`.
+    pub fn service(&self, kind: Kind, let_in: &[IpAddr]) -> Service {
         let local = || Some("Local".to_owned());
         let of_run = ("app.kubernetes.io/instance", &*self.id);
         let selector = match kind {
@@ -281,7 +328,10 @@ impl Run {
             Kind::Empty => labels([of_run, (ROLE, "nobody")]),
             _ => labels([of_run, (ROLE, SERVER)]),
         };
-        let is_external = matches!(kind, Kind::ExternalLocal | Kind::Single);
+        let is_local = matches!(
+            kind,
+            Kind::ExternalLocal | Kind::Single | Kind::LoadBalancer
+        );
         let port = |protocol: Protocol| ServicePort {
             name: Some(protocol.name().to_lowercase()),
             protocol: Some(protocol.name().to_owned()),
@@ -289,11 +339,14 @@ impl Run {
             target_port: Some(IntOrString::Int(i32::from(PORT))),
             ..ServicePort::default()
         };
-        let kind_of_service = if kind.has_node_port() {
-            "NodePort"
-        } else {
-            "ClusterIP"
+        let type_ = match kind {
+            kind if kind.has_node_port() => "NodePort",
+            kind if kind.is_balancer() => "LoadBalancer",
+            _ => "ClusterIP",
         };
+        let is_balancer = kind.is_balancer();
+        let ranges = || let_in.iter().map(|ip| IpNet::from(*ip).to_string());
+        let external = || self.external_addresses(kind).into_iter();
         Service {
             metadata: ObjectMeta {
                 name: Some(self.named(kind.name())),
@@ -301,12 +354,19 @@ impl Run {
                 ..ObjectMeta::default()
             },
             spec: Some(ServiceSpec {
-                type_: Some(kind_of_service.to_owned()),
+                type_: Some(type_.to_owned()),
                 selector: Some(selector),
                 ports: Some(PROTOCOLS.map(port).into()),
                 ip_family_policy: Some("PreferDualStack".to_owned()),
-                external_traffic_policy: is_external.then(local).flatten(),
+                external_traffic_policy: is_local.then(local).flatten(),
                 internal_traffic_policy: (kind == Kind::InternalLocal).then(local).flatten(),
+                external_ips: (kind == Kind::ExternalIp)
+                    .then(|| external().map(|ip| ip.to_string()).collect()),
+                // A class that no controller serves: the test gives it addresses.
+                load_balancer_class: is_balancer.then(|| APP.to_owned()),
+                allocate_load_balancer_node_ports: is_balancer.then_some(false),
+                load_balancer_source_ranges: (kind == Kind::SourceRanges)
+                    .then(|| ranges().collect()),
                 session_affinity: (kind == Kind::Affinity).then(|| "ClientIP".to_owned()),
                 ..ServiceSpec::default()
             }),
@@ -337,6 +397,7 @@ mod tests {
             image: "tripod:test".to_owned(),
             token_sha256: "ff".to_owned(),
             keep: false,
+            external: External::new(vec!["203.0.113.0/24".parse().unwrap()], 0),
         }
     }
 
@@ -386,9 +447,26 @@ mod tests {
             is_own: false,
             ..run()
         };
-        let name = |run: Run| run.service(Kind::Empty).metadata.name;
+        let name = |run: Run| run.service(Kind::Empty, &[]).metadata.name;
         assert_eq!(name(run()).as_deref(), Some("no-endpoints"));
         let expected = Some("tripod-test-0123abcd-no-endpoints");
         assert_eq!(name(given).as_deref(), expected);
+    }
+
+    #[test]
+    fn load_balancers_are_left_alone_by_controllers_and_have_no_node_ports() {
+        let ip = "10.244.0.9".parse().unwrap();
+        for kind in Kind::ALL {
+            let spec = run().service(kind, &[ip]).spec.unwrap();
+            let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
+            assert_eq!(is_balancer, kind.is_balancer(), "{kind:?}");
+            assert_eq!(spec.load_balancer_class.is_some(), is_balancer, "{kind:?}");
+            let given = spec.allocate_load_balancer_node_ports;
+            assert_eq!(given, is_balancer.then_some(false), "{kind:?}");
+            let ranges = (kind == Kind::SourceRanges).then(|| vec!["10.244.0.9/32".to_owned()]);
+            assert_eq!(spec.load_balancer_source_ranges, ranges, "{kind:?}");
+            let ips = (kind == Kind::ExternalIp).then(|| vec!["203.0.113.1".to_owned()]);
+            assert_eq!(spec.external_ips, ips, "{kind:?}");
+        }
     }
 }

@@ -27,6 +27,8 @@ pub enum Promise {
     Refused,
     /// The caller is refused, or gets no answer: this kernel cannot refuse.
     RefusedOrSilent,
+    /// The caller gets no answer.
+    Silent,
 }
 
 /// Calls more than that takes: two calls by UDP may have the same port and so count once.
@@ -39,7 +41,7 @@ impl Promise {
             Promise::Every(servers) => calls_for(servers.len()),
             Promise::SameOne(servers) => calls_until_same(servers.len()),
             Promise::Only(_) => 10,
-            Promise::Refused | Promise::RefusedOrSilent => 3,
+            Promise::Refused | Promise::RefusedOrSilent | Promise::Silent => 3,
         }
     }
 
@@ -53,6 +55,7 @@ impl Promise {
             Promise::SameOne(servers) => format!("one of {} answers all", list(servers)),
             Promise::Refused => "refused".to_owned(),
             Promise::RefusedOrSilent => "refused, or no answer".to_owned(),
+            Promise::Silent => "no answer".to_owned(),
         }
     }
 
@@ -73,6 +76,7 @@ impl Promise {
                 let none = |seen: &Seen| matches!(seen, Seen::Refused | Seen::Silence);
                 !seen.is_empty() && seen.iter().all(none)
             }
+            Promise::Silent => !seen.is_empty() && seen.iter().all(|seen| *seen == Seen::Silence),
         };
         Finding::tried(self.words(), summary(seen), kept)
     }
@@ -236,6 +240,9 @@ mod tests {
                 Passed,
             ),
             (Promise::RefusedOrSilent, vec![by("a")], Failed),
+            (Promise::Silent, vec![Seen::Silence], Passed),
+            (Promise::Silent, vec![Seen::Silence, Seen::Refused], Failed),
+            (Promise::Silent, vec![], Failed),
         ] {
             let judged = promise.judge(&seen);
             assert_eq!(judged.outcome, outcome, "{promise:?} {seen:?}");

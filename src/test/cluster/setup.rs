@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    net::IpAddr,
     path::Path,
     sync::Mutex,
     time::{Duration, Instant},
@@ -12,7 +13,7 @@ use tokio::time::sleep;
 
 use super::{
     kubernetes::{Kubernetes, Object},
-    objects::{Kind, PROTOCOLS, PodPlan, Run, SINGLE},
+    objects::{CLIENT, Kind, PROTOCOLS, PodPlan, Run, SINGLE},
     stage::{Reach, Stage, TestPod, TestService, other_node},
 };
 use crate::{
@@ -77,21 +78,24 @@ pub async fn set_up(
     for plan in &plans {
         create_pod(kubernetes, run, made, plan, until).await?;
     }
-    let mut services = Vec::new();
-    for kind in Kind::ALL {
-        let service = run.service(kind);
-        made.will_be(Object::Service(run.named(kind.name())));
-        let stored = kubernetes.create(&run.namespace, &service).await?;
-        let read = TestService::read(kind, &stored);
-        services.push(read.ok_or_else(|| {
-            let name = run.named(kind.name());
-            format!(
-                "Service {}/{name} got no cluster IP from the API server",
-                run.namespace
-            )
-        })?);
+    let (mut services, mut not_made) = (Vec::new(), Vec::new());
+    // Its ranges have a pod's addresses, which are known when that is ready.
+    for kind in Kind::ALL
+        .into_iter()
+        .filter(|kind| *kind != Kind::SourceRanges)
+    {
+        services.push(create_service(kubernetes, run, made, (kind, &[])).await?);
     }
     let pods = pods_ready(kubernetes, run, &plans, until, patience).await?;
+    let client = pods.iter().find(|pod| pod.plan.name == CLIENT);
+    let let_in = client.map(|pod| pod.ips.clone()).unwrap_or_default();
+    let ranges = (Kind::SourceRanges, &*let_in);
+    services.push(create_service(kubernetes, run, made, ranges).await?);
+    let mut own = Vec::new();
+    for made in services {
+        own.extend(made.service);
+        not_made.extend(made.without);
+    }
     let modes = crate::net::ModeName::ALL;
     let mode = modes.into_iter().find(|of| of.name() == running.mode.name);
     let mut stage = Stage {
@@ -102,8 +106,9 @@ pub async fn set_up(
         lost: running.mode.lost.clone(),
         node: running.node.clone(),
         pods,
-        services,
+        services: own,
         alone: other.err(),
+        not_made,
         token: token.to_owned(),
     };
     let ports = in_force(&stage, run, until, patience).await?;
@@ -122,7 +127,7 @@ fn plans(here: &str, elsewhere: Option<&String>) -> Vec<PodPlan> {
         serves,
     };
     let mut plans = vec![
-        plan("client", here, false),
+        plan(CLIENT, here, false),
         plan(SINGLE, here, true),
         plan("here-2", here, true),
     ];
@@ -148,6 +153,53 @@ async fn create_pod(
             Err(failure) => return Err(failure.into()),
         }
     }
+}
+
+/// A Service that was made, with what it is without.
+struct MadeService {
+    /// `None`: the cluster refuses such a Service.
+    service: Option<TestService>,
+    /// Why it is not there, or has not its external addresses.
+    without: Option<(Kind, String)>,
+}
+
+/// Makes a Service, for those who are let in.
+async fn create_service(
+    kubernetes: &Kubernetes,
+    run: &Run,
+    made: &Made,
+    (kind, let_in): (Kind, &[IpAddr]),
+) -> Result<MadeService, String> {
+    let name = run.named(kind.name());
+    made.will_be(Object::Service(name.clone()));
+    let service = run.service(kind, let_in);
+    let mut stored = match kubernetes.create(&run.namespace, &service).await {
+        Ok(stored) => stored,
+        Err(failure) if kind.is_external() => {
+            return Ok(MadeService {
+                service: None,
+                without: Some((kind, failure.to_string())),
+            });
+        }
+        Err(failure) => return Err(failure.into()),
+    };
+    let mut without = None;
+    if kind.is_balancer() {
+        let ips = run.external_addresses(kind);
+        match kubernetes.balance(&run.namespace, &name, &ips).await {
+            Ok(balanced) => stored = balanced,
+            Err(failure) => without = Some((kind, failure.to_string())),
+        }
+    }
+    let read = TestService::read(kind, &stored);
+    let read = read.ok_or_else(|| {
+        let namespace = &run.namespace;
+        format!("Service {namespace}/{name} got no cluster IP from the API server")
+    })?;
+    Ok(MadeService {
+        service: Some(read),
+        without,
+    })
 }
 
 /// Waits until all pods are ready.
@@ -249,6 +301,15 @@ fn missing(stage: &Stage, ports: &[ServicePort]) -> BTreeSet<String> {
         for (ip, protocol) in each {
             let port = (ports.iter()).find(|port| service.is_of(port, ip, protocol));
             let expected = stage.servers(service.kind, ip, Reach::Cluster).len();
+            let addresses = port.iter().flat_map(|port| &port.addresses);
+            let addresses: Vec<&String> = addresses.flat_map(|address| &address.ip).collect();
+            let external = service
+                .external
+                .iter()
+                .filter(|own| own.is_ipv4() == ip.is_ipv4());
+            for own in external.filter(|own| !addresses.contains(&&own.to_string())) {
+                missing.insert(format!("address {own} of Service {}", service.name));
+            }
             match port.map(|port| port.endpoints.len()) {
                 Some(found) if found == expected => {}
                 Some(found) => {

@@ -29,6 +29,8 @@ pub struct Stage {
     pub services: Vec<TestService>,
     /// Why there is no pod on another node, if there is none.
     pub alone: Option<String>,
+    /// What is not there of Services with external addresses, and why.
+    pub not_made: Vec<(Kind, String)>,
     /// The token of this run.
     pub token: String,
 }
@@ -55,6 +57,10 @@ pub struct TestService {
     pub cluster_ips: Vec<IpAddr>,
     /// The port of each of its ports at nodes.
     pub node_ports: Vec<(Protocol, u16)>,
+    /// Its external IPs or load-balancer IPs, of the IP families that it has.
+    pub external: Vec<IpAddr>,
+    /// Where nodes answer whether they have endpoints of its.
+    pub health_check: Option<u16>,
     /// How endpoints of its are chosen, as the running Tripod has it.
     pub scheduler: String,
 }
@@ -145,11 +151,22 @@ impl TestService {
             let protocol = all.find(|known| port.protocol.as_deref() == Some(known.name()))?;
             Some((protocol, u16::try_from(port.node_port?).ok()?))
         });
+        let status = service.status.as_ref();
+        let balancer = status.and_then(|status| status.load_balancer.as_ref());
+        let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
+        let balanced = ingress.into_iter().flatten().flat_map(|one| &one.ip);
+        let mut external = addresses(spec.external_ips.iter().flatten().chain(balanced));
+        external.retain(|ip| cluster_ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4()));
+        let health_check = spec
+            .health_check_node_port
+            .and_then(|port| u16::try_from(port).ok());
         (!cluster_ips.is_empty()).then(|| TestService {
             kind,
             name: service.metadata.name.clone().unwrap_or_default(),
             cluster_ips,
             node_ports: ports.collect(),
+            external,
+            health_check: health_check.filter(|port| *port > 0),
             scheduler: String::new(),
         })
     }

@@ -3,76 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    super::{agent::Agent, many::Calls},
+    external,
     objects::{Kind, PROTOCOLS, SERVICE_PORT, SINGLE},
     promise::{ClientPromise, Promise},
-    stage::{Reach, Stage, TestPod, TestService},
+    stage::{Reach, Stage, TestService},
+    tried::{AT_ONCE, Caller, ELSEWHERE, ITSELF, Try, callers, elsewhere, every, pod, refused},
 };
 use crate::net::{ModeName, Protocol};
-
-/// Calls at once, where order means nothing.
-const AT_ONCE: usize = 16;
-
-/// Schedulers that give each endpoint a share of calls that come one by one; others may
-/// choose one endpoint for all of a caller's.
-const SPREADING: [&str; 3] = ["random", "rr", "wrr"];
-
-/// Calls of one address by one caller.
-#[derive(Clone, Debug)]
-pub struct Try {
-    /// What is tried.
-    pub name: String,
-    /// The name of the Service that is called.
-    pub service: String,
-    /// Address, port and protocol.
-    pub to: SocketAddr,
-    /// The transport protocol.
-    pub protocol: Protocol,
-    /// Whether it is a port of this node, which `--nodeport-addresses` may leave out.
-    pub at_node: bool,
-    /// Where the calls come from.
-    pub caller: Caller,
-    /// What is promised.
-    pub promise: Promise,
-    /// What servers are promised to see.
-    pub client: Option<ClientPromise>,
-    /// How many calls are made at once.
-    pub at_once: usize,
-    /// Whether the promise holds for callers outside the cluster alone, and not for those
-    /// that the running Tripod takes for pods.
-    pub from_outside: bool,
-}
-
-/// This node, or a pod that makes calls for the tester.
-#[derive(Clone, Debug)]
-pub struct Caller {
-    /// How rows of the report name it.
-    pub words: String,
-    /// The pod; `None`: this node.
-    pub agent: Option<Agent>,
-    /// Its addresses, as servers may see them; those of the node are not known.
-    pub ips: Vec<IpAddr>,
-}
-
-impl Caller {
-    /// Returns its addresses of the IP family of `ip`.
-    pub fn of_family(&self, ip: IpAddr) -> Vec<IpAddr> {
-        let ips = self.ips.iter().copied();
-        ips.filter(|own| own.is_ipv4() == ip.is_ipv4()).collect()
-    }
-}
-
-impl Try {
-    /// Returns the calls that it takes.
-    pub fn calls(&self) -> Calls {
-        Calls {
-            to: self.to,
-            protocol: self.protocol,
-            count: self.promise.calls(),
-            at_once: self.at_once,
-        }
-    }
-}
 
 /// Returns all that is tried while the endpoints stay as they are.
 pub fn all(stage: &Stage) -> Vec<Try> {
@@ -83,6 +20,9 @@ pub fn all(stage: &Stage) -> Vec<Try> {
             if let Some(node) = stage.node_ip(*ip) {
                 tries.extend(of_node_port(stage, service, node));
             }
+        }
+        for ip in &service.external {
+            tries.extend(external::tries(stage, service, *ip));
         }
     }
     tries
@@ -103,32 +43,6 @@ pub fn after_change(stage: &Stage) -> Vec<Try> {
     tries
 }
 
-const ITSELF: &str = "its endpoint here-1";
-const ELSEWHERE: &str = "a pod of another node";
-
-fn this_node() -> Caller {
-    Caller {
-        words: "this node".to_owned(),
-        agent: None,
-        ips: Vec::new(),
-    }
-}
-
-/// Returns a pod as a caller; `None`: there is none of that name.
-fn pod(stage: &Stage, name: &str, words: &str) -> Option<Caller> {
-    let pod = stage.pod(name)?;
-    Some(Caller {
-        words: words.to_owned(),
-        agent: Some(stage.agent(pod)?),
-        ips: pod.ips.clone(),
-    })
-}
-
-fn callers(stage: &Stage) -> Vec<Caller> {
-    let client = pod(stage, "client", "a pod of this node");
-    [Some(this_node()), client].into_iter().flatten().collect()
-}
-
 fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     let to = SocketAddr::new(ip, SERVICE_PORT);
     let (name, promise) = match service.kind {
@@ -143,7 +57,11 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
         ),
         Kind::Empty => ("no endpoints", refused(stage)),
         Kind::Single => return hairpin(stage, service, to),
-        Kind::NodePort | Kind::ExternalLocal => return Vec::new(),
+        Kind::NodePort
+        | Kind::ExternalLocal
+        | Kind::ExternalIp
+        | Kind::LoadBalancer
+        | Kind::SourceRanges => return Vec::new(),
     };
     let mut tries = Vec::new();
     for caller in callers(stage) {
@@ -161,13 +79,6 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
                     may_be_masqueraded: true,
                 });
             tries.push(Try {
-                name: name.to_owned(),
-                service: service.name.clone(),
-                to,
-                protocol,
-                at_node: false,
-                caller: caller.clone(),
-                promise: promise.clone(),
                 client,
                 // The second call is to find what the first one left.
                 at_once: if service.kind == Kind::Affinity {
@@ -175,7 +86,7 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
                 } else {
                     AT_ONCE
                 },
-                from_outside: false,
+                ..Try::new(name, service, (to, protocol), &caller, promise.clone())
             });
         }
     }
@@ -185,19 +96,11 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
 /// Returns what is tried of the Service whose only endpoint calls itself by it.
 fn hairpin(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
     let caller = pod(stage, SINGLE, ITSELF);
+    let servers = stage.servers(service.kind, to.ip(), Reach::Cluster);
     let each = caller.into_iter().flat_map(|caller| {
-        PROTOCOLS.map(|protocol| Try {
-            name: "hairpin".to_owned(),
-            service: service.name.clone(),
-            to,
-            protocol,
-            at_node: false,
-            caller: caller.clone(),
-            promise: Promise::Every(stage.servers(service.kind, to.ip(), Reach::Cluster)),
-            client: None,
-            at_once: AT_ONCE,
-            from_outside: false,
-        })
+        let promise = Promise::Every(servers.clone());
+        PROTOCOLS
+            .map(|protocol| Try::new("hairpin", service, (to, protocol), &caller, promise.clone()))
     });
     each.collect()
 }
@@ -222,73 +125,32 @@ fn of_node_port(stage: &Stage, service: &TestService, node: IpAddr) -> Vec<Try> 
                 _ => ("externalTrafficPolicy Local", Reach::Cluster),
             };
             let keeps = is_pod && !is_userspace && service.kind != Kind::NodePort;
+            let to = (SocketAddr::new(node, *port), *protocol);
+            let promise = every(stage, service, node, reach);
             tries.push(Try {
-                name: name.to_owned(),
-                service: service.name.clone(),
-                to: SocketAddr::new(node, *port),
-                protocol: *protocol,
                 at_node: true,
-                caller: caller.clone(),
-                promise: every(stage, service, node, reach),
                 client: keeps.then(|| ClientPromise {
                     addresses: caller.of_family(node),
                     may_be_masqueraded: false,
                 }),
-                at_once: AT_ONCE,
                 from_outside,
+                ..Try::new(name, service, to, caller, promise)
             });
         }
     }
     tries
 }
 
-/// Returns the pod of another node as a caller. Its node may masquerade what it sends to
-/// this one.
-fn elsewhere(stage: &Stage) -> Option<Caller> {
-    let is_elsewhere = |pod: &&TestPod| !stage.is_here(pod);
-    let found = stage.pods.iter().find(is_elsewhere)?;
-    let mut caller = pod(stage, found.plan.name, ELSEWHERE)?;
-    caller.ips.extend(&found.host_ips);
-    Some(caller)
-}
-
-/// Returns that each endpoint is reached that `reach` has, as far as calls are spread.
-fn every(stage: &Stage, service: &TestService, ip: IpAddr, reach: Reach) -> Promise {
-    let servers = stage.servers(service.kind, ip, reach);
-    let spreads = SPREADING.contains(&&*service.scheduler) && !lacks(stage, BY_PORT);
-    if spreads || servers.len() == 1 {
-        Promise::Every(servers)
-    } else {
-        Promise::Only(servers)
-    }
-}
-
-/// Returns that callers are refused, as far as this kernel can refuse.
-fn refused(stage: &Stage) -> Promise {
-    if lacks(stage, NO_REFUSAL) {
-        Promise::RefusedOrSilent
-    } else {
-        Promise::Refused
-    }
-}
-
-/// In words of `modes::verdict`, what becomes of callers that cannot be refused ...
-const NO_REFUSAL: &str = "time out";
-
-/// ... and of calls for which no random number can be drawn: ports of a client follow one
-/// another, so that many may lead to the same endpoint.
-const BY_PORT: &str = "hash of the client's port";
-
-/// Returns whether the mode goes without something that has this effect.
-fn lacks(stage: &Stage, effect: &str) -> bool {
-    let mode = format!("{} mode ", stage.mode);
-    let mut lost = stage.lost.iter();
-    lost.any(|line| line.starts_with(&mode) && line.contains(effect))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{super::objects::PodPlan, *};
+    use super::{
+        super::{
+            objects::PodPlan,
+            stage::TestPod,
+            tried::{BY_PORT, NO_REFUSAL},
+        },
+        *,
+    };
 
     fn stage(mode: ModeName) -> Stage {
         let pods = [
@@ -314,9 +176,18 @@ mod tests {
             name: kind.name().to_owned(),
             cluster_ips: vec![[10, 96, 0, 1].into()],
             node_ports: match kind {
-                Kind::ClusterIp | Kind::Affinity | Kind::InternalLocal | Kind::Empty => vec![],
-                _ => vec![(Protocol::Tcp, 30_000)],
+                Kind::NodePort | Kind::ExternalLocal | Kind::Single => {
+                    vec![(Protocol::Tcp, 30_000)]
+                }
+                _ => vec![],
             },
+            external: match kind {
+                Kind::ExternalIp | Kind::LoadBalancer | Kind::SourceRanges => {
+                    vec![[203, 0, 113, 1].into()]
+                }
+                _ => vec![],
+            },
+            health_check: None,
             scheduler: "rr".to_owned(),
         });
         Stage {
@@ -326,6 +197,7 @@ mod tests {
             pods: pods.into(),
             services: services.into(),
             alone: None,
+            not_made: Vec::new(),
             token: "secret".to_owned(),
         }
     }
@@ -362,8 +234,29 @@ mod tests {
                 );
             }
             assert_eq!(promise(&stage, Kind::ExternalLocal, ELSEWHERE), here);
+            for caller in ["this node", POD] {
+                assert_eq!(
+                    promise(&stage, Kind::LoadBalancer, caller),
+                    *promised,
+                    "{mode}"
+                );
+                assert_eq!(promise(&stage, Kind::ExternalIp, caller), all, "{mode}");
+            }
             assert_eq!(promise(&stage, Kind::InternalLocal, POD), here);
             assert_eq!(promise(&stage, Kind::ClusterIp, POD), all);
+        }
+    }
+
+    #[test]
+    fn source_ranges_let_in_the_pod_that_they_name_alone() {
+        for mode in ModeName::ALL {
+            let stage = stage(mode);
+            let all = each([SINGLE, "here-2", "elsewhere-1"]);
+            assert_eq!(promise(&stage, Kind::SourceRanges, POD), all, "{mode}");
+            for caller in ["this node", ITSELF] {
+                let promised = promise(&stage, Kind::SourceRanges, caller);
+                assert_eq!(promised, Promise::Silent, "{mode}: {caller}");
+            }
         }
     }
 

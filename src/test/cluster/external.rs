@@ -1,0 +1,83 @@
+//! What is tried of external IPs and load-balancer IPs; pure.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{
+    objects::{Kind, PROTOCOLS, SERVICE_PORT, SINGLE},
+    promise::{ClientPromise, Promise},
+    stage::{Reach, Stage, TestService},
+    tried::{Caller, ITSELF, Try, callers, every, pod, this_node},
+};
+use crate::net::{ModeName, Protocol};
+
+/// The name of what is tried of a load balancer.
+pub const BALANCER: &str = "load-balancer IP";
+
+/// The name of what is tried of who may call one.
+pub const RANGES: &str = "loadBalancerSourceRanges";
+
+/// The name of what is tried of an external IP.
+pub const EXTERNAL: &str = "external IP";
+
+/// Returns what is tried of `service` at `ip`, which is none of a node's.
+pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
+    let to = SocketAddr::new(ip, SERVICE_PORT);
+    match service.kind {
+        Kind::ExternalIp => {
+            let promise = every(stage, service, ip, Reach::Cluster);
+            open(EXTERNAL, service, to, &callers(stage), &promise)
+        }
+        Kind::LoadBalancer => of_balancer(stage, service, to),
+        Kind::SourceRanges => guarded(stage, service, to),
+        _ => Vec::new(),
+    }
+}
+
+/// Returns calls by each of the callers, over each protocol.
+fn open(
+    name: &str,
+    service: &TestService,
+    to: SocketAddr,
+    callers: &[Caller],
+    promise: &Promise,
+) -> Vec<Try> {
+    let each = callers.iter().flat_map(|caller| {
+        PROTOCOLS.map(|protocol| Try::new(name, service, (to, protocol), caller, promise.clone()))
+    });
+    each.collect()
+}
+
+/// Its policy of Local is for callers outside the cluster; in ipvs mode one virtual server
+/// serves all callers.
+fn of_balancer(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
+    let reach = match stage.mode {
+        ModeName::Ipvs => Reach::Node,
+        _ => Reach::Cluster,
+    };
+    let promise = every(stage, service, to.ip(), reach);
+    let mut tries = open(BALANCER, service, to, &callers(stage), &promise);
+    for tried in &mut tries {
+        let keeps = tried.caller.agent.is_some() && stage.mode != ModeName::Userspace;
+        tried.client = keeps.then(|| ClientPromise {
+            addresses: tried.caller.of_family(to.ip()),
+            may_be_masqueraded: false,
+        });
+    }
+    tries
+}
+
+/// The ranges have the addresses of the pod that is no endpoint. Waiting for an answer that
+/// does not come takes seconds, so that each protocol is tried by one of those shut out.
+fn guarded(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
+    let pods = callers(stage).into_iter();
+    let let_in: Vec<Caller> = pods.filter(|caller| caller.agent.is_some()).collect();
+    let promise = every(stage, service, to.ip(), Reach::Cluster);
+    let mut tries = open(RANGES, service, to, &let_in, &promise);
+    let silent = |protocol, caller: &Caller| {
+        Try::new(RANGES, service, (to, protocol), caller, Promise::Silent)
+    };
+    tries.push(silent(Protocol::Tcp, &this_node()));
+    let shut_out = pod(stage, SINGLE, ITSELF);
+    tries.extend(shut_out.map(|caller| silent(Protocol::Udp, &caller)));
+    tries
+}

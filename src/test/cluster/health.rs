@@ -1,0 +1,178 @@
+//! Asks the health-check node port of a Service, as a load balancer does.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+
+use super::{
+    super::report::{Check, Finding, Outcome},
+    objects::{Kind, Run},
+    stage::{Reach, Stage, TestService},
+};
+use crate::{ask, net::Protocol};
+
+/// Between one time and the next that it is asked.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How long an answer may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Longest answer that is read, in bytes.
+const LONGEST: u64 = 1 << 16;
+
+/// Asks at this node's address of each IP family, again until `settled` where the answer
+/// is not as promised.
+pub async fn check(stage: &Stage, run: &Run, socket: &Path, settled: Instant) -> Vec<Check> {
+    let Some(service) = stage.service(Kind::LoadBalancer) else {
+        return Vec::new();
+    };
+    let Some(port) = service.health_check else {
+        let why = "the API server gave the Service no healthCheckNodePort".to_owned();
+        return vec![row(service, run, "-".to_owned(), Finding::skipped(why))];
+    };
+    let mut checks = Vec::new();
+    for ip in &service.cluster_ips {
+        let Some(node) = stage.node_ip(*ip) else {
+            continue;
+        };
+        let to = SocketAddr::new(node, port);
+        let finding = match not_served(to, socket).await {
+            Some(why) => Finding::skipped(why),
+            None => tried(to, here(stage, node), settled).await,
+        };
+        checks.push(row(service, run, to.to_string(), finding));
+    }
+    checks
+}
+
+/// Returns how many endpoints of it are on this node.
+fn here(stage: &Stage, node: IpAddr) -> usize {
+    let servers = stage.servers(Kind::LoadBalancer, node, Reach::Node);
+    servers.len()
+}
+
+/// Returns why nothing answers there, if so.
+async fn not_served(to: SocketAddr, socket: &Path) -> Option<String> {
+    let protocol = Protocol::Tcp.name();
+    match ask::explanation_from_node(socket, to, protocol).await {
+        Ok(explained) if explained.verdict == "answered" => None,
+        Ok(explained) => {
+            let steps = explained.steps.last().cloned().unwrap_or_default();
+            Some(format!("no health checks there: {steps}"))
+        }
+        Err(why) => Some(why),
+    }
+}
+
+async fn tried(to: SocketAddr, here: usize, settled: Instant) -> Finding {
+    loop {
+        let answer = timeout(ANSWER_WITHIN, ask(to)).await;
+        let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let finding = judge(&answer, here);
+        if finding.outcome == Outcome::Passed || Instant::now() > settled {
+            return finding;
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+async fn ask(to: SocketAddr) -> io::Result<String> {
+    let mut stream = TcpStream::connect(to).await?;
+    let request = format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(LONGEST).read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// Says whether the answer is that so many endpoints are `here`.
+fn judge(answer: &io::Result<String>, here: usize) -> Finding {
+    let status = if here > 0 { "200" } else { "503" };
+    let promised = format!("status {status}, localEndpoints {here}");
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => return Finding::tried(promised, error.to_string(), false),
+    };
+    let code = answer.split(' ').nth(1).unwrap_or_default();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+    let body: Value = serde_json::from_str(body).unwrap_or_default();
+    let count = &body["localEndpoints"];
+    let kept = code == status && count.as_u64() == Some(here as u64);
+    let seen = format!("status {code}, localEndpoints {count}");
+    Finding::tried(promised, seen, kept)
+}
+
+fn row(service: &TestService, run: &Run, to: String, finding: Finding) -> Check {
+    let service_port = format!("{}/{}:tcp", run.namespace, service.name);
+    Check::of_node("health-check node port", service_port, to, finding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_has_the_endpoints_of_this_node() {
+        let answer = |code: u16, body: &str| Ok(format!("HTTP/1.1 {code} X\r\nA: b\r\n\r\n{body}"));
+        let two = r#"{"localEndpoints":2,"serviceProxyHealthy":true}"#;
+        let none = r#"{"localEndpoints":0,"serviceProxyHealthy":true}"#;
+        for (answer, here, outcome, seen) in [
+            (
+                answer(200, two),
+                2,
+                Outcome::Passed,
+                "status 200, localEndpoints 2",
+            ),
+            (
+                answer(503, none),
+                0,
+                Outcome::Passed,
+                "status 503, localEndpoints 0",
+            ),
+            (
+                answer(200, two),
+                1,
+                Outcome::Failed,
+                "status 200, localEndpoints 2",
+            ),
+            (
+                answer(503, two),
+                2,
+                Outcome::Failed,
+                "status 503, localEndpoints 2",
+            ),
+            (
+                answer(200, "hello"),
+                2,
+                Outcome::Failed,
+                "status 200, localEndpoints null",
+            ),
+            (
+                Ok(String::new()),
+                2,
+                Outcome::Failed,
+                "status , localEndpoints null",
+            ),
+            (
+                Err(io::ErrorKind::ConnectionRefused.into()),
+                2,
+                Outcome::Failed,
+                "connection refused",
+            ),
+        ] {
+            let judged = judge(&answer, here);
+            assert_eq!(judged.outcome, outcome, "{answer:?}");
+            assert_eq!(judged.seen, seen);
+        }
+    }
+}

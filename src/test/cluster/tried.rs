@@ -1,0 +1,170 @@
+//! What one thing that is tried consists of: who calls, which address, and what is promised.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{
+    super::{agent::Agent, many::Calls},
+    promise::{ClientPromise, Promise},
+    stage::{Reach, Stage, TestPod, TestService},
+};
+use crate::net::Protocol;
+
+/// Calls at once, where order means nothing.
+pub const AT_ONCE: usize = 16;
+
+/// Schedulers that give each endpoint a share of calls that come one by one; others may
+/// choose one endpoint for all of a caller's.
+const SPREADING: [&str; 3] = ["random", "rr", "wrr"];
+
+/// Calls of one address by one caller.
+#[derive(Clone, Debug)]
+pub struct Try {
+    /// What is tried.
+    pub name: String,
+    /// The name of the Service that is called.
+    pub service: String,
+    /// Address, port and protocol.
+    pub to: SocketAddr,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// Whether it is a port of this node, which `--nodeport-addresses` may leave out.
+    pub at_node: bool,
+    /// Where the calls come from.
+    pub caller: Caller,
+    /// What is promised.
+    pub promise: Promise,
+    /// What servers are promised to see.
+    pub client: Option<ClientPromise>,
+    /// How many calls are made at once.
+    pub at_once: usize,
+    /// Whether the promise holds for callers outside the cluster alone, and not for those
+    /// that the running Tripod takes for pods.
+    pub from_outside: bool,
+}
+
+/// This node, or a pod that makes calls for the tester.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// How rows of the report name it.
+    pub words: String,
+    /// The pod; `None`: this node.
+    pub agent: Option<Agent>,
+    /// Its addresses, as servers may see them; those of the node are not known.
+    pub ips: Vec<IpAddr>,
+}
+
+impl Caller {
+    /// Returns its addresses of the IP family of `ip`.
+    pub fn of_family(&self, ip: IpAddr) -> Vec<IpAddr> {
+        let ips = self.ips.iter().copied();
+        ips.filter(|own| own.is_ipv4() == ip.is_ipv4()).collect()
+    }
+}
+
+impl Try {
+    /// Returns calls of a Service's address, of which no more is promised.
+    pub fn new(
+        name: &str,
+        service: &TestService,
+        (to, protocol): (SocketAddr, Protocol),
+        caller: &Caller,
+        promise: Promise,
+    ) -> Try {
+        Try {
+            name: name.to_owned(),
+            service: service.name.clone(),
+            to,
+            protocol,
+            at_node: false,
+            caller: caller.clone(),
+            promise,
+            client: None,
+            at_once: AT_ONCE,
+            from_outside: false,
+        }
+    }
+
+    /// Returns the calls that it takes.
+    pub fn calls(&self) -> Calls {
+        Calls {
+            to: self.to,
+            protocol: self.protocol,
+            count: self.promise.calls(),
+            at_once: self.at_once,
+        }
+    }
+}
+
+/// How rows name the server that is on this node.
+pub const ITSELF: &str = "its endpoint here-1";
+/// How rows name the pod of another node.
+pub const ELSEWHERE: &str = "a pod of another node";
+
+/// Returns this node as a caller.
+pub fn this_node() -> Caller {
+    Caller {
+        words: "this node".to_owned(),
+        agent: None,
+        ips: Vec::new(),
+    }
+}
+
+/// Returns a pod as a caller; `None`: there is none of that name.
+pub fn pod(stage: &Stage, name: &str, words: &str) -> Option<Caller> {
+    let pod = stage.pod(name)?;
+    Some(Caller {
+        words: words.to_owned(),
+        agent: Some(stage.agent(pod)?),
+        ips: pod.ips.clone(),
+    })
+}
+
+/// Returns this node, and a pod of it that is no endpoint.
+pub fn callers(stage: &Stage) -> Vec<Caller> {
+    let client = pod(stage, "client", "a pod of this node");
+    [Some(this_node()), client].into_iter().flatten().collect()
+}
+
+/// Returns the pod of another node as a caller. Its node may masquerade what it sends to
+/// this one.
+pub fn elsewhere(stage: &Stage) -> Option<Caller> {
+    let is_elsewhere = |pod: &&TestPod| !stage.is_here(pod);
+    let found = stage.pods.iter().find(is_elsewhere)?;
+    let mut caller = pod(stage, found.plan.name, ELSEWHERE)?;
+    caller.ips.extend(&found.host_ips);
+    Some(caller)
+}
+
+/// Returns that each endpoint is reached that `reach` has, as far as calls are spread.
+pub fn every(stage: &Stage, service: &TestService, ip: IpAddr, reach: Reach) -> Promise {
+    let servers = stage.servers(service.kind, ip, reach);
+    let spreads = SPREADING.contains(&&*service.scheduler) && !lacks(stage, BY_PORT);
+    if spreads || servers.len() == 1 {
+        Promise::Every(servers)
+    } else {
+        Promise::Only(servers)
+    }
+}
+
+/// Returns that callers are refused, as far as this kernel can refuse.
+pub fn refused(stage: &Stage) -> Promise {
+    if lacks(stage, NO_REFUSAL) {
+        Promise::RefusedOrSilent
+    } else {
+        Promise::Refused
+    }
+}
+
+/// In words of `modes::verdict`, what becomes of callers that cannot be refused ...
+pub const NO_REFUSAL: &str = "time out";
+
+/// ... and of calls for which no random number can be drawn: ports of a client follow one
+/// another, so that many may lead to the same endpoint.
+pub const BY_PORT: &str = "hash of the client's port";
+
+/// Returns whether the mode goes without something that has this effect.
+fn lacks(stage: &Stage, effect: &str) -> bool {
+    let mode = format!("{} mode ", stage.mode);
+    let mut lost = stage.lost.iter();
+    lost.any(|line| line.starts_with(&mode) && line.contains(effect))
+}
