@@ -38,6 +38,9 @@ fn changes_between_two_syncs_are_noticed() {
             "-t nat -F KUBE-SERVICES",
             "-t nat -D OUTPUT 1",
             "-t filter -F",
+            // The kubelet's, too: its rule keeps neighbours from the node's loopback.
+            "-t filter -F KUBE-FIREWALL",
+            "-t filter -D INPUT -j KUBE-FIREWALL",
         ] {
             rig.sync(Some(&web(1)), &web(2));
             sh(&format!("iptables-nft -w {change}"));

@@ -4,12 +4,13 @@
 //! nf_tables notifies of each change, and counts them. The legacy engine shows the size of
 //! each table.
 
-use super::{count::Done, observe::is_ours};
+use super::{count::Done, observe::interest};
 use crate::{
     kernel::xtables::{
         Engine,
         chains::{ChainWatcher, Count, sizes},
         info::Size,
+        observed::Interest,
         rule::Table,
         watch::Left,
     },
@@ -46,13 +47,19 @@ struct Generations {
     left: Left,
 }
 
+/// Returns true for a chain of which changes are noticed: KUBE-FIREWALL, too, which the
+/// kubelet also writes, as without its rule neighbours reach the node's loopback.
+fn is_watched(table: Table, chain: &str) -> bool {
+    interest(table, chain) != Interest::Foreign
+}
+
 impl Watch {
     /// Of a family, in the calling thread's network namespace.
     pub fn new(family: Family, engine: Engine) -> Watch {
         let record = match engine {
             Engine::Legacy => Record::Legacy(Sizes::default()),
             Engine::NfTables => Record::NfTables(Generations {
-                watcher: ChainWatcher::open(family, |_, chain| is_ours(chain)),
+                watcher: ChainWatcher::open(family, is_watched),
                 right: None,
                 left: Left::default(),
             }),
