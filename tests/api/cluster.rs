@@ -160,6 +160,14 @@ impl Cluster {
         self.history.push(change);
     }
 
+    /// Has earlier versions again, as a server whose etcd was restored.
+    pub fn go_back(&mut self, version: u64) {
+        self.version = version;
+        for change in &mut self.history {
+            change.version = change.version.min(version);
+        }
+    }
+
     /// Forgets the history.
     pub fn compact(&mut self) {
         self.version += 1;

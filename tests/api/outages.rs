@@ -348,3 +348,24 @@ async fn an_old_delete_does_not_take_what_was_made_since() {
     server.change(|cluster| cluster.put(slice("back-x", "back", &[3, 4])));
     recorder.catches_up(&server, SOON).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn versions_that_go_back_are_followed() {
+    for streaming in [true, false] {
+        let server = shop();
+        server.script().streaming = streaming;
+        let mut recorder = followed(&server).await;
+        let before = server.inspect(|cluster| cluster.version);
+        server.change(|cluster| {
+            cluster.version += 5_000;
+            cluster.put(service("new", 3));
+        });
+        recorder.catches_up(&server, SOON).await;
+        server.change(|cluster| cluster.go_back(before));
+        server.change(|cluster| cluster.put(slice("new-x", "new", &[9])));
+        recorder.catches_up(&server, SOON).await;
+        server.change(|cluster| cluster.delete(&service("new", 3)));
+        recorder.catches_up(&server, SOON).await;
+        recorder.is_quiet(PATIENT).await;
+    }
+}

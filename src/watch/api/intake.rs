@@ -184,17 +184,14 @@ impl<'a, K: Kind> Intake<'a, K> {
             Ok(wire) => wire,
             Err(error) => {
                 let Bare { metadata } = bare(object)?;
-                if self.listing || self.advance(metadata.resource_version.as_deref())? {
-                    let name = K::name(&metadata, &mut self.names.lock());
-                    self.unusable(name, &format!("it cannot be read: {error}"));
-                }
+                self.changed_at(metadata.resource_version.as_deref())?;
+                let name = K::name(&metadata, &mut self.names.lock());
+                self.unusable(name, &format!("it cannot be read: {error}"));
                 return Ok(());
             }
         };
         let meta = K::meta(&wire);
-        if !self.listing && !self.advance(meta.resource_version.as_deref())? {
-            return Ok(());
-        }
+        self.changed_at(meta.resource_version.as_deref())?;
         let mut names = self.names.lock();
         let name = K::name(meta, &mut names);
         let reduced = K::reduce(wire, &mut names);
@@ -245,9 +242,7 @@ impl<'a, K: Kind> Intake<'a, K> {
     /// Removes an object that was deleted.
     fn went(&mut self, object: &RawValue) -> Result<(), Failure> {
         let Bare { metadata } = bare(object)?;
-        if !self.listing && !self.advance(metadata.resource_version.as_deref())? {
-            return Ok(());
-        }
+        self.changed_at(metadata.resource_version.as_deref())?;
         if let Some(name) = K::name(&metadata, &mut self.names.lock()) {
             self.warnings.remove(&name);
             self.known.lock().remove(name);
@@ -255,10 +250,19 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(())
     }
 
-    /// Resumes a watch at `version`. Returns false if that is older than what
-    /// is known: versions of one resource can be compared as numbers
-    /// (KEP-5504).
-    fn advance(&mut self, version: Option<&str>) -> Result<bool, Failure> {
+    /// Resumes a watch at `version`, that of an object, unless it is part of a list, which
+    /// come in any order.
+    fn changed_at(&mut self, version: Option<&str>) -> Result<(), Failure> {
+        if self.listing {
+            return Ok(());
+        }
+        self.advance(version)
+    }
+
+    /// Resumes a watch at `version`. Versions of one resource can be compared as numbers
+    /// (KEP-5504), and a watch has them in their order: where they go back, etcd was
+    /// restored, say, and what is known here may be of a time that the server has not.
+    fn advance(&mut self, version: Option<&str>) -> Result<(), Failure> {
         let Some(version) = version.filter(|version| !version.is_empty()) else {
             let text = "an event without a resourceVersion";
             return Err(Failure::Broken(text.to_owned()));
@@ -268,11 +272,14 @@ impl<'a, K: Kind> Intake<'a, K> {
         if let (Some(new), Some(old)) = (number(version), number(last))
             && new < old
         {
-            debug!("{}: an event from before {old} at {new}", K::PLURAL);
-            return Ok(false);
+            warn!(
+                "the API server sent {} of version {new} after {old}: all are listed anew",
+                K::PLURAL
+            );
+            return Err(Failure::Expired);
         }
         version.clone_into(last);
-        Ok(true)
+        Ok(())
     }
 }
 
