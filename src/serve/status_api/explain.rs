@@ -247,14 +247,18 @@ fn passed_over(explanation: &question::Explanation, port: Option<&ServicePort>) 
     };
     let usage = port.into_iter().flat_map(|port| port.endpoints.usage());
     let others = usage.filter(|(endpoint, _)| !is_candidate(endpoint.address));
+    let other_endpoints_get_it = !explanation.candidates.is_empty();
+    let not_used = || match explanation.verdict {
+        Verdict::Refused | Verdict::Dropped | Verdict::NotServed if !other_endpoints_get_it => {
+            "no endpoint gets such a packet".to_owned()
+        }
+        _ => "not for such a caller, by the traffic policy".to_owned(),
+    };
     others
         .map(|(endpoint, why)| PassedOver {
             address: endpoint.address.to_string(),
             node: endpoint.node_name.as_ref().map(ToString::to_string),
-            why: why.map_or_else(
-                || "not for such a caller, by the traffic policy".to_owned(),
-                |why| why.to_string(),
-            ),
+            why: why.map_or_else(not_used, |why| why.to_string()),
         })
         .collect()
 }
