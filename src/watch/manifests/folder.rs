@@ -5,20 +5,17 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ffi::{OsStr, OsString},
     hash::{DefaultHasher, Hash, Hasher},
-    path::Path,
     sync::Arc,
 };
 
 use super::{
-    documents::{split_json, split_yaml},
-    parse::{self, ApiObject, Format},
+    kind::Key,
+    object::Object,
     report::{Preserved, Report},
+    version::Version,
     versions::Versions,
 };
-use crate::services::{
-    EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceCidr, ServiceName,
-    SliceName,
-};
+use crate::services::{Event, Names};
 
 /// What a scan found under a file's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,22 +48,6 @@ struct File {
     /// The file is faulty as it is now.
     broken: bool,
     ignored: BTreeSet<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Key {
-    Node(Arc<str>),
-    ServiceCidr(Arc<str>),
-    Service(ServiceName),
-    EndpointSlice(SliceName),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Object {
-    Node(Arc<Node>),
-    ServiceCidr(Arc<ServiceCidr>),
-    Service(Arc<Service>),
-    EndpointSlice(Arc<EndpointSlice>),
 }
 
 /// What reading files changed.
@@ -215,155 +196,6 @@ fn report_duplicates(
                 loser,
                 winner: winner.to_owned(),
             });
-        }
-    }
-}
-
-/// What a file's text means.
-struct Version {
-    objects: BTreeMap<Key, Object>,
-    broken: bool,
-    reports: Vec<Report>,
-}
-
-impl Version {
-    fn of(file: &OsStr, text: &str, preserved: Preserved, names: &mut Names) -> Version {
-        let json = Path::new(file).extension() == Some(OsStr::new("json"));
-        let (format, documents) = if json {
-            (Format::Json, split_json(text))
-        } else {
-            (Format::Yaml, split_yaml(text))
-        };
-        let mut version = Version {
-            objects: BTreeMap::new(),
-            broken: false,
-            reports: Vec::new(),
-        };
-        for document in documents {
-            let mut broken = |line: Option<usize>, reason: String| {
-                version.broken = true;
-                version.reports.push(Report::Broken {
-                    file: file.to_owned(),
-                    document: document.number,
-                    line: line.map(|line| line + document.first_line - 1),
-                    reason,
-                    preserved,
-                });
-            };
-            let each = |object| Object::reduce(&object, names);
-            let contents = match parse::read(document.text, format, each) {
-                Ok(contents) => contents,
-                Err(fault) => {
-                    broken(fault.line, fault.reason);
-                    continue;
-                }
-            };
-            let mut warnings = Vec::new();
-            for reduced in contents.objects {
-                match reduced {
-                    Ok(Reduced {
-                        object,
-                        warnings: skipped,
-                    }) => {
-                        warnings.extend(skipped);
-                        let key = object.key();
-                        if version.objects.insert(key.clone(), object).is_some() {
-                            version.reports.push(Report::Duplicate {
-                                object: key.to_string(),
-                                loser: file.to_owned(),
-                                winner: file.to_owned(),
-                            });
-                        }
-                    }
-                    Err(fault) => {
-                        version.broken = true;
-                        version.reports.push(Report::Broken {
-                            file: file.to_owned(),
-                            document: document.number,
-                            line: None,
-                            reason: fault.to_string(),
-                            preserved,
-                        });
-                    }
-                }
-            }
-            let skipped = warnings.into_iter().map(|warning| Report::Skipped {
-                file: file.to_owned(),
-                document: document.number,
-                warning,
-            });
-            version.reports.extend(skipped);
-            let ignored = contents
-                .ignored
-                .into_iter()
-                .map(|kind| Report::IgnoredKind {
-                    file: file.to_owned(),
-                    kind,
-                });
-            version.reports.extend(ignored);
-        }
-        version
-    }
-}
-
-impl Object {
-    fn reduce(object: &ApiObject, names: &mut Names) -> Result<Reduced<Object>, Invalid> {
-        fn wrap<T>(reduced: Reduced<T>, wrap: fn(Arc<T>) -> Object) -> Reduced<Object> {
-            Reduced {
-                object: wrap(Arc::new(reduced.object)),
-                warnings: reduced.warnings,
-            }
-        }
-        Ok(match object {
-            ApiObject::Service(service) => wrap(Service::reduce(service, names)?, Object::Service),
-            ApiObject::EndpointSlice(slice) => {
-                let reduced = EndpointSlice::reduce_of_file(slice, names)?;
-                wrap(reduced, Object::EndpointSlice)
-            }
-            ApiObject::Node(node) => wrap(Node::reduce(node, names)?, Object::Node),
-            ApiObject::ServiceCidr(cidr) => {
-                wrap(ServiceCidr::reduce(cidr, names)?, Object::ServiceCidr)
-            }
-        })
-    }
-
-    fn key(&self) -> Key {
-        match self {
-            Object::Node(node) => Key::Node(Arc::clone(&node.name)),
-            Object::ServiceCidr(cidr) => Key::ServiceCidr(Arc::clone(&cidr.name)),
-            Object::Service(service) => Key::Service(service.name.clone()),
-            Object::EndpointSlice(slice) => Key::EndpointSlice(slice.name.clone()),
-        }
-    }
-
-    fn event(&self) -> Event {
-        match self {
-            Object::Node(node) => Event::Node(Arc::clone(node)),
-            Object::ServiceCidr(cidr) => Event::ServiceCidr(Arc::clone(cidr)),
-            Object::Service(service) => Event::Service(Arc::clone(service)),
-            Object::EndpointSlice(slice) => Event::EndpointSlice(Arc::clone(slice)),
-        }
-    }
-}
-
-impl Key {
-    fn gone(self) -> Event {
-        match self {
-            Key::Node(name) => Event::NodeGone(name),
-            Key::ServiceCidr(name) => Event::ServiceCidrGone(name),
-            Key::Service(name) => Event::ServiceGone(name),
-            Key::EndpointSlice(name) => Event::EndpointSliceGone(name),
-        }
-    }
-}
-
-impl std::fmt::Display for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Key::Node(name) => write!(f, "Node {name}"),
-            Key::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
-            Key::Service(name) => write!(f, "Service {name}"),
-            Key::EndpointSlice(name) => write!(f, "EndpointSlice {name}"),
         }
     }
 }

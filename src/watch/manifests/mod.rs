@@ -18,10 +18,13 @@ use crate::services::Batch;
 mod disk;
 mod documents;
 mod folder;
+mod kind;
 mod notify;
+mod object;
 mod parse;
 mod report;
 mod scanner;
+mod version;
 mod versions;
 mod watcher;
 

@@ -125,6 +125,33 @@ fn a_broken_document_does_not_hide_the_others() {
 }
 
 #[test]
+fn a_broken_item_of_a_list_does_not_hide_the_others() {
+    let item = |name: &str, port: &str| {
+        format!(
+            "{{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"metadata\":{{\"name\":\"{name}\"}},\
+             \"spec\":{{\"clusterIP\":\"10.0.0.1\",\"ports\":[{{\"port\":{port}}}]}}}}"
+        )
+    };
+    let items = [
+        item("a", "80"),
+        item("b", "\"x\""),
+        item("c", "0"),
+        item("d", "80"),
+    ];
+    let list = format!(
+        "{{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[\n{}]}}",
+        items.join(",\n")
+    );
+    let (events, reports) = take(&mut Folder::default(), &[("l.json", text(&list))]);
+    assert_eq!(events, ["+default/a", "+default/d"]);
+    assert_eq!(reports.len(), 2, "{reports:?}");
+    let begins = "l.json: document 1, line 3: items[1]: Service default/b: invalid type";
+    assert!(reports[0].starts_with(begins), "{reports:?}");
+    let begins = "l.json: document 1: items[2]: Service default/c: spec.ports[0].port is \"0\"";
+    assert!(reports[1].starts_with(begins), "{reports:?}");
+}
+
+#[test]
 fn the_last_good_version_stays_until_the_file_is_good_again() {
     let mut folder = Folder::default();
     let good = service("a", "10.0.0.1");

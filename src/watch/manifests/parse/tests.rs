@@ -1,9 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::watch::manifests::kind::Key;
 
 fn read(text: &str, format: Format) -> Result<Contents<ApiObject>, Broken> {
-    super::read(text, format, |object| object)
+    super::read(text, format, |_, object| object)
 }
 
 fn kinds(contents: &Contents<ApiObject>) -> Vec<&'static str> {
@@ -105,18 +106,6 @@ fn faults_name_their_line() {
             "",
         ),
         (
-            "apiVersion: v1\nkind: List\nitems:\n- kind: Service\n",
-            Format::Yaml,
-            None,
-            "items[0]: not a Kubernetes object: it has no apiVersion",
-        ),
-        (
-            "apiVersion: v1\nkind: List\nitems:\n- kind: Service\n  apiVersion: v1\n  spec: {ports: [{port: x}]}\n",
-            Format::Yaml,
-            Some(6),
-            "a whole number",
-        ),
-        (
             "{\n\"apiVersion\": \"v1\",\n\"kind\": \"Service\",\n\"spec\": 7}",
             Format::Json,
             Some(4),
@@ -133,6 +122,108 @@ fn faults_name_their_line() {
         assert!(!broken.reason.is_empty() && !broken.reason.contains('\n'));
         assert!(!broken.reason.contains(" line "), "{broken:?}");
     }
+}
+
+/// The items that are read, and those that are not with their line and key.
+fn items(text: &str, format: Format) -> (Vec<usize>, Vec<String>) {
+    let contents = super::read(text, format, |item, _| item.expect("a list"));
+    let contents = contents.unwrap_or_else(|broken| panic!("{text}\n{broken:?}"));
+    let broken = contents.broken.into_iter().map(|broken| {
+        let line = broken.line.map(|line| format!("line {line}: "));
+        let key = broken.key.as_ref().map(Key::to_string);
+        format!(
+            "{}{broken} [{}]",
+            line.unwrap_or_default(),
+            key.unwrap_or_default()
+        )
+    });
+    (contents.objects, broken.collect())
+}
+
+#[test]
+fn a_broken_item_does_not_hide_the_others() {
+    let list = |items: &[&str]| {
+        format!(
+            "{{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[\n{}\n]}}",
+            items.join(",\n")
+        )
+    };
+    let good = r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#;
+    let named = r#"{"spec":{"ports":[{"port":"x"}]},"apiVersion":"v1","kind":"Service","metadata":{"name":"b","namespace":"n"}}"#;
+    let labels = r#"{"apiVersion":"v1","kind":"Node","metadata":{"labels":[1],"name":"node-1"}}"#;
+    let nameless = r#"{"apiVersion":"v1","kind":"Service","metadata":[7]}"#;
+    let text = list(&[
+        named,
+        good,
+        "null",
+        "3",
+        labels,
+        "{\"metadata\":{\"name\":\"k\"}}",
+        good,
+        r#"{"apiVersion":"v1","kind":"Secret","data":[1]}"#,
+        nameless,
+        r#"{"apiVersion":1,"kind":"Service"}"#,
+        good,
+    ]);
+    for format in [Format::Json, Format::Yaml] {
+        let (read, broken) = items(&text, format);
+        assert_eq!(read, [1, 6, 10], "{broken:#?}");
+        let begin = [
+            "line 2: items[0]: Service n/b: ",
+            "items[2]: not a Kubernetes object: `key: value` pairs belong here []",
+            "items[3]: not a Kubernetes object: `key: value` pairs belong here []",
+            "line 6: items[4]: Node node-1: ",
+            "items[5]: not a Kubernetes object: it has no apiVersion []",
+            "line 10: items[8]: ",
+            "items[9]: not a Kubernetes object: it has no apiVersion []",
+        ];
+        assert_eq!(broken.len(), begin.len(), "{broken:#?}");
+        for (broken, begin) in broken.iter().zip(begin) {
+            assert!(broken.starts_with(begin), "{broken:#?}");
+        }
+        assert!(
+            broken[0].ends_with("[Service n/b]") && broken[5].ends_with(" []"),
+            "{broken:#?}"
+        );
+    }
+}
+
+#[test]
+fn items_of_a_block_list_and_of_a_typed_one() {
+    let text = "apiVersion: v1\nkind: ServiceList\nitems:\n- metadata: &m {name: a}\n  spec: [1]\n\
+                -\n- metadata: *m\n- kind: [1]\n  metadata: {name: c}\n- metadata: {name: d, namespace: {}}\n  spec: 1\n";
+    let (read, broken) = items(text, Format::Yaml);
+    assert_eq!(read, [2], "{broken:#?}");
+    let begin = [
+        "line 5: items[0]: Service default/a: ",
+        "items[1]: not a K",
+        "items[3]: not a K",
+        "line 10: items[4]: ",
+    ];
+    assert_eq!(broken.len(), begin.len(), "{broken:#?}");
+    for (broken, begin) in broken.iter().zip(begin) {
+        assert!(broken.starts_with(begin), "{broken:#?}");
+    }
+    // The namespace is unreadable, so the object may be any.
+    assert!(broken[3].ends_with(" []"), "{broken:#?}");
+}
+
+/// Each broken item has the list read again.
+#[test]
+fn a_long_list_of_broken_items_is_given_up() {
+    let pad = " ".repeat(8 << 20);
+    let item = "{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"spec\":1}";
+    let items_text = vec![item; 1_000].join(",");
+    let text = format!("{{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[{items_text}]{pad}}}");
+    let (read, broken) = items(&text, Format::Json);
+    assert!(read.is_empty());
+    assert_eq!(broken.len(), 10);
+    assert!(
+        broken
+            .last()
+            .is_some_and(|last| last.starts_with("too many")),
+        "{broken:?}"
+    );
 }
 
 #[test]

@@ -1,0 +1,147 @@
+//! The kinds that a service proxy reads, their objects as the API defines them, and what
+//! tells one object from another.
+
+use std::{fmt, sync::Arc};
+
+use k8s_openapi::{
+    Resource,
+    api::{
+        core::v1::{Node, Service},
+        discovery::v1::EndpointSlice,
+        networking::v1::ServiceCIDR,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use serde::{
+    Deserialize,
+    de::{DeserializeSeed, Deserializer},
+};
+
+use crate::{
+    services::{Event, ServiceName, SliceName},
+    watch::wire,
+};
+
+/// An object as the API defines it.
+#[derive(Debug)]
+pub(super) enum ApiObject {
+    Service(Box<Service>),
+    EndpointSlice(Box<EndpointSlice>),
+    Node(Box<Node>),
+    ServiceCidr(Box<ServiceCIDR>),
+}
+
+/// Kinds that a service proxy reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Service,
+    EndpointSlice,
+    Node,
+    ServiceCidr,
+}
+
+impl Kind {
+    /// Returns the kind of that name, where a service proxy reads it.
+    pub(super) fn of(api_version: &str, kind: &str) -> Option<Kind> {
+        match (api_version, kind) {
+            (Service::API_VERSION, Service::KIND) => Some(Kind::Service),
+            (EndpointSlice::API_VERSION, EndpointSlice::KIND) => Some(Kind::EndpointSlice),
+            (Node::API_VERSION, Node::KIND) => Some(Kind::Node),
+            (ServiceCIDR::API_VERSION, ServiceCIDR::KIND) => Some(Kind::ServiceCidr),
+            _ => None,
+        }
+    }
+}
+
+/// Which object it is: two of the same key are two versions of one object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Key {
+    Node(Arc<str>),
+    ServiceCidr(Arc<str>),
+    Service(ServiceName),
+    EndpointSlice(SliceName),
+}
+
+impl Key {
+    /// Returns the key of an object with these metadata; none without a name.
+    pub(super) fn new(kind: Kind, namespace: Option<&str>, name: Option<&str>) -> Option<Key> {
+        let name: Arc<str> = name.filter(|name| !name.is_empty())?.into();
+        let namespace = || namespace.unwrap_or("default").into();
+        Some(match kind {
+            Kind::Node => Key::Node(name),
+            Kind::ServiceCidr => Key::ServiceCidr(name),
+            Kind::Service => Key::Service(ServiceName {
+                namespace: namespace(),
+                name,
+            }),
+            Kind::EndpointSlice => Key::EndpointSlice(SliceName {
+                namespace: namespace(),
+                name,
+            }),
+        })
+    }
+
+    /// Returns the event that the object is gone.
+    pub(super) fn gone(self) -> Event {
+        match self {
+            Key::Node(name) => Event::NodeGone(name),
+            Key::ServiceCidr(name) => Event::ServiceCidrGone(name),
+            Key::Service(name) => Event::ServiceGone(name),
+            Key::EndpointSlice(name) => Event::EndpointSliceGone(name),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Node(name) => write!(f, "Node {name}"),
+            Key::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
+            Key::Service(name) => write!(f, "Service {name}"),
+            Key::EndpointSlice(name) => write!(f, "EndpointSlice {name}"),
+        }
+    }
+}
+
+impl ApiObject {
+    /// Returns which object it is; none without a name.
+    pub(super) fn key(&self) -> Option<Key> {
+        let (kind, metadata): (_, &ObjectMeta) = match self {
+            ApiObject::Service(object) => (Kind::Service, &object.metadata),
+            ApiObject::EndpointSlice(object) => (Kind::EndpointSlice, &object.metadata),
+            ApiObject::Node(object) => (Kind::Node, &object.metadata),
+            ApiObject::ServiceCidr(object) => (Kind::ServiceCidr, &object.metadata),
+        };
+        let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
+        Key::new(kind, namespace, name)
+    }
+}
+
+/// Reads an object of that kind.
+pub(super) struct ObjectSeed(pub(super) Kind);
+
+impl<'de> DeserializeSeed<'de> for ObjectSeed {
+    type Value = ApiObject;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<ApiObject, D::Error> {
+        Ok(match self.0 {
+            Kind::Service => ApiObject::Service(by::<wire::Service, _, _>(deserializer)?),
+            Kind::EndpointSlice => {
+                ApiObject::EndpointSlice(by::<wire::EndpointSlice, _, _>(deserializer)?)
+            }
+            Kind::Node => ApiObject::Node(by::<wire::Node, _, _>(deserializer)?),
+            Kind::ServiceCidr => {
+                ApiObject::ServiceCidr(by::<wire::ServiceCidr, _, _>(deserializer)?)
+            }
+        })
+    }
+}
+
+/// Reads an object in the form `W`, without what no proxy reads.
+fn by<'de, W, T, D>(deserializer: D) -> Result<Box<T>, D::Error>
+where
+    W: Deserialize<'de> + Into<T>,
+    D: Deserializer<'de>,
+{
+    Ok(Box::new(W::deserialize(deserializer)?.into()))
+}

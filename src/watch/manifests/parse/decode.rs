@@ -1,0 +1,211 @@
+//! Decodes a text of either format, and says what is wrong with it in words.
+
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize,
+    de::{DeserializeSeed, Deserializer},
+};
+
+use crate::watch::manifests::kind::Key;
+
+/// The format of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::watch::manifests) enum Format {
+    Yaml,
+    Json,
+}
+
+/// The objects of one document; a `T` is made of each.
+#[derive(Debug)]
+pub(in crate::watch::manifests) struct Contents<T> {
+    pub(in crate::watch::manifests) objects: Vec<T>,
+    /// Kinds that are not for a service proxy, as `apiVersion kind`.
+    pub(in crate::watch::manifests) ignored: Vec<String>,
+    /// Items of a list that cannot be read.
+    pub(in crate::watch::manifests) broken: Vec<Broken>,
+}
+
+impl<T> Default for Contents<T> {
+    fn default() -> Contents<T> {
+        Contents {
+            objects: Vec::new(),
+            ignored: Vec::new(),
+            broken: Vec::new(),
+        }
+    }
+}
+
+/// Why a document, or an item of its list, cannot be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::watch::manifests) struct Broken {
+    /// Line within the document's text, from 1.
+    pub(in crate::watch::manifests) line: Option<usize>,
+    /// Number of the item in the document's list, from 0.
+    pub(in crate::watch::manifests) item: Option<usize>,
+    /// Which object cannot be read, where that much can be read.
+    pub(in crate::watch::manifests) key: Option<Key>,
+    pub(in crate::watch::manifests) reason: String,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(item) = self.item {
+            write!(f, "items[{item}]: ")?;
+        }
+        f.write_str(&self.reason)
+    }
+}
+
+impl Broken {
+    pub(super) fn because(reason: impl Into<String>) -> Broken {
+        Broken {
+            reason: reason.into(),
+            ..Broken::default()
+        }
+    }
+
+    /// Says which object it is of.
+    pub(super) fn of(self, key: Option<Key>) -> Broken {
+        let reason = match &key {
+            Some(key) => format!("{key}: {}", self.reason),
+            None => self.reason,
+        };
+        Broken {
+            key,
+            reason,
+            ..self
+        }
+    }
+
+    /// Adds the faulty line, which may only be done for kinds that a service
+    /// proxy reads: any other document may be a Secret.
+    pub(super) fn quoting(self, text: &str) -> Broken {
+        let line = self
+            .line
+            .and_then(|line| text.lines().nth(line.checked_sub(1)?));
+        let Some(line) = line.map(str::trim).filter(|line| !line.is_empty()) else {
+            return self;
+        };
+        let (quote, dots) = match line.char_indices().nth(LONGEST_QUOTE) {
+            Some((end, _)) => (&line[..end], " ..."),
+            None => (line, ""),
+        };
+        Broken {
+            reason: format!("{} (at `{quote}{dots}`)", self.reason),
+            ..self
+        }
+    }
+}
+
+/// Characters of a faulty line that a message repeats at most.
+const LONGEST_QUOTE: usize = 60;
+
+/// Decodes what `seed` is for.
+pub(super) fn decode<'de, S>(text: &'de str, format: Format, seed: S) -> Result<S::Value, Broken>
+where
+    S: DeserializeSeed<'de>,
+{
+    match format {
+        Format::Yaml => {
+            let options = yaml_options(text.len());
+            let read = serde_saphyr::with_deserializer_from_str_with_options(
+                text,
+                options,
+                |deserializer| seed.deserialize(deserializer),
+            );
+            read.map_err(|error| yaml_error(&error))
+        }
+        Format::Json => {
+            let mut deserializer = serde_json::Deserializer::from_str(text);
+            let read = seed.deserialize(&mut deserializer);
+            let read = read.and_then(|value| deserializer.end().map(|()| value));
+            read.map_err(|error| json_error(&error))
+        }
+    }
+}
+
+/// Limits under which no document costs more than its size warrants. Aliases
+/// are rare in manifests, and the only way for a short text to become long.
+fn yaml_options(length: usize) -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: 64,
+            max_nodes: length + 1_000,
+            max_events: 2 * length + 1_000,
+            max_anchors: 1_000,
+            max_aliases: 10_000,
+            max_merge_keys: 10_000,
+        },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: 200_000,
+            max_replay_stack_depth: 16,
+        },
+        with_snippet: false,
+    }
+}
+
+fn yaml_error(error: &serde_saphyr::Error) -> Broken {
+    let error = error.without_snippet();
+    let line = error.location().map(|location| location.line());
+    let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
+    Broken {
+        line: line
+            .filter(|line| *line > 0)
+            .and_then(|line| usize::try_from(line).ok()),
+        reason: in_words(one_line(without_position(&text))),
+        ..Broken::default()
+    }
+}
+
+/// Replaces the parser's commonest words, which name Rust's types and YAML's
+/// grammar.
+fn in_words(reason: String) -> String {
+    match reason.as_str() {
+        "invalid i32" | "invalid i64" => "a whole number belongs here".to_owned(),
+        "expected mapping start" => "`key: value` pairs belong here".to_owned(),
+        "expected string scalar" => "a single value belongs here".to_owned(),
+        "expected sequence start" => "a list belongs here".to_owned(),
+        "recursion limit exceeded" => "nested too deeply".to_owned(),
+        _ => reason,
+    }
+}
+
+fn json_error(error: &serde_json::Error) -> Broken {
+    let text = error.to_string();
+    Broken {
+        line: Some(error.line()).filter(|line| *line > 0),
+        reason: one_line(without_position(&text)),
+        ..Broken::default()
+    }
+}
+
+/// Removes the position from the parser's words: within a document it would
+/// mislead, and the caller gives it.
+fn without_position(text: &str) -> &str {
+    match text.find(" at line ") {
+        Some(at) => &text[..at],
+        None => text,
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Deserializes a type by its own `Deserialize`.
+pub(super) struct Seed<T>(PhantomData<T>);
+
+impl<T> Default for Seed<T> {
+    fn default() -> Self {
+        Seed(PhantomData)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Seed<T> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        T::deserialize(deserializer)
+    }
+}

@@ -1,0 +1,109 @@
+//! What the text of a file means.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    path::Path,
+};
+
+use super::{
+    documents::{Document, split_json, split_yaml},
+    kind::Key,
+    object::Object,
+    parse::{self, Broken, Contents, Format},
+    report::{Preserved, Report},
+};
+use crate::services::{Names, Reduced};
+
+/// The objects of a file's text, and what is wrong with it.
+pub(super) struct Version {
+    pub(super) objects: BTreeMap<Key, Object>,
+    pub(super) broken: bool,
+    pub(super) reports: Vec<Report>,
+    file: OsString,
+    preserved: Preserved,
+}
+
+impl Version {
+    /// Reads the text of the file of that name.
+    pub(super) fn of(file: &OsStr, text: &str, preserved: Preserved, names: &mut Names) -> Version {
+        let json = Path::new(file).extension() == Some(OsStr::new("json"));
+        let (format, documents) = if json {
+            (Format::Json, split_json(text))
+        } else {
+            (Format::Yaml, split_yaml(text))
+        };
+        let mut version = Version {
+            objects: BTreeMap::new(),
+            broken: false,
+            reports: Vec::new(),
+            file: file.to_owned(),
+            preserved,
+        };
+        for document in documents {
+            let each = |item, object| {
+                Object::reduce(&object, names).map_err(|fault| Broken {
+                    item,
+                    key: object.key(),
+                    reason: fault.to_string(),
+                    ..Broken::default()
+                })
+            };
+            let contents = parse::read(document.text, format, each);
+            version.add(
+                &document,
+                contents.unwrap_or_else(|fault| Contents {
+                    broken: vec![fault],
+                    ..Contents::default()
+                }),
+            );
+        }
+        version
+    }
+
+    fn add(
+        &mut self,
+        document: &Document<'_>,
+        contents: Contents<Result<Reduced<Object>, Broken>>,
+    ) {
+        let file = || self.file.clone();
+        let mut broken = contents.broken;
+        let mut warnings = Vec::new();
+        for reduced in contents.objects {
+            match reduced {
+                Ok(Reduced {
+                    object,
+                    warnings: skipped,
+                }) => {
+                    warnings.extend(skipped);
+                    let key = object.key();
+                    if self.objects.insert(key.clone(), object).is_some() {
+                        self.reports.push(Report::Duplicate {
+                            object: key.to_string(),
+                            loser: file(),
+                            winner: file(),
+                        });
+                    }
+                }
+                Err(fault) => broken.push(fault),
+            }
+        }
+        broken.sort_by_key(|fault| fault.item.unwrap_or(usize::MAX));
+        self.broken |= !broken.is_empty();
+        let broken = broken.into_iter().map(|fault| Report::Broken {
+            file: file(),
+            document: document.number,
+            line: fault.line.map(|line| line + document.first_line - 1),
+            reason: fault.to_string(),
+            preserved: self.preserved,
+        });
+        let skipped = warnings.into_iter().map(|warning| Report::Skipped {
+            file: file(),
+            document: document.number,
+            warning,
+        });
+        let ignored = contents.ignored.into_iter();
+        let ignored = ignored.map(|kind| Report::IgnoredKind { file: file(), kind });
+        self.reports.extend(broken.chain(skipped).chain(ignored));
+    }
+}
