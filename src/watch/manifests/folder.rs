@@ -11,7 +11,7 @@ use std::{
 use super::{
     kind::Key,
     object::Object,
-    report::{Preserved, Report},
+    report::{Report, first_of},
     version::Version,
     versions::Versions,
 };
@@ -41,10 +41,11 @@ pub(super) struct Folder {
 struct File {
     /// Hash of the last text or reason: its reports were logged.
     hash: Option<u64>,
+    /// What is in force.
     objects: BTreeMap<Key, Object>,
-    /// The file was once read without fault, so a good version of it is in
-    /// force.
-    was_good: bool,
+    /// Those of them that stay as they were: what is broken in the file has them, or may
+    /// have them.
+    kept: BTreeSet<Key>,
     /// The file is faulty as it is now.
     broken: bool,
     ignored: BTreeSet<String>,
@@ -121,9 +122,12 @@ impl Folder {
                 Found::Text(text) => (0, text).hash(&mut hasher),
                 Found::Unreadable(reason) => (1, reason).hash(&mut hasher),
                 Found::Gone => {
-                    let file = self.files.remove(name);
-                    let objects = file.map(|file| file.objects).unwrap_or_default();
-                    return objects.into_keys().map(|key| (key, None)).collect();
+                    let file = self.files.remove(name).unwrap_or_default();
+                    reports.extend(first_of(&file.kept).map(|objects| Report::Over {
+                        file: name.to_owned(),
+                        objects,
+                    }));
+                    return file.objects.into_keys().map(|key| (key, None)).collect();
                 }
             }
             hasher.finish()
@@ -132,11 +136,6 @@ impl Folder {
         if file.hash.replace(hash) == Some(hash) {
             return Vec::new();
         }
-        let preserved = if file.was_good {
-            Preserved::LastGood
-        } else {
-            Preserved::GoodDocuments
-        };
         let text = match found {
             Found::Text(text) => text,
             Found::Unreadable(reason) => {
@@ -144,36 +143,77 @@ impl Folder {
                 reports.push(Report::Unreadable {
                     file: name.to_owned(),
                     reason,
-                    preserved,
+                    stays: !file.objects.is_empty(),
                 });
                 return Vec::new();
             }
             Found::Gone => return Vec::new(),
         };
 
-        let version = Version::of(name, &text, preserved, &mut self.names);
-        let faults = version.reports.into_iter().filter(|report| match report {
+        let mut version = Version::of(name, &text, &mut self.names);
+        let faults = std::mem::take(&mut version.reports);
+        let faults = faults.into_iter().filter(|report| match report {
             Report::IgnoredKind { kind, .. } => file.ignored.insert(kind.clone()),
             _ => true,
         });
         reports.extend(faults);
-        if file.broken && !version.broken {
-            reports.push(Report::GoodAgain {
-                file: name.to_owned(),
-            });
+        file.renew(name, version, reports)
+    }
+}
+
+impl File {
+    /// Puts a version in force. What it does not have is removed, but for what is broken in
+    /// it: that an object cannot be read does not mean that it is not wanted any more.
+    /// Returns the objects in which that differs from what was in force.
+    fn renew(
+        &mut self,
+        name: &OsStr,
+        version: Version,
+        reports: &mut Vec<Report>,
+    ) -> Vec<(Key, Option<Object>)> {
+        let Version {
+            mut objects,
+            unread,
+            ..
+        } = version;
+        let mut kept = BTreeSet::new();
+        for (key, object) in &self.objects {
+            if unread.may_have(key) && !objects.contains_key(key) {
+                kept.insert(key.clone());
+                objects.insert(key.clone(), object.clone());
+            }
         }
-        file.broken = version.broken;
-        if version.broken && file.was_good {
-            return Vec::new();
-        }
-        file.was_good |= !version.broken;
-        let old = std::mem::replace(&mut file.objects, version.objects);
-        let changed = file
+        let old = std::mem::replace(&mut self.objects, objects);
+        let was_kept = std::mem::replace(&mut self.kept, kept);
+        let was_broken = std::mem::replace(&mut self.broken, !unread.is_empty());
+
+        let file = || name.to_owned();
+        let (broken, unknown): (Vec<_>, Vec<_>) = self
+            .kept
+            .difference(&was_kept)
+            .partition(|key| unread.keys.contains(*key));
+        let stays = first_of(broken).map(|objects| Report::Stays {
+            file: file(),
+            objects,
+        });
+        let not_removed = first_of(unknown).map(|objects| Report::NotRemoved {
+            file: file(),
+            objects,
+        });
+        let over = first_of(was_kept.difference(&self.kept)).map(|objects| Report::Over {
+            file: file(),
+            objects,
+        });
+        let good_again = (was_broken && !self.broken).then(|| Report::GoodAgain { file: file() });
+        let news = [stays, not_removed, over, good_again];
+        reports.extend(news.into_iter().flatten());
+
+        let changed = self
             .objects
             .iter()
             .filter(|(key, object)| old.get(key) != Some(object))
             .map(|(key, object)| (key.clone(), Some(object.clone())));
-        let gone = old.keys().filter(|key| !file.objects.contains_key(key));
+        let gone = old.keys().filter(|key| !self.objects.contains_key(key));
         changed.chain(gone.map(|key| (key.clone(), None))).collect()
     }
 }

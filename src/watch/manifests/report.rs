@@ -15,14 +15,21 @@ pub(super) enum Report {
         document: usize,
         line: Option<usize>,
         reason: String,
-        preserved: Preserved,
     },
     /// The whole file cannot be read.
     Unreadable {
         file: OsString,
         reason: String,
-        preserved: Preserved,
+        /// What it had stays in force.
+        stays: bool,
     },
+    /// Objects stay as they were because they are broken.
+    Stays { file: OsString, objects: String },
+    /// Objects that the file does not have any more stay, because a part of it that
+    /// names no object cannot be read.
+    NotRemoved { file: OsString, objects: String },
+    /// Objects that stayed as they were are as the file says again.
+    Over { file: OsString, objects: String },
     /// A file that was broken is good again.
     GoodAgain { file: OsString },
     /// A value of an otherwise good object is left out.
@@ -33,7 +40,13 @@ pub(super) enum Report {
     },
     /// Objects of a kind that a service proxy does not use.
     IgnoredKind { file: OsString, kind: String },
-    /// The same object is there twice.
+    /// A file has the same object more than once.
+    Repeated {
+        file: OsString,
+        object: String,
+        times: usize,
+    },
+    /// Two files have the same object.
     Duplicate {
         object: String,
         loser: OsString,
@@ -41,29 +54,34 @@ pub(super) enum Report {
     },
 }
 
-/// What stays in force of a broken file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Preserved {
-    /// The last good version of the file stays in force.
-    LastGood,
-    /// The good documents of the file are used.
-    GoodDocuments,
-}
+/// Names that a report has at most.
+const NAMED: usize = 5;
 
-impl fmt::Display for Preserved {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Preserved::LastGood => "the file's last good version stays in force",
-            Preserved::GoodDocuments => "the rest of the file is used",
-        })
+/// Returns the first of these names, and how many more there are; nothing of none.
+pub(super) fn first_of(names: impl IntoIterator<Item = impl fmt::Display>) -> Option<String> {
+    let mut names = names.into_iter();
+    let named: Vec<String> = names
+        .by_ref()
+        .take(NAMED)
+        .map(|name| name.to_string())
+        .collect();
+    if named.is_empty() {
+        return None;
     }
+    let named = named.join(", ");
+    Some(match names.count() {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    })
 }
 
 impl Report {
     /// Writes the report to the log.
     pub(super) fn log(&self) {
         match self {
-            Report::GoodAgain { .. } | Report::IgnoredKind { .. } => info!("{self}"),
+            Report::Over { .. } | Report::GoodAgain { .. } | Report::IgnoredKind { .. } => {
+                info!("{self}");
+            }
             _ => warn!("{self}"),
         }
     }
@@ -77,26 +95,51 @@ impl fmt::Display for Report {
                 document,
                 line,
                 reason,
-                preserved,
             } => {
                 write!(f, "{}: document {document}", show(file))?;
                 if let Some(line) = line {
                     write!(f, ", line {line}")?;
                 }
-                write!(f, ": {reason}; {preserved}")
+                write!(f, ": {reason}; the rest of the file is used")
             }
             Report::Unreadable {
                 file,
                 reason,
-                preserved,
+                stays,
             } => {
-                write!(f, "{}: {reason}", show(file))?;
-                match preserved {
-                    Preserved::LastGood => write!(f, "; {preserved}"),
-                    Preserved::GoodDocuments => write!(f, "; nothing of it is used"),
-                }
+                let what = match stays {
+                    true => "what it had stays in force",
+                    false => "nothing of it is used",
+                };
+                write!(f, "{}: {reason}; {what}", show(file))
             }
-            Report::GoodAgain { file } => write!(f, "{}: good again", show(file)),
+            Report::Stays { file, objects } => write!(
+                f,
+                "{}: until what is broken is mended or taken out, its last good version stays \
+                 in force: {objects}",
+                show(file)
+            ),
+            Report::NotRemoved { file, objects } => write!(
+                f,
+                "{}: a part of it cannot be read, which may have what is not found elsewhere in \
+                 it; until that is mended or taken out, this is not removed: {objects}",
+                show(file)
+            ),
+            Report::Over { file, objects } => {
+                write!(f, "{}: no longer kept as it was: {objects}", show(file))
+            }
+            Report::GoodAgain { file } => {
+                write!(f, "{}: good again, and in force as it is", show(file))
+            }
+            Report::Repeated {
+                file,
+                object,
+                times,
+            } => write!(
+                f,
+                "{}: {object} is there {times} times: the last one counts",
+                show(file)
+            ),
             Report::Skipped {
                 file,
                 document,
@@ -111,15 +154,6 @@ impl fmt::Display for Report {
                 "{}: {kind} is ignored: a service proxy reads v1 Service, v1 Node, \
                  discovery.k8s.io/v1 EndpointSlice and networking.k8s.io/v1 ServiceCIDR",
                 show(file)
-            ),
-            Report::Duplicate {
-                object,
-                loser,
-                winner,
-            } if loser == winner => write!(
-                f,
-                "{}: {object} is there more than once: the last one counts",
-                show(winner)
             ),
             Report::Duplicate {
                 object,

@@ -7,15 +7,13 @@ use tracing::{info, warn};
 use super::{
     disk::{self, Scan, Selection, Stamps},
     folder::{Folder, Found, Outcome},
+    report::first_of,
     watcher::{FolderWatcher, QUIET, ScanRequest},
 };
 use crate::{log_once::LogOnce, services::Batch, watch::SourceHealth};
 
 /// What the folder is called in [`SourceHealth`].
 const KIND: &str = "manifests";
-
-/// Files that are named at a time.
-const NAMED: usize = 5;
 
 /// Scans of one folder that keeps being replaced before it is left for later.
 const MOST_SCANS: usize = 10;
@@ -134,19 +132,8 @@ impl FolderScanner {
 
     /// Returns which files are broken, in words.
     fn broken_files(&self) -> Option<String> {
-        let mut names = self
-            .folder
-            .broken_files()
-            .map(|name| name.to_string_lossy());
-        let named: Vec<_> = names.by_ref().take(NAMED).collect();
-        if named.is_empty() {
-            return None;
-        }
-        let mut text = named.join(", ");
-        match names.count() {
-            0 => {}
-            more => text.push_str(&format!(" and {more} more")),
-        }
+        let names = self.folder.broken_files();
+        let text = first_of(names.map(|name| name.to_string_lossy()))?;
         Some(format!(
             "{text} cannot be used as it is; the log says why, and what stays in force"
         ))

@@ -1,7 +1,7 @@
 //! What the text of a file means.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
     path::Path,
 };
@@ -11,22 +11,44 @@ use super::{
     kind::Key,
     object::Object,
     parse::{self, Broken, Contents, Format},
-    report::{Preserved, Report},
+    report::Report,
 };
 use crate::services::{Names, Reduced};
 
 /// The objects of a file's text, and what is wrong with it.
 pub(super) struct Version {
     pub(super) objects: BTreeMap<Key, Object>,
-    pub(super) broken: bool,
+    pub(super) unread: Unread,
     pub(super) reports: Vec<Report>,
     file: OsString,
-    preserved: Preserved,
+    /// How often an object is there that is so more than once.
+    repeated: BTreeMap<Key, usize>,
+}
+
+/// What of a text cannot be read or used.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    /// Broken objects.
+    pub(super) keys: BTreeSet<Key>,
+    /// There is a part of which it is not known which objects it has.
+    pub(super) unknown: bool,
+}
+
+impl Unread {
+    /// Returns whether that is nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.keys.is_empty() && !self.unknown
+    }
+
+    /// Returns whether it may have that object.
+    pub(super) fn may_have(&self, key: &Key) -> bool {
+        self.unknown || self.keys.contains(key)
+    }
 }
 
 impl Version {
     /// Reads the text of the file of that name.
-    pub(super) fn of(file: &OsStr, text: &str, preserved: Preserved, names: &mut Names) -> Version {
+    pub(super) fn of(file: &OsStr, text: &str, names: &mut Names) -> Version {
         let json = Path::new(file).extension() == Some(OsStr::new("json"));
         let (format, documents) = if json {
             (Format::Json, split_json(text))
@@ -35,10 +57,10 @@ impl Version {
         };
         let mut version = Version {
             objects: BTreeMap::new(),
-            broken: false,
+            unread: Unread::default(),
             reports: Vec::new(),
             file: file.to_owned(),
-            preserved,
+            repeated: BTreeMap::new(),
         };
         for document in documents {
             let each = |item, object| {
@@ -58,6 +80,13 @@ impl Version {
                 }),
             );
         }
+        let repeated = std::mem::take(&mut version.repeated).into_iter();
+        let repeated = repeated.map(|(key, times)| Report::Repeated {
+            file: file.to_owned(),
+            object: key.to_string(),
+            times,
+        });
+        version.reports.extend(repeated);
         version
     }
 
@@ -78,24 +107,24 @@ impl Version {
                     warnings.extend(skipped);
                     let key = object.key();
                     if self.objects.insert(key.clone(), object).is_some() {
-                        self.reports.push(Report::Duplicate {
-                            object: key.to_string(),
-                            loser: file(),
-                            winner: file(),
-                        });
+                        *self.repeated.entry(key).or_insert(1) += 1;
                     }
                 }
                 Err(fault) => broken.push(fault),
             }
         }
         broken.sort_by_key(|fault| fault.item.unwrap_or(usize::MAX));
-        self.broken |= !broken.is_empty();
+        for fault in &broken {
+            match &fault.key {
+                Some(key) => _ = self.unread.keys.insert(key.clone()),
+                None => self.unread.unknown = true,
+            }
+        }
         let broken = broken.into_iter().map(|fault| Report::Broken {
             file: file(),
             document: document.number,
             line: fault.line.map(|line| line + document.first_line - 1),
             reason: fault.to_string(),
-            preserved: self.preserved,
         });
         let skipped = warnings.into_iter().map(|warning| Report::Skipped {
             file: file(),

@@ -115,13 +115,6 @@ fn a_broken_document_does_not_hide_the_others() {
         take(&mut folder, &[("x.yaml", text(&partly))]),
         Default::default()
     );
-    // While it was never good, its good documents count.
-    let less = format!("{}---\nkind: [Service\n", service("a", "10.0.0.1"));
-    let (events, reports) = take(&mut folder, &[("x.yaml", text(&less))]);
-    assert_eq!(
-        (events.as_slice(), reports.len()),
-        (&["-default/c".to_owned()][..], 1)
-    );
 }
 
 #[test]
@@ -151,30 +144,151 @@ fn a_broken_item_of_a_list_does_not_hide_the_others() {
     assert!(reports[1].starts_with(begins), "{reports:?}");
 }
 
+/// Joins the documents of a file.
+fn file(documents: &[&str]) -> Found {
+    text(&documents.join("---\n"))
+}
+
+/// The address of each Service in force.
+fn in_force(folder: &Folder) -> BTreeMap<String, String> {
+    let winners = folder.versions.iter();
+    winners
+        .filter_map(|(key, versions)| match versions.winner()?.1 {
+            Object::Service(service) => {
+                let ip = service.serving.as_ref().ok()?.cluster_ips[0];
+                Some((key.to_string(), ip.to_string()))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
 #[test]
-fn the_last_good_version_stays_until_the_file_is_good_again() {
+fn only_the_broken_object_stays_as_it_was() {
+    let [a, b, x] =
+        [("a", 1), ("b", 2), ("x", 9)].map(|(name, ip)| service(name, &format!("10.0.0.{ip}")));
     let mut folder = Folder::default();
-    let good = service("a", "10.0.0.1");
-    take(&mut folder, &[("x.yaml", text(&good))]);
-    let broken = format!("{}---\nkind: [\n", service("b", "10.0.0.2"));
-    let (events, reports) = take(&mut folder, &[("x.yaml", text(&broken))]);
-    assert_eq!(events, no_words());
-    assert!(
-        reports[0].ends_with("the file's last good version stays in force"),
-        "{reports:?}"
-    );
-    let (events, reports) = take(
-        &mut folder,
-        &[("x.yaml", Found::Unreadable("gone mad".into()))],
-    );
-    assert_eq!(events, no_words());
+    take(&mut folder, &[("x.yaml", file(&[&a, &b, &x]))]);
+    // Of another type than it should be, and with a value that cannot be.
+    for (broken, reason) in [("eighty", "a whole number"), ("0", "spec.ports[0].port is")] {
+        // Without b, and with a changed, which counts at once.
+        let a2 = service("a", "10.0.0.3");
+        let bad = x.replace("port: 80", &format!("port: {broken}"));
+        let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&a2, &bad]))]);
+        assert_eq!(events, ["+default/a", "-default/b"]);
+        assert_eq!(in_force(&folder)["Service default/x"], "10.0.0.9");
+        assert!(
+            reports[0].contains(&format!("Service default/x: {reason}")),
+            "{reports:?}"
+        );
+        assert_eq!(
+            reports[1..],
+            [
+                "x.yaml: until what is broken is mended or taken out, its last good version stays in \
+              force: Service default/x"
+            ]
+        );
+        // That it stays is said once.
+        let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&bad, &a, &b]))]);
+        assert_eq!(
+            (events.len(), reports.len()),
+            (2, 1),
+            "{events:?} {reports:?}"
+        );
+        // It is taken out while something else is broken.
+        let other = b.replace("port: 80", "port: 0");
+        let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&a, &other]))]);
+        assert_eq!(events, ["-default/x"]);
+        assert_eq!(
+            reports.last().map(String::as_str),
+            Some("x.yaml: no longer kept as it was: Service default/x")
+        );
+        let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&a, &b, &x]))]);
+        assert_eq!(events, ["+default/x"]);
+        assert_eq!(
+            reports,
+            [
+                "x.yaml: no longer kept as it was: Service default/b",
+                "x.yaml: good again, and in force as it is"
+            ]
+        );
+    }
+    // The whole file goes, with what stayed as it was.
+    let bad = x.replace("port: 80", "port: 0");
+    take(&mut folder, &[("x.yaml", file(&[&bad]))]);
+    let (events, reports) = take(&mut folder, &[("x.yaml", Found::Gone)]);
+    assert_eq!((events, reports.len()), (vec!["-default/x".into()], 1));
+}
+
+#[test]
+fn what_may_be_in_an_unreadable_part_is_not_removed() {
+    let [a, b, c] =
+        [("a", 1), ("b", 2), ("c", 3)].map(|(name, ip)| service(name, &format!("10.0.0.{ip}")));
+    let nameless = a.replace("{name: a}", "{}").replace("port: 80", "port: x");
+    let foreign = a
+        .replace("{name: a}", "{name: a, namespace: [x]}")
+        .replace("port: 80", "port: x");
+    let list = "apiVersion: v1\nkind: List\nitems: [null]\n";
+    for unreadable in [
+        "kind: [Service\n",
+        "kind: Service\n",
+        "words\n",
+        list,
+        &nameless,
+        &foreign,
+    ] {
+        let mut folder = Folder::default();
+        take(&mut folder, &[("x.yaml", file(&[&a, &b]))]);
+        let changed = service("a", "10.0.0.4");
+        let (events, reports) = take(
+            &mut folder,
+            &[("x.yaml", file(&[unreadable, &changed, &c]))],
+        );
+        assert_eq!(events, ["+default/a", "+default/c"], "{unreadable}");
+        assert!(
+            reports[0].ends_with("; the rest of the file is used"),
+            "{reports:?}"
+        );
+        assert_eq!(
+            reports[1..],
+            [
+                "x.yaml: a part of it cannot be read, which may have what is not found elsewhere in \
+              it; until that is mended or taken out, this is not removed: Service default/b"
+            ]
+        );
+        // A file of which nothing can be read keeps all.
+        let (events, reports) = take(&mut folder, &[("x.yaml", text(unreadable))]);
+        assert_eq!(events, no_words());
+        assert!(
+            reports[1].ends_with("not removed: Service default/a, Service default/c"),
+            "{reports:?}"
+        );
+        let (events, reports) = take(
+            &mut folder,
+            &[("x.yaml", Found::Unreadable("gone mad".into()))],
+        );
+        assert_eq!(events, no_words());
+        assert_eq!(reports, ["x.yaml: gone mad; what it had stays in force"]);
+        let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&c]))]);
+        assert_eq!(events, ["-default/a", "-default/b"]);
+        assert_eq!(
+            reports.last().map(String::as_str),
+            Some("x.yaml: good again, and in force as it is")
+        );
+    }
+    let unreadable = [("y.yaml", Found::Unreadable("gone mad".into()))];
+    let (_, reports) = take(&mut Folder::default(), &unreadable);
+    assert_eq!(reports, ["y.yaml: gone mad; nothing of it is used"]);
+}
+
+#[test]
+fn an_object_that_is_there_thousands_of_times_is_named_once() {
+    let documents = vec![service("a", "10.0.0.1"); 5_000].join("---\n");
+    let (_, reports) = take(&mut Folder::default(), &[("x.yaml", text(&documents))]);
     assert_eq!(
         reports,
-        ["x.yaml: gone mad; the file's last good version stays in force"]
+        ["x.yaml: Service default/a is there 5000 times: the last one counts"]
     );
-    let (events, reports) = take(&mut folder, &[("x.yaml", text(&service("b", "10.0.0.2")))]);
-    assert_eq!(events, ["-default/a", "+default/b"]);
-    assert_eq!(reports, ["x.yaml: good again"]);
 }
 
 #[test]
@@ -229,13 +343,13 @@ fn oddities_are_named() {
     assert_eq!(
         reports,
         [
-            "x.yml: Service default/a is there more than once: the last one counts",
             "x.yml: v1 Pod is ignored: a service proxy reads v1 Service, v1 Node, \
              discovery.k8s.io/v1 EndpointSlice and networking.k8s.io/v1 ServiceCIDR",
             "x.yml: document 5: Service other/b: spec.externalIPs[0] is \"nowhere\": not an IP \
              address; this value is left out",
             "x.yml: document 5: Service other/b: spec.externalIPs[1] is \"fd00::1\": the Service \
              has no IPv6 cluster IP; this value is left out",
+            "x.yml: Service default/a is there 2 times: the last one counts",
         ]
     );
 }
@@ -281,6 +395,40 @@ proptest! {
                 })
                 .collect();
             prop_assert_eq!(&known, &fresh);
+        }
+    }
+
+    /// Whatever is written to a file: what can be read of it is in force, what may be in
+    /// the rest is as it was, and all else is gone.
+    #[test]
+    fn what_is_in_force_follows_from_the_file_and_what_it_breaks(versions in prop::collection::vec(
+        (prop::collection::btree_map(0..5_u8, (1..4_u8, prop::bool::weighted(0.2)), 0..5), prop::bool::weighted(0.2)),
+        1..12,
+    )) {
+        let mut folder = Folder::default();
+        let mut expected: BTreeMap<String, String> = BTreeMap::new();
+        for (services, unknown) in versions {
+            let mut documents = Vec::from_iter(unknown.then(|| "kind: [\n".to_owned()));
+            let mut now = BTreeMap::new();
+            for (n, (ip, broken)) in services {
+                let (key, ip) = (format!("Service default/s{n}"), format!("10.0.0.{ip}"));
+                let document = service(&format!("s{n}"), &ip);
+                if broken {
+                    documents.push(document.replace("port: 80", "port: x"));
+                    now.extend(expected.remove_entry(&key));
+                } else {
+                    documents.push(document);
+                    now.insert(key, ip);
+                }
+            }
+            if unknown {
+                for (key, ip) in expected {
+                    now.entry(key).or_insert(ip);
+                }
+            }
+            expected = now;
+            take(&mut folder, &[("x.yaml", text(&documents.join("---\n")))]);
+            prop_assert_eq!(in_force(&folder), expected.clone());
         }
     }
 }
