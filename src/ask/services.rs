@@ -186,6 +186,10 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
     if let Some(why) = &port.failing {
         remarks.push((Tone::Bad, format!("not in force as asked: {why}")));
     }
+    for why in &port.health_check_failing {
+        let text = format!("health-check node port not served on {why}");
+        remarks.push((Tone::Bad, text));
+    }
     for unsupported in &port.unsupported {
         let text = format!("{} is not honoured: {}", unsupported.what, unsupported.why);
         remarks.push((Tone::Warning, text));

@@ -69,6 +69,12 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
         format!("{whose}: {}", failing.why)
     });
     sections.toned("failing", Tone::Bad, &failing);
+    let health_checks = shown(&status.health_checks_failing, detail, |failing| {
+        let (service, address) = (&failing.service, &failing.address);
+        let since = ago(&failing.since);
+        format!("{service} on {address}, since {since}: {}", failing.why)
+    });
+    sections.toned("health checks", Tone::Bad, &health_checks);
     let unsupported = shown(&status.unsupported, detail, |unsupported| {
         let (service, what) = (&unsupported.service, &unsupported.what);
         format!("{service} {what}: {}", unsupported.why)

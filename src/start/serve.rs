@@ -106,7 +106,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         metrics,
     );
     serve::endpoint_metrics::register(&registry, counted, runner.status(), Arc::clone(&traffic))?;
-    let service_health = service_health(&node_ports, &health, &recorder);
+    let service_health = service_health(&node_ports, &health, &recorder, &registry)?;
     let objects = Arc::new(SourceHealth::default());
     tokio::spawn(progress::log(Arc::clone(&objects), runner.status()));
     let api = Arc::new(StatusApi {
@@ -412,10 +412,11 @@ fn service_health(
     node_ports: &Arc<NodePorts>,
     health: &Arc<Health>,
     recorder: &Recorder,
-) -> ServiceHealth {
+    registry: &Registry,
+) -> prometheus::Result<ServiceHealth> {
     let served = Arc::clone(node_ports);
     let addresses = move || health_check_addresses(&served);
-    ServiceHealth::start(addresses, Arc::clone(health), recorder.clone())
+    ServiceHealth::start(addresses, Arc::clone(health), recorder.clone(), registry)
 }
 
 /// Returns the addresses at which health-check node ports listen now.

@@ -17,8 +17,8 @@ pub use self::{
     explanation::{Candidate, Connection, Connections, Explanation, Object, PassedOver},
     services::{Address, Endpoint, ServicePort, ServicePortList, Traffic},
     status::{
-        Conflict, Counts, Failing, FamilySync, LastSync, Mode, ObjectKind, Objects, Status,
-        Trouble, Unsupported,
+        Conflict, Counts, Failing, FamilySync, HealthCheckFailing, LastSync, Mode, ObjectKind,
+        Objects, Status, Trouble, Unsupported,
     },
     syncs::{PastSync, SyncList},
 };

@@ -49,6 +49,9 @@ pub struct ServicePort {
     pub endpoints: Vec<Endpoint>,
     /// Why it is not in force as asked.
     pub failing: Option<String>,
+    /// Where the health-check node port of its Service cannot be served, and why.
+    #[serde(default)]
+    pub health_check_failing: Vec<String>,
     /// What it asks for that the mode does not do.
     pub unsupported: Vec<Unsupported>,
     /// Which addresses it does not get, and who owns them.

@@ -34,6 +34,9 @@ pub struct Status {
     pub counts: Counts,
     /// What is not in force as asked.
     pub failing: Listed<Failing>,
+    /// Health-check node ports that cannot be served.
+    #[serde(default)]
+    pub health_checks_failing: Listed<HealthCheckFailing>,
     /// What Services ask for that this mode does not do.
     pub unsupported: Listed<Unsupported>,
     /// Addresses that several Services name.
@@ -140,6 +143,20 @@ pub struct Failing {
     pub protocol: Option<String>,
     /// `IPv4` or `IPv6`.
     pub family: String,
+    /// What failed, in words.
+    pub why: String,
+}
+
+/// A health-check node port that cannot be served at an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthCheckFailing {
+    /// `namespace/name` of the Service.
+    pub service: String,
+    /// Where it is to be served.
+    pub address: String,
+    /// The time at which it was first tried in vain.
+    pub since: String,
     /// What failed, in words.
     pub why: String,
 }

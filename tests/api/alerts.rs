@@ -13,7 +13,7 @@ const AT: &str = "55m";
 /// Series of healthy nodes, without the label `job`, and their values, a minute each.
 /// Syncs that fail once, ports that fail for some minutes and changes that wait for the
 /// next sync are no reason for an alert.
-const HEALTHY: [(&str, &str); 13] = [
+const HEALTHY: [(&str, &str); 14] = [
     (UP, "1x60"),
     // Another node.
     ("up{instance=\"b\"}", "1x60"),
@@ -21,6 +21,7 @@ const HEALTHY: [(&str, &str); 13] = [
     (SYNCED, "11+60x60"),
     (SYNCS_FAILED, "0x20 1x40"),
     (PORTS_FAILED, "0x30 1x3 0x30"),
+    (HEALTH_CHECKS_FAILED, "0x30 1x3 0x30"),
     (FALLBACK, "0x60"),
     (CONFLICTING, "0x60"),
     (NO_LOCAL, "0x60"),
@@ -47,6 +48,7 @@ const SYNCED: &str =
     "kubeproxy_sync_proxy_rules_last_timestamp_seconds{instance=\"a\",ip_family=\"IPv4\"}";
 const SYNCS_FAILED: &str = "tripod_sync_failures_total{instance=\"a\",ip_family=\"IPv4\"}";
 const PORTS_FAILED: &str = "tripod_service_ports_failed{instance=\"a\"}";
+const HEALTH_CHECKS_FAILED: &str = "tripod_health_check_node_ports_failed{instance=\"a\"}";
 const FALLBACK: &str = "tripod_mode_fallback{instance=\"a\",reason=\"ipvs,dummy\"}";
 const CONFLICTING: &str = "tripod_service_ports_conflicting{instance=\"a\"}";
 const NO_LOCAL: &str = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{instance=\"a\",traffic_policy=\"internal\"}";
@@ -64,7 +66,7 @@ type Fault = (
     &'static [&'static str],
 );
 
-const FAULTS: [Fault; 11] = [
+const FAULTS: [Fault; 12] = [
     ("nothing", &[], &[]),
     ("one of two nodes is down", &[(UP, "0x60")], &["TripodDown"]),
     (
@@ -86,6 +88,11 @@ const FAULTS: [Fault; 11] = [
         "a port is not in force",
         &[(PORTS_FAILED, "1x60")],
         &["TripodServicePortsFail"],
+    ),
+    (
+        "a health-check node port cannot be served",
+        &[(HEALTH_CHECKS_FAILED, "1x60")],
+        &["TripodHealthChecksFail"],
     ),
     (
         "another mode runs",

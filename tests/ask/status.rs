@@ -1,10 +1,13 @@
 //! `tripod status`.
 
+use std::net::TcpListener;
+
 use serde_json::{Value, json};
 
 use super::{Printed, SOON, started, status, tripod};
 use crate::lab::{
-    Capture, Lab, ProgramFault, Programs, Service, Share, Tripod, eventually, run, tripod_binary,
+    Capture, Lab, ProgramFault, Programs, Service, Share, Tripod, eventually, get, run,
+    tripod_binary,
 };
 
 #[test]
@@ -134,6 +137,60 @@ fn what_is_not_in_force_has_its_reason() {
             answer if answer["healthy"] == true => Ok(()),
             answer => Err(format!("{answer:#}")),
         });
+    });
+}
+
+#[test]
+fn a_health_check_that_cannot_be_served_makes_it_unhealthy() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        let taken = lab.node.enter(|| TcpListener::bind("0.0.0.0:30600"));
+        let taken = taken.expect("the port is free");
+        lab.publish_all(&Service::new("web", 1));
+        let balanced = Service::new("balanced", 2)
+            .spec("type", json!("LoadBalancer"))
+            .spec("externalTrafficPolicy", json!("Local"))
+            .spec("healthCheckNodePort", json!(30600));
+        lab.publish_all(&balanced);
+        let running = started(&lab, &[]);
+        let printed = eventually("it is not healthy", SOON, || {
+            match tripod(&lab.node, &["status"]) {
+                printed if printed.status == Some(1) => Ok(printed),
+                printed => Err(format!("{printed:?}\n{}", running.log())),
+            }
+        });
+        for words in [
+            "1 health-check node port cannot be served",
+            "health checks  default/balanced on [::]:30600, since ",
+        ] {
+            assert!(printed.text.contains(words), "no {words:?} in {printed:?}");
+        }
+        let failing = &status(&lab)["healthChecksFailing"];
+        assert_eq!(failing["total"], 1, "{failing}");
+        assert_eq!(failing["items"][0]["service"], "default/balanced");
+        let remark = "health-check node port not served on [::]:30600: Address already in use";
+        let of = |service| tripod(&lab.node, &["services", service]).text;
+        assert!(of("default/balanced").contains(remark));
+        assert!(!of("default/web").contains("health-check"));
+        let metrics = || {
+            let at = ([127, 0, 0, 1], 10249).into();
+            get(&lab.node, at, "/metrics").expect("metrics")
+        };
+        assert!(metrics().contains("tripod_health_check_node_ports_failed 1\n"));
+        // Load balancers of other Services depend on it.
+        let healthz = get(&lab.node, (lab.node.addresses[0], 10256).into(), "/healthz");
+        assert!(healthz.is_ok_and(|answer| answer.contains("\"healthy\":true")));
+
+        drop(taken);
+        eventually("it is healthy", SOON, || {
+            match tripod(&lab.node, &["status"]) {
+                printed if printed.status == Some(0) => Ok(()),
+                printed => Err(format!("{printed:?}")),
+            }
+        });
+        assert!(metrics().contains("tripod_health_check_node_ports_failed 0\n"));
+        assert!(running.log().contains("health-check node port served now"));
     });
 }
 

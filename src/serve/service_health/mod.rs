@@ -13,6 +13,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use prometheus::Registry;
 use tokio::sync::watch;
 
 use crate::{
@@ -21,6 +22,8 @@ use crate::{
     runner::{AfterSync, health::Health},
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
+
+pub use self::ports::Refused;
 
 /// The health checks to serve, and the addresses to serve them at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,6 +71,11 @@ impl HealthListeners {
     pub(super) fn missing(&self) -> Vec<(ServiceName, SocketAddr)> {
         self.sockets.missing(&self.desired.borrow())
     }
+
+    /// Returns the addresses that could not be listened on when it was tried, and why.
+    pub(super) fn refused(&self) -> Vec<Refused> {
+        self.sockets.refused()
+    }
 }
 
 impl ServiceHealth {
@@ -75,20 +83,25 @@ impl ServiceHealth {
     /// now, and is asked at each full sync; a wildcard stands for every address
     /// of both families. All ports close when this is dropped. Must be called
     /// within a tokio runtime.
+    ///
+    /// # Errors
+    /// When `registry` has metrics of these names already.
     pub fn start(
         addresses: impl FnMut() -> Vec<IpAddr> + Send + 'static,
         health: Arc<Health>,
         events: Recorder,
-    ) -> ServiceHealth {
+        registry: &Registry,
+    ) -> prometheus::Result<ServiceHealth> {
         let (desired, receiver) = watch::channel(Desired::default());
-        let sockets = ports::Sockets::default();
+        let sockets = ports::Sockets::new()?;
+        sockets.register(registry)?;
         tokio::spawn(ports::maintain(receiver, sockets.clone(), health, events));
-        ServiceHealth {
+        Ok(ServiceHealth {
             addresses: Box::new(addresses),
             parts: HashMap::new(),
             desired,
             sockets,
-        }
+        })
     }
 
     /// Returns what says where health checks are not served.

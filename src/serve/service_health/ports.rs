@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     net::{IpAddr, SocketAddr},
     sync::{Arc, Weak},
     time::Duration,
@@ -12,6 +13,7 @@ use hyper::{
     header::{HeaderName, HeaderValue},
 };
 use parking_lot::Mutex;
+use prometheus::{IntGauge, Registry};
 use serde_json::Value;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
@@ -27,6 +29,7 @@ use crate::{
         http::{Answer, serve},
     },
     services::ServiceName,
+    trouble::Trouble,
 };
 
 /// Pause before an address that was refused once is tried again, and named if it still
@@ -39,14 +42,77 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// weights.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// The sockets that listen, while they do.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Sockets(Arc<Mutex<BTreeMap<Place, Weak<TcpListener>>>>);
+/// The sockets that listen, while they do, and why others cannot.
+#[derive(Clone, Debug)]
+pub(super) struct Sockets {
+    open: Arc<Mutex<BTreeMap<Place, Weak<TcpListener>>>>,
+    refused: Arc<Mutex<BTreeMap<Place, Trouble>>>,
+    /// How many are refused.
+    count: IntGauge,
+}
 
 impl Sockets {
+    pub(super) fn new() -> prometheus::Result<Sockets> {
+        Ok(Sockets {
+            open: Arc::default(),
+            refused: Arc::default(),
+            count: IntGauge::new(
+                "tripod_health_check_node_ports_failed",
+                "Health-check node ports that cannot be served, one for each Service and \
+                 address; `tripod status` and Events name them.",
+            )?,
+        })
+    }
+
+    pub(super) fn register(&self, registry: &Registry) -> prometheus::Result<()> {
+        registry.register(Box::new(self.count.clone()))
+    }
+
+    /// Returns what cannot be served, and why.
+    pub(super) fn refused(&self) -> Vec<Refused> {
+        let refused = self.refused.lock();
+        let refused = refused.iter().map(|(place, trouble)| Refused {
+            service: place.service.clone(),
+            address: place.address,
+            trouble: trouble.clone(),
+        });
+        refused.collect()
+    }
+
+    fn refuse(&self, place: &Place, why: String) {
+        let mut refused = self.refused.lock();
+        let before = refused.remove(place);
+        refused.insert(place.clone(), Trouble::now(before, why));
+        self.set_count(&refused);
+    }
+
+    /// Forgets that `place` was refused; returns whether it was.
+    fn mend(&self, place: &Place) -> bool {
+        let mut refused = self.refused.lock();
+        let was = refused.remove(place).is_some();
+        self.set_count(&refused);
+        was
+    }
+
+    fn set_count(&self, refused: &BTreeMap<Place, Trouble>) {
+        self.count
+            .set(i64::try_from(refused.len()).unwrap_or(i64::MAX));
+    }
+
+    /// Returns the other Service that is served at the address of `place`.
+    fn other_at(&self, place: &Place) -> Option<ServiceName> {
+        let open = self.open.lock();
+        let mut at = open.iter().filter(|(other, socket)| {
+            other.address == place.address
+                && other.service != place.service
+                && socket.strong_count() > 0
+        });
+        at.next().map(|(other, _)| other.service.clone())
+    }
+
     /// Returns where `desired` has no socket that listens.
     pub(super) fn missing(&self, desired: &Desired) -> Vec<(ServiceName, SocketAddr)> {
-        let sockets = self.0.lock();
+        let sockets = self.open.lock();
         let listens = |place: &Place| {
             let socket = sockets.get(place).and_then(Weak::upgrade);
             socket.is_some_and(|socket| identity(&*socket).is_some())
@@ -58,10 +124,21 @@ impl Sockets {
     }
 
     fn add(&self, place: &Place, socket: &Arc<TcpListener>) {
-        let mut sockets = self.0.lock();
+        let mut sockets = self.open.lock();
         sockets.retain(|_, socket| socket.strong_count() > 0);
         sockets.insert(place.clone(), Arc::downgrade(socket));
     }
+}
+
+/// A health check that cannot be served at an address.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// The Service that it is for.
+    pub service: ServiceName,
+    /// Where it is to be.
+    pub address: SocketAddr,
+    /// Why it is not, and since when.
+    pub trouble: Trouble,
 }
 
 /// One listener of one Service.
@@ -110,7 +187,12 @@ pub(super) async fn maintain(
         for place in gone {
             if let Some(listening) = open.remove(&place) {
                 listening.end().await;
-                tracing::debug!(service = %place.service, address = %place.address, "health-check port closed");
+                let (service, address) = (&place.service, place.address);
+                if sockets.mend(&place) {
+                    tracing::info!(%service, %address, "health-check node port, which could not be served, is not asked for any more");
+                } else {
+                    tracing::debug!(%service, %address, "health-check port closed");
+                }
             }
         }
         for place in places {
@@ -148,7 +230,7 @@ async fn listen(
     events: Recorder,
 ) {
     loop {
-        let listener = Arc::new(bound(&place, &events).await);
+        let listener = Arc::new(bound(&place, &sockets, &events).await);
         sockets.add(&place, &listener);
         let (desired, health) = (desired.clone(), Arc::clone(&health));
         let service = place.service.clone();
@@ -169,7 +251,7 @@ async fn listen(
 }
 
 /// Listens at `place`, as soon as it can be bound.
-async fn bound(place: &Place, events: &Recorder) -> TcpListener {
+async fn bound(place: &Place, sockets: &Sockets, events: &Recorder) -> TcpListener {
     let Place { service, address } = place;
     let address = *address;
     let mut refusals = 0u32;
@@ -179,9 +261,13 @@ async fn bound(place: &Place, events: &Recorder) -> TcpListener {
             Ok(listener) => break listener,
             Err(error) => {
                 refusals = refusals.saturating_add(1);
+                let why = reason(&error, sockets.other_at(place));
+                if refusals > 1 {
+                    sockets.refuse(place, why.clone());
+                }
                 if refusals == 2 {
                     let note = format!(
-                        "health-check node port {} cannot be served on {}: {error}; load balancers will pass this node over until it can",
+                        "health-check node port {} cannot be served on {}: {why}; until it can, load balancers do not learn from this node whether it has endpoints of the Service",
                         address.port(),
                         address.ip()
                     );
@@ -198,12 +284,25 @@ async fn bound(place: &Place, events: &Recorder) -> TcpListener {
             }
         }
     };
-    if refusals > 1 {
-        tracing::info!(%service, %address, "health-check port served now")
+    if sockets.mend(place) {
+        tracing::info!(%service, %address, "health-check node port served now")
     } else {
         tracing::debug!(%service, %address, "health-check port opened")
     }
     listener
+}
+
+/// Returns why an address is not served, and what to do. `other` is the Service that has it.
+fn reason(error: &io::Error, other: Option<ServiceName>) -> String {
+    match (error.kind(), other) {
+        (io::ErrorKind::AddrInUse, Some(other)) => format!(
+            "the Service {other} has the same healthCheckNodePort: create one of them anew with another"
+        ),
+        (io::ErrorKind::AddrInUse, None) => format!(
+            "{error}: have what listens on this port (`ss -ltnp` on the node names it) use another, or create the Service anew with another healthCheckNodePort"
+        ),
+        _ => error.to_string(),
+    }
 }
 
 fn answer(service: &ServiceName, count: usize, healthy: bool) -> Answer {

@@ -73,7 +73,13 @@ impl Bench {
         let health = Arc::new(Health::new(Duration::from_millis(1)));
         let (recorder, events) = Recorder::new(16);
         Bench {
-            serving: ServiceHealth::start(|| vec![here()], Arc::clone(&health), recorder),
+            serving: ServiceHealth::start(
+                || vec![here()],
+                Arc::clone(&health),
+                recorder,
+                &Registry::new(),
+            )
+            .unwrap(),
             health,
             events,
         }
@@ -278,6 +284,12 @@ async fn a_port_that_is_taken_is_named_once_and_tried_again() {
         crate::events::Regarding::Service(web.service)
     );
     assert!(event.note.contains(&check.to_string()), "{}", event.note);
+    let listeners = bench.serving.listeners();
+    let [refused] = &listeners.refused()[..] else {
+        panic!("{:?}", listeners.refused());
+    };
+    assert_eq!(refused.address, SocketAddr::new(here(), check));
+    assert!(refused.trouble.why.contains("ss -ltnp"), "{refused:?}");
     // It is tried again in vain a few times.
     tokio::time::pause();
     tokio::time::sleep(Duration::from_secs(20)).await;
@@ -287,4 +299,34 @@ async fn a_port_that_is_taken_is_named_once_and_tried_again() {
     let answer = eventually(check, |answer| answer.is_some()).await.unwrap();
     assert!(answer.contains("\"name\": \"web\""));
     assert!(bench.events.try_recv().is_err(), "it was reported already");
+    assert!(listeners.refused().is_empty());
+}
+
+#[tokio::test]
+async fn of_two_services_with_one_port_the_other_is_named() {
+    let mut bench = Bench::new();
+    let (first, second) = (
+        name("first", "", Family::V4),
+        name("second", "", Family::V4),
+    );
+    let check = free_port();
+    let mut ports = vec![port(first, Some(check), &[])];
+    bench.sync(true, &[], &ports);
+    eventually(check, |answer| answer.is_some()).await;
+    ports.push(port(second.clone(), Some(check), &[]));
+    bench.sync(true, &[], &ports);
+    let event = bench.events.recv().await.unwrap();
+    assert!(event.note.contains("the Service hc/first has"), "{event:?}");
+    let listeners = bench.serving.listeners();
+    let refused = listeners.refused();
+    assert_eq!(refused.len(), 1);
+    assert_eq!(refused[0].service, second.service);
+    // It is over, too, when the port is not asked for any more.
+    ports.pop();
+    bench.sync(true, &[], &ports);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !listeners.refused().is_empty() {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

@@ -7,7 +7,7 @@ use hyper::StatusCode;
 use super::{PortTraffic, StatusApi, address_kind, json, refused, unsupported};
 use crate::{
     runner::status::FamilyStatus,
-    serve::http::Answer,
+    serve::{http::Answer, service_health::Refused},
     services::{
         AddressKind, NotUsed, Preferences, ServicePort, ServicePortName, ServicePorts,
         SessionAffinity, TrafficPolicy,
@@ -37,11 +37,15 @@ impl StatusApi {
             return refused(StatusCode::NOT_FOUND, why);
         }
         let families = self.runner.families();
+        let refused = self.health_listeners.refused();
         let traffic = self.traffic.of(&page);
         let items = page
             .into_iter()
             .zip(traffic)
-            .map(|(port, traffic)| self.port(port, families.get(port.name.family), &traffic));
+            .map(|(port, traffic)| status_api::ServicePort {
+                health_check_failing: health_check_failing(port, &refused),
+                ..self.port(port, families.get(port.name.family), &traffic)
+            });
         json(&ServicePortList {
             api_version: VERSION.to_owned(),
             kind: "ServicePortList".to_owned(),
@@ -83,6 +87,7 @@ impl StatusApi {
             source_ranges: ranges.map(ToString::to_string).collect(),
             endpoints: endpoints(port, traffic),
             failing: family.failures.ports.get(name).cloned(),
+            health_check_failing: Vec::new(),
             unsupported,
             conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
             traffic: traffic.of_port,
@@ -205,6 +210,19 @@ fn addresses(port: &ServicePort) -> Vec<Address> {
         .chain(external)
         .chain(balancer.map(|ip| at(AddressKind::LoadBalancerIp, ip)))
         .chain(node_port)
+        .collect()
+}
+
+/// Returns where the health-check node port of the Service cannot be served, and why.
+fn health_check_failing(port: &ServicePort, refused: &[Refused]) -> Vec<String> {
+    if port.health_check_node_port.is_none() {
+        return Vec::new();
+    }
+    let of_service = refused
+        .iter()
+        .filter(|refused| refused.service == port.name.service);
+    of_service
+        .map(|refused| format!("{}: {}", refused.address, refused.trouble.why))
         .collect()
 }
 

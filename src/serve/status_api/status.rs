@@ -8,8 +8,8 @@ use crate::{
     runner::{health::Snapshot, status::FamilyStatus},
     services::{ServicePortName, ServicePorts},
     status_api::{
-        Conflict, Counts, Failing, FamilySync, LastSync, Listed, Mode, ObjectKind, Objects, Status,
-        Trouble, Unsupported, VERSION,
+        Conflict, Counts, Failing, FamilySync, HealthCheckFailing, LastSync, Listed, Mode,
+        ObjectKind, Objects, Status, Trouble, Unsupported, VERSION,
     },
 };
 
@@ -27,7 +27,13 @@ impl StatusApi {
             .map(|(family, status)| sync(family, status, &health))
             .collect();
         let failing = failing(families.iter());
-        let problems = problems(&objects, &syncs, failing.total);
+        let health_checks_failing = self.health_checks_failing();
+        let mut problems = problems(&objects, &syncs, failing.total);
+        match health_checks_failing.total {
+            0 => {}
+            1 => problems.push("1 health-check node port cannot be served".to_owned()),
+            total => problems.push(format!("{total} health-check node ports cannot be served")),
+        }
         Status {
             api_version: VERSION.to_owned(),
             kind: "Status".to_owned(),
@@ -46,6 +52,7 @@ impl StatusApi {
             syncs,
             counts: counts(&ports),
             failing,
+            health_checks_failing,
             unsupported: self.unsupported(),
             conflicts: conflicts(&ports),
         }
@@ -62,6 +69,20 @@ impl StatusApi {
         Objects {
             source: self.about.source.clone(),
             kinds: kinds.collect(),
+        }
+    }
+
+    fn health_checks_failing(&self) -> Listed<HealthCheckFailing> {
+        let refused = self.health_listeners.refused();
+        let items = refused.iter().take(MOST).map(|refused| HealthCheckFailing {
+            service: refused.service.to_string(),
+            address: refused.address.to_string(),
+            since: time(refused.trouble.since),
+            why: refused.trouble.why.clone(),
+        });
+        Listed {
+            items: items.collect(),
+            total: refused.len(),
         }
     }
 
