@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use tokio::{net::UnixStream, time::timeout};
 
 use super::read;
-use crate::status_api::Refused;
+use crate::{cli::Unwritable, status_api::Refused};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -28,6 +28,14 @@ pub(super) enum Failure {
     Unavailable(String),
     /// The answer cannot be read.
     Unreadable(String),
+    /// The answer cannot be printed.
+    Unwritable(Unwritable),
+}
+
+impl From<Unwritable> for Failure {
+    fn from(error: Unwritable) -> Failure {
+        Failure::Unwritable(error)
+    }
 }
 
 impl fmt::Display for Failure {
@@ -37,6 +45,7 @@ impl fmt::Display for Failure {
             | Failure::Refused(why)
             | Failure::Unavailable(why)
             | Failure::Unreadable(why) => f.write_str(why),
+            Failure::Unwritable(error) => error.fmt(f),
         }
     }
 }

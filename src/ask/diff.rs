@@ -22,7 +22,7 @@ pub(super) enum Detail {
 }
 
 /// Returns the status to exit with: 0 where nothing differs, 1 where something does, 2
-/// where a family could not be compared, or another process of userspace mode has them all.
+/// where a family could not be compared, or another process serves now and knows them.
 pub(super) fn status(diff: &Diff) -> ExitCode {
     if diff.families.is_empty() || diff.families.iter().any(|family| family.error.is_some()) {
         return ExitCode::from(UNREACHABLE);
@@ -42,8 +42,8 @@ pub(super) fn table(diff: &Diff, detail: Detail, paint: Paint) -> String {
         text.push_str(&section(family, &diff.mode, detail, paint));
     }
     if diff.families.is_empty() {
-        let why = "could not be compared: another process of userspace mode serves now; ask again \
-                   when this one has ended";
+        let why = "could not be compared: another Tripod process serves now; ask again when this one \
+                   has ended";
         let why = paint.paint(Tone::Bad, why);
         text.push_str(&format!("{} mode: {why}\n", diff.mode));
     }

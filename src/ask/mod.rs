@@ -27,7 +27,7 @@ use self::{
     paint::Paint,
 };
 use crate::{
-    cli::{Ask, Output, Question, Repeat},
+    cli::{self, Ask, Output, Question, Repeat},
     status_api::{DIFF_PATH, Diff, EXPLAIN_PATH, Explanation, STATUS_PATH, ServicePort, Status},
 };
 
@@ -35,7 +35,7 @@ use crate::{
 const UNREACHABLE: u8 = 2;
 
 /// Asks, and prints the answer. Returns the status to exit with: 0; 1 where the proxy
-/// is not healthy, or there is no such Service; 2 where it does not answer, or cannot now.
+/// is not healthy, there is no such Service, or the answer cannot be written; 2 where it does not answer, or cannot now.
 pub async fn ask(ask: &Ask) -> ExitCode {
     let connection = Connection::new(&ask.socket);
     let answered = match &ask.question {
@@ -68,7 +68,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
         // The reader may have closed its end.
         let _ = writeln!(io::stderr(), "error: {failure}");
         match failure {
-            Failure::Refused(_) => ExitCode::FAILURE,
+            Failure::Refused(_) | Failure::Unwritable(_) => ExitCode::FAILURE,
             Failure::Unreachable(_) | Failure::Unavailable(_) | Failure::Unreadable(_) => {
                 ExitCode::from(UNREACHABLE)
             }
@@ -147,7 +147,7 @@ async fn how_it_is(connection: &Connection<'_>, output: Output) -> Result<ExitCo
         Output::Json => json(&status)?,
         Output::Yaml => yaml(&status)?,
     };
-    print(&text);
+    print(&text)?;
     Ok(if status.healthy {
         ExitCode::SUCCESS
     } else {
@@ -166,7 +166,7 @@ async fn what_becomes(
         Output::Wide => explain::table(&explanation, explain::Detail::All, Paint::of_stdout()),
         Output::Json => json(&explanation)?,
         Output::Yaml => yaml(&explanation)?,
-    });
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -177,7 +177,7 @@ async fn what_differs(connection: &Connection<'_>, output: Output) -> Result<Exi
         Output::Wide => diff::table(&diff, diff::Detail::All, Paint::of_stdout()),
         Output::Json => json(&diff)?,
         Output::Yaml => yaml(&diff)?,
-    });
+    })?;
     Ok(diff::status(&diff))
 }
 
@@ -218,7 +218,6 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     })
 }
 
-fn print(text: &str) {
-    // The reader may close its end early, as `head` does.
-    let _ = io::stdout().write_all(text.as_bytes());
+fn print(text: &str) -> Result<(), Failure> {
+    Ok(cli::put(text)?)
 }

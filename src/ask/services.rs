@@ -48,7 +48,7 @@ pub(super) async fn print(
         }
         Output::Json => json(&list)?,
         Output::Yaml => yaml(&list)?,
-    });
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

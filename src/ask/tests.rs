@@ -61,7 +61,7 @@ async fn who_could_not_be_asked_is_no_difference() {
         ("200 OK", diff(&family("null", 1), ""), 1),
         ("200 OK", diff(&same, DIFFERENCE), 1),
         ("200 OK", diff(&family(r#""a lock""#, 0), ""), 2),
-        // Another process of userspace mode knows what is to be there.
+        // Another process knows what is to be there.
         ("200 OK", diff("", ""), 2),
         ("400 Bad Request", error("to is missing"), 1),
         ("404 Not Found", error("no such Service"), 1),

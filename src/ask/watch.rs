@@ -9,6 +9,7 @@ use std::{
 use terminal_size::{Height, terminal_size};
 
 use super::connection::Failure;
+use crate::cli::Unwritable;
 
 /// Time from one table to the next.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -17,7 +18,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// that goes away is waited for.
 ///
 /// # Errors
-/// When there is nothing to show at the first time.
+/// When there is nothing to show at the first time, or it cannot be written.
 pub(super) async fn watch(
     mut lines: impl AsyncFnMut() -> Result<Vec<String>, Failure>,
 ) -> Result<(), Failure> {
@@ -26,8 +27,10 @@ pub(super) async fn watch(
     loop {
         let mut out = io::stdout();
         let text = screen.update(now);
-        if out.write_all(text.as_bytes()).and(out.flush()).is_err() {
-            return Ok(());
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            Err(error) => return Err(Unwritable::from(error).into()),
         }
         tokio::time::sleep(PERIOD).await;
         now = lines()

@@ -150,7 +150,7 @@ const DIFF_HELP: &str = "\
 Reads what the kernel holds and compares it with what it is to hold for the Services
 as they are now; changes nothing. Exits with 0 where nothing differs, with 1 where
 something does, and with 2 if the proxy does not answer or cannot now, the kernel cannot
-be read, another process of userspace mode serves, or the command line is wrong.";
+be read, another Tripod process serves, or the command line is wrong.";
 
 pub(super) fn diff() -> Command {
     let about = "Print how the kernel differs from what it is to hold, and exit";

@@ -8,6 +8,7 @@ mod flags;
 mod hold;
 mod migrate;
 mod options;
+mod put;
 mod settings;
 mod test;
 #[cfg(test)]
@@ -29,6 +30,7 @@ pub use self::{
     ask::{Ask, Output, Question, Repeat},
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
+    put::{Unwritable, put},
     settings::{Job, Settings},
     test::{Cluster, FolderTest, Place, Test, TestServer},
     trace::Trace,
@@ -81,14 +83,16 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// Prints the text. Returns the status to exit with: 0 or 2.
+    /// Prints the text. Returns the status to exit with: 0; 1 where it cannot be written; or 2.
     pub fn print(&self) -> ExitCode {
         match self {
-            // The reader may close its end early, as `head` does.
-            Stop::Answer(text) => {
-                let _ = writeln!(io::stdout(), "{text}");
-                ExitCode::SUCCESS
-            }
+            Stop::Answer(text) => match put(&format!("{text}\n")) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    let _ = writeln!(io::stderr(), "error: {error}");
+                    ExitCode::FAILURE
+                }
+            },
             Stop::Refusal(text) => {
                 let _ = writeln!(io::stderr(), "{text}");
                 ExitCode::from(2)

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ask,
-    cli::{Machine, Migrate, Output, Settings},
+    cli::{self, Machine, Migrate, Output, Settings},
     kernel::{probe::Kernel, xtables::Engine},
     migrate::{
         self, Chosen, Given, Holdings, ModeChanges, Report, differences, node_lines, origin, state,
@@ -25,30 +25,27 @@ use crate::{
 
 /// Something that matters differs.
 const DIFFERS: u8 = 1;
-/// The configuration or the objects cannot be read.
+/// The configuration or the objects cannot be read, or the answer cannot be written.
 const FAILED: u8 = 2;
 
 /// Prints what differs. Returns the status to exit with.
 pub(super) async fn check(asked: &Migrate) -> ExitCode {
     let printed = match report(asked).await {
-        Ok(report) => text(&report, asked.output).map(|text| (text, report.differs())),
+        Ok(report) => print(&report, asked.output).map(|()| report.differs()),
         Err(error) => Err(error),
     };
     match printed {
-        Ok((text, differs)) => {
-            // The reader may close its end early, as `head` does.
-            let _ = io::stdout().write_all(text.as_bytes());
-            if differs {
-                ExitCode::from(DIFFERS)
-            } else {
-                ExitCode::SUCCESS
-            }
-        }
+        Ok(true) => ExitCode::from(DIFFERS),
+        Ok(false) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error}");
             ExitCode::from(FAILED)
         }
     }
+}
+
+fn print(report: &Report, output: Output) -> Result<(), String> {
+    cli::put(&text(report, output)?).map_err(|error| error.to_string())
 }
 
 async fn report(asked: &Migrate) -> Result<Report, String> {

@@ -1,13 +1,13 @@
 //! `tripod probe`, and the choice of the mode at start.
 
-use std::{io::Write, path::Path, thread, time::Duration};
+use std::{path::Path, thread, time::Duration};
 
 use tokio::sync::oneshot;
 
 use super::Done;
 use crate::{
     backoff::Backoff,
-    cli::{Output, Settings},
+    cli::{self, Output, Settings},
     kernel::probe::{Attempt, Examination, Findings, Kernel, Scope, findings},
     log_once::LogOnce,
     modes::verdict::{self, Choice, ModeRequirements},
@@ -27,7 +27,7 @@ pub(super) fn print(settings: &Settings, output: Output) -> Done {
         Output::Yaml => serde_saphyr::to_string(&verdict::json(&verdicts))?,
         Output::Table | Output::Wide => verdict::table(&verdicts),
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    cli::put(&text)?;
     Ok(())
 }
 

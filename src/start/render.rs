@@ -1,10 +1,10 @@
 //! `tripod render`: what a mode would do, for a folder of manifests.
 
-use std::{fmt, io::Write, net::IpAddr, path::Path};
+use std::{fmt, net::IpAddr, path::Path};
 
 use super::{Done, probe};
 use crate::{
-    cli::Settings,
+    cli::{self, Settings},
     kernel::probe::Kernel,
     modes::{render, verdict},
     net::ModeName,
@@ -15,7 +15,7 @@ use crate::{
 
 pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
     let text = text(settings, &mut read(settings, folder).await?)?;
-    std::io::stdout().write_all(text.as_bytes())?;
+    cli::put(&text)?;
     Ok(())
 }
 

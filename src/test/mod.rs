@@ -20,7 +20,7 @@ use std::{
 
 pub use self::server::serve;
 
-use crate::cli::{Place, Test};
+use crate::cli::{self, Place, Test};
 
 /// Nothing can be tried.
 const UNABLE: u8 = 2;
@@ -34,18 +34,12 @@ pub async fn test(asked: &Test) -> ExitCode {
     };
     let printed = report.and_then(|report| {
         let good = report.is_good();
-        Ok((print::text(&report, asked.output)?, good))
+        cli::put(&print::text(&report, asked.output)?).map_err(|error| error.to_string())?;
+        Ok(good)
     });
     match printed {
-        Ok((text, good)) => {
-            // The reader may close its end early, as `head` does.
-            let _ = io::stdout().write_all(text.as_bytes());
-            if good {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            }
-        }
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error}");
             ExitCode::from(UNABLE)

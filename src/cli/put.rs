@@ -1,0 +1,48 @@
+//! Standard output, for what a command prints.
+
+use std::io::{self, Write};
+
+/// Standard output does not take it all.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot write to standard output: {0}; what is there is not whole: free space where it goes, \
+     or send it elsewhere"
+)]
+pub struct Unwritable(#[from] io::Error);
+
+/// Writes `text` to standard output. A reader that closes its end early, as `head` does, has
+/// what it wants.
+///
+/// # Errors
+/// When it cannot be written for another reason, as where a disk is full.
+pub fn put(text: &str) -> Result<(), Unwritable> {
+    put_to(&mut io::stdout().lock(), text)
+}
+
+fn put_to(out: &mut impl Write, text: &str) -> Result<(), Unwritable> {
+    // What is kept in a buffer would be lost without a word at the end of the process.
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        io::{BufWriter, pipe},
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_an_error_and_a_closed_pipe_is_none() {
+        let full = File::options().write(true).open("/dev/full");
+        let error = put_to(&mut BufWriter::new(full.unwrap()), "text").unwrap_err();
+        assert!(error.to_string().contains("No space left"), "{error}");
+        let (reader, mut writer) = pipe().unwrap();
+        drop(reader);
+        assert!(put_to(&mut writer, "text").is_ok());
+    }
+}
