@@ -35,7 +35,7 @@ use crate::{
         Mode,
         userspace::{self, Handover},
     },
-    net::ModeName,
+    net::{DetectLocal, Family, ModeName},
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, schedule},
     sched::SchedulerName,
@@ -227,6 +227,27 @@ fn recorder(source: &Source, node: &str) -> Recorder {
     }
 }
 
+/// Returns what is done otherwise because it is not known where pods of the family that the
+/// node has first are. As kube-proxy, which says so for that family alone: a cluster of one
+/// family has no network of the other.
+fn pods_unknown(effective: &Effective) -> Option<String> {
+    let DetectLocal::ClusterCidr(networks) = &effective.detect_local else {
+        return None;
+    };
+    let family = effective.primary_family;
+    let mut families = networks.iter().map(|network| Family::of(&network.addr()));
+    (!families.any(|of| of == family)).then(|| {
+        format!(
+            "detectLocalMode is ClusterCIDR, and clusterCIDR (--cluster-cidr) has no network of \
+             {family}: callers of {family} cannot be told from pods of the cluster, so that in \
+             modes of the kernel who calls a cluster IP from outside is masqueraded with \
+             masqueradeAll alone, and pods that call an external address of a Service whose \
+             externalTrafficPolicy is Local are treated as callers from outside; name the pods' \
+             network, or set another detectLocalMode"
+        )
+    })
+}
+
 /// Logs, and has the cluster know, what this process runs without.
 fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) {
     let without = &settings.own.without;
@@ -240,6 +261,9 @@ fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) {
         recorder.post(Event::worse_mode(format!(
             "Running in {mode} mode: {reason}"
         )));
+    }
+    if let Some(unknown) = pods_unknown(&settings.effective) {
+        tracing::warn!("{unknown}");
     }
     for loss in &choice.lost {
         tracing::warn!("{loss}");
@@ -430,6 +454,35 @@ fn health_check_addresses(node_ports: &NodePorts) -> Vec<IpAddr> {
         Err(error) => {
             tracing::error!("health-check node ports are closed until the next full sync: {error}");
             Vec::new()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli;
+
+    #[test]
+    fn pods_of_the_first_family_are_to_be_known() {
+        for (flags, unknown) in [
+            (&[][..], Some("IPv4")),
+            (&["--cluster-cidr=fd00:244::/64"], Some("IPv4")),
+            (&["--cluster-cidr=10.244.0.0/16"], None),
+            (
+                &["--cluster-cidr=10.244.0.0/16", "--bind-address=::"],
+                Some("IPv6"),
+            ),
+            (&["--detect-local-mode=NodeCIDR"], None),
+        ] {
+            let words = ["tripod"].iter().chain(flags);
+            let read = cli::read(words.map(Into::into), |_| unreachable!("no file"));
+            let found = pods_unknown(&read.expect("good flags").effective);
+            let named = found.as_ref().map(|text| {
+                let family = text.split_once("no network of ").expect("a family").1;
+                &family[..4]
+            });
+            assert_eq!(named, unknown, "{flags:?}: {found:?}");
         }
     }
 }
