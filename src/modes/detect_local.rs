@@ -41,6 +41,11 @@ impl DetectLocal {
                 within(node.map(|node| &*node.pod_cidrs).unwrap_or_default())
             }
             net::DetectLocal::BridgeInterface(name) => DetectLocal::Through(name.clone()),
+            // One that is as long as a name may be (IFNAMSIZ - 1, linux/if.h) is a whole
+            // name, and iptables takes nothing longer.
+            net::DetectLocal::InterfaceNamePrefix(name) if name.len() >= 15 => {
+                DetectLocal::Through(name.clone())
+            }
             net::DetectLocal::InterfaceNamePrefix(prefix) => {
                 DetectLocal::Through(format!("{prefix}+"))
             }

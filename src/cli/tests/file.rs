@@ -88,6 +88,14 @@ fn periods_and_interfaces_are_checked_with_their_mode() {
             "detectLocalMode: InterfaceNamePrefix",
             "detectLocal.interfaceNamePrefix",
         ),
+        (
+            "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: sixteen-bytes-is}",
+            "detectLocal.bridgeInterface",
+        ),
+        (
+            "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: sixteen-bytes-is}",
+            "detectLocal.interfaceNamePrefix",
+        ),
         ("clusterCIDR: 10.0.0.0/8,11.0.0.0/8", "clusterCIDR"),
         ("clusterCIDR: 10.0.0.0/8,x", "clusterCIDR"),
         (

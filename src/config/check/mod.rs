@@ -107,6 +107,20 @@ const NODE_PORT_ADDRESS: &str =
     "it must be a CIDR, like 192.0.2.0/24 or 2001:db8::/64, or primary, localhost or all";
 const CIDR: &str = "it must be a CIDR, like 10.244.0.0/16 or fd00:10:244::/56";
 
+/// Most bytes of an interface's name (`IFNAMSIZ` of linux/if.h, less its NUL).
+const INTERFACE_NAME: usize = 15;
+
+/// Returns why `name` is neither an interface's name nor the beginning of one.
+fn unfit_interface(name: &str) -> Option<String> {
+    match name.len() {
+        0 => Some("it must not be empty with this detectLocalMode".to_owned()),
+        length if length > INTERFACE_NAME => Some(format!(
+            "it must have at most {INTERFACE_NAME} bytes, as names of interfaces have"
+        )),
+        _ => None,
+    }
+}
+
 struct Check {
     problems: Vec<Problem>,
     warnings: Vec<String>,
@@ -244,22 +258,21 @@ impl Check {
 
     fn detect_local(&mut self, c: &KubeProxyConfiguration) -> DetectLocal {
         let detect = &c.detect_local;
-        let empty = "it must not be empty with this detectLocalMode";
         match c.detect_local_mode.as_str() {
             "NodeCIDR" => DetectLocal::NodeCidr,
             "BridgeInterface" => {
                 let name = detect.bridge_interface.clone();
-                if name.is_empty() {
+                if let Some(why) = unfit_interface(&name) {
                     let field = "detectLocal.bridgeInterface";
-                    self.invalid(field, "pod-bridge-interface", &name, empty);
+                    self.invalid(field, "pod-bridge-interface", &name, why);
                 }
                 DetectLocal::BridgeInterface(name)
             }
             "InterfaceNamePrefix" => {
                 let prefix = detect.interface_name_prefix.clone();
-                if prefix.is_empty() {
+                if let Some(why) = unfit_interface(&prefix) {
                     let field = "detectLocal.interfaceNamePrefix";
-                    self.invalid(field, "pod-interface-name-prefix", &prefix, empty);
+                    self.invalid(field, "pod-interface-name-prefix", &prefix, why);
                 }
                 DetectLocal::InterfaceNamePrefix(prefix)
             }
