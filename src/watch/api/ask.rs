@@ -7,6 +7,7 @@ use http_body_util::BodyExt;
 use kube::{client::Body, core::Status};
 use tokio::time::timeout;
 
+use super::pause::MOST_ASKED;
 use crate::api_client::Access;
 
 /// How long the server may take until it begins to answer: it may have to wait
@@ -45,8 +46,13 @@ impl std::fmt::Display for Failure {
             | Failure::Unauthorized(text)
             | Failure::Withheld(text)
             | Failure::Broken(text) => f.write_str(text),
-            Failure::Busy(pause, text) => {
-                write!(f, "{text} (the server asks to wait {} s)", pause.as_secs())
+            Failure::Busy(asked, text) => {
+                let (all, most) = (asked.as_secs(), MOST_ASKED.as_secs());
+                write!(f, "{text} (the server asks to wait {all} s")?;
+                if *asked > MOST_ASKED {
+                    write!(f, ", and is asked again after {most} s")?;
+                }
+                f.write_str(")")
             }
         }
     }
@@ -206,6 +212,9 @@ mod tests {
         let busy = status(r#"{"code":429,"message":"later","details":{"retryAfterSeconds":7}}"#);
         let text = "429 Too Many Requests: later".to_owned();
         assert_eq!(busy, Failure::Busy(Duration::from_secs(7), text));
+        let long = status(r#"{"code":429,"details":{"retryAfterSeconds":100000}}"#).to_string();
+        let words = "(the server asks to wait 100000 s, and is asked again after 300 s)";
+        assert!(long.ends_with(words), "{long}");
         let failures = [
             (r#"{"code":422,"reason":"Invalid"}"#, "Unsupported"),
             (r#"{"code":400}"#, "Unsupported"),

@@ -5,6 +5,10 @@ use std::{
     time::Duration,
 };
 
+/// Most of what a server asks to wait that is waited: a proxy before it that errs would
+/// have the node miss every change of Services for as long as it says.
+pub(super) const MOST_ASKED: Duration = Duration::from_secs(5 * 60);
+
 /// Pauses that double from `first` to `longest`, each with half of it left to
 /// chance, so that the nodes of a cluster do not come back all at once.
 #[derive(Debug)]
@@ -33,10 +37,10 @@ impl Pauses {
     }
 
     /// Returns how long to wait after a failure for which the server demands a
-    /// pause of at least `minimum`: longer by chance, so that not all nodes
-    /// come back at once.
+    /// pause of at least `minimum`, which counts up to [`MOST_ASKED`]: longer by chance,
+    /// so that not all nodes come back at once.
     pub(super) fn at_least(&mut self, minimum: Duration) -> Duration {
-        minimum + self.next()
+        minimum.min(MOST_ASKED) + self.next()
     }
 
     /// Resets the pause to the first one, after a success.
@@ -81,6 +85,16 @@ mod tests {
         let mut spread: Vec<_> = thousand.collect();
         spread.sort();
         assert!(spread[900] - spread[100] > LONGEST / 3);
+    }
+
+    #[test]
+    fn what_the_server_says_counts_for_some_minutes() {
+        let mut pauses = Pauses::new(FIRST, LONGEST);
+        let pause = pauses.at_least(Duration::from_secs(100_000));
+        assert!(
+            pause > MOST_ASKED && pause <= MOST_ASKED + FIRST,
+            "{pause:?}"
+        );
     }
 
     #[test]
