@@ -63,7 +63,7 @@ fn a_broken_edit_keeps_the_last_good_version(lab: &mut Lab) {
     let tripod = lab.tripod();
     reaches("at first", &["a"], || ask(&lab.client, web.cluster()[0]));
     lab.write("web.json", "{\"apiVersion\": \"v1\", \"kind\": ");
-    tripod.logs_once(&["web.json"]);
+    tripod.logs_once(&["web.json: document 1"]);
     reaches("after the broken edit", &["a"], || {
         ask(&lab.client, web.cluster()[0])
     });
