@@ -35,7 +35,8 @@ use crate::{
 const UNREACHABLE: u8 = 2;
 
 /// Asks, and prints the answer. Returns the status to exit with: 0; 1 where the proxy
-/// is not healthy, there is no such Service, or the answer cannot be written; 2 where it does not answer, or cannot now.
+/// is not healthy, there is no such Service, or the answer cannot be written; 2 where the
+/// proxy does not answer, or cannot now.
 pub async fn ask(ask: &Ask) -> ExitCode {
     let connection = Connection::new(&ask.socket);
     let answered = match &ask.question {

@@ -247,9 +247,9 @@ fn passed_over(explanation: &question::Explanation, port: Option<&ServicePort>) 
     };
     let usage = port.into_iter().flat_map(|port| port.endpoints.usage());
     let others = usage.filter(|(endpoint, _)| !is_candidate(endpoint.address));
-    let other_endpoints_get_it = !explanation.candidates.is_empty();
     let not_used = || match explanation.verdict {
-        Verdict::Refused | Verdict::Dropped | Verdict::NotServed if !other_endpoints_get_it => {
+        // Such a packet has no candidates.
+        Verdict::Refused | Verdict::Dropped | Verdict::NotServed => {
             "no endpoint gets such a packet".to_owned()
         }
         _ => "not for such a caller, by the traffic policy".to_owned(),

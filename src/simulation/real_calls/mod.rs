@@ -87,7 +87,7 @@ impl Probe {
         world::protocol(self.service)
     }
 
-    /// Returns the first packet of a call from an address that nobody called from.
+    /// Returns the first packet of a call from an address from which none was made before.
     fn packet(&self, network: &Network) -> Packet {
         let source = network.source(self.caller, world::family(self.service));
         Packet {

@@ -1,5 +1,5 @@
 //! A node with its neighbours, as network namespaces: the callers of the simulation, a server
-//! at each endpoint, and other hosts, to which the node sends what it serves nobody for.
+//! at each endpoint, and other hosts, to which the node sends calls that it does not serve.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -42,7 +42,7 @@ const ELSEWHERE: usize = 1;
 /// The networks of service addresses.
 const SERVICE_NETWORKS: [u8; 3] = [96, 51, 113];
 
-/// Who calls.
+/// A host that makes calls, or the node itself.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) name: &'static str,
@@ -52,7 +52,7 @@ pub(super) struct Caller {
     at: Option<usize>,
 }
 
-/// All callers.
+/// Those that call each address of each Service.
 pub(super) const CALLERS: [Caller; 5] = [
     Caller::new("outside", (9, 1), Some(0)),
     Caller::new("a stranger", (8, 1), Some(0)),

@@ -28,7 +28,7 @@ pub(super) struct Version {
 /// What of a text cannot be read or used.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
-    /// Broken objects.
+    /// The broken objects of which it can be read which ones they are.
     pub(super) keys: BTreeSet<Key>,
     /// There is a part of which it is not known which objects it has.
     pub(super) unknown: bool,

@@ -18,7 +18,7 @@ use crate::watch::manifests::kind::{ApiObject, Kind, ObjectSeed};
 /// which takes some seconds, or [`LEAST_READ_AGAIN`] times the list.
 const MOST_READ_AGAIN: usize = 64 << 20;
 
-/// See [`MOST_READ_AGAIN`].
+/// So many times a list may be read again, however large it is.
 const LEAST_READ_AGAIN: usize = 8;
 
 /// Reads a list. Items of a list of one kind need not repeat their kind, and
