@@ -99,7 +99,7 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
             ) else {
                 continue;
             };
-            report.failed.extend(relayed.failed);
+            report.failed.add_all(&relayed.failed);
             report.unfinished.extend(relayed.unfinished);
             report
                 .unsupported

@@ -6,6 +6,7 @@ pub mod comparison;
 mod contested;
 mod detect_local;
 pub mod explain;
+mod failed;
 pub mod iptables;
 pub mod ipvs;
 pub mod localhost;
@@ -23,6 +24,7 @@ pub mod verdict;
 
 pub use comparison::{Compared, Difference, Found};
 pub use explain::{Explanation, Packet};
+pub use failed::FailedPorts;
 pub use metrics::Metrics;
 pub use unsupported::{Reason, Unsupported};
 
@@ -31,7 +33,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     kernel::{conntrack, netlink, xtables::Engine},
     net::{Family, ModeName, PerFamily},
-    services::{Changes, ServiceMap, ServicePortName},
+    services::{Changes, ServiceMap},
 };
 
 /// What a sync is asked for: the changes of each family; `None`: that family is
@@ -72,7 +74,7 @@ pub struct SyncReport {
     /// ServicePorts that are not in force as asked, each with the reason; the
     /// rest is in force, and these are tried again when the next
     /// [retry](Changes::retry) is due, which is soon.
-    pub failed: Vec<(ServicePortName, String)>,
+    pub failed: FailedPorts,
     /// What else could not be done, such as a removal, named with the reason; it
     /// is tried again as failed ServicePorts are.
     pub unfinished: Vec<String>,

@@ -5,9 +5,9 @@
 //! are not in force. When to try again is the runner's choice, with growing
 //! pauses ([`Changes::retry`]); what that concerns is known here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use super::SyncReport;
+use super::{FailedPorts, SyncReport};
 use crate::services::{Changes, ServicePortName};
 
 /// How far the mode's record of what it applied can be relied on.
@@ -29,7 +29,7 @@ pub enum CacheState {
 pub struct FamilyState<P> {
     cache: CacheState,
     pending: P,
-    failed: BTreeMap<ServicePortName, String>,
+    failed: FailedPorts,
     unfinished: BTreeSet<String>,
 }
 
@@ -73,18 +73,13 @@ impl<P> FamilyState<P> {
 
     /// Returns the ServicePorts that are not in force as asked, each with the
     /// reason.
-    pub fn failed(&self) -> &BTreeMap<ServicePortName, String> {
+    pub fn failed(&self) -> &FailedPorts {
         &self.failed
     }
 
     /// Returns true if `name` is not in force as asked.
     pub fn has_failed(&self, name: &ServicePortName) -> bool {
         self.failed.contains_key(name)
-    }
-
-    /// Returns the names of the ServicePorts that are not in force as asked.
-    pub fn failed_names(&self) -> BTreeSet<ServicePortName> {
-        self.failed.keys().cloned().collect()
     }
 
     /// Returns true if everything is in force as asked, and nothing waits.
@@ -94,13 +89,7 @@ impl<P> FamilyState<P> {
 
     /// `name` is not in force as asked. Reasons add up.
     pub fn fail(&mut self, name: ServicePortName, why: String) {
-        let reasons = self.failed.entry(name).or_default();
-        if reasons.is_empty() {
-            *reasons = why;
-        } else {
-            reasons.push_str("; ");
-            reasons.push_str(&why);
-        }
+        self.failed.add(name, why);
     }
 
     /// Something that concerns no single ServicePort was not done.
@@ -115,15 +104,13 @@ impl<P> FamilyState<P> {
 
     /// Everything is applied anew: no failure from before matters any more.
     pub fn retry_all(&mut self) {
-        self.failed.clear();
+        self.failed = FailedPorts::default();
         self.unfinished.clear();
     }
 
     /// Adds what is not in force and what is unfinished to a sync's `report`.
     pub fn report(&self, report: &mut SyncReport) {
-        let failed = self.failed.iter();
-        let failed = failed.map(|(name, why)| (name.clone(), why.clone()));
-        report.failed.extend(failed);
+        report.failed.add_all(&self.failed);
         report.unfinished.extend(self.unfinished.iter().cloned());
     }
 }
@@ -172,7 +159,8 @@ mod tests {
         state.retry(&name("b"));
         let mut report = SyncReport::default();
         state.report(&mut report);
-        assert_eq!(report.failed, [(name("a"), "full; busy".to_owned())]);
+        assert_eq!(report.failed.get(&name("a")).unwrap(), "full; busy");
+        assert_eq!(report.failed.len(), 1);
         assert_eq!(report.unfinished, ["a rule"]);
         assert!(state.has_failed(&name("a")) && !state.has_failed(&name("b")));
         state.retry_all();

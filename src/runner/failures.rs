@@ -1,19 +1,14 @@
 //! Logs each failure once, and when it is over.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use crate::{
     duration,
     log_once::LogOnce,
+    modes::FailedPorts,
     net::{Family, ModeName, PerFamily},
-    services::ServicePortName,
 };
 
 /// Failures that were logged and still last.
@@ -37,7 +32,7 @@ struct FailedSyncs {
 #[derive(Debug, Default)]
 pub struct Failures {
     /// ServicePorts, each with the reason.
-    pub ports: BTreeMap<ServicePortName, String>,
+    pub ports: FailedPorts,
     /// What else was not done, with the reason.
     pub unfinished: BTreeSet<String>,
 }
@@ -59,31 +54,15 @@ impl LoggedFailures {
     pub(super) fn replace(
         &mut self,
         family: Family,
-        failed: Vec<(ServicePortName, String)>,
+        failed: FailedPorts,
         unfinished: Vec<String>,
     ) -> Failing {
-        let mut now = Failures {
-            ports: BTreeMap::new(),
+        let now = Failures {
+            ports: failed,
             unfinished: unfinished.into_iter().collect(),
         };
-        for (name, why) in failed {
-            now.ports
-                .entry(name)
-                .and_modify(|all| {
-                    all.push_str("; ");
-                    all.push_str(&why);
-                })
-                .or_insert(why);
-        }
         let before = self.families.get_mut(family);
-        let mut new = false;
-        for (name, why) in &now.ports {
-            let known = before.ports.get(name);
-            new |= known.is_none();
-            if known != Some(why) {
-                tracing::error!(service = %name, protocol = %name.protocol, "not in force as asked: {why}");
-            }
-        }
+        let mut new = log_ports(&before.ports, &now.ports);
         for why in now.unfinished.difference(&before.unfinished) {
             new = true;
             tracing::error!("{family}: {why}");
@@ -93,10 +72,6 @@ impl LoggedFailures {
             if !now.unfinished.iter().any(|now| what(now) == what(why)) {
                 tracing::info!("{family}: no longer so: {why}");
             }
-        }
-        let mut others = before.ports.keys();
-        while let Some(name) = others.find(|name| !now.ports.contains_key(*name)) {
-            tracing::info!(service = %name, protocol = %name.protocol, "in force again");
         }
         *before = Arc::new(now);
         if before.ports.is_empty() && before.unfinished.is_empty() {
@@ -163,6 +138,26 @@ impl LoggedFailures {
     }
 }
 
+/// Logs ServicePorts that have failed `now`, for other reasons than `before` or for the
+/// first time, and those that are in force again. Returns true if there is a new one.
+fn log_ports(before: &FailedPorts, now: &FailedPorts) -> bool {
+    if now.is_shared_with(before) {
+        return false;
+    }
+    let mut new = false;
+    for (name, why) in now.iter() {
+        let known = before.get(name);
+        new |= known.is_none();
+        if known != Some(why) {
+            tracing::error!(service = %name, protocol = %name.protocol, "not in force as asked: {why}");
+        }
+    }
+    for name in before.over(now) {
+        tracing::info!(service = %name, protocol = %name.protocol, "in force again");
+    }
+    new
+}
+
 /// Returns what was not done, without the reason after the last colon.
 fn what(unfinished: &str) -> &str {
     unfinished
@@ -222,7 +217,7 @@ mod tests {
         let log = logged(|failures| {
             for unfinished in [&["A stays", "B stays"][..], &["B stays"], &["B stays"], &[]] {
                 let unfinished = unfinished.iter().map(|why| (*why).to_owned());
-                failures.replace(Family::V4, Vec::new(), unfinished.collect());
+                failures.replace(Family::V4, FailedPorts::default(), unfinished.collect());
             }
         });
         let expected = [

@@ -167,8 +167,8 @@ impl<M: Mode> Mode for Reported<M> {
             match outcome {
                 None => {}
                 Some(Ok(report)) => {
-                    let names = report.failed.iter();
-                    let names = names.map(|(name, _)| name.service.name.to_string());
+                    let names = report.failed.keys();
+                    let names = names.map(|name| name.service.name.to_string());
                     let failed: BTreeSet<usize> = names
                         .filter_map(|name| name.strip_prefix("web-")?.parse().ok())
                         .collect();

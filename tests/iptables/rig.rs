@@ -112,7 +112,7 @@ impl Rig {
         for (_, outcome) in outcomes {
             let report = outcome.expect("an answer").expect("a sync");
             all.examined += report.examined;
-            all.failed.extend(report.failed);
+            all.failed.add_all(&report.failed);
             all.unfinished.extend(report.unfinished);
             all.unsupported.extend(report.unsupported);
         }

@@ -123,10 +123,10 @@ impl FamilyRules {
         changes: &Changes,
     ) -> Result<Done, Error> {
         let options = self.options(setup, map, changes);
-        let mut failed = self.state.failed_names();
+        let failed = self.state.failed().clone();
         let done = self.bring_in_step(counters, map, changes, options).await?;
-        failed.retain(|name| !self.state.has_failed(name));
-        self.flows.came_in_force(&failed, map);
+        self.flows
+            .came_in_force(failed.over(self.state.failed()), map);
         counters.synced(self.family, done.total, done.written);
         if done.observed && done.transactions > 0 {
             self.flows.rules_were_missing(self.family, map);

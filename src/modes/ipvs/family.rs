@@ -236,7 +236,7 @@ impl ServedFamily {
     ) -> Result<SyncReport, Error> {
         let metrics = shared.metrics;
         let observes = observation.is_some();
-        let mut failed = self.state.failed_names();
+        let failed = self.state.failed().clone();
         let applied = match observation {
             Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,
             Some(Err(error)) => Err(error.into()),
@@ -250,8 +250,7 @@ impl ServedFamily {
             }
         };
         let flows = &mut self.flows;
-        failed.retain(|name| !self.state.has_failed(name));
-        flows.came_in_force(&failed, map);
+        flows.came_in_force(failed.over(self.state.failed()), map);
         if observes && made == Made::Changes {
             flows.rules_were_missing(self.family, map);
         }

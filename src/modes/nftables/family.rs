@@ -77,10 +77,10 @@ impl ServedFamily {
     ) -> Result<SyncReport, SyncError> {
         let family = self.table.family();
         let options = self.options(setup, map, changes);
-        let mut failed = self.table.state.failed_names();
+        let failed = self.table.state.failed().clone();
         let done = self.table.sync(map, changes, options, watcher)?;
-        failed.retain(|name| !self.table.state.has_failed(name));
-        self.flows.came_in_force(&failed, map);
+        self.flows
+            .came_in_force(failed.over(self.table.state.failed()), map);
         if done.rewritten {
             self.flows.rules_were_missing(family, map);
         }
@@ -158,7 +158,7 @@ impl FamilyTable {
 
     /// Returns the ServicePorts that are not in force as asked, with the reasons.
     #[cfg(test)]
-    pub fn failed(&self) -> &std::collections::BTreeMap<ServicePortName, String> {
+    pub fn failed(&self) -> &crate::modes::FailedPorts {
         self.state.failed()
     }
 

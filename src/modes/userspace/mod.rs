@@ -316,7 +316,7 @@ impl Userspace {
         for (frontend, why) in &state.pending().uncaptured {
             let why = format!("{frontend} is not captured: {why}");
             match self.executor.owner(frontend) {
-                Some(owner) => report.failed.push((owner.clone(), why)),
+                Some(owner) => report.failed.add(owner.clone(), why),
                 None => report.unfinished.push(why),
             }
         }

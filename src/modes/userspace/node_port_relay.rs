@@ -347,7 +347,7 @@ mod tests {
         let mut map: ServiceMap = [one.clone(), two.clone()].into_iter().collect();
         let first = sync(&mut relay, &map, &Changes::default());
         assert_eq!(first.examined, 2, "everything is new");
-        let failed: Vec<_> = first.failed.iter().map(|(name, _)| name).collect();
+        let failed: Vec<_> = first.failed.keys().collect();
         assert_eq!(failed, [&two.name]);
         assert_eq!(call(30_001).unwrap(), 1);
 

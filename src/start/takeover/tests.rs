@@ -39,7 +39,7 @@ impl Mode for Scripted {
             Outcome::Removes => remove(),
             Outcome::Partly => report
                 .failed
-                .push((port_name("web"), "it is taken".to_owned())),
+                .add(port_name("web"), "it is taken".to_owned()),
             Outcome::Fails => {
                 return both_failed(asked, broken());
             }
