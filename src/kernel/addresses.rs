@@ -373,6 +373,17 @@ fn deprecated() -> [u8; 16] {
     info
 }
 
+/// What a notification says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// An address was removed.
+    Removed,
+    /// Whether there is one more, or another: [`list`] says. Each advertisement of an IPv6
+    /// router brings such a notification, for the lifetimes alone (RFC 4862, 5.5.3); and
+    /// some may be lost where there are many.
+    Other,
+}
+
 /// Notifies of changes of this node's addresses. Those that Tripod assigns
 /// itself do not count, nor do IPv6 addresses of a single link: the kernel
 /// gives one to each link that comes up, so each pod's link brings two changes
@@ -419,24 +430,31 @@ impl AddressChanges {
     ///
     /// # Errors
     /// When the socket fails.
-    pub async fn changed(&mut self) -> io::Result<()> {
+    pub async fn changed(&mut self) -> io::Result<Change> {
         loop {
             let mut guard = self.socket.readable_mut().await?;
-            let mut changed = false;
+            let mut changed = None;
             let ignored = self.ignored.and_then(|link| links::index(link).ok());
             let lost = guard.get_inner_mut().drain(|message| {
-                // What cannot be read may have been a change.
-                changed |= match parse(message) {
+                match parse(message) {
                     Ok(Some(address)) => {
-                        !address.own && !address.is_of_link() && Some(address.index) != ignored
+                        let counts = !address.own && !address.is_of_link();
+                        if counts && Some(address.index) != ignored {
+                            let removed = message.kind == libc::RTM_DELADDR;
+                            changed = match changed {
+                                _ if removed => Some(Change::Removed),
+                                before => before.or(Some(Change::Other)),
+                            };
+                        }
                     }
-                    Ok(None) => false,
-                    Err(_) => true,
-                };
+                    Ok(None) => {}
+                    // It may have been one.
+                    Err(_) => changed = changed.or(Some(Change::Other)),
+                }
             })?;
             guard.clear_ready();
-            if changed || lost {
-                return Ok(());
+            if let Some(change) = changed.or(lost.then_some(Change::Other)) {
+                return Ok(change);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::kernel::{
-    addresses,
+    addresses::{self, Address},
     netlink::{Error, Protocol, Socket},
 };
 
@@ -16,9 +16,18 @@ pub const SERVICE_LINK: &str = "kube-ipvs0";
 /// # Errors
 /// When the kernel cannot list them.
 pub fn own() -> Result<Vec<IpAddr>, Error> {
+    let own = list_own()?.into_iter();
+    Ok(own.map(|address| address.address).collect())
+}
+
+/// Returns the same, with what the kernel says of each.
+///
+/// # Errors
+/// When the kernel cannot list them.
+pub fn list_own() -> Result<Vec<Address>, Error> {
     let all = addresses::list(&mut Socket::open(Protocol::Route)?)?;
     let own = all
         .into_iter()
         .filter(|address| address.interface != SERVICE_LINK && !address.is_of_link());
-    Ok(own.map(|address| address.address).collect())
+    Ok(own.collect())
 }

@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, io, net::IpAddr, sync::Arc};
 
 use crate::{
-    kernel::{addresses::AddressChanges, netlink::Error},
+    kernel::{
+        addresses::{Address, AddressChanges, Change},
+        netlink::Error,
+    },
     modes::ipvs,
     node::{self, NodePorts, Served},
     runner::NodeAddresses,
@@ -14,6 +17,8 @@ use crate::{
 pub(super) struct Addresses {
     changes: AddressChanges,
     node_ports: Arc<NodePorts>,
+    /// What the node had when it was asked last; `None`: that is not known.
+    seen: Option<Vec<Address>>,
 }
 
 impl Addresses {
@@ -25,6 +30,7 @@ impl Addresses {
         Ok(Addresses {
             changes: AddressChanges::open()?.ignoring(ipvs::plan::LINK),
             node_ports,
+            seen: None,
         })
     }
 }
@@ -32,11 +38,25 @@ impl Addresses {
 impl NodeAddresses for Addresses {
     fn serving_node_ports(&mut self, node: Option<&Node>) -> io::Result<BTreeSet<IpAddr>> {
         self.node_ports.update(node);
-        serving(&self.node_ports.served()).map_err(io::Error::other)
+        self.seen = None;
+        let own = node::addresses::list_own().map_err(io::Error::other)?;
+        let addresses = own.iter().map(|address| address.address);
+        let serving = served_of(addresses, &self.node_ports.served());
+        self.seen = Some(own);
+        Ok(serving)
     }
 
-    fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send {
-        self.changes.changed()
+    async fn changed(&mut self) -> io::Result<()> {
+        // An address that was away may be back, while what needed it is gone. What else is
+        // as it was makes no work: neither the lifetimes that IPv6 routers renew, nor the
+        // many addresses that ipvs mode itself adds at its start.
+        while self.changes.changed().await? == Change::Other {
+            let now = node::addresses::list_own().ok();
+            if now.is_none() || now != self.seen {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -47,6 +67,59 @@ impl NodeAddresses for Addresses {
 /// # Errors
 /// When the kernel cannot list them.
 pub(super) fn serving(served: &Served) -> Result<BTreeSet<IpAddr>, Error> {
-    let own = node::addresses::own()?.into_iter();
-    Ok(own.filter(|ip| served.contains(ip)).collect())
+    Ok(served_of(node::addresses::own()?.into_iter(), served))
+}
+
+fn served_of(own: impl Iterator<Item = IpAddr>, served: &Served) -> BTreeSet<IpAddr> {
+    own.filter(|ip| served.contains(ip)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::{
+        kernel::namespace::{block_on, in_namespace, ip},
+        net::NodePortAddresses,
+    };
+
+    #[test]
+    fn only_what_makes_a_difference_counts_as_a_change() {
+        in_namespace(|| {
+            block_on(async {
+                let node_ports = NodePorts::new(&NodePortAddresses::default(), None);
+                let mut addresses = Addresses::open(Arc::new(node_ports)).unwrap();
+                let mut all = AddressChanges::open().unwrap();
+                ip("addr add 2001:db8::1/64 dev lo nodad valid_lft 1000 preferred_lft 1000");
+                addresses.changed().await.unwrap();
+                addresses.serving_node_ports(None).unwrap();
+                all.changed().await.unwrap();
+                // What an advertisement does.
+                ip("addr change 2001:db8::1/64 dev lo nodad valid_lft 2000 preferred_lft 2000");
+                tokio::select! {
+                    biased;
+                    changed = addresses.changed() => panic!("{changed:?} of the same addresses"),
+                    noticed = all.changed() => assert_eq!(noticed.unwrap(), Change::Other),
+                }
+                for step in [
+                    "addr add 192.0.2.1/32 dev lo",
+                    "addr change 2001:db8::1/64 dev lo nodad valid_lft 2000 preferred_lft 0",
+                    "addr del 192.0.2.1/32 dev lo",
+                ] {
+                    ip(step);
+                    let changed = timeout(Duration::from_secs(10), addresses.changed());
+                    changed.await.expect(step).unwrap();
+                    addresses.serving_node_ports(None).unwrap();
+                }
+                // It is away for a moment.
+                ip("addr del 2001:db8::1/64 dev lo");
+                ip("addr add 2001:db8::1/64 dev lo nodad valid_lft 2000 preferred_lft 0");
+                let changed = timeout(Duration::from_secs(10), addresses.changed());
+                changed.await.expect("it was away").unwrap();
+            });
+        });
+    }
 }
