@@ -2,6 +2,7 @@
 //! Tripod's own flags, and the subcommands.
 
 mod ask;
+mod cleanup;
 mod documents;
 mod flag;
 mod flags;
@@ -28,6 +29,7 @@ use options::{CommandLine, Subcommand};
 
 pub use self::{
     ask::{Ask, Output, Question, Repeat},
+    cleanup::Cleanup,
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
     put::{Unwritable, put},
@@ -128,9 +130,7 @@ pub fn command() -> Command {
     let command = Command::new("tripod")
         .about(ABOUT)
         .args_conflicts_with_subcommands(true)
-        .subcommand(with_flags(Command::new("cleanup").about(
-            "Remove what Tripod or kube-proxy put into this kernel, but for its settings, and exit",
-        )))
+        .subcommand(with_flags(cleanup::command()))
         .subcommand(
             with_flags(Command::new("probe").about(
                 "Print which modes this kernel can run, what each lacks and how to get it, and exit",
@@ -213,7 +213,10 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     let (subcommand, matches) = match asked {
         Some(("render", matches)) => (Some(Subcommand::Render), matches),
         Some(("probe", matches)) => (Some(Subcommand::Probe(ask::chosen(matches))), matches),
-        Some((_, matches)) => (Some(Subcommand::Cleanup), matches),
+        Some((_, matches)) => {
+            let cleanup = cleanup::read(matches);
+            (Some(Subcommand::Cleanup(cleanup)), matches)
+        }
         None => (None, &matches),
     };
     let mut options = Options::default();

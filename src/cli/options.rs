@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Ask, Migrate, Output, Test, TestServer, Trace};
+use super::{Ask, Cleanup, Migrate, Output, Test, TestServer, Trace};
 use crate::{
     config::KubeProxyConfiguration,
     confine::Confinement,
@@ -177,7 +177,7 @@ pub(super) struct CommandLine {
 /// What to do instead of serving.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subcommand {
-    Cleanup,
+    Cleanup(Cleanup),
     Render,
     Probe(Output),
     Ask(Ask),

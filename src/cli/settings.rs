@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Ask, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
+    Ask, Cleanup, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
     options::{CommandLine, Subcommand},
 };
 use crate::config::{
@@ -44,8 +44,8 @@ pub enum Job {
     /// Do what needs full privileges (conntrack settings, kernel modules),
     /// and exit.
     Init,
-    /// Remove what was ever installed, and exit.
-    Cleanup,
+    /// Remove what was ever installed, or some of it, and exit.
+    Cleanup(Cleanup),
     /// Print which modes can run here, and exit.
     Probe(Output),
     /// Print what the mode would put into the kernel for the objects in this
@@ -114,7 +114,7 @@ pub(super) fn settle(
     } = checked;
     warnings.extend(more);
     let without = match (options.cleanup, options.init_only) {
-        (true, _) => Job::Cleanup,
+        (true, _) => Job::Cleanup(Cleanup::Everything),
         (false, true) => Job::Init,
         (false, false) => Job::Serve,
     };
@@ -154,7 +154,7 @@ fn job(subcommand: Option<Subcommand>, own: &Own, without: Job) -> Result<Job, S
         Some(Subcommand::Hold(path)) => Job::Hold(path),
         Some(Subcommand::Test(test)) => Job::Test(test),
         Some(Subcommand::TestServer(server)) => Job::TestServer(server),
-        Some(Subcommand::Cleanup) => Job::Cleanup,
+        Some(Subcommand::Cleanup(cleanup)) => Job::Cleanup(cleanup),
         None => without,
     })
 }

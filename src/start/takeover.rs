@@ -24,6 +24,7 @@ use self::{
 };
 use super::Done;
 use crate::{
+    cli::Cleanup,
     kernel::{
         probe,
         xtables::{Engine, clear_traces},
@@ -245,13 +246,14 @@ fn has_successor(handover: Option<&Handover>) -> bool {
     handover.is_some_and(Handover::has_successor)
 }
 
-/// Removes what any mode ever installed. All are tried, even if one fails.
+/// Removes `what` modes ever installed. All are tried, even if one fails.
 ///
 /// # Errors
 /// When something could not be removed; the error names it.
-pub(super) async fn cleanup_all(exclude: &[IpNet]) -> Done {
+pub(super) async fn cleanup(what: Cleanup, exclude: &[IpNet]) -> Done {
     let mut failed = Vec::new();
-    for state in StaleState::ALL {
+    let removed = StaleState::ALL.into_iter();
+    for state in removed.filter(|state| what == Cleanup::Everything || state.is_only_of_tripod()) {
         if let Err(error) = state.cleanup(None, exclude).await {
             failed.push(format!("{state}: {error}"));
         }
@@ -265,7 +267,14 @@ pub(super) async fn cleanup_all(exclude: &[IpNet]) -> Done {
         }
     }
     if failed.is_empty() {
-        tracing::info!("removed what Tripod and kube-proxy had installed");
+        tracing::info!(
+            "{}",
+            match what {
+                Cleanup::Everything => "removed what Tripod and kube-proxy had installed",
+                Cleanup::OnlyOfTripod =>
+                    "removed what Tripod had installed and kube-proxy does not know",
+            }
+        );
         return Ok(());
     }
     Err(format!("not everything could be removed: {}", failed.join("; ")).into())

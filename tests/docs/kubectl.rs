@@ -30,7 +30,7 @@ const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "namespaces"];
 const METRICS_PORT: &str = "10249";
 
 /// Flags that take a value in a word of its own.
-const WITH_VALUE: [&str; 5] = ["-n", "-l", "-o", "-k", "--selector"];
+const WITH_VALUE: [&str; 6] = ["-n", "-l", "-o", "-k", "--selector", "--output"];
 
 type Object = (String, String, String);
 
@@ -106,7 +106,9 @@ impl Cluster {
                     .then_some(())
                     .ok_or(format!("{of} has no container {container}"))
             }
-            ["rollout", "status" | "history" | "undo", of] => self.exists(of, namespace),
+            ["rollout", "status" | "history" | "undo" | "restart", of] => {
+                self.exists(of, namespace)
+            }
             ["exec", of] => self.has_pod(of, namespace),
             ["port-forward", of, METRICS_PORT] => self.has_pod(of, namespace),
             ["apply" | "delete"] => {
@@ -129,7 +131,7 @@ impl Cluster {
                     .then_some(())
                     .ok_or(format!("{kind} is no kind that is known"))
             }),
-            ["get", kind, name] => self.exists(&format!("{kind}/{name}"), namespace),
+            ["get" | "edit", kind, name] => self.exists(&format!("{kind}/{name}"), namespace),
             ["create", "token", name] => self.exists(&format!("serviceaccount/{name}"), "default"),
             ["create", "serviceaccount", name] => {
                 self.made("serviceaccount", "default", name);

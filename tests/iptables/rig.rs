@@ -158,8 +158,8 @@ impl NodeAddresses for Addresses {
         Ok(BTreeSet::new())
     }
 
-    fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send {
-        self.0.changed()
+    async fn changed(&mut self) -> io::Result<()> {
+        self.0.changed().await.map(drop)
     }
 }
 

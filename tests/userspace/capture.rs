@@ -16,7 +16,7 @@ on_local_capture!(foreign_ports_of_a_service_address_do_not_reach_the_node);
 const ALL: [&str; 3] = ["a", "b", "c"];
 
 /// Rules, routes and addresses of a host, one a line.
-pub(super) fn traces(host: &Host) -> BTreeSet<String> {
+pub fn traces(host: &Host) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     let mut commands = vec![
         "ip rule",

@@ -2,7 +2,7 @@
 
 mod addresses;
 mod affinity;
-mod capture;
+pub mod capture;
 mod changes;
 mod circles;
 mod command_line;

@@ -322,8 +322,12 @@ fn jobs() {
     for (arguments, job) in [
         (&[][..], Job::Serve),
         (&["--cleanup=false"], Job::Serve),
-        (&["--cleanup"], Job::Cleanup),
-        (&["cleanup"], Job::Cleanup),
+        (&["--cleanup"], Job::Cleanup(Cleanup::Everything)),
+        (&["cleanup"], Job::Cleanup(Cleanup::Everything)),
+        (
+            &["cleanup", "--keep-kube-proxy"],
+            Job::Cleanup(Cleanup::OnlyOfTripod),
+        ),
         (&["--init-only"], Job::Init),
         (
             &["--cleanup", "--write-config-to=f"],

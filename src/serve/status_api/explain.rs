@@ -252,6 +252,7 @@ fn passed_over(explanation: &question::Explanation, port: Option<&ServicePort>) 
         Verdict::Refused | Verdict::Dropped | Verdict::NotServed => {
             "no endpoint gets such a packet".to_owned()
         }
+        Verdict::Depends => "it depends on the caller whether it gets the packet".to_owned(),
         _ => "not for such a caller, by the traffic policy".to_owned(),
     };
     others

@@ -33,6 +33,12 @@ impl StaleState {
         StaleState::Nftables,
     ];
 
+    /// Returns true if a kube-proxy neither takes it over nor removes it.
+    pub(super) fn is_only_of_tripod(self) -> bool {
+        let modes = [ModeName::Nftables, ModeName::Userspace];
+        modes.map(StaleState::Of).contains(&self)
+    }
+
     /// Has it take no new connections. Returns the number of those that it
     /// still carries, which would break if it were removed now.
     ///

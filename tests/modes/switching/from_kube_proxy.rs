@@ -1,7 +1,7 @@
 //! From a kube-proxy that has just ended, which leaves all that it had in the
-//! kernel.
+//! kernel, and back to one.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use serde_json::json;
 
@@ -11,6 +11,7 @@ use super::{Long, SOON, under_load};
 use crate::lab::{
     Capture, Host, Lab, Service, Share, Tripod, ask, eventually, run, tripod_binary, udp_ask,
 };
+use crate::userspace::capture::traces;
 
 /// Who served before.
 #[derive(Clone, Copy)]
@@ -238,4 +239,69 @@ take_over! {
     ipvs_to_ipvs: "full", Old::Mode("ipvs", "legacy"), IPVS, "legacy";
     ipvs_to_iptables: "full", Old::Mode("ipvs", "legacy"), IPTABLES, "legacy";
     ipvs_to_redirect: "full", Old::Mode("ipvs", "legacy"), REDIRECT, "legacy";
+}
+
+/// Tripod ran with `flags` and has ended, and kube-proxy has written its rules: what only
+/// Tripod has goes, and no rule of kube-proxy.
+fn back(flags: &[&str]) {
+    let mut lab = Lab::new(Capture::Redirect);
+    let web = Service::new("web", 10).with_node_port();
+    lab.three_backends().publish_all(&web);
+    let lab = &lab;
+    let node = &lab.node;
+    let [cluster, _] = web.cluster();
+    let answers = |when: &str| {
+        eventually(when, SOON, || {
+            let answer = ask(&lab.client, cluster);
+            answer.map(drop).map_err(|error| error.to_string())
+        });
+    };
+    let traces = || {
+        let mut lines = traces(node);
+        lines.extend(node.show("nft list tables").lines().filter_map(|line| {
+            let is_tripod = line.contains("tripod");
+            is_tripod.then(|| line.to_owned())
+        }));
+        lines
+    };
+    let at_first = traces();
+    let mut command = node.command(tripod_binary());
+    command
+        .args(flags)
+        .arg(format!("--manifests={}", lab.manifests().display()))
+        .args(["--strict-proxy-mode", "--conntrack-max-per-core=0"])
+        .args(FLAGS);
+    let mut tripod = Tripod::spawn(command);
+    answers("by Tripod");
+    assert!(tripod.terminate().success());
+    let left = traces();
+    assert_ne!(left, at_first, "Tripod leaves something");
+    Old::Mode("iptables", "nft").leave(lab);
+    let of_kube_proxy: BTreeSet<String> = traces().difference(&left).cloned().collect();
+    assert!(!of_kube_proxy.is_empty());
+    let mut cleanup = node.command(tripod_binary());
+    let output = cleanup.args(["cleanup", "--keep-kube-proxy"]).output();
+    let output = output.expect("tripod cleanup");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(traces(), &at_first | &of_kube_proxy);
+    answers("by kube-proxy");
+}
+
+macro_rules! back {
+    ($($name:ident: $flags:expr;)+) => { $(
+        #[test]
+        fn $name() {
+            run(Share::Beside, || {
+                if kernel() == "host" {
+                    back(&$flags);
+                }
+            });
+        }
+    )+ };
+}
+
+back! {
+    nftables_and_back: NFT;
+    redirect_and_back: REDIRECT;
+    local_and_back: LOCAL;
 }
