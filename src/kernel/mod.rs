@@ -5,6 +5,7 @@
 //! netfilter chains a name of their own.
 
 pub mod addresses;
+pub mod connections;
 pub mod conntrack;
 pub mod extension;
 #[cfg(any(test, fuzzing))]

@@ -1,7 +1,7 @@
 //! Tripod's own policy routing rules ([`PROTOCOL`]): which packets use which
 //! table (`linux/fib_rules.h`).
 
-use std::fmt;
+use std::{fmt, net::IpAddr};
 
 use neli::consts::rtnl::{FrAct, Frattr};
 use nix::{errno::Errno, libc};
@@ -9,6 +9,7 @@ use nix::{errno::Errno, libc};
 use super::{
     PROTOCOL,
     netlink::{Error, Malformed, Message, Request, Socket},
+    octets,
     routes::{GONE, if_known},
 };
 use crate::net::Family;
@@ -16,6 +17,10 @@ use crate::net::Family;
 /// The highest port that a rule can name: `fib_rule_port_range_valid` of the
 /// kernel demands that a range ends *below* 65,535.
 pub const HIGHEST_PORT: u16 = u16::MAX - 1;
+
+/// The interface that the kernel has packets come from that the node sends itself
+/// (`flowi_iif` of `ip_route_output_key`).
+const LOOPBACK: &str = "lo";
 
 /// What a rule does with the packets that it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,6 +46,10 @@ pub struct Rule {
     /// First and last destination port, within 1..=[`HIGHEST_PORT`]; `None`:
     /// all, and packets without ports, such as fragments.
     pub ports: Option<(u16, u16)>,
+    /// The source of the packets; `None`: any.
+    pub source: Option<IpAddr>,
+    /// Packets that this node sends, and no others.
+    pub sent_here: bool,
     /// The mark of the packets, all of it; `None`: whatever it is.
     pub mark: Option<u32>,
     /// What the rule does.
@@ -50,6 +59,12 @@ pub struct Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} rule {}:", self.family, self.priority)?;
+        if let Some(source) = self.source {
+            write!(f, " from {source}")?;
+        }
+        if self.sent_here {
+            f.write_str(" iif lo")?;
+        }
         if let Some(protocol) = self.ip_protocol {
             write!(f, " ipproto {protocol}")?;
         }
@@ -77,7 +92,9 @@ impl Rule {
             Action::Goto(_) => FrAct::FrActGoto,
         };
         let action = u8::from(action);
-        let header = [self.family.number(), 0, 0, 0, 0, 0, 0, action, 0, 0, 0, 0];
+        let source = self.source.map_or(0, |_| self.family.bits());
+        let family = self.family.number();
+        let header = [family, 0, source, 0, 0, 0, 0, action, 0, 0, 0, 0];
         let mut request = Request::new(kind, flags as u16, operation, self.to_string())
             .header(&header)
             .u32(Frattr::Priority.into(), self.priority)
@@ -86,6 +103,12 @@ impl Rule {
             Action::Lookup(table) => request.u32(Frattr::Table.into(), table),
             Action::Goto(priority) => request.u32(Frattr::Goto.into(), priority),
         };
+        if let Some(source) = &self.source {
+            request = request.attribute(Frattr::Src.into(), &octets(source));
+        }
+        if self.sent_here {
+            request = request.text(Frattr::Iifname.into(), LOOPBACK);
+        }
         if let Some(protocol) = self.ip_protocol {
             request = request.attribute(Frattr::IpProto.into(), &[protocol]);
         }
@@ -185,6 +208,8 @@ fn probes(family: Family) -> [Rule; 2] {
         priority: u32::MAX - 1,
         ip_protocol: Some(libc::IPPROTO_TCP as u8),
         ports: Some((1, 1)),
+        source: None,
+        sent_here: false,
         mark: None,
         action: Action::Lookup(0x5450_ffff),
     };
@@ -214,12 +239,15 @@ pub(in crate::kernel) fn parse(
     }
     let (mut priority, mut table, mut target) = (0, u32::from(header[4]), None);
     let (mut owner, mut ip_protocol, mut ports, mut mark) = (0, None, None, None);
+    let (mut source, mut sent_here) = (None, false);
     for attribute in message.attributes(12) {
         let attribute = attribute?;
         match Frattr::from(attribute.kind) {
             Frattr::Priority => priority = attribute.u32()?,
             Frattr::Table => table = attribute.u32()?,
             Frattr::Goto => target = Some(attribute.u32()?),
+            Frattr::Src => source = Some(attribute.ip()?),
+            Frattr::Iifname => sent_here = attribute.text()? == LOOPBACK,
             Frattr::Fwmark => mark = Some(attribute.u32()?),
             Frattr::Protocol => owner = attribute.u8()?,
             Frattr::IpProto => ip_protocol = Some(attribute.u8()?),
@@ -243,6 +271,8 @@ pub(in crate::kernel) fn parse(
         priority,
         ip_protocol,
         ports,
+        source,
+        sent_here,
         mark,
         action,
     }))

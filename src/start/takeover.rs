@@ -11,6 +11,7 @@
 //! is its own work.
 
 mod clearing;
+mod open_connections;
 mod stale_state;
 
 use std::sync::Arc;
@@ -170,7 +171,11 @@ impl<M: Mode> Mode for TakeOver<M> {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         if self.found.is_none() {
             // Userspace mode removes what captures in another way itself.
-            self.found = Some(present(self.stale.clone(), self.running()).await);
+            let found = present(self.stale.clone(), self.running()).await;
+            if found.contains(&StaleState::Of(ModeName::Userspace)) {
+                open_connections::prepare(map, &self.running()).await;
+            }
+            self.found = Some(found);
         }
         let outcomes = self.mode.sync(map, asked).await;
         if let Some(clearing) = self.clearing.as_mut().filter(|c| c.is_finished()) {

@@ -55,29 +55,29 @@ pub(super) const CT_DELETE: u16 = netfilter_kind(libc::NFNL_SUBSYS_CTNETLINK, 2)
 const HEADER: usize = 4;
 
 // enum ctattr_type
-const TUPLE_ORIGINAL: u16 = 1;
-const TUPLE_REPLY: u16 = 2;
-const STATUS: u16 = 3;
-const PROTOCOL_INFO: u16 = 4;
-const TIMEOUT: u16 = 7;
+pub(super) const TUPLE_ORIGINAL: u16 = 1;
+pub(super) const TUPLE_REPLY: u16 = 2;
+pub(super) const STATUS: u16 = 3;
+pub(super) const PROTOCOL_INFO: u16 = 4;
+pub(super) const TIMEOUT: u16 = 7;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
 // enum ctattr_tuple
-const TUPLE_IP: u16 = 1;
-const TUPLE_PROTOCOL: u16 = 2;
+pub(super) const TUPLE_IP: u16 = 1;
+pub(super) const TUPLE_PROTOCOL: u16 = 2;
 // enum ctattr_ip
-const V4_SOURCE: u16 = 1;
-const V4_DESTINATION: u16 = 2;
-const V6_SOURCE: u16 = 3;
-const V6_DESTINATION: u16 = 4;
+pub(super) const V4_SOURCE: u16 = 1;
+pub(super) const V4_DESTINATION: u16 = 2;
+pub(super) const V6_SOURCE: u16 = 3;
+pub(super) const V6_DESTINATION: u16 = 4;
 // enum ctattr_l4proto
-const PROTOCOL_NUMBER: u16 = 1;
-const SOURCE_PORT: u16 = 2;
-const DESTINATION_PORT: u16 = 3;
+pub(super) const PROTOCOL_NUMBER: u16 = 1;
+pub(super) const SOURCE_PORT: u16 = 2;
+pub(super) const DESTINATION_PORT: u16 = 3;
 /// `CTA_PROTOINFO_TCP_STATE` and `CTA_PROTOINFO_SCTP_STATE`; the protocol's own
 /// attribute around it is the only one in the entry.
-const PROTOCOL_STATE: u16 = 1;
+pub(super) const PROTOCOL_STATE: u16 = 1;
 // enum ctattr_filter, and the flags of net/netfilter/nf_internals.h.
 const FILTER_ORIGINAL: u16 = 1;
 const BY_PROTOCOL: u32 = 1 << 3;
@@ -332,7 +332,18 @@ fn or_any(at: SocketAddr) -> [(Option<IpAddr>, Option<u16>); 4] {
 }
 
 fn message(kind: u16, family: Family, operation: &'static str, object: String) -> Request {
-    Request::new(kind, 0, operation, object).nfgenmsg(family.number())
+    message_with(kind, 0, family, operation, object)
+}
+
+/// Returns a message with `flags` (`NLM_F_*`).
+pub(super) fn message_with(
+    kind: u16,
+    flags: u16,
+    family: Family,
+    operation: &'static str,
+    object: String,
+) -> Request {
+    Request::new(kind, flags, operation, object).nfgenmsg(family.number())
 }
 
 /// Returns the dump, filtered by the protocol and port that all matches have in

@@ -1,6 +1,8 @@
 //! Connection tracking: its limits and timeouts (`settings`), its entries ([`flows`])
-//! and what becomes of them ([`events`]).
+//! what becomes of them ([`events`]), and such that are added
+//! ([`entries`]).
 
+pub mod entries;
 pub mod events;
 pub mod flows;
 mod settings;

@@ -21,6 +21,8 @@ pub enum Protocol {
     Netfilter,
     /// Generic netlink: families with a name, IPVS among them.
     Generic,
+    /// `sock_diag(7)`: the sockets of all programs.
+    SocketDiagnosis,
 }
 
 /// What a socket sends its requests to.
@@ -41,6 +43,7 @@ impl Peer {
             Protocol::Route => NlFamily::Route,
             Protocol::Netfilter => NlFamily::Netfilter,
             Protocol::Generic => NlFamily::Generic,
+            Protocol::SocketDiagnosis => NlFamily::SockOrInetDiag,
         };
         let socket = NlSocket::connect(family, None, Groups::new_groups(groups))?;
         // Texts in refusals came with Linux 4.12, filtered dumps with 4.20; an

@@ -236,6 +236,7 @@ fn is_question(protocol: Protocol, message: &Message<'_>) -> bool {
     match protocol {
         Protocol::Route => message.kind == libc::RTM_GETLINK,
         Protocol::Generic => Ipvs::is_question(message),
+        Protocol::SocketDiagnosis => true,
         Protocol::Netfilter => {
             message.kind == nftables::GET_GENERATION
                 || subsystem(message.kind) == libc::NFNL_SUBSYS_IPSET && Sets::is_question(message)

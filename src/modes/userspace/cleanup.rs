@@ -1,10 +1,15 @@
 //! Removes what this mode ever installs.
 
+use std::net::SocketAddr;
+
 use super::{
-    capture::{Error, Local, Redirect},
+    capture::{Error, Local, Prepared, Redirect},
     return_path,
 };
-use crate::{kernel::xtables::remove::Preserved, net::Family};
+use crate::{
+    kernel::xtables::remove::Preserved,
+    net::{Family, PerFamily},
+};
 
 /// Removes what this mode ever installed on this node.
 ///
@@ -27,6 +32,35 @@ pub async fn cleanup() -> Result<(), Error> {
 pub async fn cleanup_except(preserved: &Preserved, redirected: &[Family]) -> Result<(), Error> {
     let rules = Redirect::cleanup(&Family::ALL, preserved).await;
     rules.and(Local::cleanup(redirected))
+}
+
+/// Has open connections go on that rules of nat would otherwise lead elsewhere, in these
+/// families, where they are captured by routes: to be called before there are such rules.
+/// What they were opened to is captured or `is_called` is true for it. Returns what was done
+/// in each family; `None`: there is no such capture.
+///
+/// # Errors
+/// When the kernel lacks what that takes, or refuses.
+pub fn prepare_successor(
+    families: &[Family],
+    is_called: &dyn Fn(SocketAddr) -> bool,
+) -> PerFamily<Result<Option<Prepared>, Error>> {
+    PerFamily::each(|family| {
+        if families.contains(&family) {
+            Local::prepare_successor(family, is_called)
+        } else {
+            Ok(None)
+        }
+    })
+}
+
+/// Has what captures by routes in these families take no new connections, and leaves what
+/// open ones need. Returns how many are open.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn retire(families: &[Family]) -> Result<usize, Error> {
+    Local::retire(families)
 }
 
 /// Returns whether anything captures in any family by rules that are not

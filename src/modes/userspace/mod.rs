@@ -37,7 +37,7 @@ pub use self::assignments::read_anything;
 pub use self::{
     assignments::{Assignments, MOST_RECORDS},
     capture::Capture,
-    cleanup::{cleanup, cleanup_except, is_there},
+    cleanup::{cleanup, cleanup_except, is_there, prepare_successor, retire},
     handover::{Handover, Predecessor, Successor},
     loads::{EndpointLoad, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},

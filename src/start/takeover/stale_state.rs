@@ -65,6 +65,10 @@ impl StaleState {
             {
                 nftables::retire(nftables::TABLE, &bare).map_err(|error| words(&error))?
             }
+            StaleState::Of(ModeName::Userspace) => {
+                let families = running.without_local_capture();
+                return userspace::retire(&families).map_err(|error| words(&error));
+            }
             StaleState::Nftables if !bare.is_empty() => {
                 nftables::retire(nftables::KUBE_PROXY, &bare).map_err(|error| words(&error))?
             }
@@ -155,6 +159,17 @@ impl Running {
     fn with_rules(&self) -> Vec<Family> {
         let with = |family: &Family| self.has_rules(*family);
         Family::ALL.into_iter().filter(with).collect()
+    }
+
+    /// Returns the families in which it neither captures by routes, as userspace mode does
+    /// where it has no rules, nor has service addresses at this node, as ipvs mode does.
+    /// There open connections of a process that captured by routes can be kept.
+    pub(super) fn without_local_capture(&self) -> Vec<Family> {
+        match self.mode {
+            ModeName::Ipvs => Vec::new(),
+            ModeName::Userspace => self.with_rules(),
+            ModeName::Iptables | ModeName::Nftables => Family::ALL.to_vec(),
+        }
     }
 
     fn has_rules(&self, family: Family) -> bool {

@@ -114,7 +114,7 @@ add element ip kube-proxy service-nodeports { tcp . 30010 : goto service-web }
 ";
 
 /// Writes the Node object, and what the kubelet has in its rules.
-fn join_cluster(lab: &Lab, kubelet: &str) {
+pub(super) fn join_cluster(lab: &Lab, kubelet: &str) {
     let node = &lab.node;
     lab.write(
         "node.json",

@@ -3,6 +3,7 @@
 mod from_kube_proxy;
 mod localhost;
 mod modes;
+mod open_connections;
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};

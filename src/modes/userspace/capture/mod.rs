@@ -24,7 +24,7 @@ use std::{
 };
 
 pub use choose::{Choice, Method, Requested, choose};
-pub use local::Local;
+pub use local::{Local, Prepared};
 pub use per_family::Capture;
 pub use redirect::Redirect;
 

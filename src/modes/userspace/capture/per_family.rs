@@ -32,8 +32,7 @@ pub struct Capture {
 struct FamilyCapture {
     way: Way,
     logged: LogOnce,
-    /// An earlier run may have captured the other way; that goes once this
-    /// one is in force.
+    /// An earlier run may have captured by rules; those go once routes are in force.
     other_way_cleaned: bool,
 }
 
@@ -199,8 +198,13 @@ impl FamilyCapture {
         report
             .messages
             .retain(|message| self.logged.is_new(message));
-        if scope.extent >= Extent::Retry && !self.other_way_cleaned {
-            match cleanup_other_way(family, self.method()).await {
+        // Routes of an earlier process are still needed by its connections: who takes over
+        // removes them.
+        if let Way::Local(_) = self.way
+            && scope.extent >= Extent::Retry
+            && !self.other_way_cleaned
+        {
+            match Redirect::cleanup(&[family], &Preserved::nothing()).await {
                 Ok(()) => self.other_way_cleaned = true,
                 Err(error) => report.unfinished.push(format!(
                     "what another way of capture had installed is not removed: {error}"
@@ -208,13 +212,5 @@ impl FamilyCapture {
             }
         }
         Some(Ok(report))
-    }
-}
-
-/// Removes what captures `family` in another way than `method`.
-async fn cleanup_other_way(family: Family, method: Method) -> Result<(), Error> {
-    match method {
-        Method::Local => Redirect::cleanup(&[family], &Preserved::nothing()).await,
-        Method::Redirect => Local::cleanup(&[family]),
     }
 }

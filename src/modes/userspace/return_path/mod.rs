@@ -88,6 +88,8 @@ fn rule(family: Family) -> Rule {
         priority: PRIORITY,
         ip_protocol: None,
         ports: None,
+        source: None,
+        sent_here: false,
         mark: Some(MARK),
         action: Action::Lookup(TABLE),
     }

@@ -55,7 +55,7 @@ impl Batch {
 
 /// Adds `objects`, what refuses packets before what lets them in; returns those
 /// that the kernel refused. Sockets that are connected already follow it too.
-fn insert(
+pub fn insert(
     socket: &mut Socket,
     loopback: u32,
     mut objects: Vec<Object>,

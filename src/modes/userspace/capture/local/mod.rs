@@ -19,17 +19,23 @@
 
 mod diff;
 mod execute;
+mod kept;
 mod observe;
 mod plan;
+mod retire;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    net::SocketAddr,
+};
 
 use self::{
     diff::Applied,
     plan::{Environment, Object},
 };
+pub use self::retire::Prepared;
 use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope};
 use crate::{
     kernel::{
@@ -88,8 +94,28 @@ impl Local {
         for family in families {
             let observed = observe::installed(&mut socket, *family)?;
             remove_all(&mut socket, observed)?;
+            retire::cleanup(*family)?;
         }
         Ok(())
+    }
+
+    /// Prepares `family` for another mode or capture; see [`retire::prepare`].
+    ///
+    /// # Errors
+    /// When the kernel lacks what that takes, or refuses.
+    pub fn prepare_successor(
+        family: Family,
+        is_called: &dyn Fn(SocketAddr) -> bool,
+    ) -> Result<Option<Prepared>, Error> {
+        retire::prepare(family, is_called)
+    }
+
+    /// Leaves what open connections need in these families; see [`retire::retire`].
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn retire(families: &[Family]) -> Result<usize, Error> {
+        retire::retire(families)
     }
 
     /// Returns whether anything of it is there in these families; what cannot be
@@ -230,6 +256,8 @@ impl Local {
                 ability.remedy()
             ));
         }
+        // An earlier process may have begun to give way here.
+        retire::cleanup(family)?;
         self.empty = false;
         self.applied = Applied::of(desired, &environment, report);
         let observed = observe::installed(&mut self.socket, family)?;

@@ -12,6 +12,14 @@
 //! 80: from all lookup REFUSED                prohibit ADDRESS for each that refuses the rest
 //! ```
 //!
+//! Once another mode or capture serves, what open connections need stays ([`Kept`](super::kept::Kept)), with
+//! two more kinds of rules:
+//!
+//! ```text
+//! 75: from CLIENT ipproto tcp dport 80 lookup N    for each address of the node's own clients
+//! 76: iif lo goto 80                               new connections of the node go by its rules
+//! ```
+//!
 //! - Plain local routes would lead every port of a service address to whatever
 //!   listens on the node's wildcard address, sshd for instance, and have the
 //!   node answer ARP for it. With a rule for each port they do neither: ARP
@@ -39,17 +47,19 @@ use crate::{
     net::{Family, Protocol},
 };
 
-const PRIORITY_PORT: u32 = 77;
+pub(super) const PRIORITY_CLIENT: u32 = 75;
+pub(super) const PRIORITY_SENT_HERE: u32 = 76;
+pub(super) const PRIORITY_PORT: u32 = 77;
 const PRIORITY_SKIP: u32 = 78;
 const PRIORITY_PORTLESS: u32 = 79;
-const PRIORITY_REFUSE: u32 = 80;
+pub(super) const PRIORITY_REFUSE: u32 = 80;
 
 /// First of our table numbers; the upper bits of the others are the same.
 /// Numbers follow from protocol and port alone, so that a later process finds
 /// the tables of an earlier one without any record.
 const TABLES: u32 = 0x5450_0000;
-const TABLE_ICMP: u32 = TABLES + 0x3_0000;
-const TABLE_REFUSED: u32 = TABLE_ICMP + 1;
+pub(super) const TABLE_ICMP: u32 = TABLES + 0x3_0000;
+pub(super) const TABLE_REFUSED: u32 = TABLE_ICMP + 1;
 const TABLES_END: u32 = TABLE_REFUSED;
 
 /// Something in the kernel. In the order in which they are added: what
@@ -84,6 +94,7 @@ impl Object {
                 PRIORITY_REFUSE => 2,
                 PRIORITY_SKIP => 3,
                 PRIORITY_PORTLESS => 5,
+                PRIORITY_SENT_HERE => 7,
                 _ => 6,
             },
             Object::Route(_) => 4,
@@ -97,7 +108,7 @@ impl Object {
             Object::Route(r) => (TABLES..=TABLES_END).contains(&r.table) || r.table == TABLE_LOCAL,
             Object::Rule(r) => {
                 let ours = |table| (TABLES..=TABLES_END).contains(&table);
-                (PRIORITY_PORT..=PRIORITY_REFUSE).contains(&r.priority)
+                (PRIORITY_CLIENT..=PRIORITY_REFUSE).contains(&r.priority)
                     && match r.action {
                         Action::Lookup(table) => ours(table),
                         Action::Goto(priority) => priority == PRIORITY_REFUSE,
@@ -115,6 +126,8 @@ pub fn scratch(family: Family) -> Rule {
         priority: PRIORITY_PORTLESS,
         ip_protocol: None,
         ports: None,
+        source: None,
+        sent_here: false,
         mark: None,
         action: Action::Lookup(TABLES),
     }
@@ -217,16 +230,16 @@ pub fn objects(frontend: &Frontend, delivery: Delivery, environment: &Environmen
 }
 
 /// A protocol in rules and tables.
-struct IpProtocol {
+pub(super) struct IpProtocol {
     /// Its number (`IPPROTO_…`).
     number: u8,
     /// The table of its packets without ports; that of a port follows at the
     /// port's number.
-    any_port: u32,
+    pub(super) any_port: u32,
 }
 
 impl IpProtocol {
-    fn of(protocol: Protocol) -> IpProtocol {
+    pub(super) fn of(protocol: Protocol) -> IpProtocol {
         let slot = match protocol {
             Protocol::Tcp => 0,
             Protocol::Udp => 1,
@@ -247,6 +260,8 @@ fn rules(frontend: &Frontend, family: Family, ip_protocol: &IpProtocol) -> Vec<O
             priority,
             ip_protocol,
             ports,
+            source: None,
+            sent_here: false,
             mark: None,
             action,
         })
@@ -402,6 +417,8 @@ mod tests {
             priority: 77,
             ip_protocol: None,
             ports: None,
+            source: None,
+            sent_here: false,
             mark: None,
             action: Action::Lookup(100),
         };

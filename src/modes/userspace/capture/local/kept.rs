@@ -1,0 +1,218 @@
+//! What stays for connections that are open when another mode or another capture takes
+//! over. Pure.
+//!
+//! They end at sockets of the process that serves no more, at service addresses: without a
+//! route there is no way to these. A route for everyone would have new connections to the
+//! same address and port come here as well, where the node's other programs may listen; so
+//! it stays for as long as it is needed, and [`retire`](super::retire) has packets refused
+//! that belong to no connection. Nor may the node's own new connections follow it: from
+//! the loopback address, which it gives them, nothing that nat sends on reaches an endpoint.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use super::plan::{
+    IpProtocol, Object, PRIORITY_CLIENT, PRIORITY_PORT, PRIORITY_REFUSE, PRIORITY_SENT_HERE,
+    TABLE_ICMP, TABLE_REFUSED,
+};
+use crate::{
+    kernel::{
+        connections::Connection,
+        routes::Kind,
+        rules::{Action, Rule},
+    },
+    net::{Family, Protocol},
+};
+
+/// What open connections need of what is installed, and what they need besides.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// The addresses that they were opened to.
+    pub addresses: BTreeSet<IpAddr>,
+    /// How many they are.
+    pub connections: usize,
+    /// To be added.
+    pub add: Vec<Object>,
+    /// To be removed.
+    pub remove: Vec<Object>,
+}
+
+/// Returns the address and port that a route delivers TCP packets for; `None` for other
+/// routes.
+pub fn tcp_frontend(object: &Object) -> Option<SocketAddr> {
+    let Object::Route(route) = object else {
+        return None;
+    };
+    let first = IpProtocol::of(Protocol::Tcp).any_port;
+    let port = u16::try_from(route.table.checked_sub(first)?).ok()?;
+    let delivers = matches!(route.kind, Kind::Local(_)) && port > 0;
+    delivers.then(|| SocketAddr::new(route.destination.addr(), port))
+}
+
+/// Returns what of `installed` in `family` the connections of `open` need, when nothing new
+/// is captured any more. The `own` addresses are the node's.
+pub fn kept(
+    family: Family,
+    installed: Vec<Object>,
+    open: &[Connection],
+    own: &HashSet<IpAddr>,
+) -> Kept {
+    let captured: HashSet<_> = installed.iter().filter_map(tcp_frontend).collect();
+    let open = open.iter().filter(|open| captured.contains(&open.local));
+    let (mut frontends, mut clients) = (BTreeSet::new(), BTreeSet::new());
+    let mut connections = 0;
+    for Connection { local, remote } in open {
+        connections += 1;
+        frontends.insert(*local);
+        if remote.ip().is_loopback() || own.contains(&remote.ip()) {
+            clients.insert((remote.ip(), local.port()));
+        }
+    }
+    let addresses: BTreeSet<_> = frontends.iter().map(SocketAddr::ip).collect();
+    let first = IpProtocol::of(Protocol::Tcp).any_port;
+    let tables: HashSet<_> = frontends
+        .iter()
+        .map(|f| first + u32::from(f.port()))
+        .collect();
+    let needed = |object: &Object| match object {
+        Object::Address(ip) => addresses.contains(ip),
+        Object::Route(route) if route.table == TABLE_ICMP => {
+            addresses.contains(&route.destination.addr())
+        }
+        Object::Route(_) => tcp_frontend(object).is_some_and(|f| frontends.contains(&f)),
+        Object::Rule(rule) => match rule.action {
+            Action::Lookup(TABLE_ICMP) => true,
+            // What the rule for packets of the node leads to.
+            Action::Lookup(TABLE_REFUSED) => rule.priority == PRIORITY_REFUSE,
+            Action::Lookup(table) => rule.priority == PRIORITY_PORT && tables.contains(&table),
+            Action::Goto(_) => false,
+        },
+    };
+    let rules = clients.into_iter().map(|(client, port)| Rule {
+        family,
+        priority: PRIORITY_CLIENT,
+        ip_protocol: Some(Protocol::Tcp.number()),
+        ports: Some((port, port)),
+        source: Some(client),
+        sent_here: false,
+        mark: None,
+        action: Action::Lookup(first + u32::from(port)),
+    });
+    let sent_here = Rule {
+        family,
+        priority: PRIORITY_SENT_HERE,
+        ip_protocol: None,
+        ports: None,
+        source: None,
+        sent_here: true,
+        mark: None,
+        action: Action::Goto(PRIORITY_REFUSE),
+    };
+    let mut add: Vec<_> = rules.chain([sent_here]).map(Object::Rule).collect();
+    let mut remove = Vec::new();
+    for object in installed {
+        match add.iter().position(|added| *added == object) {
+            Some(at) => drop(add.swap_remove(at)),
+            None if needed(&object) => {}
+            None => remove.push(object),
+        }
+    }
+    Kept {
+        addresses,
+        connections,
+        add,
+        remove,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::userspace::capture::{
+        Frontend, OtherPorts,
+        local::plan::{Delivery, Environment, objects},
+    };
+
+    fn installed(frontends: &[(Protocol, &str, u16)]) -> Vec<Object> {
+        let environment = Environment {
+            family: Family::V4,
+            matches_ports: true,
+            loopback: 1,
+            has_loopback_address: true,
+            own: HashSet::new(),
+        };
+        let objects = frontends.iter().flat_map(|(protocol, ip, port)| {
+            let frontend = Frontend::service(*protocol, ip.parse().unwrap(), *port);
+            objects(&frontend, Delivery::PerPort(OtherPorts::Refuse), &environment)
+        });
+        let objects: BTreeSet<_> = objects.collect();
+        objects.into_iter().collect()
+    }
+
+    fn connection(local: &str, remote: &str) -> Connection {
+        Connection {
+            local: local.parse().unwrap(),
+            remote: remote.parse().unwrap(),
+        }
+    }
+
+    fn texts(objects: &[Object]) -> Vec<String> {
+        let mut texts: Vec<_> = objects.iter().map(ToString::to_string).collect();
+        texts.sort();
+        texts
+    }
+
+    #[test]
+    fn what_no_connection_needs_goes() {
+        let all = [
+            (Protocol::Tcp, "10.96.0.1", 80),
+            (Protocol::Udp, "10.96.0.1", 80),
+            (Protocol::Tcp, "10.96.0.1", 22),
+            (Protocol::Tcp, "10.96.0.2", 80),
+        ];
+        let before = installed(&all);
+        let nobody = kept(Family::V4, before.clone(), &[], &HashSet::new());
+        assert_eq!((nobody.connections, nobody.addresses.len()), (0, 0));
+
+        let open = [
+            connection("10.96.0.1:80", "192.0.2.1:4000"),
+            connection("10.96.0.1:80", "127.0.0.1:4000"),
+            // It ends at an address of the node's own, and has no need of a route.
+            connection("192.0.2.9:22", "192.0.2.1:4000"),
+        ];
+        let kept_of = kept(Family::V4, before.clone(), &open, &HashSet::new());
+        assert_eq!(kept_of.connections, 2);
+        let removed: HashSet<_> = kept_of.remove.iter().cloned().collect();
+        let mut stay = before;
+        stay.retain(|object| !removed.contains(object));
+        let tcp = IpProtocol::of(Protocol::Tcp).any_port;
+        assert_eq!(
+            texts(&stay),
+            [
+                "IPv4 rule 77: ipproto 6 dport 80 lookup TCP".replace("TCP", &(tcp + 80).to_string()),
+                format!("IPv4 rule 79: ipproto 1 lookup {TABLE_ICMP}"),
+                format!("IPv4 rule 80: lookup {TABLE_REFUSED}"),
+                "address 10.96.0.1 of link lo".to_owned(),
+                format!("route local 10.96.0.1/32 table {}", tcp + 80),
+                format!("route local 10.96.0.1/32 table {TABLE_ICMP}"),
+            ]
+        );
+        assert_eq!(
+            texts(&kept_of.add),
+            [
+                format!("IPv4 rule 75: from 127.0.0.1 ipproto 6 dport 80 lookup {}", tcp + 80),
+                "IPv4 rule 76: iif lo goto 80".to_owned(),
+            ]
+        );
+
+        stay.extend(kept_of.add);
+        assert!(stay.iter().all(Object::is_ours), "{stay:?}");
+        let again = kept(Family::V4, stay.clone(), &open, &HashSet::new());
+        assert_eq!((again.add, again.remove), (vec![], vec![]));
+        // The node's own client goes, and with it its rule.
+        let later = kept(Family::V4, stay, &open[..1], &HashSet::new());
+        assert_eq!(texts(&later.remove).len(), 1, "{later:?}");
+    }
+}
