@@ -83,10 +83,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::kernel::{
-        namespace::in_namespace,
-        netlink::Protocol,
-    };
+    use crate::kernel::{namespace::in_namespace, netlink::Protocol};
 
     #[test]
     fn both_ends_are_listed_until_they_are_closed() {

@@ -161,6 +161,17 @@ pub struct Flow {
     zone: Option<Vec<u8>>,
 }
 
+impl Flow {
+    /// Returns whether nat changes an address or port of its packets.
+    pub fn is_translated(&self) -> bool {
+        let Tuple {
+            source,
+            destination,
+        } = self.reply;
+        self.original.source != destination || self.original.destination != source
+    }
+}
+
 #[cfg(test)]
 impl Flow {
     /// Returns one that no kernel has.
@@ -262,6 +273,32 @@ pub fn look_up(socket: &mut Socket, flow: &Flow) -> Result<Option<Snapshot>, Err
 /// all others have been carried out.
 pub fn delete(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<usize, Error> {
     let flows = list(socket, family, matches)?;
+    delete_all(socket, family, &flows)
+}
+
+/// Deletes the flows of `family` and `protocol` that are `stale`, and returns how many there
+/// were.
+///
+/// # Errors
+/// The same as of [`delete`].
+pub fn delete_if(
+    socket: &mut Socket,
+    family: Family,
+    protocol: u8,
+    stale: impl Fn(&Flow) -> bool,
+) -> Result<usize, Error> {
+    let all = Match {
+        protocol,
+        destination: None,
+        port: None,
+        reply: Reply::Any,
+    };
+    let mut flows = list(socket, family, &[all])?;
+    flows.retain(stale);
+    delete_all(socket, family, &flows)
+}
+
+fn delete_all(socket: &mut Socket, family: Family, flows: &[Flow]) -> Result<usize, Error> {
     let requests: Vec<_> = flows.iter().map(|f| deletion(family, f)).collect();
     let mut deleted = 0;
     for outcome in socket.batch(&requests, &[])? {
@@ -282,13 +319,7 @@ pub fn translated(socket: &mut Socket, family: Family) -> Result<usize, Error> {
     let mut count = 0;
     // There may be hundreds of thousands: none is stored.
     socket.dump(&dump(family, &[]), |message| {
-        count += usize::from(parse(message)?.is_some_and(|flow| {
-            let Tuple {
-                source,
-                destination,
-            } = flow.reply;
-            flow.original.source != destination || flow.original.destination != source
-        }));
+        count += usize::from(parse(message)?.is_some_and(|flow| flow.is_translated()));
         Ok(None::<()>)
     })?;
     Ok(count)

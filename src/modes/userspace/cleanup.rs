@@ -54,13 +54,18 @@ pub fn prepare_successor(
     })
 }
 
-/// Has what captures by routes in these families take no new connections, and leaves what
-/// open ones need. Returns how many are open.
+/// Has what captures take no new connections, and leaves what open ones need: by routes in
+/// the families that are `routed`, by rules in those that are `redirected`. Returns how many
+/// there are by routes, and the families that have rules.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn retire(families: &[Family]) -> Result<usize, Error> {
-    Local::retire(families)
+pub async fn retire(
+    routed: &[Family],
+    redirected: &[Family],
+) -> Result<(usize, Vec<Family>), Error> {
+    let open = Local::retire(routed)?;
+    Ok((open, Redirect::retire(redirected).await?))
 }
 
 /// Returns whether anything captures in any family by rules that are not

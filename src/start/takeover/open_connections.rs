@@ -17,12 +17,14 @@ pub(super) async fn prepare(map: &ServiceMap, running: &Running) {
     }
     // Not all that is called is captured: the node has the addresses of node ports anyway.
     let (mut called, mut node_ports) = (HashSet::new(), HashSet::new());
-    for port in map.iter().filter(|port| port.name.protocol == Protocol::Tcp) {
+    for port in map
+        .iter()
+        .filter(|port| port.name.protocol == Protocol::Tcp)
+    {
         called.extend(port.addresses().map(|ip| SocketAddr::new(ip, port.port)));
         node_ports.extend(port.node_port);
     }
-    let is_called =
-        move |at: SocketAddr| called.contains(&at) || node_ports.contains(&at.port());
+    let is_called = move |at: SocketAddr| called.contains(&at) || node_ports.contains(&at.port());
     // There may be many thousands.
     let prepared = spawn_blocking(move || userspace::prepare_successor(&families, &is_called));
     // It fails only while the runtime is shutting down.

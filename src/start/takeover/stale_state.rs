@@ -51,6 +51,7 @@ impl StaleState {
     ) -> Result<usize, String> {
         let bare = running.without_rules();
         let words = |error: &dyn fmt::Display| error.to_string();
+        let mut open = 0;
         let families = match self {
             StaleState::Of(ModeName::Ipvs) if !running.is(ModeName::Ipvs) => {
                 let open = ipvs::retire(exclude).map_err(|error| words(&error))?;
@@ -66,15 +67,17 @@ impl StaleState {
                 nftables::retire(nftables::TABLE, &bare).map_err(|error| words(&error))?
             }
             StaleState::Of(ModeName::Userspace) => {
-                let families = running.without_local_capture();
-                return userspace::retire(&families).map_err(|error| words(&error));
+                let routed = running.without_local_capture();
+                let retired = userspace::retire(&routed, &bare).await;
+                let (routed, redirected) = retired.map_err(|error| words(&error))?;
+                open = routed;
+                redirected
             }
             StaleState::Nftables if !bare.is_empty() => {
                 nftables::retire(nftables::KUBE_PROXY, &bare).map_err(|error| words(&error))?
             }
             _ => Vec::new(),
         };
-        let mut open = 0;
         for family in families {
             let socket = Socket::open(Protocol::Netfilter);
             let counted = socket.and_then(|mut socket| flows::translated(&mut socket, family));

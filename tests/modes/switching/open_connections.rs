@@ -2,10 +2,13 @@
 //! of (mode, capture) that a kernel can run: they go on for as long as who carries them.
 
 use std::{
-    net::{SocketAddr, TcpStream, UdpSocket},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     time::{Duration, Instant},
 };
+
+use socket2::{Domain, Socket, Type};
 
 use super::super::{
     probe::kernel,
@@ -182,12 +185,10 @@ impl Talking {
     }
 }
 
-/// Who calls what: the node itself and an outside host cluster IPs, the latter the node
-/// port, too.
+/// What an outside host calls: cluster IPs and node ports.
 fn clients(lab: &Lab, web: &Service, open: fn(&Host, SocketAddr) -> Client) -> Vec<Client> {
     let mut clients = Vec::new();
     for (to, address) in web.cluster().into_iter().zip(lab.node.addresses) {
-        clients.push(open(&lab.node, to));
         clients.push(open(&lab.outside, to));
         let node_port = SocketAddr::new(address, web.node_port());
         clients.push(open(&lab.outside, node_port));
@@ -217,9 +218,16 @@ fn switch(old: Kind, new: Kind) {
     let mut talking = clients(lab, &web, Client::tcp);
     let mut idle = clients(lab, &web, Client::tcp);
     talking.extend(clients(lab, &web, Client::udp));
+    let inside = web.cluster().into_iter();
+    let inside = inside.flat_map(|to| [Client::tcp(&lab.node, to), Client::udp(&lab.node, to)]);
+    // Under local capture a datagram socket of the node has the loopback address as its source
+    // for as long as it is connected, and from there nothing can be sent on.
+    let moves = |client: &Client| old != Kind::Local || matches!(client.talk, Talk::Tcp(_));
+    talking.extend(inside.filter(moves));
+    idle.extend(web.cluster().map(|to| Client::tcp(&lab.node, to)));
     let talk = &Talking::default();
     let [fresh, _] = web.cluster();
-    let mut failed = Vec::new();
+    let (mut failed, mut after) = (Vec::new(), None);
     under_load(
         |_| ask(&lab.outside, fresh),
         |calls| {
@@ -231,7 +239,7 @@ fn switch(old: Kind, new: Kind) {
                     .collect();
                 talk.more();
                 kubelet_moves(lab, new.engine());
-                let after = new.start(lab, 1);
+                let after = after.insert(new.start(lab, 1));
                 let cleared = ["still carries some", "nothing is left of other modes"];
                 eventually("stale state is dealt with", SOON, || {
                     let dealt = cleared.iter().any(|sign| after.logged(&[sign]) > 0);
@@ -239,18 +247,21 @@ fn switch(old: Kind, new: Kind) {
                 });
                 calls.wait(10);
                 talk.more();
+                let fresh = web.cluster().map(|to| ask(&lab.node, to));
+                assert!(fresh.iter().all(Result::is_ok), "from the node: {fresh:?}");
                 before.ask_to_end();
                 calls.wait(10);
                 talk.more();
                 drop(stop);
-                let ended = talkers.into_iter().map(|talker| talker.join().expect("no panic"));
+                let ended = talkers
+                    .into_iter()
+                    .map(|talker| talker.join().expect("no panic"));
                 failed.extend(ended.filter_map(Result::err));
                 failed.extend(failures(&mut idle));
                 assert!(failed.is_empty(), "{old:?} to {new:?}: {failed:#?}");
                 drop(idle);
                 assert!(before.ended().success(), "{old:?} ended badly");
                 calls.wait(10);
-                after
             });
         },
     );
@@ -296,4 +307,92 @@ switch! {
     ipvs_to_redirect: "full", Kind::Ipvs, Kind::Redirect;
     local_to_ipvs: "full", Kind::Local, Kind::Ipvs;
     ipvs_to_local: "full", Kind::Ipvs, Kind::Local;
+}
+
+/// What stays for open connections leads no new one to what else listens on the node: when
+/// the Service goes, or the old process.
+fn leads_nobody_elsewhere(new: Kind) {
+    let mut lab = Lab::new(Capture::Redirect);
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let lab = &lab;
+    join_cluster(lab, Kind::Local.engine());
+    lab.outside.ip(&[
+        "route add 10.96.0.0/16 via 192.0.2.10",
+        "route add fd00:96::/64 via 2001:db8::10",
+    ]);
+    let mut before = Kind::Local.start(lab, 0);
+    let mut open: Vec<_> = web.cluster().map(|to| Client::tcp(&lab.outside, to)).into();
+    kubelet_moves(lab, new.engine());
+    let after = new.start(lab, 1);
+    eventually("what connections need stays", SOON, || {
+        match after.logged(&["still carries some"]) {
+            0 => Err(after.log()),
+            _ => Ok(()),
+        }
+    });
+    let _others =
+        [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()].map(|any: IpAddr| {
+            lab.node
+                .enter(|| listener((any, web.cluster()[0].port()).into()))
+        });
+    lab.withdraw(&web);
+    for to in web.cluster() {
+        eventually("the Service is closed", SOON, || {
+            match tcp(&lab.outside, to) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+    assert_eq!(failures(&mut open), Vec::<String>::new());
+    let refused = |to: SocketAddr| {
+        for _ in 0..100 {
+            let called = tcp(&lab.outside, to);
+            assert!(called.is_err(), "{to} is answered by {called:?}");
+        }
+    };
+    web.cluster().into_iter().for_each(refused);
+    before.kill();
+    let gone = || after.logged(&["nothing is left of other modes"]) > 0;
+    while !gone() {
+        for to in web.cluster() {
+            assert!(tcp(&lab.outside, to).is_err(), "{to} is answered");
+        }
+    }
+    let rules = lab.node.show("ip rule") + &lab.node.show("ip -6 rule");
+    assert!(!rules.contains("dport 80"), "{rules}");
+    let tables = lab.node.show("nft list tables");
+    assert!(!tables.contains("tripod-draining"), "{tables}");
+}
+
+fn listener(at: SocketAddr) -> Socket {
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM, None).expect("a socket");
+    // The old process has the port at the service address.
+    socket.set_reuse_port(true).expect("an option");
+    if at.is_ipv6() {
+        socket.set_only_v6(true).expect("an option");
+    }
+    socket.bind(&at.into()).expect("an address");
+    socket.listen(16).expect("a listener");
+    socket
+}
+
+macro_rules! leads_nobody_elsewhere {
+    ($($name:ident: $new:expr;)+) => { $(
+        #[test]
+        fn $name() {
+            run(Share::Beside, || {
+                if kernel() == "host" {
+                    leads_nobody_elsewhere($new);
+                }
+            });
+        }
+    )+ };
+}
+
+leads_nobody_elsewhere! {
+    left_for_nftables_leads_nobody_elsewhere: Kind::Nftables;
+    left_for_nft_leads_nobody_elsewhere: Kind::Iptables("nft");
+    left_for_redirect_leads_nobody_elsewhere: Kind::Redirect;
 }

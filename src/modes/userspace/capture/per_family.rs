@@ -7,10 +7,7 @@ use super::{
     Scope, Scopes,
 };
 use crate::{
-    kernel::{
-        probe::Kernel,
-        xtables::{Engine, remove::Preserved},
-    },
+    kernel::{probe::Kernel, xtables::Engine},
     log_once::LogOnce,
     modes::checks::Checks,
     net::{Family, PerFamily},
@@ -32,8 +29,6 @@ pub struct Capture {
 struct FamilyCapture {
     way: Way,
     logged: LogOnce,
-    /// An earlier run may have captured by rules; those go once routes are in force.
-    other_way_cleaned: bool,
 }
 
 /// How a family is captured.
@@ -56,7 +51,6 @@ impl Capture {
                     Method::Local => Way::Local(Box::new(Local::new(family, kernel)?)),
                 },
                 logged: LogOnce::default(),
-                other_way_cleaned: false,
             })
         };
         Ok(Capture {
@@ -122,8 +116,8 @@ impl Capture {
         }
         let served = &self.node_ports;
         let PerFamily { v4, v6 } = &mut self.families;
-        let v4 = v4.sync(Family::V4, desired, scopes.v4.as_ref(), served);
-        let v6 = v6.sync(Family::V6, desired, scopes.v6.as_ref(), served);
+        let v4 = v4.sync(desired, scopes.v4.as_ref(), served);
+        let v6 = v6.sync(desired, scopes.v6.as_ref(), served);
         let (v4, v6) = tokio::join!(v4, v6);
         // nf_tables counts changes of both families together: what one wrote would pass for
         // another process's change of the other's rules.
@@ -181,7 +175,6 @@ impl FamilyCapture {
 
     async fn sync(
         &mut self,
-        family: Family,
         desired: &Desired,
         scope: Option<&Scope>,
         served: &Served,
@@ -198,19 +191,6 @@ impl FamilyCapture {
         report
             .messages
             .retain(|message| self.logged.is_new(message));
-        // Routes of an earlier process are still needed by its connections: who takes over
-        // removes them.
-        if let Way::Local(_) = self.way
-            && scope.extent >= Extent::Retry
-            && !self.other_way_cleaned
-        {
-            match Redirect::cleanup(&[family], &Preserved::nothing()).await {
-                Ok(()) => self.other_way_cleaned = true,
-                Err(error) => report.unfinished.push(format!(
-                    "what another way of capture had installed is not removed: {error}"
-                )),
-            }
-        }
         Some(Ok(report))
     }
 }

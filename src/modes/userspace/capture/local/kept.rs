@@ -39,13 +39,13 @@ pub struct Kept {
     pub remove: Vec<Object>,
 }
 
-/// Returns the address and port that a route delivers TCP packets for; `None` for other
-/// routes.
-pub fn tcp_frontend(object: &Object) -> Option<SocketAddr> {
+/// Returns the address and port that a route delivers packets of `protocol` for; `None` for
+/// other objects.
+pub fn captured(protocol: Protocol, object: &Object) -> Option<SocketAddr> {
     let Object::Route(route) = object else {
         return None;
     };
-    let first = IpProtocol::of(Protocol::Tcp).any_port;
+    let first = IpProtocol::of(protocol).any_port;
     let port = u16::try_from(route.table.checked_sub(first)?).ok()?;
     let delivers = matches!(route.kind, Kind::Local(_)) && port > 0;
     delivers.then(|| SocketAddr::new(route.destination.addr(), port))
@@ -59,7 +59,8 @@ pub fn kept(
     open: &[Connection],
     own: &HashSet<IpAddr>,
 ) -> Kept {
-    let captured: HashSet<_> = installed.iter().filter_map(tcp_frontend).collect();
+    let tcp = |object: &Object| captured(Protocol::Tcp, object);
+    let captured: HashSet<_> = installed.iter().filter_map(tcp).collect();
     let open = open.iter().filter(|open| captured.contains(&open.local));
     let (mut frontends, mut clients) = (BTreeSet::new(), BTreeSet::new());
     let mut connections = 0;
@@ -81,7 +82,7 @@ pub fn kept(
         Object::Route(route) if route.table == TABLE_ICMP => {
             addresses.contains(&route.destination.addr())
         }
-        Object::Route(_) => tcp_frontend(object).is_some_and(|f| frontends.contains(&f)),
+        Object::Route(_) => tcp(object).is_some_and(|f| frontends.contains(&f)),
         Object::Rule(rule) => match rule.action {
             Action::Lookup(TABLE_ICMP) => true,
             // What the rule for packets of the node leads to.
@@ -145,7 +146,11 @@ mod tests {
         };
         let objects = frontends.iter().flat_map(|(protocol, ip, port)| {
             let frontend = Frontend::service(*protocol, ip.parse().unwrap(), *port);
-            objects(&frontend, Delivery::PerPort(OtherPorts::Refuse), &environment)
+            objects(
+                &frontend,
+                Delivery::PerPort(OtherPorts::Refuse),
+                &environment,
+            )
         });
         let objects: BTreeSet<_> = objects.collect();
         objects.into_iter().collect()
@@ -191,7 +196,8 @@ mod tests {
         assert_eq!(
             texts(&stay),
             [
-                "IPv4 rule 77: ipproto 6 dport 80 lookup TCP".replace("TCP", &(tcp + 80).to_string()),
+                "IPv4 rule 77: ipproto 6 dport 80 lookup TCP"
+                    .replace("TCP", &(tcp + 80).to_string()),
                 format!("IPv4 rule 79: ipproto 1 lookup {TABLE_ICMP}"),
                 format!("IPv4 rule 80: lookup {TABLE_REFUSED}"),
                 "address 10.96.0.1 of link lo".to_owned(),
@@ -202,7 +208,10 @@ mod tests {
         assert_eq!(
             texts(&kept_of.add),
             [
-                format!("IPv4 rule 75: from 127.0.0.1 ipproto 6 dport 80 lookup {}", tcp + 80),
+                format!(
+                    "IPv4 rule 75: from 127.0.0.1 ipproto 6 dport 80 lookup {}",
+                    tcp + 80
+                ),
                 "IPv4 rule 76: iif lo goto 80".to_owned(),
             ]
         );

@@ -31,11 +31,11 @@ use std::{
     net::SocketAddr,
 };
 
+pub use self::retire::Prepared;
 use self::{
     diff::Applied,
     plan::{Environment, Object},
 };
-pub use self::retire::Prepared;
 use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope};
 use crate::{
     kernel::{

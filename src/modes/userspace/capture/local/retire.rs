@@ -14,23 +14,27 @@ use std::{
 
 use super::{
     execute,
-    kept::{Kept, kept, tcp_frontend},
+    kept::{Kept, captured, kept},
     observe,
+    plan::Object,
 };
 use crate::{
     kernel::{
         addresses,
         connections::{self, Connection},
-        conntrack::{entries, flows::Tuple},
+        conntrack::{
+            entries,
+            flows::{self, Tuple, UDP},
+        },
         links,
-        netlink::{Protocol, Socket},
+        netlink::{self, Socket},
         nftables::{
-            Chain, ChainType, Comment, Ct, DataType, Element, Field, Hook, Reject, Rule, Rules,
-            Set, Statement, Table, Test, Transaction, Type, Value, Verdict, concat,
+            Chain, ChainType, Comment, Ct, DataType, Element, Field, Hook, Meta, Reject, Rule,
+            Rules, Set, Statement, Table, Test, Transaction, Type, Value, Verdict, concat,
         },
     },
     modes::userspace::capture::Error,
-    net::Family,
+    net::{Family, Protocol},
 };
 
 const TABLE: &str = "tripod-draining";
@@ -43,6 +47,8 @@ const MOST: usize = 65_536;
 // (linux/netfilter/nf_conntrack_common.h).
 const KNOWN: u32 = 1 << 1 | 1 << 2;
 const NEW: u32 = 1 << 3;
+/// `NF_IP_PRI_RAW`: before connection tracking.
+const RAW: i32 = -300;
 
 /// What was done for open connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,53 +70,83 @@ pub fn prepare(
     family: Family,
     is_called: &dyn Fn(SocketAddr) -> bool,
 ) -> Result<Option<Prepared>, Error> {
-    let mut socket = Socket::open(Protocol::Route)?;
+    let mut socket = Socket::open(netlink::Protocol::Route)?;
     let installed = observe::installed(&mut socket, family)?;
-    let captured: HashSet<_> = installed.iter().filter_map(tcp_frontend).collect();
-    if captured.is_empty() {
+    let captured = frontends(Protocol::Tcp, &installed);
+    let datagrams = frontends(Protocol::Udp, &installed);
+    if captured.is_empty() && datagrams.is_empty() {
         return Ok(None);
     }
     // First, so that what begins from now on has an entry, too.
-    Rules::open()?.run(&tracking(family), None).map_err(|failure| failure.first())?;
+    Rules::open()?
+        .run(&tracking(family, &datagrams), None)
+        .map_err(|failure| failure.first())?;
     let mut open = open(family)?;
     open.retain(|Connection { local, .. }| captured.contains(local) || is_called(*local));
     let left_out = open.len().saturating_sub(MOST);
     open.truncate(MOST);
     let tuples: Vec<_> = open.iter().map(tuple).collect();
-    let mut netfilter = Socket::open(Protocol::Netfilter)?;
+    let mut netfilter = Socket::open(netlink::Protocol::Netfilter)?;
     let added = entries::add_established(&mut netfilter, family, &tuples)?;
     Ok(Some(Prepared { added, left_out }))
 }
 
 /// Leaves in these `families` what open connections to captured addresses need, and refuses
-/// new ones there; removes the rest of what captures by routes. Returns how many are open.
+/// new ones there; removes the rest of what captures by routes. Clients of UDP are led by
+/// the rules of who serves now. Returns how many are open; one more, the first time, for the
+/// answers to datagrams that are under way.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub fn retire(families: &[Family]) -> Result<usize, Error> {
     let mut connections = 0;
     for &family in families {
-        let mut socket = Socket::open(Protocol::Route)?;
+        let mut socket = Socket::open(netlink::Protocol::Route)?;
         let installed = observe::installed(&mut socket, family)?;
-        if !installed.iter().any(|object| tcp_frontend(object).is_some()) {
-            continue;
-        }
+        let datagrams = frontends(Protocol::Udp, &installed);
         let own = addresses::list(&mut socket)?.into_iter();
         let own: HashSet<_> = own.map(|address| address.address).collect();
         let kept = kept(family, installed, &open(family)?, &own);
-        if kept.connections == 0 {
+        if kept.connections == 0 && datagrams.is_empty() {
             continue;
         }
-        connections += kept.connections;
-        keep(&mut socket, family, kept)?;
+        connections += kept.connections + usize::from(!datagrams.is_empty());
+        keep(&mut socket, family, kept, &datagrams)?;
+        forget_datagrams(family, &datagrams)?;
     }
     Ok(connections)
 }
 
-fn keep(socket: &mut Socket, family: Family, kept: Kept) -> Result<(), Error> {
+/// Deletes the entries of UDP flows to these addresses and ports which nothing translates:
+/// they would lead their clients to the process that serves no more.
+fn forget_datagrams(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<(), Error> {
+    if datagrams.is_empty() {
+        return Ok(());
+    }
+    let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
+    flows::delete_if(&mut socket, family, UDP, |flow| {
+        let Tuple {
+            source,
+            destination,
+        } = flow.original;
+        // Where the answer was seen before the question.
+        let called = datagrams.contains(&destination) || datagrams.contains(&source);
+        called && !flow.is_translated()
+    })?;
+    Ok(())
+}
+
+fn keep(
+    socket: &mut Socket,
+    family: Family,
+    kept: Kept,
+    datagrams: &HashSet<SocketAddr>,
+) -> Result<(), Error> {
     // First: what stays may lead new connections to other programs of the node.
-    let refusing = refusing(family, &kept.addresses);
-    Rules::open()?.run(&refusing, None).map_err(|failure| failure.first())?;
+    let refusing = refusing(family, &kept.addresses, datagrams);
+    Rules::open()?
+        .run(&refusing, None)
+        .map_err(|failure| failure.first())?;
     let loopback = links::index("lo")?;
     for (object, error) in execute::insert(socket, loopback, kept.add)? {
         tracing::debug!("{object}: {error}");
@@ -134,7 +170,7 @@ pub fn cleanup(family: Family) -> Result<(), Error> {
 }
 
 fn open(family: Family) -> Result<Vec<Connection>, Error> {
-    let mut socket = Socket::open(Protocol::SocketDiagnosis)?;
+    let mut socket = Socket::open(netlink::Protocol::SocketDiagnosis)?;
     Ok(connections::tcp(&mut socket, family)?)
 }
 
@@ -146,8 +182,18 @@ fn tuple(connection: &Connection) -> Tuple {
     }
 }
 
-/// Returns what replaces the table of `family`, as yet without chains.
-fn table(family: Family) -> Transaction {
+/// Returns the addresses and ports that packets of `protocol` are captured for.
+fn frontends(protocol: Protocol, installed: &[Object]) -> HashSet<SocketAddr> {
+    let found = installed.iter();
+    found
+        .filter_map(|object| captured(protocol, object))
+        .collect()
+}
+
+/// Returns what replaces the table of `family`. It has the answers of the process that serves
+/// no more to `datagrams` tracked by none: an entry by which they were the first packet would
+/// keep their clients there for as long as they send.
+fn table(family: Family, datagrams: &HashSet<SocketAddr>) -> Transaction {
     let comment = Comment::new("open connections of userspace mode, local capture");
     let table = Table {
         comment: Some(comment),
@@ -155,7 +201,32 @@ fn table(family: Family) -> Transaction {
     };
     let mut transaction = Transaction::new(table);
     transaction.add_table().delete_table().add_table();
+    let addresses: BTreeSet<_> = datagrams.iter().map(SocketAddr::ip).collect();
+    let set = address_set(family, "datagrams");
+    let answer = vec![
+        Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(vec![UDP])),
+        Statement::In(vec![Field::SourceAddress(family)], (&*set).into()),
+        Statement::Notrack,
+    ];
     transaction
+        .add_set(&set)
+        .add_elements(&set, elements(&addresses))
+        .add_chain(Chain::base("output", ChainType::Filter, Hook::Output, RAW))
+        .add_rule("output", Rule::new(answer));
+    transaction
+}
+
+fn address_set(family: Family, name: &str) -> Arc<Set> {
+    let of_family = match family {
+        Family::V4 => DataType::Ipv4,
+        Family::V6 => DataType::Ipv6,
+    };
+    Arc::new(Set::new(name, Type::Named(vec![of_family])))
+}
+
+fn elements(addresses: &BTreeSet<IpAddr>) -> Vec<Element> {
+    let keys = addresses.iter().map(|ip| concat(&[Value::Ip(*ip)]));
+    keys.map(Element::new).collect()
 }
 
 fn state(bits: u32) -> Statement {
@@ -165,8 +236,8 @@ fn state(bits: u32) -> Statement {
 /// Returns what has connections tracked and does nothing else: a rule that asks for their
 /// state is enough, also where no packet comes by (`nft_ct_get_init` calls
 /// `nf_ct_netns_get`).
-fn tracking(family: Family) -> Transaction {
-    let mut transaction = table(family);
+fn tracking(family: Family, datagrams: &HashSet<SocketAddr>) -> Transaction {
+    let mut transaction = table(family, datagrams);
     let rule = Rule::new([state(NEW), Statement::Verdict(Verdict::Return)]);
     transaction
         .add_chain(Chain::new("tracking"))
@@ -176,23 +247,26 @@ fn tracking(family: Family) -> Transaction {
 
 /// Returns what refuses packets to `addresses` that belong to no connection. Those that nat
 /// leads on have another destination by then.
-fn refusing(family: Family, addresses: &BTreeSet<IpAddr>) -> Transaction {
-    let of_family = match family {
-        Family::V4 => DataType::Ipv4,
-        Family::V6 => DataType::Ipv6,
-    };
-    let set = Arc::new(Set::new("addresses", Type::Named(vec![of_family])));
-    let elements = addresses.iter().map(|ip| Element::new(concat(&[Value::Ip(*ip)])));
+fn refusing(
+    family: Family,
+    addresses: &BTreeSet<IpAddr>,
+    datagrams: &HashSet<SocketAddr>,
+) -> Transaction {
+    let set = address_set(family, "addresses");
     let to_them = || Statement::In(vec![Field::DestinationAddress(family)], (&*set).into());
     let rules = [
         vec![state(KNOWN), Statement::Verdict(Verdict::Accept)],
-        vec![state(NEW), to_them(), Statement::Reject(Reject::PortUnreachable(family))],
+        vec![
+            state(NEW),
+            to_them(),
+            Statement::Reject(Reject::PortUnreachable(family)),
+        ],
         vec![to_them(), Statement::Verdict(Verdict::Drop)],
     ];
-    let mut transaction = table(family);
+    let mut transaction = table(family, datagrams);
     transaction
         .add_set(&set)
-        .add_elements(&set, elements.collect())
+        .add_elements(&set, elements(addresses))
         .add_chain(Chain::base("input", ChainType::Filter, Hook::Input, 0));
     for rule in rules {
         transaction.add_rule("input", Rule::new(rule));

@@ -149,6 +149,23 @@ impl Redirect {
         Ok(OWNED.remove(families, preserved).await?)
     }
 
+    /// Has nothing lead to its chains any more, and leaves them, in these families; see
+    /// [`iptables::retire`](crate::modes::iptables::retire). Clients of UDP begin anew.
+    /// Returns those that have some.
+    ///
+    /// # Errors
+    /// When a rule that leads there could not be removed, or an entry of connection tracking.
+    pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
+        let mut left = Vec::new();
+        for &family in families {
+            if OWNED.unlink(family).await? {
+                stale::forget_redirected(family)?;
+                left.push(family);
+            }
+        }
+        Ok(left)
+    }
+
     /// Returns whether there are rules in some family, other than what is `preserved`.
     pub async fn is_there(preserved: &Preserved) -> bool {
         OWNED.is_there(preserved).await

@@ -6,11 +6,15 @@
 //! there goes past the rules, one of a Service that came back goes to a local
 //! port without a listener.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::applied::Applied;
 use crate::{
-    kernel::conntrack::flows::{Match, Reply, Source, UDP},
+    kernel::{
+        addresses,
+        conntrack::flows::{self, Match, Reply, Source, UDP},
+        netlink::{self, Socket},
+    },
     modes::{stale, userspace::capture::Frontend},
     net::{Family, Protocol},
 };
@@ -84,6 +88,23 @@ impl Stale {
             }
         }
     }
+}
+
+/// Deletes the entries of UDP flows that nat leads to a socket of this node: a client that
+/// keeps its socket would stay with a process that serves no more.
+pub fn forget_redirected(family: Family) -> Result<(), netlink::Error> {
+    let mut route = Socket::open(netlink::Protocol::Route)?;
+    let own: HashSet<_> = addresses::list(&mut route)?
+        .into_iter()
+        .map(|a| a.address)
+        .collect();
+    let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
+    flows::delete_if(&mut socket, family, UDP, |flow| {
+        let answers = flow.reply.source.ip();
+        flow.original.destination != flow.reply.source
+            && (answers.is_loopback() || own.contains(&answers))
+    })?;
+    Ok(())
 }
 
 #[cfg(test)]
