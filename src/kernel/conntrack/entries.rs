@@ -11,7 +11,7 @@ use nix::{errno::Errno, libc};
 use super::flows::{
     CT_NEW, DESTINATION_PORT, PROTOCOL_INFO, PROTOCOL_NUMBER, PROTOCOL_STATE, SOURCE_PORT, STATUS,
     TCP, TIMEOUT, TUPLE_IP, TUPLE_ORIGINAL, TUPLE_PROTOCOL, TUPLE_REPLY, Tuple, V4_DESTINATION,
-    V4_SOURCE, V6_DESTINATION, V6_SOURCE, message_with,
+    V4_SOURCE, V6_DESTINATION, V6_SOURCE,
 };
 use crate::{
     kernel::{
@@ -72,7 +72,8 @@ fn request(family: Family, tuple: &Tuple) -> Request {
         source: tuple.destination,
         destination: tuple.source,
     };
-    message_with(CT_NEW, flags, family, "add", object)
+    Request::new(CT_NEW, flags, "add", object)
+        .nfgenmsg(family.number())
         .nested(TUPLE_ORIGINAL, |r| write(r, tuple))
         .nested(TUPLE_REPLY, |r| write(r, &reply))
         .be32(STATUS, ESTABLISHED_STATUS)

@@ -363,18 +363,7 @@ fn or_any(at: SocketAddr) -> [(Option<IpAddr>, Option<u16>); 4] {
 }
 
 fn message(kind: u16, family: Family, operation: &'static str, object: String) -> Request {
-    message_with(kind, 0, family, operation, object)
-}
-
-/// Returns a message with `flags` (`NLM_F_*`).
-pub(super) fn message_with(
-    kind: u16,
-    flags: u16,
-    family: Family,
-    operation: &'static str,
-    object: String,
-) -> Request {
-    Request::new(kind, flags, operation, object).nfgenmsg(family.number())
+    Request::new(kind, 0, operation, object).nfgenmsg(family.number())
 }
 
 /// Returns the dump, filtered by the protocol and port that all matches have in
