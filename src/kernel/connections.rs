@@ -1,7 +1,10 @@
 //! TCP connections that end in this network namespace, whoever's they are: `sock_diag(7)`,
 //! `linux/inet_diag.h`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use nix::libc;
 
@@ -23,6 +26,9 @@ const ANSWERED: usize = 4;
 /// `NEW_SYN_RECV` (12); what this end began itself and waits for is `SYN_SENT` (2).
 const OPEN: u32 = 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11 | 1 << 12;
 
+/// `LISTEN`
+const LISTENING: u32 = 1 << 10;
+
 /// The two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Connection {
@@ -41,13 +47,26 @@ pub struct Connection {
 ///
 /// [`Protocol::SocketDiagnosis`]: super::netlink::Protocol::SocketDiagnosis
 pub fn tcp(socket: &mut Socket, family: Family) -> Result<Vec<Connection>, Error> {
+    list(socket, family, OPEN)
+}
+
+/// Lists the ports that TCP sockets of `family` listen on, at whatever address.
+///
+/// # Errors
+/// The same as of [`tcp`].
+pub fn listening(socket: &mut Socket, family: Family) -> Result<HashSet<u16>, Error> {
+    let sockets = list(socket, family, LISTENING)?.into_iter();
+    Ok(sockets.map(|socket| socket.local.port()).collect())
+}
+
+fn list(socket: &mut Socket, family: Family, states: u32) -> Result<Vec<Connection>, Error> {
     // struct inet_diag_req_v2: family, protocol, what else to tell, padding, states; an empty
     // id means every socket.
     let mut header = [0; ASKED + ID];
     header[0] = family.number();
     header[1] = libc::IPPROTO_TCP as u8;
-    header[4..ASKED].copy_from_slice(&OPEN.to_ne_bytes());
-    let object = format!("{family} connections of TCP");
+    header[4..ASKED].copy_from_slice(&states.to_ne_bytes());
+    let object = format!("{family} sockets of TCP");
     let request = Request::new(BY_FAMILY, 0, "list", object).header(&header);
     socket.dump(&request, |message| parse(message, family))
 }
@@ -103,6 +122,8 @@ mod tests {
                 let found = tcp(&mut socket, family).unwrap();
                 assert_eq!(found.len(), 2, "{found:?}");
                 assert!(found.contains(&ends) && found.contains(&other), "{found:?}");
+                let ports = listening(&mut socket, family).unwrap();
+                assert_eq!(ports, [ends.remote.port()].into());
                 // What is accepted by nobody counts, and a reset ends it.
                 drop(listener);
                 assert_eq!(tcp(&mut socket, family).unwrap(), []);

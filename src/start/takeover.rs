@@ -173,7 +173,7 @@ impl<M: Mode> Mode for TakeOver<M> {
             // Userspace mode removes what captures in another way itself.
             let found = present(self.stale.clone(), self.running()).await;
             if found.contains(&StaleState::Of(ModeName::Userspace)) {
-                open_connections::prepare(map, &self.running()).await;
+                open_connections::prepare(&self.running()).await;
             }
             self.found = Some(found);
         }

@@ -289,10 +289,13 @@ impl Tripod {
 
     /// Its exit status after [`Tripod::ask_to_end`].
     pub fn ended(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        self.process
-            .wait_until(deadline)
-            .expect("tripod ends within ten seconds of SIGTERM")
+        self.ended_within(Duration::from_secs(10))
+    }
+
+    /// As [`Tripod::ended`], where it may take longer.
+    pub fn ended_within(&mut self, limit: Duration) -> ExitStatus {
+        let ended = self.process.wait_until(Instant::now() + limit);
+        ended.unwrap_or_else(|| panic!("tripod does not end within {limit:?} of SIGTERM"))
     }
 
     pub fn kill(&mut self) {

@@ -1,7 +1,5 @@
 //! Removes what this mode ever installs.
 
-use std::net::SocketAddr;
-
 use super::{
     capture::{Error, Local, Prepared, Redirect},
     return_path,
@@ -36,18 +34,14 @@ pub async fn cleanup_except(preserved: &Preserved, redirected: &[Family]) -> Res
 
 /// Has open connections go on that rules of nat would otherwise lead elsewhere, in these
 /// families, where they are captured by routes: to be called before there are such rules.
-/// What they were opened to is captured or `is_called` is true for it. Returns what was done
-/// in each family; `None`: there is no such capture.
+/// Returns what was done in each family; `None`: there is no such capture.
 ///
 /// # Errors
 /// When the kernel lacks what that takes, or refuses.
-pub fn prepare_successor(
-    families: &[Family],
-    is_called: &dyn Fn(SocketAddr) -> bool,
-) -> PerFamily<Result<Option<Prepared>, Error>> {
+pub fn prepare_successor(families: &[Family]) -> PerFamily<Result<Option<Prepared>, Error>> {
     PerFamily::each(|family| {
         if families.contains(&family) {
-            Local::prepare_successor(family, is_called)
+            Local::prepare_successor(family)
         } else {
             Ok(None)
         }

@@ -26,10 +26,7 @@ mod retire;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    net::SocketAddr,
-};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 pub use self::retire::Prepared;
 use self::{
@@ -103,11 +100,8 @@ impl Local {
     ///
     /// # Errors
     /// When the kernel lacks what that takes, or refuses.
-    pub fn prepare_successor(
-        family: Family,
-        is_called: &dyn Fn(SocketAddr) -> bool,
-    ) -> Result<Option<Prepared>, Error> {
-        retire::prepare(family, is_called)
+    pub fn prepare_successor(family: Family) -> Result<Option<Prepared>, Error> {
+        retire::prepare(family)
     }
 
     /// Leaves what open connections need in these families; see [`retire::retire`].

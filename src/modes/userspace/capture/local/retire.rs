@@ -60,16 +60,15 @@ pub struct Prepared {
 }
 
 /// Has connections tracked in `family`, if it is captured by routes, and gives those that
-/// are open entries without translation: connections to captured addresses, and others that
-/// were opened to what `is_called` is true for. Returns `None` where nothing is captured by
-/// routes.
+/// are open entries without translation. Returns `None` where nothing is captured by routes.
+///
+/// All that are open, to captured addresses first: also those to node ports, for which there
+/// are no routes, and those to endpoints, whose ports a masqueraded connection could be
+/// given otherwise.
 ///
 /// # Errors
 /// When the kernel lacks nf_tables, ctnetlink or sock_diag, or refuses.
-pub fn prepare(
-    family: Family,
-    is_called: &dyn Fn(SocketAddr) -> bool,
-) -> Result<Option<Prepared>, Error> {
+pub fn prepare(family: Family) -> Result<Option<Prepared>, Error> {
     let mut socket = Socket::open(netlink::Protocol::Route)?;
     let installed = observe::installed(&mut socket, family)?;
     let captured = frontends(Protocol::Tcp, &installed);
@@ -82,9 +81,16 @@ pub fn prepare(
         .run(&tracking(family, &datagrams), None)
         .map_err(|failure| failure.first())?;
     let mut open = open(family)?;
-    open.retain(|Connection { local, .. }| captured.contains(local) || is_called(*local));
+    open.sort_by_key(|open| !captured.contains(&open.local));
     let left_out = open.len().saturating_sub(MOST);
     open.truncate(MOST);
+    let mut listening = HashSet::new();
+    let mut socket = Socket::open(netlink::Protocol::SocketDiagnosis)?;
+    // A socket of IPv6 may listen for both.
+    for family in Family::ALL {
+        listening.extend(connections::listening(&mut socket, family)?);
+    }
+    let tuple = |open: &Connection| tuple(open, listening.contains(&open.local.port()));
     let tuples: Vec<_> = open.iter().map(tuple).collect();
     let mut netfilter = Socket::open(netlink::Protocol::Netfilter)?;
     let added = entries::add_established(&mut netfilter, family, &tuples)?;
@@ -174,11 +180,18 @@ fn open(family: Family) -> Result<Vec<Connection>, Error> {
     Ok(connections::tcp(&mut socket, family)?)
 }
 
-/// Returns the connection as its client sees it.
-fn tuple(connection: &Connection) -> Tuple {
+/// Returns a connection as its client sees it, which is the other end if this one is that of
+/// a server.
+fn tuple(connection: &Connection, is_server: bool) -> Tuple {
+    let Connection { local, remote } = *connection;
+    let (source, destination) = if is_server {
+        (remote, local)
+    } else {
+        (local, remote)
+    };
     Tuple {
-        source: connection.remote,
-        destination: connection.local,
+        source,
+        destination,
     }
 }
 
