@@ -37,6 +37,7 @@ fn read(message: Message<'_>) {
     for family in Family::ALL {
         let _ = routes::parse(message, family);
         let _ = rules::parse(message, family);
+        let _ = super::connections::parse(message, family);
         let _ = decode::real(&message, family);
     }
     let _ = addresses::parse(message);

@@ -148,6 +148,10 @@ fn keep(
     kept: Kept,
     datagrams: &HashSet<SocketAddr>,
 ) -> Result<(), Error> {
+    if kept.add.is_empty() && kept.remove.is_empty() {
+        // Each change of nf_tables has others read their rules anew.
+        return Ok(());
+    }
     // First: what stays may lead new connections to other programs of the node.
     let refusing = refusing(family, &kept.addresses, datagrams);
     Rules::open()?
