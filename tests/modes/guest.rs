@@ -62,12 +62,6 @@ fn guest_full_takes_over() {
 }
 
 #[test]
-fn guest_full_open_connections() {
-    let tests = ["modes::switching::open_connections::"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
-}
-
-#[test]
 fn guest_full_families() {
     let tests = ["modes::families::in_guest::"];
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);

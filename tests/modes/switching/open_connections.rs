@@ -1,5 +1,5 @@
 //! Connections that are open when one process takes over from another, for each ordered pair
-//! of (mode, capture) that a kernel can run: they go on for as long as who carries them.
+//! of (mode, capture) that the host's kernel can run: they go on for as long as who carries them.
 
 use std::{
     io,
@@ -27,7 +27,6 @@ const SILENCE: Duration = Duration::from_secs(5);
 enum Kind {
     Nftables,
     Iptables(&'static str),
-    Ipvs,
     Redirect,
     Local,
 }
@@ -37,7 +36,6 @@ impl Kind {
         match self {
             Kind::Nftables => "nftables",
             Kind::Iptables(_) => "iptables",
-            Kind::Ipvs => "ipvs",
             Kind::Redirect | Kind::Local => "userspace",
         }
     }
@@ -46,7 +44,6 @@ impl Kind {
     fn engine(self) -> &'static str {
         match self {
             Kind::Iptables(engine) => engine,
-            _ if kernel() == "full" => "legacy",
             _ => "nft",
         }
     }
@@ -305,12 +302,6 @@ switch! {
     local_to_nft: "host", Kind::Local, Kind::Iptables("nft");
     local_to_legacy: "host", Kind::Local, Kind::Iptables("legacy");
     local_to_redirect: "host", Kind::Local, Kind::Redirect;
-    legacy_to_ipvs: "full", Kind::Iptables("legacy"), Kind::Ipvs;
-    ipvs_to_legacy: "full", Kind::Ipvs, Kind::Iptables("legacy");
-    redirect_to_ipvs: "full", Kind::Redirect, Kind::Ipvs;
-    ipvs_to_redirect: "full", Kind::Ipvs, Kind::Redirect;
-    local_to_ipvs: "full", Kind::Local, Kind::Ipvs;
-    ipvs_to_local: "full", Kind::Ipvs, Kind::Local;
 }
 
 /// What stays for open connections leads no new one to what else listens on the node: when
