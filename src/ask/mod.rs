@@ -27,7 +27,7 @@ use self::{
     paint::Paint,
 };
 use crate::{
-    cli::{self, Ask, Output, Question, Repeat},
+    cli::{self, Ask, Output, Probe, Question, Repeat},
     status_api::{DIFF_PATH, Diff, EXPLAIN_PATH, Explanation, STATUS_PATH, ServicePort, Status},
 };
 
@@ -41,6 +41,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
     let connection = Connection::new(&ask.socket);
     let answered = match &ask.question {
         Question::Status => how_it_is(&connection, ask.output).await,
+        Question::Probe(probe) => probed(&connection, *probe).await,
         Question::Explain {
             to,
             protocol,
@@ -154,6 +155,17 @@ async fn how_it_is(connection: &Connection<'_>, output: Output) -> Result<ExitCo
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Prints why a probe fails, if it does.
+async fn probed(connection: &Connection<'_>, probe: Probe) -> Result<ExitCode, Failure> {
+    let status: Status = connection.get(STATUS_PATH).await?;
+    let failing = status::failing(&status, probe);
+    if failing.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(&format!("{}\n", failing.join("; ")))?;
+    Ok(ExitCode::FAILURE)
 }
 
 async fn what_becomes(

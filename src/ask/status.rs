@@ -4,7 +4,10 @@ use super::{
     paint::{Paint, Tone},
     times::{ago, length},
 };
-use crate::status_api::{FamilySync, Listed, ObjectKind, Status};
+use crate::{
+    cli::Probe,
+    status_api::{FamilySync, Listed, ObjectKind, Status},
+};
 
 /// How much is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +25,21 @@ impl Detail {
             Detail::All => usize::MAX,
         }
     }
+}
+
+/// Returns why a probe of the pod fails; nothing: it does not.
+pub(super) fn failing(status: &Status, probe: Probe) -> Vec<String> {
+    let why = |sync: &FamilySync| {
+        let family = &sync.family;
+        if sync.overdue {
+            Some(format!("changes of {family} have waited for too long"))
+        } else if probe == Probe::Readiness && sync.last.is_none() {
+            Some(format!("nothing of {family} is in force yet"))
+        } else {
+            None
+        }
+    };
+    status.syncs.iter().filter_map(why).collect()
 }
 
 /// Width of the headings.

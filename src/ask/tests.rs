@@ -1,6 +1,9 @@
 //! The status that the commands exit with, by what a server in the proxy's place answers.
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -8,7 +11,7 @@ use tokio::{
 };
 
 use super::ask;
-use crate::cli::{Ask, Output, Question};
+use crate::cli::{Ask, Output, Probe, Question};
 
 const DIFFERENCE: &str = r#"{"found": "missing", "object": "set a"}"#;
 
@@ -29,7 +32,13 @@ fn family(error: &str, total: usize) -> String {
 
 /// Has `tripod diff` ask a server that answers once, with this status and body.
 async fn exits_with(status: &str, body: &str) -> ExitCode {
-    let name = format!("tripod-ask-{}.sock", std::process::id());
+    asked(Question::Diff, status, body).await
+}
+
+async fn asked(question: Question, status: &str, body: &str) -> ExitCode {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Relaxed);
+    let name = format!("tripod-ask-{}-{number}.sock", std::process::id());
     let socket = std::env::temp_dir().join(name);
     let _ = std::fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket).unwrap();
@@ -42,7 +51,7 @@ async fn exits_with(status: &str, body: &str) -> ExitCode {
         stream.write_all(answer.as_bytes()).await.unwrap();
     });
     let asked = Ask {
-        question: Question::Diff,
+        question,
         output: Output::Json,
         socket: socket.clone(),
     };
@@ -70,5 +79,45 @@ async fn who_could_not_be_asked_is_no_difference() {
     ] {
         let found = exits_with(status, &body).await;
         assert_eq!(found, ExitCode::from(expected), "{status} {body}");
+    }
+}
+
+/// Returns an answer to `tripod status` of a proxy whose IPv6 is as `last` and `overdue` say.
+fn status(last: &str, overdue: bool) -> String {
+    let none = r#"{"total": 0, "items": []}"#;
+    let sync = |family: &str, last: &str, overdue: bool| {
+        format!(
+            r#"{{"family": "{family}", "last": {last}, "underWaySince": null, "trouble": null,
+                "overdue": {overdue}, "draining": 0}}"#
+        )
+    };
+    let syncs = [sync("IPv4", SYNCED, false), sync("IPv6", last, overdue)].join(", ");
+    format!(
+        r#"{{"apiVersion": "tripod.proxy/v1", "kind": "Status", "version": "1", "pid": 1,
+            "node": "n", "started": "2026-11-20T12:00:00Z", "healthy": false,
+            "problems": ["another one"],
+            "mode": {{"name": "nftables", "passedOver": [], "lost": []}},
+            "objects": {{"source": "s", "kinds": []}}, "syncs": [{syncs}],
+            "counts": {{"services": 0, "servicePorts": 0, "endpoints": 0, "endpointsInUse": 0}},
+            "failing": {none}, "unsupported": {none}, "conflicts": {none}}}"#
+    )
+}
+
+const SYNCED: &str = r#"{"ended": "2026-11-20T12:00:00Z", "seconds": 1, "full": true}"#;
+
+/// One Service that fails keeps no pod from being ready.
+#[tokio::test]
+async fn a_pod_is_ready_when_both_families_are_in_force_and_lives_while_none_is_overdue() {
+    for (last, overdue, live, ready) in [
+        (SYNCED, false, 0, 0),
+        ("null", false, 0, 1),
+        (SYNCED, true, 1, 1),
+        ("null", true, 1, 1),
+    ] {
+        for (probe, expected) in [(Probe::Liveness, live), (Probe::Readiness, ready)] {
+            let answer = status(last, overdue);
+            let code = asked(Question::Probe(probe), "200 OK", &answer).await;
+            assert_eq!(code, ExitCode::from(expected), "{probe:?} {answer}");
+        }
     }
 }

@@ -26,6 +26,8 @@ pub struct Ask {
 pub enum Question {
     /// How the proxy is.
     Status,
+    /// What a probe of its pod is for.
+    Probe(Probe),
     /// What becomes of a packet.
     Explain {
         /// Destination, with a port.
@@ -48,6 +50,22 @@ pub enum Question {
         /// Whether that is shown once.
         repeat: Repeat,
     },
+}
+
+/// What the kubelet asks of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// Whether it has to be started again.
+    Liveness,
+    /// Whether it can take the place of the pod before it.
+    Readiness,
+}
+
+impl Probe {
+    const ALL: [(&str, Probe); 2] = [
+        ("liveness", Probe::Liveness),
+        ("readiness", Probe::Readiness),
+    ];
 }
 
 /// Whether something is shown again.
@@ -85,7 +103,11 @@ const STATUS_HELP: &str = "\
 Exits with 0 if the proxy is healthy, with 1 if it is not, and with 2 if it does
 not answer or the command line is wrong. It is healthy when the objects are known
 and followed, the last sync of each IP family came in force, no change waits for
-too long, and every ServicePort is in force as asked.";
+too long, and every ServicePort is in force as asked.
+
+With --probe it exits with 0 or 1 for a probe of the kubelet in the pod (exec):
+liveness fails when a change waits for too long, readiness also until a first sync of
+each IP family is in force.";
 
 const SERVICES_HELP: &str = "\
 Exits with 0, with 1 if there is no such Service, and with 2 if the proxy does not
@@ -93,7 +115,13 @@ answer or the command line is wrong. What is not known is shown as -.";
 
 pub(super) fn status() -> Command {
     let about = "Print how the running Tripod is and what is not in force, and exit";
-    common(Command::new("status").about(about).after_help(STATUS_HELP))
+    let command = Command::new("status").about(about).after_help(STATUS_HELP);
+    let probe = Arg::new("probe")
+        .long("probe")
+        .value_name("KIND")
+        .value_parser(Probe::ALL.map(|(name, _)| name))
+        .help("Answer a probe of the kubelet in this pod, and print why it fails alone");
+    common(command).arg(probe)
 }
 
 const EXPLAIN_HELP: &str = "\
@@ -247,7 +275,11 @@ fn selected(text: &str) -> Result<(String, Option<String>), String> {
 pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>, String> {
     let output = chosen(matches);
     let question = match subcommand {
-        "status" => Question::Status,
+        "status" => {
+            let probe = matches.get_one::<String>("probe");
+            let probe = probe.and_then(|given| Probe::ALL.iter().find(|(name, _)| name == given));
+            probe.map_or(Question::Status, |(_, probe)| Question::Probe(*probe))
+        }
         "diff" => Question::Diff,
         "explain" => {
             let to = matches.get_one::<(SocketAddr, String)>("to").cloned();

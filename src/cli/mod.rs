@@ -28,7 +28,7 @@ use clap::{Command, parser::ValueSource};
 use options::{CommandLine, Subcommand};
 
 pub use self::{
-    ask::{Ask, Output, Question, Repeat},
+    ask::{Ask, Output, Probe, Question, Repeat},
     cleanup::Cleanup,
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},

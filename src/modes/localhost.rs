@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, Reason, SyncError, unsupported,
-    userspace::{self, Handover, NodePortRelay},
+    userspace::{self, NodePortRelay},
 };
 use crate::{
     kernel::xtables::Engine,
@@ -33,9 +33,9 @@ impl<M: Mode> LocalhostNodePorts<M> {
         LocalhostNodePorts { mode, relay }
     }
 
-    /// Returns what talks to processes that take over the relay's connections.
-    pub fn handover(&self) -> Option<Handover> {
-        self.relay.as_ref().map(NodePortRelay::handover)
+    /// Returns the mode without its node ports on loopback addresses.
+    pub fn mode(&self) -> &M {
+        &self.mode
     }
 }
 

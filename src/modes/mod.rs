@@ -21,6 +21,7 @@ pub mod state;
 mod unsupported;
 pub mod userspace;
 pub mod verdict;
+pub mod yielding;
 
 pub use comparison::{Compared, Difference, Found};
 pub use explain::{Explanation, Packet};

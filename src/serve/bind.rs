@@ -9,6 +9,7 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
+use super::listeners::{Listeners, Listening};
 use crate::log_once::LogOnce;
 
 /// Connections that may wait to be accepted: where there is no room, clients try again
@@ -16,10 +17,10 @@ use crate::log_once::LogOnce;
 const BACKLOG: i32 = 1024;
 
 /// Pause before an address that could not be bound is tried again.
-const BIND_AGAIN: Duration = Duration::from_secs(5);
+const BIND_AGAIN: Duration = Duration::from_secs(1);
 
 /// Where to serve.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Bind {
     /// The address. A wildcard of either family means every address of both,
     /// as it does for kube-proxy (Go's `net.Listen`).
@@ -27,6 +28,8 @@ pub struct Bind {
     /// Whether to give up at once when it cannot be bound
     /// (`bindAddressHardFail`).
     pub hard_fail: bool,
+    /// Those of this process, among which the process before it may have given it this one.
+    pub listeners: Listeners,
 }
 
 /// An address could not be bound, and `bindAddressHardFail` is set.
@@ -41,10 +44,11 @@ pub struct BindError {
 impl Bind {
     /// Returns a listener, trying again until the address can be bound. `what`
     /// names what is to be served.
-    pub(super) async fn listen(self, what: &'static str) -> Result<TcpListener, BindError> {
+    pub(super) async fn listen(&self, what: &'static str) -> Result<Listening, BindError> {
         let address = self.address;
+        self.listeners.in_charge().await;
         let bind = || {
-            bind(address).map_err(|source| BindError {
+            self.listeners.listen(address).map_err(|source| BindError {
                 what,
                 address,
                 source,
@@ -157,6 +161,7 @@ mod tests {
         let bind = Bind {
             address,
             hard_fail: true,
+            listeners: Listeners::default(),
         };
         let error = bind.listen("metrics").await.unwrap_err().to_string();
         assert!(error.contains("metrics") && error.contains(&address.to_string()));
@@ -169,14 +174,15 @@ mod tests {
         let bind = Bind {
             address,
             hard_fail: false,
+            listeners: Listeners::default(),
         };
-        let mut listening = tokio::spawn(bind.listen("metrics"));
+        let mut listening = tokio::spawn(async move { bind.listen("metrics").await });
         tokio::select! {
             _ = &mut listening => panic!("it was taken"),
             () = tokio::time::sleep(BIND_AGAIN * 3) => {}
         }
         drop(taken);
         let listener = listening.await.unwrap().unwrap();
-        assert_eq!(listener.local_addr().unwrap(), address);
+        assert_eq!(listener.socket().local_addr().unwrap(), address);
     }
 }

@@ -10,6 +10,7 @@ mod fuzz;
 mod healthz;
 mod http;
 mod introspection;
+mod listeners;
 mod openmetrics;
 mod page;
 mod process;
@@ -34,6 +35,7 @@ pub use self::{
     bind::{Bind, BindError},
     certificate::{CertificateError, Identity},
     introspection::{Introspection, Running},
+    listeners::{Listeners, Successor},
     secure::Secure,
     status_api::{About, PortTraffic, StatusApi, TrafficSource},
 };

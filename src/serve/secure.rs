@@ -9,7 +9,7 @@ use hyper::{
     header::{AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE},
 };
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     runtime,
     sync::oneshot,
     time::timeout,
@@ -22,6 +22,7 @@ use super::{
     connections::Connections,
     http::{self, Answer, PATIENCE, Peer},
     introspection::Introspection,
+    listeners::Listening,
 };
 use crate::{
     authorize::{Authorizer, Refusal},
@@ -111,7 +112,7 @@ struct Guard {
 }
 
 impl Guard {
-    async fn serve(self: Arc<Self>, listener: TcpListener) {
+    async fn serve(self: Arc<Self>, listener: Listening) {
         let open = Arc::new(Connections::default());
         http::each_connection(listener, open, move |stream, _| {
             Arc::clone(&self).connection(stream)

@@ -15,7 +15,10 @@ use crate::{
         localhost::LocalhostNodePorts,
         nftables::{self, Nftables},
         offloaded::Offloaded,
-        userspace::{self, Capture, Counters, NodePortRelay, RelayMetrics, Userspace, capture},
+        userspace::{
+            self, Capture, Counters, Handover, NodePortRelay, RelayMetrics, Userspace, capture,
+        },
+        yielding::Yielding,
     },
     net::{Family, ModeName},
     node::{self, NodePorts},
@@ -54,7 +57,8 @@ impl NodeContext<'_> {
                 let metrics = self.metrics.clone();
                 let mode = Ipvs::new(options, self.kernel, node_ports, Arc::new(metrics))?;
                 let relay = self.localhost(effective.scheduler)?;
-                Running::Ipvs(LocalhostNodePorts::new(Offloaded::new(mode), relay))
+                let mode = Yielding::new(Offloaded::new(mode), handover(relay.as_ref()));
+                Running::Ipvs(LocalhostNodePorts::new(mode, relay))
             }
             ModeName::Nftables => {
                 let setup = nftables::Setup {
@@ -66,7 +70,8 @@ impl NodeContext<'_> {
                 };
                 let mode = Nftables::new(setup, self.kernel)?;
                 let relay = self.localhost(SchedulerName::Random)?;
-                Running::Nftables(LocalhostNodePorts::new(Offloaded::new(mode), relay))
+                let mode = Yielding::new(Offloaded::new(mode), handover(relay.as_ref()));
+                Running::Nftables(LocalhostNodePorts::new(mode, relay))
             }
             ModeName::Iptables => {
                 let setup = iptables::Setup {
@@ -77,7 +82,7 @@ impl NodeContext<'_> {
                     metrics: Arc::new(self.metrics.clone()),
                 };
                 let mode = Iptables::new(setup, self.kernel, self.registry)?;
-                Running::Iptables(Box::new(mode))
+                Running::Iptables(Box::new(Yielding::new(mode, Handover::of_rules())))
             }
             ModeName::Userspace => Running::Userspace(Box::new(self.userspace()?)),
         })
@@ -146,4 +151,10 @@ impl NodeContext<'_> {
             limits: settings.own.limits,
         })
     }
+}
+
+/// Returns what talks to processes that take over from a mode of the kernel, and from its
+/// relay if there is one.
+fn handover(relay: Option<&NodePortRelay>) -> Handover {
+    relay.map_or_else(Handover::of_rules, NodePortRelay::handover)
 }

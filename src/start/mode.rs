@@ -10,6 +10,7 @@ use crate::{
         nftables::Nftables,
         offloaded::Offloaded,
         userspace::{Handover, Userspace},
+        yielding::Yielding,
     },
     net::{Family, ModeName},
     services::ServiceMap,
@@ -17,9 +18,9 @@ use crate::{
 
 /// One of the modes.
 pub(super) enum Running {
-    Ipvs(LocalhostNodePorts<Offloaded<Ipvs>>),
-    Nftables(LocalhostNodePorts<Offloaded<Nftables>>),
-    Iptables(Box<Iptables>),
+    Ipvs(LocalhostNodePorts<Yielding<Offloaded<Ipvs>>>),
+    Nftables(LocalhostNodePorts<Yielding<Offloaded<Nftables>>>),
+    Iptables(Box<Yielding<Iptables>>),
     Userspace(Box<Userspace>),
 }
 
@@ -36,14 +37,13 @@ macro_rules! of_mode {
 }
 
 impl Running {
-    /// Returns the hand-over for a mode that carries connections itself; `None`
-    /// for others.
-    pub(super) fn handover(&self) -> Option<Handover> {
+    /// Returns what talks to processes that take over.
+    pub(super) fn handover(&self) -> Handover {
         match self {
-            Running::Userspace(mode) => Some(mode.handover()),
-            Running::Ipvs(mode) => mode.handover(),
-            Running::Nftables(mode) => mode.handover(),
-            Running::Iptables(_) => None,
+            Running::Userspace(mode) => mode.handover(),
+            Running::Ipvs(mode) => mode.mode().handover(),
+            Running::Nftables(mode) => mode.mode().handover(),
+            Running::Iptables(mode) => mode.handover(),
         }
     }
 }

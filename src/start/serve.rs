@@ -31,6 +31,7 @@ use crate::{
     config::{self, ConfigFile, Effective},
     ejection,
     events::{self, Event, Recorder},
+    hold::Holding,
     modes::{
         Mode,
         userspace::{self, Handover},
@@ -40,7 +41,7 @@ use crate::{
     runner::{Runner, health::Health, metrics::Metrics, schedule},
     sched::SchedulerName,
     serve::{
-        self, About, Bind, Identity, Introspection, Secure, StatusApi,
+        self, About, Bind, Identity, Introspection, Listeners, Secure, StatusApi,
         service_health::ServiceHealth,
     },
     services::{Batch, Tracker},
@@ -66,10 +67,13 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let options = sync_options(effective);
     let health = Arc::new(Health::new(2 * options.sync_period));
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
+    let listeners = Listeners::default();
+    succession::inherit_ports(&listeners).await;
     // Probes are answered from here on, also while it is not known what the
-    // kernel can do.
+    // kernel can do; where another process serves now, that one answers them.
     if let Some(address) = effective.healthz {
-        let probes = serve::health(bind(&settings, address), Arc::clone(&health), &registry)?;
+        let at = bind(&settings, address, &listeners);
+        let probes = serve::health(at, Arc::clone(&health), &registry)?;
         serving.spawn(probes);
     }
     // This comes before any change of the node: the process may end here.
@@ -99,14 +103,18 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let counted = settings.own.counted();
     let traffic = traffic::source(&proxy, &node_ports, &counted);
     let mut runner = Runner::new(
-        TakeOver::new(proxy, settings.effective.ipvs_exclude.clone()).giving_way(handover.clone()),
+        TakeOver::new(
+            proxy,
+            settings.effective.ipvs_exclude.clone(),
+            handover.clone(),
+        ),
         Tracker::new(&node),
         options,
         Arc::clone(&health),
         metrics,
     );
     serve::endpoint_metrics::register(&registry, counted, runner.status(), Arc::clone(&traffic))?;
-    let service_health = service_health(&node_ports, &health, &recorder, &registry)?;
+    let service_health = service_health(&node_ports, &listeners, &health, &recorder, &registry)?;
     let objects = Arc::new(SourceHealth::default());
     tokio::spawn(progress::log(Arc::clone(&objects), runner.status()));
     let api = Arc::new(StatusApi {
@@ -122,7 +130,8 @@ pub(super) async fn serve(settings: Settings) -> Done {
     serve_status(&settings, &api);
     let pages = introspection(&settings, choice, &registry).with_api(api);
     pages.register()?;
-    serve_pages(&mut serving, Arc::new(pages), &settings, &source, &node);
+    let pages = (Arc::new(pages), &listeners);
+    serve_pages(&mut serving, pages, &settings, &source, &node);
     runner.post_to(recorder.clone());
     runner.follow(service_health);
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
@@ -134,7 +143,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     });
     let batches = ejecting(batches, &mut runner, mode, (&registry, recorder))?;
     let sockets = userspace::workers(settings.own.workers);
-    let (batches, serves) = succession::announced(batches, sockets, handover.clone());
+    let (batches, serves) = succession::announced(batches, sockets, handover.clone(), listeners);
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses)));
     until_ended(running, serving, handover, &settings).await
@@ -171,11 +180,11 @@ fn sync_options(effective: &Effective) -> schedule::Options {
 async fn until_ended(
     running: Pin<&mut impl Future<Output = ()>>,
     serving: JoinSet<Result<(), serve::Error>>,
-    handover: Option<Handover>,
+    handover: Handover,
     settings: &Settings,
 ) -> Done {
-    let ended = until_drained(running, serving, handover.as_ref(), settings).await;
-    if let Some(handover) = handover.filter(Handover::is_held) {
+    let ended = until_drained(running, serving, &handover, settings).await;
+    if handover.is_held() {
         handover.leave();
     }
     ended
@@ -186,7 +195,7 @@ async fn until_ended(
 async fn until_drained(
     mut running: Pin<&mut impl Future<Output = ()>>,
     mut serving: JoinSet<Result<(), serve::Error>>,
-    handover: Option<&Handover>,
+    handover: &Handover,
     settings: &Settings,
 ) -> Done {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -199,9 +208,9 @@ async fn until_drained(
         // The process is started again by its supervisor when it has ended.
         changed = config_changed(settings.file.as_ref()) => (Err(changed.into()), Until::Idle),
     };
-    let Some(handover) = handover.filter(|handover| handover.has_served()) else {
+    if !handover.has_served() {
         return ended;
-    };
+    }
     if let Err(reason) = &ended {
         tracing::warn!("{reason}");
     }
@@ -284,9 +293,10 @@ fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> In
     Introspection::new(registry.clone(), running, configuration, flags.collect())
 }
 
-fn bind(settings: &Settings, address: SocketAddr) -> Bind {
+fn bind(settings: &Settings, address: SocketAddr, listeners: &Listeners) -> Bind {
     Bind {
         address,
+        listeners: listeners.clone(),
         hard_fail: settings.configuration.bind_address_hard_fail,
     }
 }
@@ -298,16 +308,16 @@ fn serve_status(settings: &Settings, api: &Arc<StatusApi>) {
     }
 }
 
-/// Serves `pages` at the addresses that the settings name.
+/// Serves `pages` at the addresses that the settings name, which are among `listeners`.
 fn serve_pages(
     serving: &mut JoinSet<Result<(), serve::Error>>,
-    pages: Arc<Introspection>,
+    (pages, listeners): (Arc<Introspection>, &Listeners),
     settings: &Settings,
     source: &Source,
     node: &str,
 ) {
     if let Some(address) = settings.effective.metrics {
-        let at = bind(settings, address);
+        let at = bind(settings, address, listeners);
         serving.spawn(serve::metrics(at, Arc::clone(&pages)));
     }
     let own = &settings.own;
@@ -320,7 +330,7 @@ fn serve_pages(
             _ => Identity::SelfSigned(vec![node.to_owned(), address.ip().to_string()]),
         };
         let secure = Secure {
-            at: bind(settings, address),
+            at: bind(settings, address, listeners),
             identity,
             authorizer: Authorizer::new(access),
         };
@@ -390,7 +400,8 @@ async fn leave(handover: &Handover, deadline: Instant) {
     handover.leave();
     let mut quiet = Instant::now();
     while Instant::now() < deadline {
-        if handover.active_connections() > 0 || !handover.holding().is_sent() {
+        let is_sent = handover.holding().is_none_or(Holding::is_sent);
+        if handover.active_connections() > 0 || !is_sent {
             quiet = Instant::now();
         } else if quiet.elapsed() > CHECK_PERIOD {
             // A worker that was in the middle of accepting has counted it by now.
@@ -434,13 +445,15 @@ async fn config_changed(file: Option<&ConfigFile>) -> String {
 /// Returns what serves health-check node ports, none before the first sync.
 fn service_health(
     node_ports: &Arc<NodePorts>,
+    listeners: &Listeners,
     health: &Arc<Health>,
     recorder: &Recorder,
     registry: &Registry,
 ) -> prometheus::Result<ServiceHealth> {
     let served = Arc::clone(node_ports);
     let addresses = move || health_check_addresses(&served);
-    ServiceHealth::start(addresses, Arc::clone(health), recorder.clone(), registry)
+    let (listeners, health) = (listeners.clone(), Arc::clone(health));
+    ServiceHealth::start(addresses, listeners, health, recorder.clone(), registry)
 }
 
 /// Returns the addresses at which health-check node ports listen now.

@@ -1,10 +1,9 @@
 //! Messages between processes of Tripod on one node, of which one takes over
 //! from another.
 //!
-//! A process that carries connections itself, in userspace mode or for node ports on
-//! localhost, and whose first sync is in force listens on a unix socket in [`FOLDER`]. A
-//! process in any mode that is about to sync for the first time finds these sockets and
-//! sends over each connection, which stays open as long as it runs:
+//! A process in any mode whose first sync is in force in both IP families listens on a unix
+//! socket in [`FOLDER`]. One that is about to sync for the first time finds these sockets
+//! and sends over each connection, which stays open as long as it runs:
 //!
 //! ```text
 //! successor                              predecessor
@@ -13,6 +12,9 @@
 //! 1 byte: it serves               ──►    may end
 //! end of the connection           ──►    serves again
 //! ```
+//!
+//! On sockets of their own it is sent which clients have which endpoint
+//! ([`assignments`]), and what both answer on about themselves ([`ports`]).
 //!
 //! Whoever connects can end the service of this node and read which client has which
 //! endpoint. Who may is decided by the socket's file: its folder is root's and must be in
@@ -25,12 +27,13 @@
 //! mount namespace leads nowhere in this one.
 
 mod assignments;
+mod ports;
 #[cfg(test)]
 mod tests;
 
 use std::{io, os::unix::net::UnixStream as StdStream, path::Path, time::Duration};
 
-use socket2::Type;
+use socket2::{Socket, Type};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -45,10 +48,13 @@ use tokio::{
 use crate::{
     kernel::socket::unix,
     modes::userspace::{Handover, Predecessor},
-    net::Family,
+    net::{Family, PerFamily},
     runner::AfterSync,
+    serve::Listeners,
     services::{Batch, Changes, ServiceMap},
 };
+
+pub(super) use self::ports::inherit as inherit_ports;
 
 /// Where processes of one node listen for those that take over from them. In containers
 /// it is a folder of the node.
@@ -76,15 +82,17 @@ const FIRST_SYNC: Duration = Duration::from_secs(30);
 const DONE: u8 = 1;
 
 /// Delays the first batch of a process until those before it have given way, and the
-/// holder has given what ended ones left there.
+/// holder has given what ended ones left there. Later `listeners` are shared with the
+/// process after this one.
 pub(super) fn announced(
     mut batches: Receiver<Batch>,
     sockets: usize,
-    handover: Option<Handover>,
+    handover: Handover,
+    listeners: Listeners,
 ) -> (Receiver<Batch>, Serving) {
     let (send, receive) = channel(1);
     let (served, serving) = channel(1);
-    let holding = handover.as_ref().map(|handover| handover.holding().clone());
+    let holding = handover.holding().cloned();
     if let Some(holding) = &holding {
         tokio::spawn(holding.clone().run());
     }
@@ -92,7 +100,8 @@ pub(super) fn announced(
         let Some(first) = batches.recv().await else {
             return;
         };
-        announce(sockets, handover, serving).await;
+        let predecessors = ask_all(sockets, &handover).await;
+        tokio::spawn(once_it_serves(serving, predecessors, handover, listeners));
         if let Some(holding) = holding {
             holding.answered().await;
         }
@@ -104,23 +113,39 @@ pub(super) fn announced(
             next = batches.recv().await;
         }
     });
-    (receive, Serving(Some(served)))
+    let serving = Serving {
+        families: PerFamily::default(),
+        served: Some(served),
+    };
+    (receive, serving)
 }
 
 /// Signals once that this process serves.
-pub(super) struct Serving(Option<tokio::sync::mpsc::Sender<()>>);
+pub(super) struct Serving {
+    /// Those that were in force. What gives way does so for both.
+    families: PerFamily<bool>,
+    served: Option<tokio::sync::mpsc::Sender<()>>,
+}
 
 impl AfterSync for Serving {
-    fn synced(&mut self, _: Family, _: &ServiceMap, _: &Changes) {
-        // The receiver waits for the sender to be dropped.
-        self.0 = None;
+    fn synced(&mut self, family: Family, _: &ServiceMap, _: &Changes) {
+        *self.families.get_mut(family) = true;
+        if self.families.iter().all(|(_, synced)| *synced) {
+            // The receiver waits for the sender to be dropped.
+            self.served = None;
+        }
     }
 }
 
-/// Has all processes that serve this node give way to this one, and later sends
-/// them that it is `serving`. A process that carries connections itself then
-/// waits for successors in its turn.
-async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Receiver<()>) {
+/// A process that has given way to this one, as long as the connection is open.
+struct GaveWay {
+    read: OwnedReadHalf,
+    write: OwnedWriteHalf,
+    _follows: Predecessor,
+}
+
+/// Has all processes that serve this node give way to this one.
+async fn ask_all(sockets: usize, handover: &Handover) -> Vec<GaveWay> {
     let mut connections = JoinSet::new();
     match present(SOCKET) {
         Ok(names) => {
@@ -134,7 +159,11 @@ async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Recei
     while let Some(joined) = connections.join_next().await {
         let Ok(answered) = joined else { continue };
         match answered.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(Some(connection)) => predecessors.push(connection),
+            Ok(Some((read, write))) => predecessors.push(GaveWay {
+                read,
+                write,
+                _follows: handover.follows(),
+            }),
             // It ended meanwhile, or belongs to another user.
             Ok(None) => {}
             Err(error) => {
@@ -147,33 +176,37 @@ async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Recei
             processes = predecessors.len(),
             "taking over from a process that runs"
         );
-    }
-    if let Some(handover) = handover.as_ref().filter(|_| !predecessors.is_empty()) {
-        assignments::inherit(handover).await;
-    }
-    let follows: Vec<_> = predecessors
-        .iter()
-        .map(|_| handover.as_ref().map(Handover::follows))
-        .collect();
-    tokio::spawn(async move {
-        let _ = serving.recv().await;
-        for ((read, write), follows) in predecessors.into_iter().zip(follows) {
-            tokio::spawn(stay(read, write, follows));
+        if let Some(assignments) = handover.assignments() {
+            assignments::inherit(assignments).await;
         }
-        if let Some(handover) = handover
-            && let Err(error) = listen(handover)
-        {
-            tracing::warn!("another process cannot take over without a gap: {error}");
-        }
-    });
+    }
+    predecessors
+}
+
+/// Waits until this process is `serving`, and has those before it and those after it know.
+async fn once_it_serves(
+    mut serving: Receiver<()>,
+    predecessors: Vec<GaveWay>,
+    handover: Handover,
+    listeners: Listeners,
+) {
+    let _ = serving.recv().await;
+    handover.serves();
+    listeners.serve();
+    for predecessor in predecessors {
+        tokio::spawn(stay(predecessor));
+    }
+    if let Err(error) = listen(handover).and_then(|()| ports::listen(listeners)) {
+        tracing::warn!("another process cannot take over without a gap: {error}");
+    }
 }
 
 /// Sends that this process serves, and holds the connection until the
 /// predecessor ends.
-async fn stay(mut read: OwnedReadHalf, mut write: OwnedWriteHalf, _follows: Option<Predecessor>) {
-    if write.write_all(&[DONE]).await.is_ok() {
+async fn stay(mut predecessor: GaveWay) {
+    if predecessor.write.write_all(&[DONE]).await.is_ok() {
         // The predecessor sends nothing more.
-        let _ = read.read_u8().await;
+        let _ = predecessor.read.read_u8().await;
     }
 }
 
@@ -216,7 +249,7 @@ fn is_ours(stream: &UnixStream) -> bool {
 
 /// Accepts connections of successors from now on, and gives way to them.
 fn listen(handover: Handover) -> io::Result<()> {
-    let listener = open(SOCKET)?;
+    let listener = UnixListener::from_std(open(SOCKET, Type::STREAM)?.into())?;
     assignments::listen(handover.clone())?;
     tokio::spawn(async move {
         loop {
@@ -233,13 +266,14 @@ fn listen(handover: Handover) -> io::Result<()> {
     Ok(())
 }
 
-/// Listens on a socket of this `kind` at the first number that no other process has.
-fn open(kind: &str) -> io::Result<UnixListener> {
+/// Listens on a socket of this name and `kind` at the first number that no other process
+/// has.
+fn open(name: &str, kind: Type) -> io::Result<Socket> {
     let mut refused = None;
     for number in 0..MOST {
-        let path = format!("{FOLDER}{kind}{number}");
-        match unix::listen(Path::new(&path), Type::STREAM, 0o700) {
-            Ok(socket) => return UnixListener::from_std(socket.into()),
+        let path = format!("{FOLDER}{name}{number}");
+        match unix::listen(Path::new(&path), kind, 0o700) {
+            Ok(socket) => return Ok(socket),
             Err(error) => refused = Some(format!("cannot listen at {path}: {error}")),
         }
     }

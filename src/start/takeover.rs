@@ -77,11 +77,14 @@ pub(super) struct TakeOver<M> {
     clearing: Option<Clearing>,
     pass: Pass,
     /// While it has a successor, what others have is that one's and stays.
-    handover: Option<Handover>,
+    handover: Handover,
+    /// Whether it had a successor when it last synced.
+    gave_way: bool,
 }
 
 impl<M: Mode> TakeOver<M> {
-    pub(super) fn new(mode: M, exclude: Vec<IpNet>) -> TakeOver<M> {
+    /// Has `mode` remove nothing while `handover` knows of a successor.
+    pub(super) fn new(mode: M, exclude: Vec<IpNet>, handover: Handover) -> TakeOver<M> {
         TakeOver {
             mode,
             exclude: exclude.into(),
@@ -93,13 +96,23 @@ impl<M: Mode> TakeOver<M> {
             since: None,
             clearing: None,
             pass: clearing::pass,
-            handover: None,
+            handover,
+            gave_way: false,
         }
     }
 
-    /// Has it remove nothing while `handover` knows of a successor.
-    pub(super) fn giving_way(self, handover: Option<Handover>) -> TakeOver<M> {
-        TakeOver { handover, ..self }
+    /// Stops removing what others have when a successor is there: it may be that one's.
+    /// When the successor is gone, what it left is stale.
+    fn follow_successor(&mut self) {
+        let gives_way = self.handover.has_successor();
+        if gives_way {
+            self.clearing = None;
+        } else if self.gave_way {
+            self.stale = StaleState::ALL.into();
+            self.found = None;
+            (self.synced, self.since) = (None, None);
+        }
+        self.gave_way = gives_way;
     }
 
     /// Returns whether this mode carries all that is desired now, or never
@@ -144,7 +157,7 @@ impl<M: Mode> TakeOver<M> {
 
     /// Begins to remove stale state, unless that is under way.
     fn clear_stale(&mut self, since: Instant) {
-        if self.clearing.is_some() || has_successor(self.handover.as_ref()) {
+        if self.clearing.is_some() || self.handover.has_successor() {
             return;
         }
         let overlaps = self.overlap_ends().is_some_and(|end| Instant::now() < end);
@@ -169,6 +182,7 @@ impl<M: Mode> Mode for TakeOver<M> {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        self.follow_successor();
         if self.found.is_none() {
             // Userspace mode removes what captures in another way itself.
             let found = present(self.stale.clone(), self.running()).await;
@@ -226,7 +240,7 @@ impl<M: Mode> Mode for TakeOver<M> {
             while ends.is_some_and(|end| *check_at < end) {
                 sleep_until(*check_at).await;
                 *check_at = Instant::now() + PAUSE;
-                if has_successor(handover.as_ref()) {
+                if handover.has_successor() {
                     continue;
                 }
                 if !present(found.to_vec(), running.clone()).await.is_empty() {
@@ -245,10 +259,6 @@ impl<M: Mode> Mode for TakeOver<M> {
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.mode.engines()
     }
-}
-
-fn has_successor(handover: Option<&Handover>) -> bool {
-    handover.is_some_and(Handover::has_successor)
 }
 
 /// Removes `what` modes ever installed. All are tried, even if one fails.

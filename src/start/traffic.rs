@@ -41,7 +41,7 @@ pub(super) fn source(
             traffic: Mutex::new(None),
         }),
         Running::Iptables(mode) if !counted.is_empty() => {
-            let traffic = mode.traffic(counted.clone());
+            let traffic = mode.mode().traffic(counted.clone());
             Arc::new(Chains(Arc::new(AsyncMutex::new(traffic))))
         }
         Running::Nftables(_) | Running::Iptables(_) => Arc::new(Nothing),

@@ -13,5 +13,6 @@ mod migrate;
 pub mod probe;
 mod sctp;
 mod stale_state;
+mod surge;
 mod switching;
 mod unanswered;

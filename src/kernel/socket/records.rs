@@ -20,7 +20,7 @@ use tokio::{
 use super::unix;
 
 /// Records keep their bounds, and the end of the connection is noticed.
-const KIND: Type = Type::SEQPACKET;
+pub const KIND: Type = Type::SEQPACKET;
 
 /// Descriptors that one record may have at most (`SCM_MAX_FD` in
 /// include/net/scm.h): with room for all, none is lost sight of.
@@ -130,7 +130,14 @@ impl Listener {
     /// # Errors
     /// Those of [`unix::listen`].
     pub fn open(path: &Path) -> io::Result<Listener> {
-        let socket = unix::listen(path, KIND, 0o700)?;
+        Listener::over(unix::listen(path, KIND, 0o700)?)
+    }
+
+    /// Accepts connections of a listening socket of [`KIND`].
+    ///
+    /// # Errors
+    /// When tokio cannot watch it.
+    pub fn over(socket: Socket) -> io::Result<Listener> {
         Ok(Listener(UnixListener::from_std(socket.into())?))
     }
 

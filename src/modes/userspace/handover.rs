@@ -1,14 +1,20 @@
 //! Giving way to another process that takes over the service addresses, and
 //! taking them back should it end early.
 //!
-//! A *successor* says that it is about to capture the addresses. From then on
-//! this process writes no rules and routes, which would undo the successor's,
+//! A *successor*, in whichever mode, says that it is about to capture the addresses. From
+//! then on this process writes no rules and routes, which would undo the successor's,
 //! opens no further listener, and hands new connections of shared addresses to
 //! the successor's sockets. It still follows the cluster: a
 //! connection that reaches it all the same finds the right endpoint. When the
 //! last successor is gone, it writes and opens everything again.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use prometheus::IntGauge;
 use tokio::{
@@ -60,6 +66,15 @@ struct State {
     applied: watch::Sender<Option<OtherProcesses>>,
     /// Held while rules and routes are written.
     capturing: Mutex<()>,
+    /// What carries connections in this process; `None`: the kernel does.
+    relay: Option<Relay>,
+    /// All that this process is to serve has been in force.
+    serves: AtomicBool,
+}
+
+/// What carries connections in this process.
+#[derive(Debug)]
+struct Relay {
     connections: IntGauge,
     holding: Holding,
     assignments: Arc<Assignments>,
@@ -74,37 +89,60 @@ impl Handover {
     /// What keeps its sockets while no process runs is `holding`, and its clients have
     /// the endpoints of `assignments`.
     pub fn new(connections: IntGauge, holding: Holding, assignments: Arc<Assignments>) -> Self {
-        Handover(Arc::new(State {
-            others: watch::Sender::default(),
-            applied: watch::Sender::default(),
-            capturing: Mutex::default(),
+        Handover::with(Some(Relay {
             connections,
             holding,
             assignments,
         }))
     }
 
+    /// Returns what a process shares whose connections are all carried by the kernel: it
+    /// has only rules to hand over.
+    pub fn of_rules() -> Self {
+        Handover::with(None)
+    }
+
+    fn with(relay: Option<Relay>) -> Self {
+        Handover(Arc::new(State {
+            others: watch::Sender::default(),
+            applied: watch::Sender::default(),
+            capturing: Mutex::default(),
+            relay,
+            serves: AtomicBool::default(),
+        }))
+    }
+
     /// Returns how many connections would end with this process.
     pub fn active_connections(&self) -> usize {
-        usize::try_from(self.0.connections.get()).unwrap_or(0)
+        let relay = self.0.relay.as_ref();
+        relay.map_or(0, |relay| {
+            usize::try_from(relay.connections.get()).unwrap_or(0)
+        })
     }
 
-    /// Returns what keeps its sockets while no process runs.
-    pub fn holding(&self) -> &Holding {
-        &self.0.holding
+    /// Returns what keeps its sockets while no process runs; `None`: it has none.
+    pub fn holding(&self) -> Option<&Holding> {
+        self.0.relay.as_ref().map(|relay| &relay.holding)
     }
 
-    /// Returns which endpoint each client is assigned to.
-    pub fn assignments(&self) -> &Assignments {
-        &self.0.assignments
+    /// Returns which endpoint each client is assigned to; `None`: the kernel knows.
+    pub fn assignments(&self) -> Option<&Assignments> {
+        self.0.relay.as_ref().map(|relay| &*relay.assignments)
     }
 
     /// Leaves what comes in from now on to the holder, for the next process, which goes
     /// on with the endpoints that clients have.
     pub fn leave(&self) {
-        let holding = &self.0.holding;
+        let Some(Relay {
+            holding,
+            assignments,
+            ..
+        }) = &self.0.relay
+        else {
+            return;
+        };
         if !holding.is_left() {
-            holding.note(self.0.assignments.records());
+            holding.note(assignments.records());
             holding.leave();
         }
     }
@@ -112,7 +150,7 @@ impl Handover {
     /// Returns whether connections that come in while no process runs wait for the next
     /// one: the holder has all sockets, and no successor has others.
     pub fn is_held(&self) -> bool {
-        self.0.holding.is_complete() && !self.has_successor()
+        self.holding().is_some_and(Holding::is_complete) && !self.has_successor()
     }
 
     /// Returns whether a successor's listeners are open.
@@ -125,7 +163,26 @@ impl Handover {
         self.other_processes().yields_to().is_some()
     }
 
-    /// Returns whether this process has served at all.
+    /// Records that all that this process is to serve has been in force.
+    pub fn serves(&self) {
+        self.0.serves.store(true, Relaxed);
+    }
+
+    /// Returns whether a process that gave way may still have to take everything back,
+    /// as this one has not served yet.
+    pub(in crate::modes) fn is_on_trial(&self) -> bool {
+        self.other_processes().has_predecessor() && !self.0.serves.load(Relaxed)
+    }
+
+    /// Waits until a process that takes over is there; with `false` until none is.
+    pub(in crate::modes) async fn until_yielding(&self, yields: bool) {
+        let mut others = self.0.others.subscribe();
+        let is = |now: &OtherProcesses| now.yields_to().is_some() == yields;
+        // Fails only if the sender is gone, which `self` holds.
+        let _ = others.wait_for(is).await;
+    }
+
+    /// Returns whether the sockets of this process have ever been open.
     pub fn has_served(&self) -> bool {
         self.0.applied.borrow().is_some()
     }
@@ -174,7 +231,7 @@ impl Handover {
 
     /// Returns the right to write rules and routes, while it is kept; `None`: a
     /// successor has it.
-    pub(super) async fn capturing(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(in crate::modes) async fn capturing(&self) -> Option<MutexGuard<'_, ()>> {
         let capturing = self.0.capturing.lock().await;
         let yields = self.other_processes().yields_to().is_some();
         (!yields).then_some(capturing)

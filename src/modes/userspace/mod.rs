@@ -440,7 +440,7 @@ impl Mode for Userspace {
     async fn externally_modified(&mut self) {
         tokio::select! {
             others = self.handover.changed(self.reported) => self.reported = others,
-            () = self.handover.holding().arrived() => {}
+            () = self.executor.shared().holding.arrived() => {}
             // Who yields writes nothing: the changes are the other process's.
             () = self.capture.externally_modified(), if self.others.yields_to().is_none() => {}
         }

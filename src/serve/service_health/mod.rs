@@ -20,6 +20,7 @@ use crate::{
     events::Recorder,
     net::{Family, PerFamily},
     runner::{AfterSync, health::Health},
+    serve::listeners::Listeners,
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
@@ -81,13 +82,14 @@ impl HealthListeners {
 impl ServiceHealth {
     /// Starts without any port. `addresses` lists where node ports are served
     /// now, and is asked at each full sync; a wildcard stands for every address
-    /// of both families. All ports close when this is dropped. Must be called
-    /// within a tokio runtime.
+    /// of both families; `listeners` are those of this process. All ports close when
+    /// this is dropped. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
     pub fn start(
         addresses: impl FnMut() -> Vec<IpAddr> + Send + 'static,
+        listeners: Listeners,
         health: Arc<Health>,
         events: Recorder,
         registry: &Registry,
@@ -95,7 +97,10 @@ impl ServiceHealth {
         let (desired, receiver) = watch::channel(Desired::default());
         let sockets = ports::Sockets::new()?;
         sockets.register(registry)?;
-        tokio::spawn(ports::maintain(receiver, sockets.clone(), health, events));
+        let maintained = sockets.clone();
+        tokio::spawn(ports::maintain(
+            receiver, maintained, listeners, health, events,
+        ));
         Ok(ServiceHealth {
             addresses: Box::new(addresses),
             parts: HashMap::new(),

@@ -24,9 +24,9 @@ use crate::{
     kernel::socket::listening::identity,
     runner::health::Health,
     serve::{
-        bind::bind,
         connections::Connections,
         http::{Answer, serve},
+        listeners::{Listeners, Listening as Socket},
     },
     services::ServiceName,
     trouble::Trouble,
@@ -170,6 +170,7 @@ impl Drop for Listening {
 pub(super) async fn maintain(
     mut desired: watch::Receiver<Desired>,
     sockets: Sockets,
+    listeners: Listeners,
     health: Arc<Health>,
     events: Recorder,
 ) {
@@ -201,6 +202,7 @@ pub(super) async fn maintain(
                     place,
                     desired.clone(),
                     sockets.clone(),
+                    listeners.clone(),
                     Arc::clone(&connections),
                     Arc::clone(&health),
                     events.clone(),
@@ -225,13 +227,14 @@ async fn listen(
     place: Place,
     desired: watch::Receiver<Desired>,
     sockets: Sockets,
+    listeners: Listeners,
     connections: Arc<Connections>,
     health: Arc<Health>,
     events: Recorder,
 ) {
     loop {
-        let listener = Arc::new(bound(&place, &sockets, &events).await);
-        sockets.add(&place, &listener);
+        let listener = bound(&place, &sockets, &listeners, &events).await;
+        sockets.add(&place, listener.socket());
         let (desired, health) = (desired.clone(), Arc::clone(&health));
         let service = place.service.clone();
         // Until another program ends it in the kernel.
@@ -251,13 +254,19 @@ async fn listen(
 }
 
 /// Listens at `place`, as soon as it can be bound.
-async fn bound(place: &Place, sockets: &Sockets, events: &Recorder) -> TcpListener {
+async fn bound(
+    place: &Place,
+    sockets: &Sockets,
+    listeners: &Listeners,
+    events: &Recorder,
+) -> Socket {
     let Place { service, address } = place;
     let address = *address;
     let mut refusals = 0u32;
     let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
     let listener = loop {
-        match bind(address) {
+        listeners.in_charge().await;
+        match listeners.listen(address) {
             Ok(listener) => break listener,
             Err(error) => {
                 refusals = refusals.saturating_add(1);

@@ -75,6 +75,7 @@ impl Bench {
         Bench {
             serving: ServiceHealth::start(
                 || vec![here()],
+                Listeners::default(),
                 Arc::clone(&health),
                 recorder,
                 &Registry::new(),

@@ -5,14 +5,15 @@
 
 use std::{io, time::Duration};
 
+use socket2::Type;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, BufReader, BufWriter},
-    net::UnixStream,
+    net::{UnixListener, UnixStream},
     time::timeout,
 };
 
 use super::{connect, is_ours, open, present};
-use crate::modes::userspace::{Handover, MOST_RECORDS};
+use crate::modes::userspace::{Assignments, Handover, MOST_RECORDS};
 
 /// The socket, without its number.
 pub(super) const SOCKET: &str = "assignments-";
@@ -24,12 +25,12 @@ const LONGEST: u16 = 1024;
 const TIME: Duration = Duration::from_secs(2);
 
 /// Takes over what processes that run have assigned.
-pub(super) async fn inherit(handover: &Handover) {
+pub(super) async fn inherit(assignments: &Assignments) {
     for name in present(SOCKET).unwrap_or_default() {
         let received = timeout(TIME, receive(&name)).await;
         match received.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(records) => {
-                let clients = handover.assignments().inherit(records);
+                let clients = assignments.inherit(records);
                 tracing::debug!(clients, "clients go on with their endpoints");
             }
             Err(error) => tracing::warn!("clients are assigned to endpoints anew: {error}"),
@@ -61,12 +62,13 @@ pub(super) async fn receive(name: &str) -> io::Result<Vec<Vec<u8>>> {
 
 /// Sends what is assigned to each process that connects.
 pub(super) fn listen(handover: Handover) -> io::Result<()> {
-    let listener = open(SOCKET)?;
+    let listener = UnixListener::from_std(open(SOCKET, Type::STREAM)?.into())?;
     tokio::spawn(async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) if is_ours(&stream) => {
-                    let records = handover.assignments().records();
+                    let assignments = handover.assignments();
+                    let records = assignments.map(Assignments::records).unwrap_or_default();
                     tokio::spawn(timeout(TIME, send(stream, records)));
                 }
                 Ok(_) => {}

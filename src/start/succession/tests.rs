@@ -102,7 +102,13 @@ async fn this_process_takes_over_from_a_predecessor_of_each_version() {
         let here = async {
             let asked = ask(predecessor.name(), 2).await.expect("an answer");
             let (read, write) = asked.expect("it gives way");
-            stay(read, write, None).await;
+            let _follows = handover().follows();
+            stay(GaveWay {
+                read,
+                write,
+                _follows,
+            })
+            .await;
         };
         let both = async { tokio::join!(there, here) };
         timeout(DEADLINE, both).await.expect("it hangs");
@@ -156,8 +162,10 @@ async fn assignments_come_as_processes_of_each_version_send_them() {
         let (received, ()) = tokio::join!(assignments::receive(predecessor.name()), there);
         assert_eq!(received.expect("records"), records);
         assert_eq!(
-            handover().assignments().inherit(records.clone()),
-            records.len()
+            handover()
+                .assignments()
+                .map(|assignments| assignments.inherit(records.clone())),
+            Some(records.len())
         );
 
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");

@@ -91,7 +91,7 @@ fn bench(test: impl AsyncFnOnce(Bench) + Send + 'static) {
     in_namespace(|| {
         leave_chains();
         let mode = Scripted(Outcome::Well);
-        let bench = Bench(TakeOver::new(mode, Vec::new()));
+        let bench = Bench(TakeOver::new(mode, Vec::new(), Handover::of_rules()));
         block_on(test(bench));
     });
 }

@@ -1,0 +1,359 @@
+//! The TCP sockets on which this process answers about itself: probes, metrics,
+//! health-check node ports. A process that takes over is given them as descriptors.
+//!
+//! Such a socket has one queue: what comes in is answered by whichever process accepts it,
+//! and nobody is refused while they change. Both keep it open, so that the one goes on when
+//! the other ends.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener as StdListener},
+    os::fd::OwnedFd,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+
+use super::{
+    bind::bind,
+    http::{Listener, Peer},
+};
+use crate::{kernel::socket::listening::identity, net::Protocol};
+
+/// How long after this process serves it may still open a port that it was given: what is
+/// not open then is not asked for.
+const SETTLES: Duration = Duration::from_secs(2);
+
+/// Returns the address that a listener of `address` is bound to.
+fn bound_to(address: SocketAddr) -> [SocketAddr; 2] {
+    // As `bind` does.
+    let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
+    if address.ip().is_unspecified() {
+        [both, address]
+    } else {
+        [address, address]
+    }
+}
+
+/// Who accepts what.
+#[derive(Debug, Default)]
+struct Turn {
+    /// What this process is to serve is in force.
+    serves: bool,
+    /// The process that gave sockets to this one has ended.
+    left_alone: bool,
+    /// Where other processes accept, and how many of them do.
+    taken: BTreeMap<SocketAddr, usize>,
+}
+
+#[derive(Debug, Default)]
+struct Sockets {
+    open: BTreeMap<SocketAddr, Open>,
+    /// Those that this process was given and has not opened.
+    given: BTreeMap<SocketAddr, StdListener>,
+}
+
+#[derive(Debug)]
+struct Open {
+    socket: Weak<TcpListener>,
+    was_given: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    sockets: Mutex<Sockets>,
+    turn: watch::Sender<Turn>,
+    /// Counts changes of what is open.
+    changed: watch::Sender<u64>,
+}
+
+/// The sockets of this process, which others may be given.
+#[derive(Clone, Debug, Default)]
+pub struct Listeners(Arc<State>);
+
+impl Listeners {
+    /// Listens on `address`: on the socket that this process was given, or on a new one.
+    ///
+    /// # Errors
+    /// When another program has the address, it is not this node's, or this process may not
+    /// use it.
+    pub(super) fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
+        let mut sockets = self.0.sockets.lock();
+        let mut places = bound_to(address).into_iter();
+        let given = places.find_map(|place| sockets.given.remove(&place));
+        let was_given = given.is_some();
+        let socket = match given {
+            Some(socket) => TcpListener::from_std(socket)?,
+            None => bind(address)?,
+        };
+        let address = socket.local_addr()?;
+        let socket = Arc::new(socket);
+        sockets.open.retain(|_, open| open.socket.strong_count() > 0);
+        let open = Open {
+            socket: Arc::downgrade(&socket),
+            was_given,
+        };
+        sockets.open.insert(address, open);
+        drop(sockets);
+        self.0.changed.send_modify(|count| *count += 1);
+        Ok(Listening {
+            socket,
+            address,
+            was_given,
+            state: Arc::clone(&self.0),
+        })
+    }
+
+    /// Waits until no other process has taken over from this one, which then opens the
+    /// ports that there are to be.
+    pub(super) async fn in_charge(&self) {
+        let mut turn = self.0.turn.subscribe();
+        // Fails only if the sender is gone, which `self` holds.
+        let _ = turn.wait_for(|turn| turn.taken.is_empty()).await;
+    }
+
+    /// Stores a socket of the process before this one. It is answered on when this process
+    /// serves, or the other one has ended. What is no listening TCP socket is closed.
+    pub fn give(&self, socket: OwnedFd) {
+        let found = identity(&socket).filter(|found| found.protocol == Protocol::Tcp);
+        let Some(address) = found.map(|found| found.address) else {
+            return;
+        };
+        let mut sockets = self.0.sockets.lock();
+        let open = sockets.open.get(&address);
+        if open.is_none_or(|open| open.socket.strong_count() == 0) {
+            let socket = StdListener::from(socket);
+            sockets.given.entry(address).or_insert(socket);
+        }
+    }
+
+    /// Answers on what this process was given: what it is to serve is in force.
+    pub fn serve(&self) {
+        self.0.turn.send_modify(|turn| turn.serves = true);
+        self.0.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Answers on what this process was given, because the other one has ended, and closes
+    /// what it has no use for when it serves.
+    pub async fn left_alone(&self) {
+        self.0.turn.send_modify(|turn| turn.left_alone = true);
+        let mut turn = self.0.turn.subscribe();
+        let _ = turn.wait_for(|turn| turn.serves).await;
+        tokio::time::sleep(SETTLES).await;
+        self.0.sockets.lock().given.clear();
+    }
+
+    /// Returns what is open, by the address that it is bound to.
+    pub fn open(&self) -> Vec<(SocketAddr, Arc<TcpListener>)> {
+        let sockets = self.0.sockets.lock();
+        let open = sockets.open.iter();
+        open.filter_map(|(address, open)| Some((*address, open.socket.upgrade()?)))
+            .collect()
+    }
+
+    /// Returns where this process answers in the place of the one that gave it the sockets.
+    pub fn taken_over(&self) -> Vec<SocketAddr> {
+        if !self.0.turn.borrow().serves {
+            return Vec::new();
+        }
+        let sockets = self.0.sockets.lock();
+        let ours = sockets
+            .open
+            .iter()
+            .filter(|(_, open)| open.was_given && open.socket.strong_count() > 0);
+        ours.map(|(address, _)| *address).collect()
+    }
+
+    /// Returns what changes whenever [`Listeners::open`] or [`Listeners::taken_over`] may.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changed.subscribe()
+    }
+
+    /// Returns the addresses at which another process answers, none yet.
+    pub fn successor(&self) -> Successor {
+        Successor {
+            listeners: self.clone(),
+            taken: Vec::new(),
+        }
+    }
+}
+
+/// Where another process answers in the place of this one, until this is dropped.
+#[derive(Debug)]
+pub struct Successor {
+    listeners: Listeners,
+    taken: Vec<SocketAddr>,
+}
+
+impl Successor {
+    /// It answers at `address`. Returns whether it is the first such address.
+    pub fn answers_at(&mut self, address: SocketAddr) -> bool {
+        self.taken.push(address);
+        let turn = &self.listeners.0.turn;
+        turn.send_modify(|turn| *turn.taken.entry(address).or_default() += 1);
+        self.taken.len() == 1
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        self.listeners.0.turn.send_modify(|turn| {
+            for address in &self.taken {
+                let count = turn.taken.remove(address).unwrap_or_default();
+                if count > 1 {
+                    turn.taken.insert(*address, count - 1);
+                }
+            }
+        });
+    }
+}
+
+/// A listening socket, on which this process accepts while it is its turn.
+#[derive(Debug)]
+pub(super) struct Listening {
+    socket: Arc<TcpListener>,
+    address: SocketAddr,
+    was_given: bool,
+    state: Arc<State>,
+}
+
+impl Listening {
+    /// Returns the socket itself.
+    pub(super) fn socket(&self) -> &Arc<TcpListener> {
+        &self.socket
+    }
+
+    fn is_its_turn(&self, turn: &Turn) -> bool {
+        let accepts = !self.was_given || turn.serves || turn.left_alone;
+        accepts && !turn.taken.contains_key(&self.address)
+    }
+}
+
+impl Listener for Listening {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<(TcpStream, IpAddr)> {
+        let mut turn = self.state.turn.subscribe();
+        loop {
+            // Fails only if the sender is gone, which `self` holds.
+            let _ = turn.wait_for(|turn| self.is_its_turn(turn)).await;
+            tokio::select! {
+                biased;
+                _ = turn.changed() => {}
+                accepted = self.socket.next() => return accepted,
+            }
+        }
+    }
+
+    fn peer(address: IpAddr, host: Option<&str>) -> Peer {
+        TcpListener::peer(address, host)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpStream as Client, os::fd::AsFd};
+
+    use super::*;
+
+    fn any() -> SocketAddr {
+        "127.0.0.1:0".parse().unwrap()
+    }
+
+    /// Gives what `from` has open to a process that takes over.
+    fn given(from: &Listeners) -> Listeners {
+        let to = Listeners::default();
+        for (_, socket) in from.open() {
+            to.give(socket.as_fd().try_clone_to_owned().unwrap());
+        }
+        to
+    }
+
+    /// Returns whether `listening` accepts a connection that was made before.
+    async fn accepts(listening: &Listening) -> bool {
+        let next = tokio::time::timeout(Duration::from_millis(100), listening.next());
+        next.await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn one_process_accepts_at_a_time_and_nothing_is_refused() {
+        let old = Listeners::default();
+        let olds = old.listen(any()).unwrap();
+        let address = olds.address;
+        assert!(bind(address).is_err(), "nobody else gets the port");
+        let new = given(&old);
+        let news = new.listen(address).unwrap();
+        let call = || Client::connect(address).unwrap();
+
+        let _first = call();
+        assert!(!accepts(&news).await, "it does not serve yet");
+        assert!(new.taken_over().is_empty());
+        assert!(accepts(&olds).await);
+
+        new.serve();
+        assert_eq!(new.taken_over(), [address]);
+        let mut successor = old.successor();
+        assert!(successor.answers_at(address));
+        let _second = call();
+        assert!(!accepts(&olds).await);
+        assert!(accepts(&news).await);
+
+        // It ends without having accepted the last one.
+        let _third = call();
+        drop((news, new, successor));
+        assert!(accepts(&olds).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_left_alone_answers_and_closes_what_it_has_no_use_for() {
+        let old = Listeners::default();
+        let [used, unused] = [old.listen(any()).unwrap(), old.listen(any()).unwrap()];
+        let addresses = [used.address, unused.address];
+        let new = given(&old);
+        let news = new.listen(addresses[0]).unwrap();
+        drop((used, unused, old));
+        let alone = tokio::spawn({
+            let new = new.clone();
+            async move { new.left_alone().await }
+        });
+        let _call = Client::connect(addresses[0]).unwrap();
+        assert!(news.next().await.is_ok(), "probes are answered");
+        assert!(Client::connect(addresses[1]).is_ok());
+        new.serve();
+        alone.await.unwrap();
+        assert!(Client::connect(addresses[1]).is_err(), "it is closed");
+        assert!(Client::connect(addresses[0]).is_ok());
+    }
+
+    #[tokio::test]
+    async fn while_another_process_has_taken_over_no_port_is_opened() {
+        let old = Listeners::default();
+        old.in_charge().await;
+        let mut successor = old.successor();
+        let address = "192.0.2.1:1".parse().unwrap();
+        successor.answers_at(address);
+        successor.answers_at(address);
+        let waits = tokio::spawn({
+            let old = old.clone();
+            async move { old.in_charge().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waits.is_finished());
+        drop(successor);
+        waits.await.unwrap();
+    }
+
+    #[test]
+    fn what_does_not_listen_is_not_taken() {
+        let listeners = Listeners::default();
+        let (pipe, _other) = nix::unistd::pipe().unwrap();
+        listeners.give(pipe);
+        assert!(listeners.0.sockets.lock().given.is_empty());
+    }
+}

@@ -1,0 +1,248 @@
+//! A new pod beside the old one on the same node, on the same ports, as a DaemonSet with
+//! `maxSurge: 1` has it.
+
+mod load;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use self::load::{Open, under_load};
+use super::probe::kernel;
+use crate::lab::{
+    Capture, EndpointChoice, Lab, Service, Share, Tripod, ask, eventually, get, run, tripod_binary,
+};
+
+/// How long what is not slow may take, also in a slow guest.
+const SOON: Duration = Duration::from_secs(60);
+/// The Service's health-check node port.
+const CHECK_PORT: u16 = 31_000;
+
+/// A way to carry traffic, as flags name it.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    mode: &'static str,
+    capture: Capture,
+}
+
+impl Way {
+    /// Whether connections are carried by the process.
+    fn relays(self) -> bool {
+        self.mode == "userspace"
+    }
+}
+
+macro_rules! in_each_mode {
+    ($($name:ident),+ $(,)?) => { $(
+        mod $name {
+            use super::*;
+            #[test]
+            fn nftables() { on_host("nftables", Capture::Redirect, super::$name); }
+            #[test]
+            fn iptables() { on_host("iptables", Capture::Redirect, super::$name); }
+            #[test]
+            fn userspace_redirect() { on_host("userspace", Capture::Redirect, super::$name); }
+            #[test]
+            fn userspace_local() { on_host("userspace", Capture::Local, super::$name); }
+            /// In a guest kernel alone.
+            #[test]
+            fn ipvs() {
+                if kernel() == "full" {
+                    in_lab("ipvs", Capture::Redirect, super::$name);
+                }
+            }
+        }
+    )+ };
+}
+
+in_each_mode!(nobody_notices_an_upgrade, a_rollout_that_fails_leaves_the_old_pod_in_charge);
+
+/// As [`in_lab`], unless this runs in a guest kernel, where ipvs mode alone is of interest.
+fn on_host(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
+    if kernel() != "full" {
+        in_lab(mode, capture, body);
+    }
+}
+
+fn in_lab(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(capture);
+        lab.three_backends();
+        body(&lab, Way { mode, capture });
+    });
+}
+
+/// A pod of the DaemonSet: its unix socket is its own, as its `/run/tripod` is.
+struct Pod {
+    process: Tripod,
+    socket: String,
+}
+
+impl Pod {
+    /// Starts the pod of that number, and waits for nothing.
+    fn start(lab: &Lab, way: Way, number: u32, flags: &[&str]) -> Pod {
+        let socket = format!("--status-socket=/run/pod-{number}/tripod.sock");
+        let mut command = lab.node.command(tripod_binary());
+        command
+            .arg(format!("--proxy-mode={}", way.mode))
+            .arg(format!("--userspace-capture={}", way.capture.name()))
+            .args(["--strict-proxy-mode", "--hostname-override=node"])
+            .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--nodeport-addresses=all"])
+            .args(["--conntrack-max-per-core=0", "--userspace-drain-timeout=5s", "--v=4"])
+            .args(["--iptables-sync-period=2s", "--ipvs-sync-period=2s"])
+            .arg(&socket)
+            .args(flags);
+        let process = Tripod::spawn(command);
+        Pod { process, socket }
+    }
+
+    /// Starts the pod of that number with the manifests of `lab`, and waits until it is
+    /// ready.
+    fn ready(lab: &Lab, way: Way, number: u32) -> Pod {
+        let manifests = format!("--manifests={}", lab.manifests().display());
+        let pod = Pod::start(lab, way, number, &[&manifests]);
+        eventually("the pod is ready", SOON, || {
+            if pod.is_ready(lab) {
+                Ok(())
+            } else {
+                Err(pod.process.log())
+            }
+        });
+        pod
+    }
+
+    /// Asks as the readiness probe of the pod does.
+    fn is_ready(&self, lab: &Lab) -> bool {
+        let mut command = lab.node.command(tripod_binary());
+        command.args(["status", "--probe=readiness", &self.socket]);
+        let asked = command.output().expect("tripod runs");
+        asked.status.success()
+    }
+
+    /// Waits until it answers on the ports of the node.
+    fn answers(&self, lab: &Lab) {
+        let at: SocketAddr = ([127, 0, 0, 1], 10249).into();
+        let pid = format!("\"pid\":{},", self.process.pid());
+        eventually("the pod answers on the node's ports", SOON, || {
+            match get(&lab.node, at, "/v1/status") {
+                Ok(answer) if answer.contains(&pid) => Ok(()),
+                Ok(answer) => Err(answer),
+                Err(error) => Err(error.to_string()),
+            }
+        });
+    }
+
+    /// Waits until it has gone through everything once more, and would have repaired what
+    /// it takes for damage.
+    fn compares_everything(&self) {
+        let full = || self.process.logged(&["synced", "full=true"]);
+        // A line for each family: at least one sync began after this.
+        let enough = full() + 3;
+        eventually("full syncs", SOON, || match full() {
+            now if now >= enough => Ok(()),
+            now => Err(format!("{now} lines of {enough}")),
+        });
+    }
+
+    /// Returns the lines of its log that an operator would be alarmed by, or that tell of
+    /// something repaired.
+    fn troubles(&self) -> Vec<String> {
+        let log = self.process.log();
+        let words = [" WARN ", " ERROR ", "written anew", "another process changed"];
+        let lines = log.lines().filter(|line| words.iter().any(|word| line.contains(word)));
+        lines.map(str::to_owned).collect()
+    }
+}
+
+/// A Service with all that a node serves for it, on `names` as endpoints of this node.
+fn publish(lab: &Lab, names: &[&str]) -> Service {
+    let web = Service::new("web", 10)
+        .with_node_port()
+        .with_load_balancer()
+        .spec("externalTrafficPolicy", "Local")
+        .spec("healthCheckNodePort", CHECK_PORT);
+    let endpoints = names.iter().map(|name| EndpointChoice::ready(name).on("node"));
+    lab.publish_endpoints(&web, &endpoints.collect::<Vec<_>>());
+    web
+}
+
+/// Publishes a Service that was not there, and waits until it is served.
+fn follows_the_cluster(lab: &Lab, name: &str, number: u8) {
+    let late = Service::new(name, number);
+    lab.publish(&late, &["b"]);
+    for to in late.cluster() {
+        eventually("a Service that came since is served", SOON, || {
+            match ask(&lab.client, to) {
+                Ok(name) if name == "b" => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+}
+
+fn nobody_notices_an_upgrade(lab: &Lab, way: Way) {
+    let web = publish(lab, &["a", "b", "c"]);
+    let mut old = Pod::ready(lab, way, 0);
+    old.answers(lab);
+    let before = old.troubles();
+    under_load(lab, &web, |load| {
+        load.more();
+        let mut open = Open::to(lab, &web);
+        for number in [1, 2] {
+            let new = Pod::ready(lab, way, number);
+            new.answers(lab);
+            load.more();
+            open.are_served("a new pod is ready");
+            follows_the_cluster(lab, &format!("beside-{number}"), 20 + number as u8);
+            old.compares_everything();
+            new.compares_everything();
+            old.process.ask_to_end();
+            load.more();
+            if way.relays() {
+                open.are_served("the old pod was asked to end");
+                open = Open::to(lab, &web);
+            }
+            assert!(old.process.ended().success(), "the old pod ended badly");
+            open.are_served("the old pod is gone");
+            follows_the_cluster(lab, &format!("after-{number}"), 30 + number as u8);
+            load.more();
+            let old = std::mem::replace(&mut old, new);
+            assert_eq!(old.troubles(), before, "of the old pod");
+        }
+    });
+    assert_eq!(old.troubles(), before, "of the new pod");
+}
+
+fn a_rollout_that_fails_leaves_the_old_pod_in_charge(lab: &Lab, way: Way) {
+    let web = publish(lab, &["a", "b", "c"]);
+    let mut old = Pod::ready(lab, way, 0);
+    old.answers(lab);
+    under_load(lab, &web, |load| {
+        load.more();
+        // It never gets its objects.
+        let mut new = Pod::start(lab, way, 1, &["--master=http://127.0.0.1:1"]);
+        new.process.logs_once(&["starting", way.mode]);
+        load.more();
+        follows_the_cluster(lab, "beside-one-that-waits", 20);
+        assert!(!new.is_ready(lab));
+        old.answers(lab);
+        new.process.kill();
+        load.more();
+    });
+    for round in [1, 2] {
+        let mut new = Pod::ready(lab, way, 1 + u32::from(round));
+        new.answers(lab);
+        if round == 2 {
+            // It hangs, until the kubelet kills it.
+            new.process.freeze();
+        }
+        new.process.kill();
+        follows_the_cluster(lab, &format!("after-{round}"), 20 + round);
+        old.answers(lab);
+        under_load(lab, &web, |load| load.more());
+    }
+    assert!(old.process.terminate().success());
+    let again = Pod::ready(lab, way, 9);
+    again.answers(lab);
+    follows_the_cluster(lab, "at-last", 29);
+    under_load(lab, &web, |load| load.more());
+}
