@@ -94,7 +94,9 @@ impl Listeners {
         };
         let address = socket.local_addr()?;
         let socket = Arc::new(socket);
-        sockets.open.retain(|_, open| open.socket.strong_count() > 0);
+        sockets
+            .open
+            .retain(|_, open| open.socket.strong_count() > 0);
         let open = Open {
             socket: Arc::downgrade(&socket),
             was_given,

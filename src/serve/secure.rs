@@ -8,12 +8,7 @@ use hyper::{
     body::Incoming,
     header::{AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE},
 };
-use tokio::{
-    net::TcpStream,
-    runtime,
-    sync::oneshot,
-    time::timeout,
-};
+use tokio::{net::TcpStream, runtime, sync::oneshot, time::timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::{

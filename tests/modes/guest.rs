@@ -93,3 +93,9 @@ fn guest_full_ejection() {
     let tests = ["modes::ejection::"];
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
+
+#[test]
+fn guest_full_surge() {
+    let tests = ["modes::surge::"];
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}

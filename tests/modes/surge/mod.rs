@@ -54,7 +54,10 @@ macro_rules! in_each_mode {
     )+ };
 }
 
-in_each_mode!(nobody_notices_an_upgrade, a_rollout_that_fails_leaves_the_old_pod_in_charge);
+in_each_mode!(
+    nobody_notices_an_upgrade,
+    a_rollout_that_fails_leaves_the_old_pod_in_charge
+);
 
 /// As [`in_lab`], unless this runs in a guest kernel, where ipvs mode alone is of interest.
 fn on_host(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
@@ -86,9 +89,20 @@ impl Pod {
             .arg(format!("--proxy-mode={}", way.mode))
             .arg(format!("--userspace-capture={}", way.capture.name()))
             .args(["--strict-proxy-mode", "--hostname-override=node"])
-            .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--nodeport-addresses=all"])
-            .args(["--conntrack-max-per-core=0", "--userspace-drain-timeout=5s", "--v=4"])
-            .args(["--iptables-sync-period=2s", "--ipvs-sync-period=2s"])
+            .args([
+                "--cluster-cidr=10.244.0.0/24,fd00:244::/64",
+                "--nodeport-addresses=all",
+            ])
+            .args([
+                "--conntrack-max-per-core=0",
+                "--userspace-drain-timeout=5s",
+                "--v=4",
+            ])
+            .args([
+                "--iptables-sync-period=2s",
+                "--ipvs-sync-period=2s",
+                "--udp-timeout=60s",
+            ])
             .arg(&socket)
             .args(flags);
         let process = Tripod::spawn(command);
@@ -147,8 +161,15 @@ impl Pod {
     /// something repaired.
     fn troubles(&self) -> Vec<String> {
         let log = self.process.log();
-        let words = [" WARN ", " ERROR ", "written anew", "another process changed"];
-        let lines = log.lines().filter(|line| words.iter().any(|word| line.contains(word)));
+        let words = [
+            " WARN ",
+            " ERROR ",
+            "written anew",
+            "another process changed",
+        ];
+        let lines = log
+            .lines()
+            .filter(|line| words.iter().any(|word| line.contains(word)));
         lines.map(str::to_owned).collect()
     }
 }
@@ -160,7 +181,9 @@ fn publish(lab: &Lab, names: &[&str]) -> Service {
         .with_load_balancer()
         .spec("externalTrafficPolicy", "Local")
         .spec("healthCheckNodePort", CHECK_PORT);
-    let endpoints = names.iter().map(|name| EndpointChoice::ready(name).on("node"));
+    let endpoints = names
+        .iter()
+        .map(|name| EndpointChoice::ready(name).on("node"));
     lab.publish_endpoints(&web, &endpoints.collect::<Vec<_>>());
     web
 }
