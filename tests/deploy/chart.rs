@@ -256,6 +256,39 @@ fn the_holder_is_that_of_its_component() {
 }
 
 #[test]
+fn a_surge_is_that_of_its_component() {
+    for (values, components) in [
+        (&["surge.enabled=true"][..], "deploy/kustomize/surge"),
+        (
+            &["surge.enabled=true", "holder.enabled=true"],
+            "deploy/kustomize/holder, deploy/kustomize/surge",
+        ),
+    ] {
+        let composed = composed("deploy/kustomize/base", components);
+        let (Some(of_helm), Some(of_kustomize)) = (rendered(values), composed) else {
+            return;
+        };
+        assert_eq!(of_helm, of_kustomize, "{components}");
+    }
+    let values = [
+        "surge.enabled=true",
+        "updateStrategy.rollingUpdate.maxSurge=10%",
+    ];
+    let Some(objects) = rendered(&values) else {
+        return;
+    };
+    let set = &objects[&("DaemonSet".to_owned(), "kube-proxy".to_owned())];
+    assert_eq!(
+        set["spec"]["updateStrategy"],
+        json!({"rollingUpdate": {"maxSurge": "10%"}})
+    );
+    let container = &set["spec"]["template"]["spec"]["containers"][0];
+    assert!(container["readinessProbe"]["exec"].is_object());
+    let none = ["updateStrategy.rollingUpdate.maxSurge=0"];
+    rendered(&none).expect("Helm is there");
+}
+
+#[test]
 fn every_field_is_one_of_its_type() {
     let values = [
         &NEW_CLUSTER[..],
@@ -266,6 +299,7 @@ fn every_field_is_one_of_its_type() {
             "imagePullSecrets[0].name=registry",
             "podAnnotations.example\\.com/team=net",
             "updateStrategy.type=OnDelete",
+            "surge.enabled=true",
         ],
     ];
     let Some(objects) = rendered(&values.concat()) else {
@@ -351,6 +385,10 @@ fn values_that_cannot_be_meant_are_refused() {
         (&["affinity.nodeAfinity.x=y"], "/affinity"),
         (&["updateStrategy.type=Recreate"], "/updateStrategy/type"),
         (&["monitoring.labels.release=true"], "/monitoring/labels"),
+        (
+            &["updateStrategy.rollingUpdate.maxSurge=1"],
+            "maxSurge needs surge.enabled",
+        ),
         (&["config.create=true"], "config.server is needed"),
         (&NEW_CLUSTER[..2], "config.kubeProxy.clusterCIDR is needed"),
     ] {

@@ -14,6 +14,7 @@ mod package;
 mod privileges;
 mod rights;
 mod secure;
+mod surge;
 
 use std::{path::PathBuf, time::Duration};
 

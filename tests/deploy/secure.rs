@@ -15,7 +15,8 @@ const MONITORING: &str = "monitoring/secure";
 pub fn patched(mut object: Value, file: &str) -> Value {
     let [patch] = <[Value; 1]>::try_from(documents(file)).expect("one document");
     for operation in patch.as_array().expect("operations") {
-        assert_eq!(operation["op"], "add", "{file}");
+        let replaces = operation["op"] == "replace";
+        assert!(replaces || operation["op"] == "add", "{file}");
         let path = operation["path"].as_str().expect("a path");
         let (parent, last) = path.rsplit_once('/').expect("a path");
         let parent = object
@@ -25,7 +26,7 @@ pub fn patched(mut object: Value, file: &str) -> Value {
             (Value::Array(items), "-") => items.push(operation["value"].clone()),
             (Value::Object(fields), name) => {
                 let before = fields.insert(name.to_owned(), operation["value"].clone());
-                assert_eq!(before, None, "{file}: {path}");
+                assert_eq!(before.is_some(), replaces, "{file}: {path}");
             }
             (other, _) => panic!("{file}: {path} in {other}"),
         }
