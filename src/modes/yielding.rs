@@ -95,3 +95,92 @@ impl<M: Mode> Mode for Yielding<M> {
         self.mode.engines()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use parking_lot::Mutex;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::{modes::SyncError, net::PerFamily, services::Changes};
+
+    /// Counts its syncs, and takes everything for damage.
+    struct Counting(Arc<Mutex<usize>>);
+
+    impl Mode for Counting {
+        fn name(&self) -> ModeName {
+            ModeName::Nftables
+        }
+
+        async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+            *self.0.lock() += 1;
+            asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())))
+        }
+
+        async fn compare(&mut self, _: &ServiceMap) -> Compared {
+            Compared::default()
+        }
+
+        async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> ExplainResult {
+            Err(SyncError::Runtime(std::io::Error::other("no test asks")))
+        }
+
+        async fn externally_modified(&mut self) {}
+
+        fn engines(&self) -> Vec<(Family, Engine)> {
+            Vec::new()
+        }
+    }
+
+    async fn is_modified(mode: &mut Yielding<Counting>) -> bool {
+        let modified = timeout(Duration::from_millis(50), mode.externally_modified());
+        modified.await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn who_gave_way_writes_again_with_a_full_sync_when_the_other_is_gone() {
+        let (handover, syncs) = (Handover::of_rules(), Arc::default());
+        let mut mode = Yielding::new(Counting(Arc::clone(&syncs)), handover.clone());
+        let (map, changes) = (ServiceMap::default(), Changes::default());
+        let full = Changes {
+            full: true,
+            ..Changes::default()
+        };
+        let (some, all): (Asked<'_>, Asked<'_>) = (
+            PerFamily::each(|_| Some(&changes)),
+            PerFamily::each(|_| Some(&full)),
+        );
+        mode.sync(&map, some).await;
+        assert_eq!(*syncs.lock(), 1);
+        assert!(is_modified(&mut mode).await, "what others change counts");
+
+        let successor = handover.give_way(1).await;
+        assert!(is_modified(&mut mode).await, "a sync is due");
+        for asked in [some, all] {
+            let outcomes = mode.sync(&map, asked).await;
+            assert!(outcomes.iter().all(|(_, done)| matches!(done, Some(Ok(_)))));
+        }
+        assert_eq!(*syncs.lock(), 1, "it writes nothing");
+        assert!(!is_modified(&mut mode).await, "the changes are the other's");
+
+        drop(successor);
+        assert!(is_modified(&mut mode).await, "a sync is due");
+        mode.sync(&map, some).await;
+        assert_eq!(*syncs.lock(), 1, "all is to be compared first");
+        mode.sync(&map, all).await;
+        mode.sync(&map, some).await;
+        assert_eq!(*syncs.lock(), 3);
+    }
+
+    #[tokio::test]
+    async fn who_has_not_served_leaves_it_to_the_other_to_repair() {
+        let handover = Handover::of_rules();
+        let mut mode = Yielding::new(Counting(Arc::default()), handover.clone());
+        let _predecessor = handover.follows();
+        assert!(!is_modified(&mut mode).await);
+        handover.serves();
+        assert!(is_modified(&mut mode).await);
+    }
+}

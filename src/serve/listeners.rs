@@ -129,8 +129,10 @@ impl Listeners {
         };
         let mut sockets = self.0.sockets.lock();
         let open = sockets.open.get(&address);
-        if open.is_none_or(|open| open.socket.strong_count() == 0) {
-            let socket = StdListener::from(socket);
+        let socket = StdListener::from(socket);
+        // A runtime takes no other.
+        let is_usable = socket.set_nonblocking(true).is_ok();
+        if is_usable && open.is_none_or(|open| open.socket.strong_count() == 0) {
             sockets.given.entry(address).or_insert(socket);
         }
     }
@@ -183,6 +185,19 @@ impl Listeners {
             listeners: self.clone(),
             taken: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+impl Listeners {
+    /// Uses the socket at `address` that was given for as long as the test runs.
+    pub(crate) fn use_given(&self, address: SocketAddr) {
+        std::mem::forget(self.listen(address).expect("it was given"));
+    }
+
+    /// Returns whether no other process has taken over.
+    pub(crate) fn is_in_charge(&self) -> bool {
+        self.0.turn.borrow().taken.is_empty()
     }
 }
 

@@ -70,8 +70,8 @@ const SOCKET: &str = "userspace-";
 /// share the folder.
 const MOST: usize = 64;
 
-/// How long a predecessor is waited for: it may be in the middle of a sync, or
-/// hang.
+/// How long a predecessor is waited for: it may be in the middle of a sync, after which it
+/// gives way all the same, or hang.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// How long a successor may take to serve. One that takes longer may still
@@ -150,7 +150,7 @@ async fn ask_all(sockets: usize, handover: &Handover) -> Vec<GaveWay> {
     match present(SOCKET) {
         Ok(names) => {
             for name in names {
-                connections.spawn(async move { timeout(ANSWER, ask(&name, sockets)).await });
+                connections.spawn(async move { ask(&name, sockets).await });
             }
         }
         Err(error) => tracing::warn!("cannot look for a process to take over from: {error}"),
@@ -158,7 +158,7 @@ async fn ask_all(sockets: usize, handover: &Handover) -> Vec<GaveWay> {
     let mut predecessors = Vec::new();
     while let Some(joined) = connections.join_next().await {
         let Ok(answered) = joined else { continue };
-        match answered.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        match answered {
             Ok(Some((read, write))) => predecessors.push(GaveWay {
                 read,
                 write,
@@ -205,8 +205,8 @@ async fn once_it_serves(
 /// predecessor ends.
 async fn stay(mut predecessor: GaveWay) {
     if predecessor.write.write_all(&[DONE]).await.is_ok() {
-        // The predecessor sends nothing more.
-        let _ = predecessor.read.read_u8().await;
+        // It sends nothing more, unless it has not answered yet.
+        while predecessor.read.read_u8().await.is_ok() {}
     }
 }
 
@@ -227,18 +227,24 @@ fn present(kind: &str) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Asks the process that listens at `name` to give way. Returns `None` if it is
-/// gone, or belongs to another user.
+/// Asks the process that listens at `name` to give way, and waits for that, at most for
+/// [`ANSWER`]. Returns `None` if it is gone, or belongs to another user.
 async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, OwnedWriteHalf)>> {
     let Some(stream) = connect(name)? else {
         return Ok(None);
     };
     let (mut read, mut write) = stream.into_split();
     write.write_u32(u32::try_from(sockets).unwrap_or(1)).await?;
-    match read.read_u8().await {
-        Ok(_) => Ok(Some((read, write))),
-        Err(_) => Ok(None),
+    match timeout(ANSWER, read.read_u8()).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(_)) => return Ok(None),
+        // It is still to do so: else both would write, each against the other.
+        Err(_) => tracing::warn!(
+            "the process that serves now has not given way after {ANSWER:?}: it does when its \
+             sync ends"
+        ),
     }
+    Ok(Some((read, write)))
 }
 
 /// Returns whether the same user is at the other end.

@@ -115,6 +115,30 @@ async fn this_process_takes_over_from_a_predecessor_of_each_version() {
     }
 }
 
+/// As one that is in the middle of a long sync.
+#[tokio::test(start_paused = true)]
+async fn who_gives_way_late_is_held_to_it_all_the_same() {
+    let (predecessor, listener) = Predecessor::listen("late");
+    let (asked, mut theirs) = tokio::join!(ask(predecessor.name(), 2), async {
+        let (mut stream, _) = listener.accept().await.expect("a successor");
+        stream.read_u32().await.expect("the number of sockets");
+        stream
+    });
+    let (read, write) = asked.expect("no error").expect("a connection");
+    let _follows = handover().follows();
+    let stays = tokio::spawn(stay(GaveWay {
+        read,
+        write,
+        _follows,
+    }));
+    theirs.write_u8(DONE).await.expect("it is read");
+    assert_eq!(theirs.read_u8().await.expect("that it serves"), DONE);
+    tokio::task::yield_now().await;
+    assert!(!stays.is_finished(), "else the other one serves again");
+    drop(theirs);
+    stays.await.expect("it ends");
+}
+
 #[tokio::test]
 async fn who_says_something_else_is_passed_over() {
     // Fewer bytes than a version of this process says.

@@ -194,7 +194,7 @@ fn follows_the_cluster(lab: &Lab, name: &str, number: u8) {
     lab.publish(&late, &["b"]);
     for to in late.cluster() {
         eventually("a Service that came since is served", SOON, || {
-            match ask(&lab.client, to) {
+            match ask(&lab.node, to) {
                 Ok(name) if name == "b" => Ok(()),
                 other => Err(format!("{other:?}")),
             }
@@ -268,4 +268,58 @@ fn a_rollout_that_fails_leaves_the_old_pod_in_charge(lab: &Lab, way: Way) {
     again.answers(lab);
     follows_the_cluster(lab, "at-last", 29);
     under_load(lab, &web, |load| load.more());
+}
+
+/// What a mode leaves in the kernel.
+fn is_there(lab: &Lab, mode: &str) -> bool {
+    match mode {
+        "nftables" => lab.node.show("nft list tables").contains("ip tripod"),
+        _ => lab.node.show("iptables-save -t nat").contains(":KUBE-SVC-"),
+    }
+}
+
+/// The new pod runs another mode, and has removed what the old one had, when it is killed.
+fn the_old_mode_comes_back(modes: [&'static str; 2]) {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let lab = &*lab.three_backends();
+        let [old, new] = modes.map(|mode| Way {
+            mode,
+            capture: Capture::Redirect,
+        });
+        let becomes = |there: [bool; 2]| {
+            eventually("one mode is left in the kernel", SOON, || {
+                match modes.map(|mode| is_there(lab, mode)) {
+                    now if now == there => Ok(()),
+                    now => Err(format!("{modes:?}: {now:?}")),
+                }
+            });
+        };
+        publish(lab, &["a", "b", "c"]);
+        let before = Pod::ready(lab, old, 0);
+        let mut after = Pod::ready(lab, new, 1);
+        after.answers(lab);
+        becomes([false, true]);
+        follows_the_cluster(lab, "by-the-new", 20);
+        before.compares_everything();
+        becomes([false, true]);
+        after.process.kill();
+        becomes([true, false]);
+        before.answers(lab);
+        follows_the_cluster(lab, "by-the-old", 21);
+    });
+}
+
+#[test]
+fn nftables_comes_back_after_iptables() {
+    if kernel() != "full" {
+        the_old_mode_comes_back(["nftables", "iptables"]);
+    }
+}
+
+#[test]
+fn iptables_comes_back_after_nftables() {
+    if kernel() != "full" {
+        the_old_mode_comes_back(["iptables", "nftables"]);
+    }
 }
