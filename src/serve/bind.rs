@@ -1,20 +1,9 @@
 //! Listens on an address, and tries again while another program has it.
 
-use std::{
-    fmt, io,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
-    time::Duration,
-};
-
-use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::TcpListener;
+use std::{fmt, io, net::SocketAddr, time::Duration};
 
 use super::listeners::{Listeners, Listening};
 use crate::log_once::LogOnce;
-
-/// Connections that may wait to be accepted: where there is no room, clients try again
-/// after a second at the earliest, also those that are no part of a crowd.
-const BACKLOG: i32 = 1024;
 
 /// Pause before an address that could not be bound is tried again.
 const BIND_AGAIN: Duration = Duration::from_secs(1);
@@ -91,68 +80,13 @@ pub(super) async fn until_open<T, E: fmt::Display>(
     }
 }
 
-/// Listens on `address`.
-///
-/// # Errors
-/// When another program has it, it is not this node's, or this process may not
-/// use it.
-pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    if !address.ip().is_unspecified() {
-        return listen(address);
-    }
-    let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
-    match listen(both) {
-        Err(error) if has_no_ipv6(&error) && address.is_ipv4() => listen(address),
-        done => done,
-    }
-}
-
-fn has_no_ipv6(error: &io::Error) -> bool {
-    // With the kernel's ipv6.disable=1 there is no such socket; with the sysctl
-    // disable_ipv6 there is no such address.
-    matches!(
-        error.raw_os_error(),
-        Some(nix::libc::EAFNOSUPPORT | nix::libc::EADDRNOTAVAIL)
-    )
-}
-
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let kind = Type::STREAM.cloexec().nonblocking();
-    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
-    // With it, connections of an earlier process in TIME_WAIT do not prevent
-    // binding.
-    socket.set_reuse_address(true)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(false)?;
-    }
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::net::{IpAddr, Ipv4Addr};
 
-    use super::*;
+    use super::{super::tcp::bind, *};
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-
-    #[tokio::test]
-    async fn a_wildcard_is_every_address() {
-        let listener = bind("0.0.0.0:0".parse().unwrap()).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let mut addresses = vec![HERE];
-        if listen(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), 0)).is_ok() {
-            addresses.push(Ipv6Addr::LOCALHOST.into());
-        }
-        for address in addresses {
-            tokio::net::TcpStream::connect((address, port))
-                .await
-                .unwrap();
-            listener.accept().await.unwrap();
-        }
-    }
 
     #[tokio::test]
     async fn hard_failure_names_what_and_where() {

@@ -21,8 +21,8 @@ use tokio::{
 };
 
 use super::{
-    bind::bind,
     http::{Listener, Peer},
+    tcp::bind,
 };
 use crate::{kernel::socket::listening::identity, net::Protocol};
 

@@ -17,6 +17,7 @@ mod process;
 mod secure;
 pub mod service_health;
 mod status_api;
+mod tcp;
 mod unix;
 mod zpages;
 

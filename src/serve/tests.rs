@@ -364,7 +364,7 @@ async fn exchange(address: SocketAddr, request: &str) -> String {
 
 #[tokio::test]
 async fn over_the_wire() {
-    let listener = bind::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = tcp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     let probes = probes(&Arc::new(Health::new(TIMEOUT)));
     let server = tokio::spawn(http::serve(listener, Arc::default(), move |asked| {
@@ -427,7 +427,7 @@ async fn pipeline_and_never_read(address: SocketAddr, peers: u16) -> Vec<TcpStre
 #[tokio::test]
 async fn a_probe_is_answered_whoever_pipelines_and_never_reads() {
     for peers in [1, 300] {
-        let listener = bind::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = tcp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(http::serve(listener, Arc::default(), |asked| {
             match asked.path {

@@ -4,6 +4,7 @@
 mod addresses;
 mod build;
 mod confine;
+mod ending;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod migrate;

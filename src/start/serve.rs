@@ -3,22 +3,18 @@
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    pin::{Pin, pin},
+    pin::pin,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::SystemTime,
 };
 
 use prometheus::Registry;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::mpsc::Receiver,
-    task::JoinSet,
-};
+use tokio::{sync::mpsc::Receiver, task::JoinSet};
 
 use super::{
     Done,
     addresses::{self, Addresses},
-    build, confine,
+    build, confine, ending,
     probe::{self, Chosen},
     progress, succession,
     takeover::TakeOver,
@@ -28,14 +24,10 @@ use crate::{
     api_client::{self, RequestMetrics},
     authorize::Authorizer,
     cli::Settings,
-    config::{self, ConfigFile, Effective},
+    config::Effective,
     ejection,
     events::{self, Event, Recorder},
-    hold::Holding,
-    modes::{
-        Mode,
-        userspace::{self, Handover},
-    },
+    modes::{Mode, userspace},
     net::{DetectLocal, Family, ModeName},
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, schedule},
@@ -51,14 +43,6 @@ use crate::{
 /// Events that may wait for the API server; more are dropped.
 const EVENTS: usize = 64;
 
-/// How long there must be no connection before a process with a successor ends:
-/// connections that were on their way when the successor began have arrived by
-/// then.
-const QUIET: Duration = Duration::from_secs(1);
-
-/// Time from one check whether connections have ended to the next.
-const CHECK_PERIOD: Duration = Duration::from_millis(50);
-
 /// Serves until a signal, or an error, ends the process.
 pub(super) async fn serve(settings: Settings) -> Done {
     let effective = &settings.effective;
@@ -69,13 +53,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
     let listeners = Listeners::default();
     succession::inherit_ports(&listeners).await;
-    // Probes are answered from here on, also while it is not known what the
-    // kernel can do; where another process serves now, that one answers them.
-    if let Some(address) = effective.healthz {
-        let at = bind(&settings, address, &listeners);
-        let probes = serve::health(at, Arc::clone(&health), &registry)?;
-        serving.spawn(probes);
-    }
+    serve_health(&mut serving, &settings, &listeners, (&health, &registry))?;
     // This comes before any change of the node: the process may end here.
     let choice = probe::choose(&settings).await?;
     node::set_oom_score(settings.configuration.oom_score_adj);
@@ -102,12 +80,9 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let handover = proxy.handover();
     let counted = settings.own.counted();
     let traffic = traffic::source(&proxy, &node_ports, &counted);
+    let exclude = effective.ipvs_exclude.clone();
     let mut runner = Runner::new(
-        TakeOver::new(
-            proxy,
-            settings.effective.ipvs_exclude.clone(),
-            handover.clone(),
-        ),
+        TakeOver::new(proxy, exclude, handover.clone()),
         Tracker::new(&node),
         options,
         Arc::clone(&health),
@@ -146,7 +121,22 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let (batches, serves) = succession::announced(batches, sockets, handover.clone(), listeners);
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses)));
-    until_ended(running, serving, handover, &settings).await
+    ending::until_ended(running, serving, handover, &settings).await
+}
+
+/// Answers probes from here on, also while it is not known what the kernel can do; where
+/// another process serves now, that one answers them.
+fn serve_health(
+    serving: &mut JoinSet<Result<(), serve::Error>>,
+    settings: &Settings,
+    listeners: &Listeners,
+    (health, registry): (&Arc<Health>, &Registry),
+) -> Result<(), serve::Error> {
+    if let Some(address) = settings.effective.healthz {
+        let at = bind(settings, address, listeners);
+        serving.spawn(serve::health(at, Arc::clone(health), registry)?);
+    }
+    Ok(())
 }
 
 /// Has endpoints that do not answer ejected, where the kernel carries their connections:
@@ -173,54 +163,6 @@ fn sync_options(effective: &Effective) -> schedule::Options {
         sync_period: effective.sync_period,
         min_interval: effective.min_sync_period.unwrap_or(default.min_interval),
         ..default
-    }
-}
-
-/// Serves until the process may end, and leaves its sockets to the holder if there is one.
-async fn until_ended(
-    running: Pin<&mut impl Future<Output = ()>>,
-    serving: JoinSet<Result<(), serve::Error>>,
-    handover: Handover,
-    settings: &Settings,
-) -> Done {
-    let ended = until_drained(running, serving, &handover, settings).await;
-    if handover.is_held() {
-        handover.leave();
-    }
-    ended
-}
-
-/// Waits until a signal, or an error, ends the process, and then for the connections
-/// that would end with it.
-async fn until_drained(
-    mut running: Pin<&mut impl Future<Output = ()>>,
-    mut serving: JoinSet<Result<(), serve::Error>>,
-    handover: &Handover,
-    settings: &Settings,
-) -> Done {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let (ended, until): (Done, _) = tokio::select! {
-        () = &mut running => return Err(SOURCE_ENDED.into()),
-        Some(Ok(Err(error))) = serving.join_next() => return Err(error.into()),
-        _ = terminate.recv() => (Ok(()), Until::Succeeded),
-        _ = interrupt.recv() => (Ok(()), Until::Idle),
-        // The process is started again by its supervisor when it has ended.
-        changed = config_changed(settings.file.as_ref()) => (Err(changed.into()), Until::Idle),
-    };
-    if !handover.has_served() {
-        return ended;
-    }
-    if let Err(reason) = &ended {
-        tracing::warn!("{reason}");
-    }
-    // The cluster is followed all the while: new connections come in until
-    // another process takes them.
-    tokio::select! {
-        () = drained(handover, until, settings.own.drain_timeout) => ended,
-        () = &mut running => Err(SOURCE_ENDED.into()),
-        _ = terminate.recv() => ended,
-        _ = interrupt.recv() => ended,
     }
 }
 
@@ -355,62 +297,6 @@ fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> A
     }
 }
 
-const SOURCE_ENDED: &str = "the source of objects ended unexpectedly";
-
-/// The condition that a process waits for before it ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Until {
-    /// No connection is left that would end with it.
-    Idle,
-    /// No new connection would be refused either: a successor takes them.
-    Succeeded,
-}
-
-/// Waits for the condition `until`, at most for `patience`.
-async fn drained(handover: &Handover, until: Until, patience: Duration) {
-    let deadline = Instant::now() + patience;
-    tracing::info!(
-        connections = handover.active_connections(),
-        "ending when connections have, or in {patience:?}"
-    );
-    let mut quiet = Instant::now();
-    while Instant::now() < deadline {
-        let active = handover.active_connections();
-        if handover.is_held() {
-            if active == 0 || Instant::now() + QUIET >= deadline {
-                return leave(handover, deadline).await;
-            }
-        } else if active > 0 || until == Until::Succeeded && !handover.is_succeeded() {
-            quiet = Instant::now();
-        } else if until == Until::Idle || quiet.elapsed() >= QUIET {
-            return;
-        }
-        tokio::time::sleep(CHECK_PERIOD).await;
-    }
-}
-
-/// Leaves what comes in to the process after this one, and waits until `deadline` at most
-/// for the connections that are open.
-async fn leave(handover: &Handover, deadline: Instant) {
-    let connections = handover.active_connections();
-    tracing::info!(
-        connections,
-        "new connections wait at the holder for the next process"
-    );
-    handover.leave();
-    let mut quiet = Instant::now();
-    while Instant::now() < deadline {
-        let is_sent = handover.holding().is_none_or(Holding::is_sent);
-        if handover.active_connections() > 0 || !is_sent {
-            quiet = Instant::now();
-        } else if quiet.elapsed() > CHECK_PERIOD {
-            // A worker that was in the middle of accepting has counted it by now.
-            return;
-        }
-        tokio::time::sleep(CHECK_PERIOD).await;
-    }
-}
-
 /// Returns the source of objects that the settings name. Requests to the API server
 /// count in metrics of `registry`.
 async fn source(
@@ -427,19 +313,6 @@ async fn source(
     };
     let opened = Source::open(settings.own.manifests.clone(), cluster, metrics).await;
     Ok(opened.map_err(|e| format!("{e}; or serve a folder of manifests with --manifests DIR"))?)
-}
-
-/// Waits until the configuration file is changed. Returns the message to end
-/// with.
-async fn config_changed(file: Option<&ConfigFile>) -> String {
-    let Some(file) = file else {
-        return std::future::pending().await;
-    };
-    let path = file.path.display();
-    match config::watch_file(file).await {
-        Ok(()) => format!("{path} was changed: ending, to be started again with what it says now"),
-        Err(e) => format!("cannot watch {path}: {e}"),
-    }
 }
 
 /// Returns what serves health-check node ports, none before the first sync.
