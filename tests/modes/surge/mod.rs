@@ -103,6 +103,8 @@ impl Pod {
                 "--ipvs-sync-period=2s",
                 "--udp-timeout=60s",
             ])
+            // Its rules are others, as those of another version may be.
+            .arg(format!("--masquerade-all={}", number % 2 == 1))
             .arg(&socket)
             .args(flags);
         let process = Tripod::spawn(command);
