@@ -205,7 +205,7 @@ fn commands_are_understood() {
 }
 
 /// Flags of other programs that documents name.
-const OTHERS: [&str; 12] = [
+const OTHERS: [&str; 14] = [
     "--",
     "--bench",
     "--skip-phases",
@@ -215,6 +215,8 @@ const OTHERS: [&str; 12] = [
     "--profile",
     "--set",
     "--take-ownership",
+    "--force-conflicts",
+    "--to-revision",
     "--target",
     "--change",
     "--write",

@@ -270,6 +270,7 @@ fn back(flags: &[&str]) {
         .args(flags)
         .arg(format!("--manifests={}", lab.manifests().display()))
         .args(["--strict-proxy-mode", "--conntrack-max-per-core=0"])
+        .arg("--userspace-drain-timeout=1s")
         .args(FLAGS);
     let mut tripod = Tripod::spawn(command);
     answers("by Tripod");
