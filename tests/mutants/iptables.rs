@@ -93,8 +93,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     unnoticed(
         noticed(
             FAMILY,
-            "        self.flows.came_in_force(&failed, map);",
-            "",
+            "            .came_in_force(failed.over(self.state.failed()), map);",
+            "            .came_in_force(failed.over(&failed), map);",
             "UDP clients that called while a Service was refused are led past it",
         ),
         "no: it comes in force by a sync that reads, which looks for such flows in any case",

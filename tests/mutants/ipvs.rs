@@ -101,7 +101,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "        flows.came_in_force(&failed, map);",
+        "        flows.came_in_force(failed.over(self.state.failed()), map);",
         "        let _ = &failed;",
         "UDP clients that called while a Service was not in force are led past it",
     ),

@@ -96,8 +96,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "        self.flows.came_in_force(&failed, map);",
-        "",
+        "            .came_in_force(failed.over(self.table.state.failed()), map);",
+        "            .came_in_force(failed.over(&failed), map);",
         "UDP clients that called while a Service was refused are led past it",
     ),
     noticed(
