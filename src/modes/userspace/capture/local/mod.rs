@@ -96,7 +96,8 @@ impl Local {
         Ok(())
     }
 
-    /// Prepares `family` for another mode or capture; see [`retire::prepare`].
+    /// Has open connections of `family` go on under rules of nat, which are about to be
+    /// written for another mode or capture (`retire::prepare`).
     ///
     /// # Errors
     /// When the kernel lacks what that takes, or refuses.
@@ -104,7 +105,8 @@ impl Local {
         retire::prepare(family)
     }
 
-    /// Leaves what open connections need in these families; see [`retire::retire`].
+    /// Leaves in these families what open connections need, and refuses new ones there
+    /// (`retire::retire`).
     ///
     /// # Errors
     /// When the kernel refuses.
