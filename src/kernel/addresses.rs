@@ -433,28 +433,26 @@ impl AddressChanges {
     pub async fn changed(&mut self) -> io::Result<Change> {
         loop {
             let mut guard = self.socket.readable_mut().await?;
-            let mut changed = None;
+            let (mut removed, mut other) = (false, false);
             let ignored = self.ignored.and_then(|link| links::index(link).ok());
-            let lost = guard.get_inner_mut().drain(|message| {
-                match parse(message) {
-                    Ok(Some(address)) => {
-                        let counts = !address.own && !address.is_of_link();
-                        if counts && Some(address.index) != ignored {
-                            let removed = message.kind == libc::RTM_DELADDR;
-                            changed = match changed {
-                                _ if removed => Some(Change::Removed),
-                                before => before.or(Some(Change::Other)),
-                            };
-                        }
-                    }
+            let lost = guard
+                .get_inner_mut()
+                .drain(|message| match parse(message) {
                     Ok(None) => {}
-                    // It may have been one.
-                    Err(_) => changed = changed.or(Some(Change::Other)),
-                }
-            })?;
+                    Ok(Some(address))
+                        if address.own
+                            || address.is_of_link()
+                            || Some(address.index) == ignored => {}
+                    Ok(Some(_)) if message.kind == libc::RTM_DELADDR => removed = true,
+                    // What cannot be read may have been a change.
+                    Ok(Some(_)) | Err(_) => other = true,
+                })?;
             guard.clear_ready();
-            if let Some(change) = changed.or(lost.then_some(Change::Other)) {
-                return Ok(change);
+            if removed {
+                return Ok(Change::Removed);
+            }
+            if other || lost {
+                return Ok(Change::Other);
             }
         }
     }

@@ -124,7 +124,7 @@ mod tests {
                 assert!(found.contains(&ends) && found.contains(&other), "{found:?}");
                 let ports = listening(&mut socket, family).unwrap();
                 assert_eq!(ports, [ends.remote.port()].into());
-                // What is accepted by nobody counts, and a reset ends it.
+                // What no program has accepted counts, and a reset ends it.
                 drop(listener);
                 assert_eq!(tcp(&mut socket, family).unwrap(), []);
             }

@@ -84,6 +84,20 @@ impl fmt::Display for Rule {
 }
 
 impl Rule {
+    /// Returns one for all packets of `family`.
+    pub fn of_all(family: Family, priority: u32, action: Action) -> Rule {
+        Rule {
+            family,
+            priority,
+            ip_protocol: None,
+            ports: None,
+            source: None,
+            sent_here: false,
+            mark: None,
+            action,
+        }
+    }
+
     fn request(&self, kind: u16, flags: i32, operation: &'static str) -> Request {
         // struct fib_rule_hdr: family, lengths, TOS, table (0: see FRA_TABLE),
         // two reserved, action, flags.
@@ -203,20 +217,11 @@ pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> 
 /// of it.
 fn probes(family: Family) -> [Rule; 2] {
     // This is the last priority: no packet gets that far.
+    let crippled = Rule::of_all(family, u32::MAX - 1, Action::Lookup(0x5450_ffff));
     let probe = Rule {
-        family,
-        priority: u32::MAX - 1,
         ip_protocol: Some(libc::IPPROTO_TCP as u8),
         ports: Some((1, 1)),
-        source: None,
-        sent_here: false,
-        mark: None,
-        action: Action::Lookup(0x5450_ffff),
-    };
-    let crippled = Rule {
-        ip_protocol: None,
-        ports: None,
-        ..probe.clone()
+        ..crippled.clone()
     };
     [probe, crippled]
 }

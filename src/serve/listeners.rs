@@ -2,13 +2,13 @@
 //! health-check node ports. A process that takes over is given them as descriptors.
 //!
 //! Such a socket has one queue: what comes in is answered by whichever process accepts it,
-//! and nobody is refused while they change. Both keep it open, so that the one goes on when
+//! and no client is refused while they change. Both keep it open, so that the one goes on when
 //! the other ends.
 
 use std::{
     collections::BTreeMap,
     io,
-    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener as StdListener},
+    net::{IpAddr, SocketAddr, TcpListener as StdListener},
     os::fd::OwnedFd,
     sync::{Arc, Weak},
     time::Duration,
@@ -22,24 +22,13 @@ use tokio::{
 
 use super::{
     http::{Listener, Peer},
-    tcp::bind,
+    tcp::{bind, bound_to},
 };
 use crate::{kernel::socket::listening::identity, net::Protocol};
 
 /// How long after this process serves it may still open a port that it was given: what is
 /// not open then is not asked for.
 const SETTLES: Duration = Duration::from_secs(2);
-
-/// Returns the address that a listener of `address` is bound to.
-fn bound_to(address: SocketAddr) -> [SocketAddr; 2] {
-    // As `bind` does.
-    let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
-    if address.ip().is_unspecified() {
-        [both, address]
-    } else {
-        [address, address]
-    }
-}
 
 /// Who accepts what.
 #[derive(Debug, Default)]
@@ -85,7 +74,7 @@ impl Listeners {
     /// use it.
     pub(super) fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
         let mut sockets = self.0.sockets.lock();
-        let mut places = bound_to(address).into_iter();
+        let mut places = bound_to(address);
         let given = places.find_map(|place| sockets.given.remove(&place));
         let was_given = given.is_some();
         let socket = match given {
@@ -303,7 +292,7 @@ mod tests {
         let old = Listeners::default();
         let olds = old.listen(any()).unwrap();
         let address = olds.address;
-        assert!(bind(address).is_err(), "nobody else gets the port");
+        assert!(bind(address).is_err(), "no other gets the port");
         let new = given(&old);
         let news = new.listen(address).unwrap();
         let call = || Client::connect(address).unwrap();

@@ -21,11 +21,21 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     if !address.ip().is_unspecified() {
         return listen(address);
     }
-    let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
-    match listen(both) {
+    match listen(of_both_families(address.port())) {
         Err(error) if has_no_ipv6(&error) && address.is_ipv4() => listen(address),
         done => done,
     }
+}
+
+fn of_both_families(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)
+}
+
+/// Returns the addresses that a listener of `address` may be bound to by [`bind`].
+pub(super) fn bound_to(address: SocketAddr) -> impl Iterator<Item = SocketAddr> {
+    let is_wildcard = address.ip().is_unspecified();
+    let both = is_wildcard.then(|| of_both_families(address.port()));
+    both.into_iter().chain([address])
 }
 
 fn has_no_ipv6(error: &io::Error) -> bool {

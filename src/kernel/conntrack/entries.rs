@@ -63,7 +63,6 @@ pub fn add_established(
 }
 
 fn request(family: Family, tuple: &Tuple) -> Request {
-    let flags = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
     let object = format!(
         "the entry of the connection from {} to {}",
         tuple.source, tuple.destination
@@ -72,10 +71,7 @@ fn request(family: Family, tuple: &Tuple) -> Request {
         source: tuple.destination,
         destination: tuple.source,
     };
-    Request::new(CT_NEW, flags, "add", object)
-        .nfgenmsg(family.number())
-        .nested(TUPLE_ORIGINAL, |r| write(r, tuple))
-        .nested(TUPLE_REPLY, |r| write(r, &reply))
+    entry(family, TCP, [tuple, &reply], object)
         .be32(STATUS, ESTABLISHED_STATUS)
         .be32(TIMEOUT, SECONDS)
         .nested(PROTOCOL_INFO, |r| {
@@ -86,7 +82,21 @@ fn request(family: Family, tuple: &Tuple) -> Request {
         })
 }
 
-fn write(request: Request, tuple: &Tuple) -> Request {
+/// Returns the request that adds an entry, as far as its original and reply tuple.
+pub(super) fn entry(
+    family: Family,
+    protocol: u8,
+    [original, reply]: [&Tuple; 2],
+    object: String,
+) -> Request {
+    let flags = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
+    Request::new(CT_NEW, flags, "add", object)
+        .nfgenmsg(family.number())
+        .nested(TUPLE_ORIGINAL, |r| write(r, protocol, original))
+        .nested(TUPLE_REPLY, |r| write(r, protocol, reply))
+}
+
+fn write(request: Request, protocol: u8, tuple: &Tuple) -> Request {
     let (source, destination) = match tuple.source.ip() {
         IpAddr::V4(_) => (V4_SOURCE, V4_DESTINATION),
         IpAddr::V6(_) => (V6_SOURCE, V6_DESTINATION),
@@ -97,7 +107,7 @@ fn write(request: Request, tuple: &Tuple) -> Request {
                 .attribute(destination, &octets(&tuple.destination.ip()))
         })
         .nested(TUPLE_PROTOCOL, |r| {
-            r.attribute(PROTOCOL_NUMBER, &[TCP])
+            r.attribute(PROTOCOL_NUMBER, &[protocol])
                 .attribute(SOURCE_PORT, &tuple.source.port().to_be_bytes())
                 .attribute(DESTINATION_PORT, &tuple.destination.port().to_be_bytes())
         })
@@ -107,7 +117,7 @@ fn write(request: Request, tuple: &Tuple) -> Request {
 mod tests {
     use super::*;
     use crate::kernel::{
-        conntrack::flows::{self, Match, Reply},
+        conntrack::flows::{self, Match},
         namespace::in_namespace,
         netlink::Protocol,
     };
@@ -127,13 +137,7 @@ mod tests {
                 };
                 assert_eq!(add_established(&mut socket, family, &[tuple]).unwrap(), 1);
                 assert_eq!(add_established(&mut socket, family, &[tuple]).unwrap(), 0);
-                let all = Match {
-                    protocol: TCP,
-                    destination: None,
-                    port: None,
-                    reply: Reply::Any,
-                };
-                let found = flows::list(&mut socket, family, &[all]).unwrap();
+                let found = flows::list(&mut socket, family, &[Match::all(TCP)]).unwrap();
                 assert_eq!(found.len(), 1, "{found:?}");
                 assert_eq!(found[0].original, tuple);
                 assert_eq!(found[0].state.name(TCP), "ESTABLISHED");

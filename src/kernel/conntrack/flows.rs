@@ -101,6 +101,18 @@ pub struct Match {
     pub reply: Reply,
 }
 
+impl Match {
+    /// Returns that of all flows of `protocol`.
+    pub fn all(protocol: u8) -> Match {
+        Match {
+            protocol,
+            destination: None,
+            port: None,
+            reply: Reply::Any,
+        }
+    }
+}
+
 /// The source of answers: the address that nat led the packets to, or the one
 /// that the client called, if nat led them nowhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,11 +176,8 @@ pub struct Flow {
 impl Flow {
     /// Returns whether nat changes an address or port of its packets.
     pub fn is_translated(&self) -> bool {
-        let Tuple {
-            source,
-            destination,
-        } = self.reply;
-        self.original.source != destination || self.original.destination != source
+        let (there, back) = (self.original, self.reply);
+        (there.source, there.destination) != (back.destination, back.source)
     }
 }
 
@@ -287,13 +296,7 @@ pub fn delete_if(
     protocol: u8,
     stale: impl Fn(&Flow) -> bool,
 ) -> Result<usize, Error> {
-    let all = Match {
-        protocol,
-        destination: None,
-        port: None,
-        reply: Reply::Any,
-    };
-    let mut flows = list(socket, family, &[all])?;
+    let mut flows = list(socket, family, &[Match::all(protocol)])?;
     flows.retain(stale);
     delete_all(socket, family, &flows)
 }

@@ -1,6 +1,5 @@
-//! Connection tracking: its limits and timeouts (`settings`), its entries ([`flows`])
-//! what becomes of them ([`events`]), and such that are added
-//! ([`entries`]).
+//! Connection tracking: its limits and timeouts (`settings`), its entries ([`flows`]), what
+//! becomes of them ([`events`]), and such that are added ([`entries`]).
 
 pub mod entries;
 pub mod events;

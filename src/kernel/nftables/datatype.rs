@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use crate::net::Family;
+
 /// Bits of one type in the number of a concatenation (`TYPE_BITS` of nft).
 const BITS: u32 = 6;
 /// Length of an interface name with its NUL (`IFNAMSIZ`).
@@ -51,6 +53,14 @@ pub(super) enum ByteOrder {
 }
 
 impl DataType {
+    /// Returns the type of addresses of `family`.
+    pub fn address(family: Family) -> DataType {
+        match family {
+            Family::V4 => DataType::Ipv4,
+            Family::V6 => DataType::Ipv6,
+        }
+    }
+
     const ALL: [DataType; 11] = [
         DataType::Integer,
         DataType::Ipv4,

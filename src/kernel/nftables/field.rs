@@ -196,12 +196,10 @@ pub struct Jhash {
 impl Field {
     /// Returns the type that nft shows it as.
     pub fn data_type(&self) -> DataType {
-        let address = |family: &Family| match family {
-            Family::V4 => DataType::Ipv4,
-            Family::V6 => DataType::Ipv6,
-        };
         match self {
-            Field::SourceAddress(family) | Field::DestinationAddress(family) => address(family),
+            Field::SourceAddress(family) | Field::DestinationAddress(family) => {
+                DataType::address(*family)
+            }
             Field::SourcePort | Field::DestinationPort => DataType::Port,
             Field::Meta(Meta::L4Proto) => DataType::Protocol,
             Field::Meta(Meta::Mark) => DataType::Mark,
@@ -211,7 +209,7 @@ impl Field {
             Field::Ct(Ct::Status, _) => DataType::CtStatus,
             Field::Ct(Ct::Mark, _) => DataType::Mark,
             Field::Ct(Ct::SourceAddress(family) | Ct::DestinationAddress(family), _) => {
-                address(family)
+                DataType::address(*family)
             }
             Field::Ct(Ct::SourcePort | Ct::DestinationPort, _) => DataType::Port,
             Field::Fib(_) => DataType::FibType,

@@ -82,10 +82,7 @@ fn add(transaction: &mut Transaction, family: Family, part: NftPart) {
 
 /// Returns a statement that uses the part, and the set that it uses, if any.
 fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
-    let address = match family {
-        Family::V4 => DataType::Ipv4,
-        Family::V6 => DataType::Ipv6,
-    };
+    let address = DataType::address(family);
     let number = |number: u32| Test::Is(number.to_ne_bytes().to_vec());
     let key = || {
         vec![

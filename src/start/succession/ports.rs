@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Sockets that are opened later follow. A successor answers when it serves, so that there
-//! is no time in which nobody does, nor one in which one does that serves nothing. It asks
+//! is no time in which none does, nor one in which one does that serves nothing. It asks
 //! for them as soon as it starts: who could not bind would end with
 //! `bindAddressHardFail`.
 

@@ -360,7 +360,7 @@ fn leads_nobody_elsewhere(new: Kind) {
     assert!(!tables.contains("tripod-draining"), "{tables}");
 }
 
-/// Returns whether somebody takes a connection of the outside host. Where no route leads on,
+/// Returns whether a connection of the outside host is accepted. Where no route leads on,
 /// nothing answers.
 fn connects(lab: &Lab, to: SocketAddr) -> bool {
     let within = Duration::from_millis(300);

@@ -5,9 +5,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::kernel::{
+    conntrack::entries,
     namespace::in_namespace,
     netlink::{Messages, Protocol},
-    octets,
 };
 
 fn at(address: &str) -> SocketAddr {
@@ -43,27 +43,7 @@ fn flow(protocol: u8, client: &str, called: &str, served: &str) -> Flow {
 /// Returns the request that enters a flow into the table.
 pub(crate) fn entry(protocol: u8, original: Tuple, reply: Tuple) -> Request {
     let family = Family::of(&original.source.ip());
-    let (source, destination) = match family {
-        Family::V4 => (V4_SOURCE, V4_DESTINATION),
-        Family::V6 => (V6_SOURCE, V6_DESTINATION),
-    };
-    let side = |r: Request, kind, tuple: Tuple| {
-        r.nested(kind, |r| {
-            r.nested(TUPLE_IP, |r| {
-                r.attribute(source, &octets(&tuple.source.ip()))
-                    .attribute(destination, &octets(&tuple.destination.ip()))
-            })
-            .nested(TUPLE_PROTOCOL, |r| {
-                r.attribute(PROTOCOL_NUMBER, &[protocol])
-                    .attribute(SOURCE_PORT, &tuple.source.port().to_be_bytes())
-                    .attribute(DESTINATION_PORT, &tuple.destination.port().to_be_bytes())
-            })
-        })
-    };
-    let create = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
-    let mut request = Request::new(CT_NEW, create, "add", "a flow").nfgenmsg(family.number());
-    request = side(request, TUPLE_ORIGINAL, original);
-    request = side(request, TUPLE_REPLY, reply);
+    let request = entries::entry(family, protocol, [&original, &reply], "a flow".to_owned());
     request.attribute(TIMEOUT, &600u32.to_be_bytes())
 }
 
@@ -83,13 +63,7 @@ pub(crate) fn enter_udp(socket: &mut Socket, client: &str, called: &str, served:
 
 /// All UDP flows of `family`: "what was called from where answers", in order.
 pub(crate) fn udp(socket: &mut Socket, family: Family) -> Vec<String> {
-    let all = Match {
-        protocol: UDP,
-        destination: None,
-        port: None,
-        reply: Reply::Any,
-    };
-    let flows = list(socket, family, &[all]).unwrap();
+    let flows = list(socket, family, &[Match::all(UDP)]).unwrap();
     let mut lines: Vec<_> = flows
         .iter()
         .map(|f| format!("{} {}", f.original.destination, f.reply.source))

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     net::Family,
     services::ServicePort,
-    tests::instructions::{CHANGES, SERVICES, counted, service},
+    tests::instructions::{CHANGES, REPEATED, SERVICES, counted, service},
 };
 
 fn first(ports: &[Arc<ServicePort>], applied: &mut Applied, sets: &Sets) -> usize {
@@ -28,29 +28,29 @@ fn ports() -> Vec<Arc<ServicePort>> {
     (0..SERVICES).map(|number| service(number, 0)).collect()
 }
 
-/// Tables that are planned: how often entries collide depends on the seeds of hash tables,
-/// which are made of addresses, and moves the count of one table by 8 % from build to build.
-const TABLES: usize = 8;
-
 #[test]
 fn table() {
     let sets = Sets::new(Family::V4);
     let options = random::options(Family::V4, 0);
-    let mut all: Vec<_> = (0..TABLES).map(|_| Applied::new(options.clone())).collect();
+    let mut all: Vec<_> = (0..REPEATED)
+        .map(|_| Applied::new(options.clone()))
+        .collect();
     let ports = ports();
     let messages = counted(|| {
         let each = all.iter_mut();
         each.map(|applied| first(&ports, applied, &sets))
             .sum::<usize>()
     });
-    assert!(messages > 50 * TABLES, "{messages}");
+    assert!(messages > 50 * REPEATED, "{messages}");
 }
 
 #[test]
 fn changes() {
     let sets = Sets::new(Family::V4);
     let options = random::options(Family::V4, 0);
-    let mut all: Vec<_> = (0..TABLES).map(|_| Applied::new(options.clone())).collect();
+    let mut all: Vec<_> = (0..REPEATED)
+        .map(|_| Applied::new(options.clone()))
+        .collect();
     for applied in &mut all {
         first(&ports(), applied, &sets);
     }
@@ -72,5 +72,5 @@ fn changes() {
         each.sum::<usize>()
     });
     // A frame of two, elements that go and elements that come.
-    assert!(messages >= 4 * CHANGES as usize * TABLES, "{messages}");
+    assert!(messages >= 4 * CHANGES as usize * REPEATED, "{messages}");
 }

@@ -84,14 +84,8 @@ fn interest(table: Table, chain: &str) -> Interest {
 
 fn rule(family: Family) -> Rule {
     Rule {
-        family,
-        priority: PRIORITY,
-        ip_protocol: None,
-        ports: None,
-        source: None,
-        sent_here: false,
         mark: Some(MARK),
-        action: Action::Lookup(TABLE),
+        ..Rule::of_all(family, PRIORITY, Action::Lookup(TABLE))
     }
 }
 

@@ -1,16 +1,11 @@
 //! Folding events into the service map, counted in instructions.
 
-use crate::tests::instructions::{CHANGES, SERVICES, counted};
+use crate::tests::instructions::{CHANGES, REPEATED, SERVICES, counted};
 
 use super::*;
 
-/// Trackers that each fold the same events. Every hash table has a seed of its own, made
-/// of addresses: which entries collide, and when a table is rehashed, differs from build to
-/// build, by 4 % of one Tracker's instructions. In the sum of several it does not show.
-const TRACKERS: usize = 16;
-
 fn trackers() -> Vec<Tracker> {
-    (0..TRACKERS).map(|_| Tracker::new("node")).collect()
+    (0..REPEATED).map(|_| Tracker::new("node")).collect()
 }
 
 fn objects(number: u32) -> [Event; 2] {
@@ -50,7 +45,7 @@ fn fold_first() {
             .map(|tracker| tracker.apply(events.iter().cloned()));
         each.map(|changes| changes.ports.len()).sum::<usize>()
     });
-    assert_eq!(folded, TRACKERS * SERVICES as usize);
+    assert_eq!(folded, REPEATED * SERVICES as usize);
 }
 
 #[test]
@@ -67,5 +62,5 @@ fn fold_changes() {
         });
         each.sum::<usize>()
     });
-    assert_eq!(changed, TRACKERS * CHANGES as usize);
+    assert_eq!(changed, REPEATED * CHANGES as usize);
 }

@@ -19,13 +19,6 @@ pub(super) fn ip(family: Family, last: u8) -> IpAddr {
     }
 }
 
-fn address_type(family: Family) -> DataType {
-    match family {
-        Family::V4 => DataType::Ipv4,
-        Family::V6 => DataType::Ipv6,
-    }
-}
-
 pub(super) fn service(family: Family) -> Vec<Field> {
     vec![
         Field::DestinationAddress(family),
@@ -39,7 +32,11 @@ fn endpoint(family: Family) -> Vec<Field> {
 }
 
 fn service_types(family: Family) -> Vec<DataType> {
-    vec![address_type(family), DataType::Protocol, DataType::Port]
+    vec![
+        DataType::address(family),
+        DataType::Protocol,
+        DataType::Port,
+    ]
 }
 
 pub(super) fn service_key(family: Family, last: u8, port: u16) -> Vec<Value> {
@@ -77,7 +74,7 @@ pub(super) struct Sets {
 
 impl Sets {
     pub(super) fn new(family: Family) -> Sets {
-        let of = address_type(family);
+        let of = DataType::address(family);
         let values = |fields| Data::Values(Type::Of(fields));
         let mut ranges = service_types(family);
         ranges.push(of);

@@ -91,39 +91,26 @@ pub fn kept(
             Action::Goto(_) => false,
         },
     };
-    let rules = clients.into_iter().map(|(client, port)| Rule {
-        family,
-        priority: PRIORITY_CLIENT,
-        ip_protocol: Some(Protocol::Tcp.number()),
-        ports: Some((port, port)),
-        source: Some(client),
-        sent_here: false,
-        mark: None,
-        action: Action::Lookup(first + u32::from(port)),
+    let rules = clients.into_iter().map(|(client, port)| {
+        let action = Action::Lookup(first + u32::from(port));
+        Rule {
+            ip_protocol: Some(Protocol::Tcp.number()),
+            ports: Some((port, port)),
+            source: Some(client),
+            ..Rule::of_all(family, PRIORITY_CLIENT, action)
+        }
     });
     let sent_here = Rule {
-        family,
-        priority: PRIORITY_SENT_HERE,
-        ip_protocol: None,
-        ports: None,
-        source: None,
         sent_here: true,
-        mark: None,
-        action: Action::Goto(PRIORITY_REFUSE),
+        ..Rule::of_all(family, PRIORITY_SENT_HERE, Action::Goto(PRIORITY_REFUSE))
     };
-    let mut add: Vec<_> = rules.chain([sent_here]).map(Object::Rule).collect();
-    let mut remove = Vec::new();
-    for object in installed {
-        match add.iter().position(|added| *added == object) {
-            Some(at) => drop(add.swap_remove(at)),
-            None if needed(&object) => {}
-            None => remove.push(object),
-        }
-    }
+    let mut add: BTreeSet<_> = rules.chain([sent_here]).map(Object::Rule).collect();
+    let mut remove = installed;
+    remove.retain(|object| !add.remove(object) && !needed(object));
     Kept {
         addresses,
         connections,
-        add,
+        add: add.into_iter().collect(),
         remove,
     }
 }
@@ -178,8 +165,8 @@ mod tests {
             (Protocol::Tcp, "10.96.0.2", 80),
         ];
         let before = installed(&all);
-        let nobody = kept(Family::V4, before.clone(), &[], &HashSet::new());
-        assert_eq!((nobody.connections, nobody.addresses.len()), (0, 0));
+        let idle = kept(Family::V4, before.clone(), &[], &HashSet::new());
+        assert_eq!((idle.connections, idle.addresses.len()), (0, 0));
 
         let open = [
             connection("10.96.0.1:80", "192.0.2.1:4000"),

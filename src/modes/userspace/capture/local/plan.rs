@@ -12,8 +12,8 @@
 //! 80: from all lookup REFUSED                prohibit ADDRESS for each that refuses the rest
 //! ```
 //!
-//! Once another mode or capture serves, what open connections need stays ([`Kept`](super::kept::Kept)), with
-//! two more kinds of rules:
+//! Once another mode or capture serves, what open connections need stays
+//! ([`Kept`](super::kept::Kept)), with two more kinds of rules:
 //!
 //! ```text
 //! 75: from CLIENT ipproto tcp dport 80 lookup N    for each address of the node's own clients
@@ -121,16 +121,7 @@ impl Object {
 /// Returns a rule that finds nothing: its table belongs to port 0. Whatever becomes of
 /// it, [`Object::is_ours`] knows it.
 pub fn scratch(family: Family) -> Rule {
-    Rule {
-        family,
-        priority: PRIORITY_PORTLESS,
-        ip_protocol: None,
-        ports: None,
-        source: None,
-        sent_here: false,
-        mark: None,
-        action: Action::Lookup(TABLES),
-    }
+    Rule::of_all(family, PRIORITY_PORTLESS, Action::Lookup(TABLES))
 }
 
 /// How packets for one frontend are delivered here.
@@ -256,14 +247,9 @@ impl IpProtocol {
 fn rules(frontend: &Frontend, family: Family, ip_protocol: &IpProtocol) -> Vec<Object> {
     let rule = |priority, ip_protocol, ports, action| {
         Object::Rule(Rule {
-            family,
-            priority,
             ip_protocol,
             ports,
-            source: None,
-            sent_here: false,
-            mark: None,
-            action,
+            ..Rule::of_all(family, priority, action)
         })
     };
     let icmp = match family {
@@ -412,16 +398,7 @@ mod tests {
         assert!(Object::Rule(scratch(Family::V6)).is_ours());
         let port_0 = format!("{:?}", scratch(Family::V6).action);
         assert!(!tables.contains(&port_0));
-        let foreign = Rule {
-            family: Family::V4,
-            priority: 77,
-            ip_protocol: None,
-            ports: None,
-            source: None,
-            sent_here: false,
-            mark: None,
-            action: Action::Lookup(100),
-        };
+        let foreign = Rule::of_all(Family::V4, 77, Action::Lookup(100));
         assert!(!Object::Rule(foreign).is_ours());
     }
 }

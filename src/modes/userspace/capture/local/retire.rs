@@ -234,11 +234,8 @@ fn table(family: Family, datagrams: &HashSet<SocketAddr>) -> Transaction {
 }
 
 fn address_set(family: Family, name: &str) -> Arc<Set> {
-    let of_family = match family {
-        Family::V4 => DataType::Ipv4,
-        Family::V6 => DataType::Ipv6,
-    };
-    Arc::new(Set::new(name, Type::Named(vec![of_family])))
+    let key = vec![DataType::address(family)];
+    Arc::new(Set::new(name, Type::Named(key)))
 }
 
 fn elements(addresses: &BTreeSet<IpAddr>) -> Vec<Element> {
