@@ -252,7 +252,8 @@ pub(in crate::kernel) fn parse(
             Frattr::Table => table = attribute.u32()?,
             Frattr::Goto => target = Some(attribute.u32()?),
             Frattr::Src => source = Some(attribute.ip()?),
-            Frattr::Iifname => sent_here = attribute.text()? == LOOPBACK,
+            // Names of interfaces need not be text, and others have rules, too.
+            Frattr::Iifname => sent_here = attribute.text().is_ok_and(|name| name == LOOPBACK),
             Frattr::Fwmark => mark = Some(attribute.u32()?),
             Frattr::Protocol => owner = attribute.u8()?,
             Frattr::IpProto => ip_protocol = Some(attribute.u8()?),
@@ -281,4 +282,32 @@ pub(in crate::kernel) fn parse(
         mark,
         action,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt, process::Command};
+
+    use super::*;
+    use crate::kernel::{namespace::in_namespace, netlink::Protocol};
+
+    #[test]
+    fn a_rule_of_others_for_an_interface_whose_name_is_no_text_does_not_matter() {
+        in_namespace(|| {
+            let mut command = Command::new("ip");
+            command.args(["rule", "add", "priority", "70", "table", "100", "iif"]);
+            let added = command.arg(OsStr::from_bytes(b"pod\xff")).status();
+            assert!(added.is_ok_and(|status| status.success()));
+            let mut socket = Socket::open(Protocol::Route).unwrap();
+            let own = Rule {
+                sent_here: true,
+                ..Rule::of_all(Family::V4, 76, Action::Lookup(0x5450_0050))
+            };
+            add(&mut socket, std::slice::from_ref(&own))
+                .unwrap()
+                .remove(0)
+                .unwrap();
+            assert_eq!(list(&mut socket, Family::V4).unwrap(), [own]);
+        });
+    }
 }
