@@ -91,6 +91,10 @@ impl Watch {
         let sets: Vec<_> = now()
             .map(|spec| spec.map_or_else(Vec::new, reachable))
             .collect();
+        let by_steps = self.rules.changes_by_steps() && history.versions.len() > 1;
+        let admits = |spec: &Spec| spec.admits(probe.called, probe.caller);
+        let lets_in = by_steps && now().flatten().any(admits);
+        let has = |to: &SocketAddr| now().flatten().any(|spec| spec.has(to));
         let may = |to: &SocketAddr| {
             let stays = |spec: &Spec| spec.may_stay(probe.called, probe.caller, external, to);
             let remembered = history.remembered.iter().map(|spec| &**spec);
@@ -98,6 +102,7 @@ impl Watch {
             sets.iter().any(|set| set.contains(to))
                 || now().flatten().chain(remembered).any(stays)
                 || left.any(|spec| reachable(spec).contains(to))
+                || lets_in && has(to)
         };
         let is_open = |outcome: &&Outcome| match outcome.disposition {
             Disposition::Passes(to) => to != probe.packet.destination && !may(&to),
@@ -213,6 +218,9 @@ impl Watch {
             history.remembered.clear();
         }
         self.check(state, &Family::ALL);
+        if let Some(open) = self.rules.open(state, &Watch::own()) {
+            self.fail(&format!("{open} is open"));
+        }
         let external = self.rules.external_policy();
         for probe in self.probes.clone() {
             let history = &self.histories[probe.service];
@@ -250,7 +258,7 @@ impl Watch {
             };
             let reachable = spec.reachable(probe.called, probe.caller, external);
             let exists = !reachable.is_empty();
-            if exists && !spec.serving().any(|to| to == flow.reply.source) {
+            if exists && !self.rules.serves(spec, flow.reply.source) {
                 stale = Some(format!("{flow} is stale"));
             }
         }

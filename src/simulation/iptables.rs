@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use prometheus::Registry;
 
 use super::{
+    docker,
     random::Random,
     subject::{Removals, Repairs, Rules, Subject},
     world,
@@ -18,7 +19,6 @@ use crate::{
         simulated::{
             State,
             packet::{Outcomes, Packet, Update},
-            xtables::Edit,
         },
         xtables::Engine,
     },
@@ -32,12 +32,6 @@ use crate::{
 const STEPS: usize = 400;
 /// With so many seeds.
 const SEEDS: u64 = 2;
-/// Chains of others: in which table, and from where a rule leads there.
-const FOREIGN: [(&str, &str, &str, &str); 2] = [
-    ("nat", "DOCKER", "PREROUTING", "-j DOCKER"),
-    ("filter", "DOCKER-USER", "FORWARD", "-j DOCKER-USER"),
-];
-
 /// iptables mode.
 #[derive(Clone, Copy)]
 pub(super) struct OfIptables(pub(super) Engine);
@@ -105,32 +99,11 @@ impl Rules for OfIptables {
     }
 
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
-        let family = random.one(&Family::ALL);
-        let table = random.one(&["nat", "nat", "filter", "mangle"]);
-        let edit = match random.below(9) {
-            0 => Edit::Flush,
-            1 | 2 => Edit::FlushChain(is_ours, random.below(64)),
-            3 | 4 => Edit::DeleteRule(is_ours, random.below(256)),
-            5 => Edit::DeleteChains(is_ours),
-            6 => Edit::Append(is_ours, random.below(64)),
-            _ => {
-                let (table, chain, from, _) = random.one(&FOREIGN);
-                state.edit(family, table, Edit::Enter { chain, from });
-                return None;
-            }
-        };
-        state.edit(family, table, edit).then_some(family)
+        docker::edit(state, random, &["nat", "nat", "filter", "mangle"], is_ours)
     }
 
     fn foreign(&self, state: &State) -> BTreeSet<(Family, &'static str)> {
-        let of_family = |family| {
-            let all = FOREIGN.into_iter();
-            let there = all.filter(move |(table, _, from, rule)| {
-                state.xtables.has_rule(family, table, from, rule)
-            });
-            there.map(move |(_, chain, ..)| (family, chain))
-        };
-        Family::ALL.into_iter().flat_map(of_family).collect()
+        docker::chains(state)
     }
 
     fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>) {

@@ -100,14 +100,7 @@ fn connection(packet: &Packet, real: SocketAddr) -> Connection {
 impl Rules for OfIpvs {
     fn prepare(&self, state: &mut State) {
         state.xtables.engine = self.0;
-        let addresses = Family::ALL.map(|family| {
-            let length = match family {
-                Family::V4 => 24,
-                Family::V6 => 64,
-            };
-            (world::node_address(family), length)
-        });
-        state.links.add("eth0", &addresses);
+        world::add_link(state);
     }
 
     fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {

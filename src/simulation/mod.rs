@@ -9,6 +9,7 @@
 
 mod checks;
 mod counts;
+mod docker;
 mod faults;
 mod iptables;
 mod ipvs;
@@ -18,7 +19,9 @@ mod process;
 pub(crate) mod random;
 mod real_calls;
 mod subject;
+mod userspace;
 mod watch;
+mod watching;
 mod world;
 
 use std::{sync::Arc, time::Duration};
@@ -33,7 +36,8 @@ use self::{
     process::{Process, SYNC_PERIOD},
     random::Random,
     subject::Subject,
-    watch::{Watch, Watching},
+    watch::Watch,
+    watching::Watching,
     world::{SERVICES, Spec},
 };
 use crate::{

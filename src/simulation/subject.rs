@@ -106,6 +106,33 @@ pub(super) trait Rules: Send {
     /// connection tracking alone.
     fn connect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
 
+    /// Returns where connection tracking leads a flow of UDP from which its first packet was
+    /// led to the endpoint `to`.
+    fn tracked(&self, _: &State, _: Family, _: &Packet, to: SocketAddr) -> SocketAddr {
+        to
+    }
+
+    /// Returns whether a Service is served where connection tracking leads its flows of UDP.
+    fn serves(&self, spec: &Spec, at: SocketAddr) -> bool {
+        spec.serving().any(|to| to == at)
+    }
+
+    /// Returns whether a change of a Service comes in force step by step: meanwhile those whom
+    /// it lets in, as it is or was, may get any endpoint that it has, as it is or was.
+    fn changes_by_steps(&self) -> bool {
+        false
+    }
+
+    /// Returns whether what is in force goes on without the process.
+    fn outlives_process(&self) -> bool {
+        true
+    }
+
+    /// Returns what is open and must be closed, beside calls of Services.
+    fn open(&self, _: &State, _own: &[IpAddr]) -> Option<String> {
+        None
+    }
+
     /// Returns whether callers are masqueraded, or not, by rules that are in force before a
     /// Service is called so, although the program that writes them may have failed.
     fn has_source_rules(&self, _: Called, _program_failed: bool) -> bool {

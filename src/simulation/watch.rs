@@ -8,7 +8,6 @@ use std::{
 };
 
 use nix::errno::Errno;
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
@@ -20,14 +19,14 @@ use super::{
 };
 use crate::{
     kernel::simulated::{
-        Call, Fault, Observer, State,
+        State,
         packet::{Disposition, Outcome, Outcomes, Packet},
     },
     net::{Family, PerFamily, Protocol},
 };
 
 /// More calls than a sync ever needs.
-const CALLS: usize = 400;
+pub(super) const CALLS: usize = 400;
 /// So many lines are shown of what happened before something was found.
 const RECORDED: usize = 80;
 
@@ -66,13 +65,13 @@ pub(super) struct Watch {
     /// that change.
     pub(super) damaged: PerFamily<Option<u64>>,
     /// Changes by other processes so far.
-    edits: u64,
+    pub(super) edits: u64,
     /// The value of `edits` at the beginning of the sync that runs.
     at_begin: u64,
     /// The value of `edits` when the sync that runs began to read the rules.
-    read: PerFamily<Option<u64>>,
+    pub(super) read: PerFamily<Option<u64>>,
     /// Calls of the sync that runs.
-    calls: usize,
+    pub(super) calls: usize,
     /// Something went wrong since the sync that runs began, for which it may fail.
     pub(super) may_fail: bool,
     /// When something last went wrong.
@@ -86,7 +85,7 @@ pub(super) struct Watch {
     /// The rules of a family could not be read or written when that was last tried.
     pub(super) program_failed: PerFamily<bool>,
     /// The rules of this family are being written, one table after the other.
-    writing: Option<Family>,
+    pub(super) writing: Option<Family>,
     /// A transaction was refused in the sync that runs: what is to blame may be left out.
     pub(super) left_out: bool,
     /// Where each client of each Service was sent so far, if clients may be sent to any
@@ -248,6 +247,12 @@ impl Watch {
         self.failing = PerFamily::default();
         self.syncing = PerFamily::default();
         self.removals = PerFamily::default();
+        if !self.rules.outlives_process() {
+            self.flows.clear();
+            for history in &mut self.histories {
+                history.in_force = false;
+            }
+        }
         self.record(|| "a process begins".to_owned());
     }
 
@@ -268,7 +273,7 @@ impl Watch {
     }
 
     /// Something goes wrong now.
-    fn goes_wrong(&mut self) {
+    pub(super) fn goes_wrong(&mut self) {
         self.may_fail = true;
         self.went_wrong = Some(Instant::now());
     }
@@ -293,7 +298,7 @@ impl Watch {
         self.visited.get(&client).cloned().unwrap_or_default()
     }
 
-    fn own() -> [IpAddr; 2] {
+    pub(super) fn own() -> [IpAddr; 2] {
         Family::ALL.map(world::node_address)
     }
 
@@ -389,7 +394,8 @@ impl Watch {
             };
             let packet = &probe.packet;
             let original = tuple(packet.source, packet.destination);
-            let reply = tuple(to, packet.source);
+            let led = self.rules.tracked(state, family, packet, to);
+            let reply = tuple(led, packet.source);
             state.conntrack.enter(packet.protocol, original, reply);
         }
         self.record(|| format!("{:?} calls {:?} and gets {to}", probe.caller, probe.packet));
@@ -426,74 +432,5 @@ impl Watch {
     pub(super) fn fail(&self, why: &str) -> ! {
         let recorded: Vec<&str> = self.recorded.iter().map(String::as_str).collect();
         panic!("{why}\nwhat happened last:\n  {}", recorded.join("\n  "));
-    }
-}
-
-/// Has the watch decide about the calls of a simulated kernel.
-pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);
-
-impl Observer for Watching {
-    fn before(&mut self, call: Call, state: &mut State) -> Fault {
-        let mut watch = self.0.lock();
-        watch.counts.calls += 1;
-        watch.calls += 1;
-        if watch.calls > CALLS {
-            watch.fail("a sync makes call after call");
-        }
-        let Watch { random, faults, .. } = &mut *watch;
-        if random.chance(faults.edits) {
-            if faults.once {
-                faults.edits = 0;
-            }
-            watch.edit(state);
-        }
-        let edits = watch.edits;
-        for family in Family::ALL {
-            if watch.rules.reads(call, family) {
-                watch.read.get_mut(family).get_or_insert(edits);
-            }
-        }
-        let Watch { random, faults, .. } = &mut *watch;
-        let fault = faults.of(call, random);
-        watch.record(|| match fault {
-            Fault::None => format!("{call:?}"),
-            fault => format!("{call:?}: {fault:?}"),
-        });
-        if let Some(family) = watch.writing.take() {
-            *watch.program_failed.get_mut(family) = false;
-        }
-        match call {
-            Call::Save(family) if fault != Fault::None => {
-                *watch.program_failed.get_mut(family) = true;
-            }
-            Call::Restore(family) if fault == Fault::None => watch.writing = Some(family),
-            Call::Restore(family) => *watch.program_failed.get_mut(family) = true,
-            _ => {}
-        }
-        match fault {
-            Fault::None => {}
-            Fault::KilledBefore | Fault::KilledAfter => {
-                watch.counts.kills += 1;
-                watch.goes_wrong();
-            }
-            _ => {
-                watch.left_out |=
-                    matches!((call, fault), (Call::Transaction(_), Fault::Refused(..)))
-                        || matches!(call, Call::Restore(_));
-                watch.counts.faults += u64::from(watch.faults.outage.is_none());
-                watch.goes_wrong();
-            }
-        }
-        fault
-    }
-
-    fn after(&mut self, call: Call, state: &mut State) {
-        if call.changes() {
-            let families = match call {
-                Call::Restore(family) => &[family][..],
-                _ => &Family::ALL,
-            };
-            self.0.lock().check(state, families);
-        }
     }
 }

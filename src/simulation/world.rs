@@ -1,23 +1,21 @@
 //! The cluster of the simulation: a few Services with endpoints, as objects, and what a
 //! client of each may reach. The latter is said anew here, not taken from the modes.
 
+mod objects;
+
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Arc,
     time::Duration,
 };
 
 use ipnet::IpNet;
 
+pub(super) use self::objects::{gone, node, service_networks};
 use super::random::Random;
 use crate::{
     config::{self, Checked, KubeProxyConfiguration},
-    kernel::simulated::packet::Packet,
+    kernel::simulated::{State, packet::Packet},
     net::{Family, Protocol},
-    services::{
-        Created, EndpointSlice, Event, Node, Owner, Port, Preferences, Service, ServiceCidr,
-        ServiceName, Serving, SessionAffinity, SliceEndpoint, SliceName, SlicePort, TrafficPolicy,
-    },
 };
 
 /// How many Services there may be, numbered from 0 on.
@@ -156,6 +154,13 @@ pub(super) fn node_address(family: Family) -> IpAddr {
     ip(family, 7, 1)
 }
 
+/// Gives the node a link with its addresses.
+pub(super) fn add_link(state: &mut State) {
+    let addresses = [(Family::V4, 24), (Family::V6, 64)];
+    let addresses = addresses.map(|(family, length)| (node_address(family), length));
+    state.links.add("eth0", &addresses);
+}
+
 /// Returns the address of an endpoint.
 fn endpoint(family: Family, last: u16) -> SocketAddr {
     (ip(family, 244, last), TARGET).into()
@@ -177,13 +182,6 @@ pub(super) fn at_cluster_ip(number: usize) -> Box<[u8]> {
     let mut octets = crate::kernel::octets(&cluster_ip(number));
     octets.push(protocol(number).number());
     octets.into()
-}
-
-fn name(number: usize) -> ServiceName {
-    ServiceName {
-        namespace: "default".into(),
-        name: format!("web-{number}").into(),
-    }
 }
 
 /// Returns the node port of a Service, if it has one.
@@ -253,84 +251,6 @@ impl Spec {
             }
         }
         next
-    }
-
-    /// Returns the Service and its EndpointSlice.
-    pub(super) fn events(&self) -> [Event; 2] {
-        let family = family(self.number);
-        let number = self.number as u16 + 1;
-        let policy = |local| {
-            if local {
-                TrafficPolicy::Local
-            } else {
-                TrafficPolicy::Cluster
-            }
-        };
-        let some = |is: bool, network| -> Box<[IpAddr]> {
-            is.then(|| ip(family, network, number))
-                .into_iter()
-                .collect()
-        };
-        let serving = Serving {
-            cluster_ips: [ip(family, 96, number)].into(),
-            ports: [Port {
-                name: "p".into(),
-                protocol: protocol(self.number),
-                port: PORT,
-                node_port: self.node_port.then(|| node_port(self.number)),
-            }]
-            .into(),
-            external_ips: some(self.external_ip, 51),
-            load_balancer_ips: some(self.load_balancer, 113),
-            load_balancer_source_ranges: self.ranges.iter().map(|at| ranges(family)[*at]).collect(),
-            session_affinity: if self.affinity {
-                SessionAffinity::ClientIp { timeout: AFFINITY }
-            } else {
-                SessionAffinity::None
-            },
-            internal_traffic_policy: policy(self.internal_local),
-            external_traffic_policy: policy(self.external_local),
-            health_check_node_port: None,
-        };
-        let preferences = self.scheduler.map(|scheduler| {
-            Arc::new(Preferences {
-                scheduler: Some(scheduler.into()),
-                ..Preferences::default()
-            })
-        });
-        let service = Service {
-            name: name(self.number),
-            created: Created::at(self.number as i64),
-            serving: Ok(serving),
-            preferences,
-        };
-        let endpoints = self.endpoints.iter().map(|one| SliceEndpoint {
-            address: endpoint(family, one.last).ip(),
-            node_name: Some(if is_local(one.last) { NODE } else { "other" }.into()),
-            ready: one.state == Is::Ready,
-            serving: one.state != Is::NotReady,
-            terminating: one.state == Is::Terminating,
-            hints: None,
-        });
-        let slice = EndpointSlice {
-            name: slice_name(self.number),
-            owner: Owner::Service(name(self.number)),
-            for_another_proxy: false,
-            ports: [SlicePort {
-                name: "p".into(),
-                protocol: protocol(self.number),
-                port: TARGET,
-            }]
-            .into(),
-            endpoints: endpoints.collect(),
-            forbidden: Box::default(),
-            weight: None,
-            trigger: Default::default(),
-        };
-        [
-            Event::Service(Arc::new(service)),
-            Event::EndpointSlice(Arc::new(slice)),
-        ]
     }
 
     /// Returns the endpoints that a call may reach; none: it must reach no endpoint.
@@ -429,6 +349,11 @@ impl Spec {
         self.ranges.is_empty() || self.ranges.contains(&range)
     }
 
+    /// Returns the name of its ServicePort.
+    pub(super) fn service_port(&self) -> String {
+        format!("default/web-{}:p", self.number)
+    }
+
     /// Returns the endpoints to which flows that there are may go on.
     pub(super) fn serving(&self) -> impl Iterator<Item = SocketAddr> {
         let family = family(self.number);
@@ -437,6 +362,11 @@ impl Spec {
             .iter()
             .filter(|one| one.state != Is::NotReady);
         all.map(move |one| endpoint(family, one.last))
+    }
+
+    /// Returns whether some callers may be led to an endpoint.
+    pub(super) fn has(&self, to: &SocketAddr) -> bool {
+        self.usable(false).contains(to) || self.usable(true).contains(to)
     }
 
     /// Returns whether each client may get an endpoint of its own by a hash.
@@ -448,47 +378,4 @@ impl Spec {
     pub(super) fn has_affinity(&self) -> bool {
         self.affinity
     }
-}
-
-fn slice_name(number: usize) -> SliceName {
-    SliceName {
-        namespace: "default".into(),
-        name: format!("web-{number}-1").into(),
-    }
-}
-
-/// Returns what says that a Service is gone.
-pub(super) fn gone(number: usize) -> [Event; 2] {
-    [
-        Event::ServiceGone(name(number)),
-        Event::EndpointSliceGone(slice_name(number)),
-    ]
-}
-
-/// Returns this node's object.
-pub(super) fn node() -> Event {
-    Event::Node(Arc::new(Node {
-        name: NODE.into(),
-        zone: None,
-        pod_cidrs: Box::default(),
-        addresses: Family::ALL.map(node_address).into(),
-        deleting: false,
-        to_be_deleted: false,
-        weight: None,
-    }))
-}
-
-/// Returns what says from which networks cluster IPs are; `None`: that is not known any
-/// more.
-pub(super) fn service_networks(known: bool) -> Event {
-    let name = "kubernetes".into();
-    if !known {
-        return Event::ServiceCidrGone(name);
-    }
-    let networks = [(Family::V4, 16), (Family::V6, 32)];
-    let networks = networks.map(|(family, prefix)| IpNet::new_assert(ip(family, 96, 0), prefix));
-    Event::ServiceCidr(Arc::new(ServiceCidr {
-        name,
-        networks: networks.into(),
-    }))
 }

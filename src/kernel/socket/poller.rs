@@ -87,6 +87,12 @@ impl<S: AsFd + 'static> Poller<S> {
         self.lock().places.get(token as usize).cloned().flatten()
     }
 
+    /// Returns all that are watched.
+    #[cfg(test)]
+    pub fn all(&self) -> Vec<Arc<S>> {
+        self.lock().places.iter().flatten().cloned().collect()
+    }
+
     /// Leaves a socket alone, and hands it back.
     pub fn remove(&self, token: Token) -> Option<Arc<S>> {
         let mut sockets = self.lock();

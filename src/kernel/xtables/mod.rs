@@ -75,6 +75,7 @@ pub(super) mod program;
 pub mod remove;
 pub mod rule;
 pub mod run;
+pub mod sync_watch;
 mod toolkit;
 mod traced;
 mod tracer;

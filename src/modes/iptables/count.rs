@@ -5,6 +5,7 @@ use std::ops::{AddAssign, SubAssign};
 use crate::kernel::xtables::{
     desired::{OwnerRules, RuleSet},
     rule::Table,
+    sync_watch::Synced,
     transaction::{Action, Op},
 };
 
@@ -21,6 +22,15 @@ pub struct Done {
     pub transactions: u32,
     /// The kernel was read, and so is known to be right.
     pub observed: bool,
+}
+
+impl From<&Done> for Synced {
+    fn from(done: &Done) -> Synced {
+        Synced {
+            transactions: done.transactions,
+            observed: done.observed,
+        }
+    }
 }
 
 /// A number of rules in each table that kube-proxy counts them in.

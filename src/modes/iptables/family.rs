@@ -7,10 +7,9 @@ use super::{
     counters::{Counters, Failure},
     diff::{self, Full},
     execute::Execution,
-    observe::observe,
+    observe::{interest, observe},
     plan::{self, Options},
     setup::{open_loopback, settings, without_unsettable},
-    watch::Watch,
 };
 use crate::{
     kernel::{
@@ -19,7 +18,10 @@ use crate::{
             Toolkit,
             difference::Comparison,
             features::Features,
+            observed::Interest,
+            rule::Table,
             run::{Refused, Writer},
+            sync_watch::SyncWatch,
             transaction::Transaction,
         },
     },
@@ -44,7 +46,7 @@ pub struct FamilyRules {
     /// Reads and writes the rules.
     pub writer: Writer,
     /// Notices changes by others.
-    pub watch: Watch,
+    pub watch: SyncWatch,
     /// What was applied, unless the cache's state is unknown.
     applied: Option<Applied>,
     state: FamilyState<()>,
@@ -53,6 +55,12 @@ pub struct FamilyRules {
     /// Why node ports are not served on loopback.
     logged: LogOnce,
     repairs: Repairs,
+}
+
+/// Returns true for a chain of which changes are noticed: KUBE-FIREWALL, too, which the
+/// kubelet also writes, as without its rule neighbours reach the node's loopback.
+fn is_watched(table: Table, chain: &str) -> bool {
+    interest(table, chain) != Interest::Foreign
 }
 
 impl FamilyRules {
@@ -77,7 +85,7 @@ impl FamilyRules {
             family,
             features,
             writer,
-            watch: Watch::new(family, engine),
+            watch: SyncWatch::new(family, engine, &Table::ALL, is_watched),
             applied: None,
             state: FamilyState::default(),
             flows: StaleFlows::default(),

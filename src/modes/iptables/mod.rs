@@ -23,7 +23,6 @@ mod setup;
 mod tests;
 mod traffic;
 mod unsupported;
-mod watch;
 
 use std::time::Duration;
 
@@ -181,7 +180,7 @@ impl Mode for Iptables {
             let done = done.get_mut(family).take();
             let idle = Done::default();
             if let Ok(done) = done.as_ref().unwrap_or(&Ok(idle)) {
-                rules.watch.after(before, made, done);
+                rules.watch.after(before, made, done.into());
             }
             let outcome = done.zip(*asked.get(family));
             let outcome = outcome.map(|(done, changes)| match done {

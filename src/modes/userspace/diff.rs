@@ -22,6 +22,9 @@ use crate::kernel::socket::listening::Bind;
 pub struct AppliedGroup {
     /// The frontends that it owns: another ServicePort may have taken some.
     pub frontends: Vec<Frontend>,
+    /// Those that it had when its traffic was last routed, and that still lead here until
+    /// capture leads them elsewhere.
+    pub led: Vec<Frontend>,
     /// Where its listeners are.
     pub listens_on: Vec<SocketAddr>,
     /// Addresses that are bound and silent.
@@ -75,8 +78,11 @@ pub enum Step {
 }
 
 /// What is closed, at its time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Closing {
+    /// The group sends new traffic as planned, which is not for those frontends that led here
+    /// until now.
+    Route(Box<GroupPlan>),
     /// The listeners of an address of the group; open connections live on.
     Listeners(GroupKind, SocketAddr),
     /// The group itself.
@@ -116,20 +122,41 @@ pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Dif
         }
     }
     let none = AppliedGroup::default();
+    let all = plans.iter();
+    let all = all.flat_map(|plan| plan.frontends.iter().map(|one| (*one, plan.name.kind)));
+    let kinds: BTreeMap<Frontend, GroupKind> = all.collect();
     for plan in plans {
         let kind = plan.name.kind;
         let group = applied.get(&kind).unwrap_or(&none);
+        let waits = loses_frontends(&plan, &group.led, &kinds);
         let mut steps = Vec::new();
         let stay = match node.methods.get(plan.name.port.family) {
             Method::Redirect => redirected(&plan, group, node, &mut steps),
             Method::Local => routed(&plan, group, node, &mut steps),
         };
+        let plan = Box::new(plan);
+        if waits {
+            difference.close.push(Closing::Route(plan));
+        } else {
+            difference.open.push(Step::Route(plan));
+        }
         difference.close.extend(close(kind, group, &stay));
-        difference.open.push(Step::Route(Box::new(plan)));
         difference.open.extend(steps);
     }
     difference.open.extend(released);
     difference
+}
+
+/// Returns whether a group only loses frontends, and some of them to other groups of its
+/// ServicePort: what is planned for those that stay is not for these, which lead here until
+/// capture leads them there.
+fn loses_frontends(
+    plan: &GroupPlan,
+    led: &[Frontend],
+    kinds: &BTreeMap<Frontend, GroupKind>,
+) -> bool {
+    let of_another = |one: &Frontend| kinds.get(one).is_some_and(|kind| *kind != plan.name.kind);
+    plan.frontends.iter().all(|one| led.contains(one)) && led.iter().any(of_another)
 }
 
 /// Returns what closes the listeners of a group, but for the addresses that `stay`.
@@ -257,6 +284,7 @@ mod tests {
     fn applied(listens_on: SocketAddr, local_port: Option<SocketAddr>) -> Applied {
         let group = AppliedGroup {
             frontends: vec![cluster_ip()],
+            led: vec![cluster_ip()],
             listens_on: vec![listens_on],
             reserved: Vec::new(),
             local_port,
@@ -358,6 +386,31 @@ mod tests {
             let closes = difference.close.contains(&Closing::Listeners(KIND, local));
             assert_eq!(closes, taken, "{port}");
         }
+    }
+
+    #[test]
+    fn a_group_that_loses_frontends_to_another_is_rerouted_when_they_lead_there() {
+        let local = address([0; 4], 40_000);
+        let mut there = applied(local, Some(local));
+        let led = there.get_mut(&KIND).map(|group| &mut group.led);
+        led.expect("the group").push(at_node());
+        let internal = plan(&[cluster_ip()], 0);
+        let mut external = plan(&[at_node()], 1);
+        external.name.kind = GroupKind::External;
+        for method in [Method::Redirect, Method::Local] {
+            let plans = vec![internal.clone(), external.clone()];
+            let difference = diff(plans, &there, &node(method));
+            assert!(difference.open.contains(&route(&external)), "{method}");
+            assert!(!difference.open.contains(&route(&internal)), "{method}");
+            let closing = [
+                Closing::Route(Box::new(internal.clone())),
+                Closing::Listeners(KIND, local),
+            ];
+            assert_eq!(difference.close, closing, "{method}");
+        }
+        // What another Service has is led there by nothing of this one.
+        let difference = diff(vec![internal.clone()], &there, &node(Method::Redirect));
+        assert!(difference.open.contains(&route(&internal)));
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! Runs the steps of a difference: opens and closes listeners, swaps routing, and
 //! keeps what capture is to bring to them.
 
+mod close;
 mod compare;
 mod given;
+#[cfg(test)]
+pub mod listening;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +33,7 @@ use super::{
 };
 use crate::{
     kernel::socket::listening::Bind,
-    net::{Family, PerFamily},
+    net::Family,
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -153,6 +156,7 @@ impl Executor {
             let owned = owned.filter(|frontend| captured.belongs_to(frontend, &name));
             let group = AppliedGroup {
                 frontends: owned.copied().collect(),
+                led: group.frontends.to_vec(),
                 listens_on: group.listens_on().collect(),
                 reserved: group.reserved().collect(),
                 local_port: group.local_port.as_ref().map(|port| port.address),
@@ -286,12 +290,17 @@ impl Executor {
 
     /// Makes the group of `plan` exist and send its traffic as planned.
     fn route(&mut self, plan: &GroupPlan) {
-        let affinity = plan.affinity;
-        let affinity = affinity.map(|timeout| self.assignments.affinity(&plan.name.port, timeout));
         for frontend in &plan.frontends {
             self.shared.captured.insert(*frontend, &plan.name);
             self.lingering.remove(frontend);
         }
+        self.reroute(plan);
+    }
+
+    /// Has the group of `plan`, which is made if there is none, send its traffic so.
+    fn reroute(&mut self, plan: &GroupPlan) {
+        let affinity = plan.affinity;
+        let affinity = affinity.map(|timeout| self.assignments.affinity(&plan.name.port, timeout));
         let shared = &self.shared;
         let group = match self.groups.entry(plan.name.clone()) {
             Entry::Occupied(entry) => {
@@ -389,60 +398,6 @@ impl Executor {
             None => self.desired.remove(frontend),
         };
         self.changed.insert(*frontend);
-    }
-
-    /// Closes what is due of the `families`.
-    pub fn close(&mut self, families: PerFamily<bool>) {
-        let closing = mem::take(&mut self.closing);
-        for (port, due) in closing {
-            if !*families.get(port.family) {
-                self.closing.insert(port, due);
-                continue;
-            }
-            for closing in due {
-                self.close_one(&port, closing);
-            }
-        }
-    }
-
-    fn close_one(&mut self, port: &ServicePortName, closing: Closing) {
-        let name = |kind| GroupName::of(port, kind);
-        match closing {
-            Closing::Listeners(kind, address) => {
-                let group = self.groups.get_mut(&name(kind));
-                let Some(in_use) = group.and_then(|group| group.close(address)) else {
-                    return;
-                };
-                let frontend = Frontend::service(port.protocol, address.ip(), address.port());
-                if let Some(uses) = self.lingering.get_mut(&frontend) {
-                    uses.push(in_use);
-                }
-            }
-            Closing::Group(kind) => {
-                self.loads.remove(&name(kind));
-                self.assignments.remove_flows(&name(kind));
-                let group = self.groups.remove(&name(kind));
-                if let Some(port) = group.and_then(|mut group| group.local_port.take()) {
-                    self.ports.release(&port);
-                }
-            }
-        }
-    }
-
-    /// Stops capturing released frontends of `families` that no connection uses any
-    /// more.
-    pub fn end_lingering(&mut self, families: PerFamily<bool>) {
-        let unused: Vec<Frontend> = self
-            .lingering
-            .iter()
-            .filter(|(frontend, _)| *families.get(frontend.family))
-            .filter(|(_, uses)| uses.iter().all(|u| u.strong_count() == 0))
-            .map(|(frontend, _)| *frontend)
-            .collect();
-        for frontend in unused {
-            self.lingering.remove(&frontend);
-            self.capture(&frontend, None);
-        }
     }
 
     /// Puts the filters of all listeners anew, because other clients are

@@ -34,6 +34,8 @@ use std::{
 
 #[cfg(fuzzing)]
 pub use self::assignments::read_anything;
+#[cfg(test)]
+pub(crate) use self::execute::listening::Listening;
 pub use self::{
     assignments::{Assignments, MOST_RECORDS},
     capture::Capture,

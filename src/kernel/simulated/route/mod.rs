@@ -145,6 +145,8 @@ impl Links {
                 let all = self.links.iter();
                 all.map(|(index, link)| link.message(*index)).collect()
             }
+            // There are none beside those that the kernel has by itself.
+            libc::RTM_GETRULE => Vec::new(),
             _ => return Err(Errno::EOPNOTSUPP.into()),
         };
         Ok(list(of, listed, interrupted))

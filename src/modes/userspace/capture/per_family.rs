@@ -28,6 +28,9 @@ pub struct Capture {
 /// Capture of one family.
 struct FamilyCapture {
     way: Way,
+    /// It was reported that another process changed something, and no sync succeeded since:
+    /// the next one is tried again in its time.
+    is_reported: bool,
     logged: LogOnce,
 }
 
@@ -35,6 +38,16 @@ struct FamilyCapture {
 enum Way {
     Redirect(Box<Redirect>),
     Local(Box<Local>),
+}
+
+impl Way {
+    /// Returns how many transactions of rules the last sync took.
+    fn transactions(&self) -> u32 {
+        match self {
+            Way::Redirect(redirect) => redirect.transactions(),
+            Way::Local(_) => 0,
+        }
+    }
 }
 
 impl Capture {
@@ -50,6 +63,7 @@ impl Capture {
                     Method::Redirect => Way::Redirect(Box::new(Redirect::new(family, kernel)?)),
                     Method::Local => Way::Local(Box::new(Local::new(family, kernel)?)),
                 },
+                is_reported: false,
                 logged: LogOnce::default(),
             })
         };
@@ -90,7 +104,8 @@ impl Capture {
         loop {
             self.checks.due().await;
             for (family, capture) in self.families.iter_mut() {
-                if !capture.is_unmodified() {
+                if !capture.is_reported && !capture.is_unmodified() {
+                    capture.is_reported = true;
                     tracing::info!("{family}: another process changed what captures Services");
                     return;
                 }
@@ -102,14 +117,14 @@ impl Capture {
     /// Where another process changed rules, everything is compared.
     pub async fn sync(&mut self, desired: &Desired, scopes: &Scopes) -> Outcomes {
         let mut scopes = scopes.clone();
-        let mut unmodified = PerFamily::each(|_| true);
+        let mut before = PerFamily::default();
         for (family, capture) in self.families.iter_mut() {
             let Way::Redirect(redirect) = &mut capture.way else {
                 continue;
             };
+            *before.get_mut(family) = redirect.before();
             // A change writes whole chains: it would hide what others changed of them.
             let is_unmodified = redirect.is_unmodified();
-            *unmodified.get_mut(family) = is_unmodified;
             if let Some(scope) = scopes.get_mut(family).as_mut().filter(|_| !is_unmodified) {
                 scope.extent = Extent::Full;
             }
@@ -119,15 +134,21 @@ impl Capture {
         let v4 = v4.sync(desired, scopes.v4.as_ref(), served);
         let v6 = v6.sync(desired, scopes.v6.as_ref(), served);
         let (v4, v6) = tokio::join!(v4, v6);
-        // nf_tables counts changes of both families together: what one wrote would pass for
-        // another process's change of the other's rules.
+        let outcomes = PerFamily { v4, v6 };
+        // nf_tables counts changes of both families together.
+        let families = self.families.iter();
+        let made = families
+            .map(|(_, capture)| capture.way.transactions())
+            .sum();
         for (family, capture) in self.families.iter_mut() {
-            let is_known = scopes.get(family).is_some() || *unmodified.get(family);
-            if let (Way::Redirect(redirect), true) = (&mut capture.way, is_known) {
-                redirect.record();
+            if matches!(outcomes.get(family), Some(Ok(_))) {
+                capture.is_reported = false;
+            }
+            if let Way::Redirect(redirect) = &mut capture.way {
+                redirect.after(*before.get(family), made);
             }
         }
-        PerFamily { v4, v6 }
+        outcomes
     }
 }
 

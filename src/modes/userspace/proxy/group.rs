@@ -199,6 +199,16 @@ impl ServiceGroup {
         backends.usable(address)
     }
 
+    /// Returns the endpoints that a new flow may get, whatever is known of failures and of
+    /// where its client stays.
+    #[cfg(test)]
+    pub fn candidates(&self, flow: &Flow) -> Vec<SocketAddr> {
+        let routing = self.routing.load();
+        let backends = routing.backends_for(flow, &self.cluster_local);
+        let usable = backends.servers().iter().filter(|server| server.weight > 0);
+        usable.map(|server| server.address).collect()
+    }
+
     /// Returns whether clients stay on their endpoints.
     pub fn has_affinity(&self) -> bool {
         self.routing.load().affinity.is_some()

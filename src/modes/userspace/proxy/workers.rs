@@ -102,6 +102,12 @@ impl Workers {
         self.all.len()
     }
 
+    /// Returns all of them, which this keeps.
+    #[cfg(test)]
+    pub fn all(&self) -> Vec<std::sync::Weak<Worker>> {
+        self.all.iter().map(Arc::downgrade).collect()
+    }
+
     /// `count` workers, the first of which is number `first` (modulo their
     /// number).
     pub fn some(&self, first: usize, count: usize) -> impl Iterator<Item = &Arc<Worker>> {

@@ -38,14 +38,15 @@ use crate::{
         probe::Kernel,
         xtables::{
             self, Engine,
+            chains::Count,
             desired::Entry,
             difference::exact_difference,
             features::Features,
             remove::{Owned, Preserved},
             rule::Table,
             run::Writer,
+            sync_watch::{SyncWatch, Synced},
             transaction::{Action, Transaction},
-            watch::Watch,
         },
     },
     modes::{Difference, comparison},
@@ -69,8 +70,10 @@ pub struct Redirect {
     /// What is applied is in force; if not, the next sync compares everything.
     in_force: bool,
     stale: Stale,
+    /// What the last sync did with the rules.
+    synced: Synced,
     /// Notices changes by others.
-    watch: Watch,
+    watch: SyncWatch,
 }
 
 impl Redirect {
@@ -80,15 +83,21 @@ impl Redirect {
     /// When nat does not work in it: see [`super::choose()`].
     pub fn new(family: Family, kernel: &Kernel) -> Result<Redirect, Error> {
         let tools = redirecting(kernel, family)?;
-        let watch = Watch::new(family, tools.writer.engine, &OWNED);
-        Ok(Redirect {
-            watch,
-            features: tools.features,
-            writer: tools.writer,
+        Ok(Redirect::with(tools.writer, tools.features))
+    }
+
+    /// Returns the same by such rules, written so.
+    fn with(writer: Writer, features: Features) -> Redirect {
+        let (family, engine) = (writer.family(), writer.engine);
+        Redirect {
+            watch: SyncWatch::new(family, engine, OWNED.tables, OWNED.is_ours),
+            synced: Synced::default(),
+            features,
+            writer,
             applied: Applied::default(),
             in_force: false,
             stale: Stale::default(),
-        })
+        }
     }
 
     /// Returns the engine that its rules are in.
@@ -102,16 +111,28 @@ impl Redirect {
         !self.in_force || self.watch.is_unmodified()
     }
 
-    /// Records that the rules in force are as they should be now.
-    pub fn record(&mut self) {
+    /// Returns what is to be known of the rules before a sync of any family.
+    pub fn before(&mut self) -> Option<Count> {
+        self.synced = Synced::default();
+        self.watch.before()
+    }
+
+    /// Returns how many transactions of the kernel's the sync took.
+    pub fn transactions(&self) -> u32 {
+        self.synced.transactions
+    }
+
+    /// Records how the rules are after a sync in which the kernel made `all` transactions
+    /// for all families; `before` is what was to be known.
+    pub fn after(&mut self, before: Option<Count>, all: u32) {
         if self.in_force {
-            self.watch.record();
+            self.watch.after(before, all, self.synced);
         }
     }
 
     /// Makes the kernel capture what is desired; frontends of other families are
     /// left out. A full sync compares everything and repairs jumps; node ports are
-    /// `served` as it found them. Afterwards the rules are to be [recorded](Self::record).
+    /// `served` as it found them. [`Self::before`] and [`Self::after`] are to be called around it.
     ///
     /// A frontend's target must be another port than its own: conntrack sees
     /// no translation where nothing changes, and the guard would refuse it.
@@ -253,6 +274,7 @@ impl Redirect {
             .writer
             .observe(plan::interest, tables, nothing_else)
             .await?;
+        self.synced.observed = true;
         let desired = self.applied.rule_set();
         let transaction = exact_difference(&observed, &desired, family);
         if !transaction.is_empty() {
@@ -287,17 +309,18 @@ impl Redirect {
         transaction: Transaction<()>,
         report: &mut Report,
     ) -> Result<(), Error> {
-        match self.writer.run(&transaction).await {
+        self.synced.transactions = match self.writer.run(&transaction).await {
             Err(error @ xtables::Error::Failed { .. }) if transaction.deletes() => {
-                self.writer.run(&transaction.emptying()).await?;
+                let made = self.writer.run(&transaction.emptying()).await?;
                 report.messages.push(format!(
                     "{}: chains that nothing needs any more are left empty, because another \
                      program's rule leads to one of them: {error}",
                     self.writer.family()
                 ));
+                made
             }
-            done => drop(done?),
-        }
+            done => done?,
+        };
         self.in_force = true;
         Ok(())
     }

@@ -120,14 +120,7 @@ fn many_frontends_have_trees_of_chains() {
 
 async fn many_in(writer: Writer) {
     let family = writer.family();
-    let mut redirect = Redirect {
-        watch: Watch::new(family, writer.engine, &OWNED),
-        features: Features::ALL,
-        writer,
-        applied: Applied::default(),
-        in_force: false,
-        stale: Stale::default(),
-    };
+    let mut redirect = Redirect::with(writer, Features::ALL);
     let full = Scope {
         extent: Extent::Full,
         changed: Vec::new(),

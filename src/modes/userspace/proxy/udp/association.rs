@@ -100,6 +100,12 @@ struct Inherited {
 }
 
 impl Associations {
+    /// Returns the service group that they are of.
+    #[cfg(test)]
+    pub fn group(&self) -> &Arc<ServiceGroup> {
+        &self.group
+    }
+
     /// Returns no associations yet.
     pub fn new(shared: Arc<Shared>, group: Arc<ServiceGroup>) -> Arc<Self> {
         Arc::new(Associations {

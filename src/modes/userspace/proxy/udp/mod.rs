@@ -24,6 +24,8 @@ use tokio::{
 };
 
 pub use self::{association::Associations, flows::Flows};
+#[cfg(test)]
+use super::group::ServiceGroup;
 use super::{Shared, descriptors::Descriptors, transparent::Bound};
 use crate::{
     kernel::socket::{
@@ -100,6 +102,13 @@ pub struct Listener {
 }
 
 impl Listener {
+    /// Returns where it listens, and for which service group.
+    #[cfg(test)]
+    pub fn place(&self) -> (io::Result<SocketAddr>, Arc<ServiceGroup>) {
+        let group = Arc::clone(self.associations.group());
+        (self.socket.local_addr(), group)
+    }
+
     /// Returns a listener for clients of `associations`; `socket` does not block.
     pub fn new(socket: std::net::UdpSocket, associations: Arc<Associations>) -> Self {
         Listener {

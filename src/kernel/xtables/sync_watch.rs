@@ -1,26 +1,33 @@
-//! Noticing cheaply that another process changed our rules: no client should have to
-//! wait for the next full sync because a firewall was restarted.
+//! Noticing cheaply that another process changed our rules, also while a sync runs that says
+//! what it did: no client should have to wait for the next full sync because a firewall was
+//! restarted.
 //!
 //! nf_tables notifies of each change, and counts them. The legacy engine shows the size of
 //! each table.
 
-use super::{count::Done, observe::interest};
-use crate::{
-    kernel::xtables::{
-        Engine,
-        chains::{ChainWatcher, Count, sizes},
-        info::Size,
-        observed::Interest,
-        rule::Table,
-        watch::Left,
-    },
-    net::Family,
+use super::{
+    Engine,
+    chains::{ChainWatcher, Count, sizes},
+    info::Size,
+    rule::Table,
+    watch::Left,
 };
+use crate::net::Family;
 
-/// Watches one family.
-pub struct Watch {
+/// Watches chains of one family.
+pub struct SyncWatch {
     family: Family,
+    tables: &'static [Table],
     record: Record,
+}
+
+/// What a sync of a family did with its rules.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Synced {
+    /// Transactions of the kernel's that it took.
+    pub transactions: u32,
+    /// The kernel was read, and so is known to be right.
+    pub observed: bool,
 }
 
 /// What we left behind.
@@ -47,15 +54,15 @@ struct Generations {
     left: Left,
 }
 
-/// Returns true for a chain of which changes are noticed: KUBE-FIREWALL, too, which the
-/// kubelet also writes, as without its rule neighbours reach the node's loopback.
-fn is_watched(table: Table, chain: &str) -> bool {
-    interest(table, chain) != Interest::Foreign
-}
-
-impl Watch {
-    /// Of a family, in the calling thread's network namespace.
-    pub fn new(family: Family, engine: Engine) -> Watch {
+impl SyncWatch {
+    /// Returns what watches the chains of `family` in these `tables` that `is_watched` names,
+    /// in the calling thread's network namespace.
+    pub fn new(
+        family: Family,
+        engine: Engine,
+        tables: &'static [Table],
+        is_watched: fn(Table, &str) -> bool,
+    ) -> SyncWatch {
         let record = match engine {
             Engine::Legacy => Record::Legacy(Sizes::default()),
             Engine::NfTables => Record::NfTables(Generations {
@@ -64,7 +71,11 @@ impl Watch {
                 left: Left::default(),
             }),
         };
-        Watch { family, record }
+        SyncWatch {
+            family,
+            tables,
+            record,
+        }
     }
 
     /// Returns the count before a sync, where the engine counts. To be called before a
@@ -73,7 +84,7 @@ impl Watch {
         match &mut self.record {
             Record::NfTables(generations) => generations.now(),
             Record::Legacy(there) => {
-                let now = sizes(self.family, &Table::ALL);
+                let now = sizes(self.family, self.tables);
                 there.are_unmodified = there.left.as_ref() == Some(&now);
                 None
             }
@@ -92,15 +103,15 @@ impl Watch {
         }
     }
 
-    /// To be called after a sync in which this family's was `done`, and the kernel
+    /// To be called after a sync of this family that did what `done` says, and for which the kernel
     /// made `all` transactions for all families: it counts those of both as one.
-    pub fn after(&mut self, before: Option<Count>, all: u32, done: &Done) {
+    pub fn after(&mut self, before: Option<Count>, all: u32, done: Synced) {
         match &mut self.record {
             Record::Legacy(there) => {
                 // What others changed before a sync that read nothing is to be noticed
                 // still: no tables are like none at all.
                 let is_right = done.observed || there.are_unmodified;
-                let now = is_right.then(|| sizes(self.family, &Table::ALL));
+                let now = is_right.then(|| sizes(self.family, self.tables));
                 there.left = Some(now.unwrap_or_default());
             }
             Record::NfTables(generations) => generations.after(before, all, done),
@@ -126,7 +137,7 @@ impl Watch {
             Record::Legacy(Sizes { left: None, .. }) => true,
             Record::Legacy(Sizes {
                 left: Some(left), ..
-            }) => sizes(self.family, &Table::ALL) == *left,
+            }) => sizes(self.family, self.tables) == *left,
             Record::NfTables(generations) => generations.is_unmodified(),
         }
     }
@@ -137,7 +148,7 @@ impl Generations {
         self.watcher.as_mut()?.count()
     }
 
-    fn after(&mut self, before: Option<Count>, all: u32, done: &Done) {
+    fn after(&mut self, before: Option<Count>, all: u32, done: Synced) {
         if let Some(watcher) = &mut self.watcher {
             watcher.resume();
         }

@@ -1,0 +1,52 @@
+//! Another program that changes tables of iptables: its own chains, and ours.
+
+use std::collections::BTreeSet;
+
+use super::random::Random;
+use crate::{
+    kernel::simulated::{State, xtables::Edit},
+    net::Family,
+};
+
+/// Its chains: in which table, and from where a rule leads there.
+const CHAINS: [(&str, &str, &str, &str); 2] = [
+    ("nat", "DOCKER", "PREROUTING", "-j DOCKER"),
+    ("filter", "DOCKER-USER", "FORWARD", "-j DOCKER-USER"),
+];
+
+/// Changes something, among it the chains of `tables` that `is_ours` names. Returns of which
+/// family it was, if it was ours and is different now.
+pub(super) fn edit(
+    state: &mut State,
+    random: &mut Random,
+    tables: &[&'static str],
+    is_ours: fn(&str) -> bool,
+) -> Option<Family> {
+    let family = random.one(&Family::ALL);
+    let table = random.one(tables);
+    let edit = match random.below(9) {
+        0 => Edit::Flush,
+        1 | 2 => Edit::FlushChain(is_ours, random.below(64)),
+        3 | 4 => Edit::DeleteRule(is_ours, random.below(256)),
+        5 => Edit::DeleteChains(is_ours),
+        6 => Edit::Append(is_ours, random.below(64)),
+        _ => {
+            let (table, chain, from, _) = random.one(&CHAINS);
+            state.edit(family, table, Edit::Enter { chain, from });
+            return None;
+        }
+    };
+    state.edit(family, table, edit).then_some(family)
+}
+
+/// Returns those of its chains that are there, and that a rule leads to.
+pub(super) fn chains(state: &State) -> BTreeSet<(Family, &'static str)> {
+    let of_family = |family| {
+        let all = CHAINS.into_iter();
+        let there = all.filter(move |(table, _, from, rule)| {
+            state.xtables.has_rule(family, table, from, rule)
+        });
+        there.map(move |(_, chain, ..)| (family, chain))
+    };
+    Family::ALL.into_iter().flat_map(of_family).collect()
+}

@@ -1,0 +1,80 @@
+//! Between a simulated kernel and the watch: which calls fail, and what is looked at after them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::watch::{CALLS, Watch};
+use crate::{
+    kernel::simulated::{Call, Fault, Observer, State},
+    net::Family,
+};
+
+/// Has the watch decide about the calls of a simulated kernel.
+pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);
+
+impl Observer for Watching {
+    fn before(&mut self, call: Call, state: &mut State) -> Fault {
+        let mut watch = self.0.lock();
+        watch.counts.calls += 1;
+        watch.calls += 1;
+        if watch.calls > CALLS {
+            watch.fail("a sync makes call after call");
+        }
+        let Watch { random, faults, .. } = &mut *watch;
+        if random.chance(faults.edits) {
+            if faults.once {
+                faults.edits = 0;
+            }
+            watch.edit(state);
+        }
+        let edits = watch.edits;
+        for family in Family::ALL {
+            if watch.rules.reads(call, family) {
+                watch.read.get_mut(family).get_or_insert(edits);
+            }
+        }
+        let Watch { random, faults, .. } = &mut *watch;
+        let fault = faults.of(call, random);
+        watch.record(|| match fault {
+            Fault::None => format!("{call:?}"),
+            fault => format!("{call:?}: {fault:?}"),
+        });
+        if let Some(family) = watch.writing.take() {
+            *watch.program_failed.get_mut(family) = false;
+        }
+        match call {
+            Call::Save(family) if fault != Fault::None => {
+                *watch.program_failed.get_mut(family) = true;
+            }
+            Call::Restore(family) if fault == Fault::None => watch.writing = Some(family),
+            Call::Restore(family) => *watch.program_failed.get_mut(family) = true,
+            _ => {}
+        }
+        match fault {
+            Fault::None => {}
+            Fault::KilledBefore | Fault::KilledAfter => {
+                watch.counts.kills += 1;
+                watch.goes_wrong();
+            }
+            _ => {
+                watch.left_out |=
+                    matches!((call, fault), (Call::Transaction(_), Fault::Refused(..)))
+                        || matches!(call, Call::Restore(_));
+                watch.counts.faults += u64::from(watch.faults.outage.is_none());
+                watch.goes_wrong();
+            }
+        }
+        fault
+    }
+
+    fn after(&mut self, call: Call, state: &mut State) {
+        if call.changes() {
+            let families = match call {
+                Call::Restore(family) => &[family][..],
+                _ => &Family::ALL,
+            };
+            self.0.lock().check(state, families);
+        }
+    }
+}
