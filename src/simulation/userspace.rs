@@ -42,6 +42,9 @@ use crate::{
 const STEPS: usize = 400;
 /// With so many seeds.
 const SEEDS: u64 = 2;
+/// Local ports for service groups: few, so that each process has those of the one before for
+/// other Services.
+const PORTS: std::ops::RangeInclusive<u16> = 21_000..=21_039;
 /// An established connection passes no rules that ask for the port to which it was led.
 const ANY_PORT: u16 = 1;
 
@@ -66,7 +69,7 @@ impl Subject for OfUserspace {
         let node_ports = NodePorts::new(&checked.effective.node_ports, None);
         let options = Options {
             node: world::NODE.into(),
-            port_range: None,
+            port_range: Some(PORTS),
             udp_timeout: Duration::from_secs(10),
             scheduler: SchedulerName::Rr,
             node_ports: Arc::new(node_ports),

@@ -4,6 +4,7 @@
 mod close;
 mod compare;
 mod given;
+mod left;
 #[cfg(test)]
 pub mod listening;
 
@@ -16,6 +17,7 @@ use std::{
 
 use hashbrown::{HashMap, hash_map::Entry};
 
+use self::left::LeftPorts;
 use super::{
     assignments::Assignments,
     capture::{Desired, Frontend, Target},
@@ -54,6 +56,8 @@ pub struct Executor {
     lingering: BTreeMap<Frontend, Vec<InUse>>,
     /// Sockets of an ended process that no group has taken.
     given: GivenSockets,
+    /// Local ports to which rules of an ended process lead.
+    left: LeftPorts,
     /// That a filter does not fit was logged.
     filter_logged: bool,
     /// What helps where another program has the port of an address.
@@ -91,6 +95,7 @@ impl Executor {
             closing: BTreeMap::new(),
             lingering: BTreeMap::new(),
             given: GivenSockets::default(),
+            left: LeftPorts::default(),
             filter_logged: false,
             if_taken,
             workers,
@@ -332,6 +337,7 @@ impl Executor {
         let mut unfit: Vec<_> = group.local_port.take().into_iter().collect();
         if unfit.is_empty()
             && let Some(port) = given::local_port(&self.given, &mut self.ports, name, group)
+                .or_else(|| self.left.local_port(&mut self.ports, name, group))
         {
             group.local_port = Some(port);
             return Ok(());

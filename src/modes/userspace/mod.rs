@@ -92,6 +92,8 @@ pub struct Userspace {
     /// Those that a sync was asked for about.
     reported: OtherProcesses,
     handover: Handover,
+    /// It is known where rules of an ended process lead.
+    knows_left: PerFamily<bool>,
     /// Settings of the kernel were written, as far as they can be.
     is_prepared: bool,
 }
@@ -135,6 +137,7 @@ impl Userspace {
             others: OtherProcesses::default(),
             reported: OtherProcesses::default(),
             handover,
+            knows_left: PerFamily::default(),
             is_prepared: false,
         })
     }
@@ -199,6 +202,28 @@ impl Userspace {
         Ok(())
     }
 
+    /// Finds out where rules of an ended process lead, before anything listens. Returns why
+    /// that is not known of a family.
+    async fn take_left(
+        &mut self,
+        extents: &PerFamily<Option<Extent>>,
+    ) -> PerFamily<Option<capture::Error>> {
+        let mut unknown = PerFamily::default();
+        for family in Family::ALL {
+            if *self.knows_left.get(family) || extents.get(family).is_none() {
+                continue;
+            }
+            match self.capture.left(family).await {
+                Ok(left) => {
+                    self.executor.take_left(family, left);
+                    *self.knows_left.get_mut(family) = true;
+                }
+                Err(error) => *unknown.get_mut(family) = Some(error),
+            }
+        }
+        unknown
+    }
+
     /// Keeps the way of answers to shown clients in force, where it is due.
     async fn sync_return_path(&mut self, extents: PerFamily<Option<Extent>>) {
         let due = extents.map(|family, extent| match extent {
@@ -225,9 +250,11 @@ impl Userspace {
     ) {
         let mut names = BTreeSet::new();
         for (family, changes) in asked {
-            let Some(changes) = changes else { continue };
-            names.extend(changes.ports.iter().cloned());
             let extent = *extents.get(family);
+            let Some(changes) = changes.filter(|_| extent.is_some()) else {
+                continue;
+            };
+            names.extend(changes.ports.iter().cloned());
             if extent >= Some(Extent::Retry) {
                 names.extend(self.families.get(family).failed().keys().cloned());
             }
@@ -374,6 +401,9 @@ impl Mode for Userspace {
         if let Err(error) = self.observe(extents) {
             return both_failed(asked, error);
         }
+        let mut unknown = self.take_left(&extents).await;
+        let extents =
+            extents.map(|family, extent| extent.filter(|_| unknown.get(family).is_none()));
         self.sync_return_path(extents).await;
         self.update_cluster_local(node);
 
@@ -398,6 +428,9 @@ impl Mode for Userspace {
         }
 
         extents.map(|family, extent| {
+            if let Some(error) = unknown.get_mut(family).take() {
+                return Some(Err(error.into()));
+            }
             extent?;
             let report = mem::take(reports.get_mut(family));
             Some(match captured.get_mut(family).take() {
@@ -406,6 +439,7 @@ impl Mode for Userspace {
                     let report = self.finish(family, done.and_then(Result::ok), report);
                     if extent == Some(Extent::Full) {
                         self.executor.close_given(family);
+                        self.executor.give_up_left(family);
                     }
                     Ok(report)
                 }

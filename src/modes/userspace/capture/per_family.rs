@@ -98,6 +98,18 @@ impl Capture {
         self.families.as_ref().map(|_, family| family.method())
     }
 
+    /// Returns what rules of an earlier process capture of `family`, each with the local port
+    /// that they lead to.
+    ///
+    /// # Errors
+    /// When the kernel could not be asked.
+    pub async fn left(&self, family: Family) -> Result<Vec<(Frontend, u16)>, Error> {
+        match &self.families.get(family).way {
+            Way::Redirect(redirect) => redirect.left().await,
+            Way::Local(_) => Ok(Vec::new()),
+        }
+    }
+
     /// Waits until another process changes what captures. May be dropped while it
     /// waits.
     pub async fn externally_modified(&mut self) {

@@ -1,7 +1,7 @@
 //! What becomes of the sockets of ended processes: service groups take those at their
 //! addresses, and the others are closed.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use hashbrown::{HashMap, HashSet};
 
@@ -16,7 +16,7 @@ use super::{
     },
     Executor,
 };
-use crate::net::Family;
+use crate::net::{Family, Protocol};
 
 /// Returns the local port that an ended process had for a group, if its clients do not
 /// call it: the rules that it left lead there.
@@ -73,15 +73,20 @@ impl Executor {
                 None => given.close(),
             }
         }
-        let open: HashSet<_> = self
-            .groups
-            .values()
-            .filter_map(|group| group.place())
-            .collect();
-        for (protocol, address) in ports {
-            if !open.contains(&(protocol, address)) {
-                self.ports.give_up(protocol, address);
-            }
+        drop(groups);
+        self.give_up(ports);
+    }
+
+    /// Lets other groups have those of these local ports that no group has.
+    pub(super) fn give_up(&mut self, ports: impl IntoIterator<Item = (Protocol, SocketAddr)>) {
+        let mut ports = ports.into_iter().peekable();
+        if ports.peek().is_none() {
+            return;
+        }
+        let groups = self.groups.values();
+        let open: HashSet<_> = groups.filter_map(|group| group.place()).collect();
+        for place in ports.filter(|place| !open.contains(place)) {
+            self.ports.give_up(place.0, place.1);
         }
     }
 }

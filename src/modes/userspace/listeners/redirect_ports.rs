@@ -129,11 +129,31 @@ impl RedirectPorts {
     /// # Errors
     /// When it is not in the range, or the socket to reserve it cannot be made.
     pub fn adopt(&mut self, protocol: Protocol, address: SocketAddr) -> io::Result<RedirectPort> {
+        self.check_range(address)?;
+        self.share(protocol, Family::of(&address.ip()), address.port())
+    }
+
+    /// Returns a port that an ended process had without a socket that is left, and which was
+    /// kept.
+    ///
+    /// # Errors
+    /// When it is not in the range, another program listens there, or the socket to reserve
+    /// it cannot be made.
+    pub fn have_again(
+        &mut self,
+        protocol: Protocol,
+        address: SocketAddr,
+    ) -> io::Result<RedirectPort> {
+        self.check_range(address)?;
+        self.bind(protocol, Family::of(&address.ip()), address.port())
+    }
+
+    fn check_range(&self, address: SocketAddr) -> io::Result<()> {
         let mut range = self.range.iter();
         if range.any(|range| !range.contains(&address.port())) {
             return Err(io::ErrorKind::AddrNotAvailable.into());
         }
-        self.share(protocol, Family::of(&address.ip()), address.port())
+        Ok(())
     }
 
     fn bind(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {

@@ -20,6 +20,7 @@
 mod applied;
 mod chains;
 mod key;
+mod left;
 mod plan;
 mod stale;
 #[cfg(test)]
@@ -109,6 +110,20 @@ impl Redirect {
     /// without reading them.
     pub fn is_unmodified(&mut self) -> bool {
         !self.in_force || self.watch.is_unmodified()
+    }
+
+    /// Returns what the rules of an earlier process capture, each with the local port that they
+    /// lead to.
+    ///
+    /// # Errors
+    /// When the kernel could not be asked.
+    pub async fn left(&self) -> Result<Vec<(Frontend, u16)>, Error> {
+        let family = self.writer.family();
+        let mut found = Vec::new();
+        let line = |_: Table, line: &str| found.extend(left::captured(line, family));
+        let tables = &[Table::Nat];
+        self.writer.observe(plan::interest, tables, line).await?;
+        Ok(found)
     }
 
     /// Returns what is to be known of the rules before a sync of any family.

@@ -1,0 +1,107 @@
+//! Where the rules of an earlier process lead. Pure.
+//!
+//! Its listeners ended with it, and its rules stay until the first sync replaces them: what
+//! listens on one of its ports before that gets the clients of whichever Service had it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::plan;
+use crate::{
+    kernel::xtables::{rule::word, words::Line},
+    modes::userspace::capture::Frontend,
+    net::{Family, Protocol},
+};
+
+/// Returns the frontend that a line of `iptables-save -t nat` captures, with the local port
+/// that it leads to; `None`: it is no such line of ours. A node port whose rule names an
+/// address of the node is taken for a service address.
+pub fn captured(line: &str, family: Family) -> Option<(Frontend, u16)> {
+    let Line::Rule { chain, words } = Line::parse(line)? else {
+        return None;
+    };
+    if !plan::is_ours(chain) {
+        return None;
+    }
+    let (mut address, mut protocol, mut port, mut to) = (None, None, None, None);
+    let mut words = words.split(' ');
+    while let Some(word) = words.next() {
+        match word {
+            "-d" => address = Some(words.next()?),
+            "-p" => protocol = Some(words.next()?),
+            "--dport" => port = words.next()?.parse().ok(),
+            "--to-destination" => to = words.next()?.parse().ok().map(|to: SocketAddr| to.port()),
+            "--to-ports" => to = words.next()?.parse().ok(),
+            _ => {}
+        }
+    }
+    let protocol = Protocol::ALL
+        .into_iter()
+        .find(|one| Some(word(*one)) == protocol)?;
+    let address: Option<IpAddr> = match address {
+        Some(text) => text.split('/').next()?.parse().ok(),
+        None => None,
+    };
+    let frontend = Frontend {
+        protocol,
+        family,
+        address,
+        port: port?,
+    };
+    Some((frontend, to?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::xtables::rule::{Negatable, Rule, Side};
+    use crate::{
+        kernel::xtables::{features::Features, rule::Match},
+        modes::userspace::capture::Target,
+    };
+
+    #[test]
+    fn what_is_written_is_found_again() {
+        for (family, cluster_ip, node) in [
+            (Family::V4, "10.96.0.1", "192.0.2.1"),
+            (Family::V6, "fd00:96::1", "2001:db8::1"),
+        ] {
+            let ip = |text: &str| -> IpAddr { text.parse().expect("an address") };
+            let local = Match::LocalAddress(Negatable::Is(Side::Destination));
+            for destination in [Some(ip(node)), None] {
+                let environment = plan::Environment {
+                    family,
+                    features: Features::ALL,
+                    destination,
+                    node: vec![Rule::new().with(local.clone())],
+                };
+                for protocol in Protocol::ALL {
+                    for frontend in [
+                        Frontend::service(protocol, ip(cluster_ip), 443),
+                        Frontend::node_port(protocol, family, 30_443),
+                    ] {
+                        for rule in plan::nat(&frontend, &Target::at(40_001), &environment) {
+                            let line = format!("-A {} {}", plan::CHAIN, rule.words(family));
+                            let found = captured(&line, family);
+                            assert_eq!(found, Some((frontend, 40_001)), "{line}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_others_write_is_passed_over() {
+        for line in [
+            "*nat",
+            ":TRIPOD-USERSPACE - [0:0]",
+            "-A DOCKER -d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 1",
+            "-A TRIPOD-USERSPACE -j TRIPOD-US-AAAA",
+            "-A TRIPOD-USERSPACE -p tcp -m tcp --dport 80:90 -j TRIPOD-US-AAAA",
+            "-A TRIPOD-USERSPACE -p tcp -m tcp --dport 80 -j REDIRECT --to-ports",
+            "-A TRIPOD-USERSPACE -p icmp -j DNAT --to-destination 10.0.0.1",
+        ] {
+            assert_eq!(captured(line, Family::V4), None, "{line}");
+        }
+    }
+}
