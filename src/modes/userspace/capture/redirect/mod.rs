@@ -70,6 +70,8 @@ pub struct Redirect {
     applied: Applied,
     /// What is applied is in force; if not, the next sync compares everything.
     in_force: bool,
+    /// Another process changed the rules, and a change of ours may have hidden that since.
+    is_suspect: bool,
     stale: Stale,
     /// What the last sync did with the rules.
     synced: Synced,
@@ -97,6 +99,7 @@ impl Redirect {
             writer,
             applied: Applied::default(),
             in_force: false,
+            is_suspect: false,
             stale: Stale::default(),
         }
     }
@@ -109,7 +112,9 @@ impl Redirect {
     /// Returns false if another process changed the rules in force, as far as that shows
     /// without reading them.
     pub fn is_unmodified(&mut self) -> bool {
-        !self.in_force || self.watch.is_unmodified()
+        let is_unmodified = !self.in_force || self.watch.is_unmodified();
+        self.is_suspect |= !is_unmodified;
+        is_unmodified
     }
 
     /// Returns what the rules of an earlier process capture, each with the local port that they
@@ -292,7 +297,8 @@ impl Redirect {
         self.synced.observed = true;
         let desired = self.applied.rule_set();
         let transaction = exact_difference(&observed, &desired, family);
-        if !transaction.is_empty() {
+        let is_suspect = mem::take(&mut self.is_suspect);
+        if is_suspect || !transaction.is_empty() {
             // Who called while rules were missing was led past them.
             self.stale.extend(self.applied.frontends());
         }
@@ -343,10 +349,10 @@ impl Redirect {
     /// Deletes the flows that lead elsewhere than the rules in force.
     async fn forget_stale(&mut self, report: &mut Report) {
         let forgotten = self.stale.forget(self.writer.family(), &self.applied).await;
-        let failed = if self.stale.is_empty() {
-            &mut report.messages
-        } else {
+        let failed = if self.stale.is_due() {
             &mut report.unfinished
+        } else {
+            &mut report.messages
         };
         failed.extend(forgotten.err());
     }

@@ -23,6 +23,9 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Stale {
     frontends: BTreeSet<Frontend>,
+    /// The last attempt failed for a reason that will most likely be the same the next time:
+    /// they are tried again with the next sync, and none is due for them.
+    is_lasting: bool,
 }
 
 impl Stale {
@@ -32,9 +35,9 @@ impl Stale {
         self.frontends.extend(changed.into_iter().filter(udp));
     }
 
-    /// Returns whether nothing is left to examine.
-    pub fn is_empty(&self) -> bool {
-        self.frontends.is_empty()
+    /// Returns whether a sync is due for what is left to examine.
+    pub fn is_due(&self) -> bool {
+        !self.frontends.is_empty() && !self.is_lasting
     }
 
     /// Returns what to delete, now that what is `applied` is in the kernel: of a
@@ -60,8 +63,7 @@ impl Stale {
         self.frontends.iter().map(one).collect()
     }
 
-    /// Deletes the stale flows of `family`. What fails for now is tried again
-    /// the next time.
+    /// Deletes the stale flows of `family`. What fails is tried again the next time.
     ///
     /// # Errors
     /// With what is amiss meanwhile, and why.
@@ -70,15 +72,14 @@ impl Stale {
         match stale::delete(family, matches).await {
             Ok(count) => {
                 self.frontends.clear();
+                self.is_lasting = false;
                 if count > 0 {
                     tracing::debug!("{family}: {count} stale UDP flows were deleted");
                 }
                 Ok(())
             }
             Err(failure) => {
-                if failure.is_lasting {
-                    self.frontends.clear();
-                }
+                self.is_lasting = failure.is_lasting;
                 let error = failure.error;
                 Err(format!(
                     "{family}: a UDP client that keeps its socket may not reach a Service that \
