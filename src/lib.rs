@@ -40,3 +40,4 @@ mod tests;
 pub mod trace;
 pub mod trouble;
 pub mod watch;
+pub mod yaml;

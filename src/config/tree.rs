@@ -7,6 +7,9 @@ use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, SeqAccess, Visitor},
 };
+use serde_saphyr::DuplicateKeyPolicy;
+
+use crate::yaml;
 
 /// A value of a document.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,24 +26,10 @@ pub(super) enum Tree {
 
 /// Returns the documents of a YAML stream. JSON is YAML too.
 pub(super) fn parse(text: &str) -> Result<Vec<Tree>, String> {
-    let length = text.len();
-    let options = serde_saphyr::options! {
-        // No document costs more than its length warrants.
-        budget: serde_saphyr::budget! {
-            max_depth: 64,
-            max_nodes: length + 1_000,
-            max_events: 2 * length + 1_000,
-            max_anchors: 1_000,
-            max_aliases: 1_000,
-        },
-        alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: 10_000,
-        },
-        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
-        // kube-proxy's reader goes by YAML 1.1: 017 is 15.
-        legacy_octal_numbers: true,
-        with_snippet: false,
-    };
+    let mut options = yaml::limited(text.len());
+    options.duplicate_keys = DuplicateKeyPolicy::LastWins;
+    // kube-proxy's reader goes by YAML 1.1: 017 is 15.
+    options.legacy_octal_numbers = true;
     serde_saphyr::from_str_multiple_with_options(text, options).map_err(|e| e.to_string())
 }
 

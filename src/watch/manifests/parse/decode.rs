@@ -7,7 +7,7 @@ use serde::{
     de::{DeserializeSeed, Deserializer},
 };
 
-use crate::watch::manifests::kind::Key;
+use crate::{watch::manifests::kind::Key, yaml};
 
 /// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ where
 {
     match format {
         Format::Yaml => {
-            let options = yaml_options(text.len());
+            let options = yaml::limited(text.len());
             let read = serde_saphyr::with_deserializer_from_str_with_options(
                 text,
                 options,
@@ -122,26 +122,6 @@ where
             let read = read.and_then(|value| deserializer.end().map(|()| value));
             read.map_err(|error| json_error(&error))
         }
-    }
-}
-
-/// Limits under which no document costs more than its size warrants. Aliases
-/// are rare in manifests, and the only way for a short text to become long.
-fn yaml_options(length: usize) -> serde_saphyr::Options {
-    serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_depth: 64,
-            max_nodes: length + 1_000,
-            max_events: 2 * length + 1_000,
-            max_anchors: 1_000,
-            max_aliases: 10_000,
-            max_merge_keys: 10_000,
-        },
-        alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: 200_000,
-            max_replay_stack_depth: 16,
-        },
-        with_snippet: false,
     }
 }
 

@@ -1,0 +1,24 @@
+//! How YAML of others is read: within limits that follow from its length.
+
+use serde_saphyr::Options;
+
+/// Returns options under which no text of `length` bytes costs more than its length warrants.
+/// Aliases are rare in manifests and configurations, and the only way for a short text to become
+/// long. Errors quote nothing of the text.
+pub fn limited(length: usize) -> Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: 64,
+            max_nodes: length + 1_000,
+            max_events: 2 * length + 1_000,
+            max_anchors: 1_000,
+            max_aliases: 10_000,
+            max_merge_keys: 10_000,
+        },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: 200_000,
+            max_replay_stack_depth: 16,
+        },
+        with_snippet: false,
+    }
+}
