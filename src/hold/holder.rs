@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{
     greet,
-    message::{Claim, GIVEN, LONGEST, Message, OLDEST, is_spoken},
+    message::{GIVEN, LONGEST, Message, OLDEST, SocketDescription, is_spoken},
     others::{Others, Place},
 };
 use crate::{
@@ -39,7 +39,7 @@ const GREETING: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// How often other processes are looked for while sockets wait for a proxy.
-const LOOK: Duration = Duration::from_secs(1);
+const OBSERVATION_PERIOD: Duration = Duration::from_secs(1);
 
 /// Notes of one proxy that are kept, at most: 64 MiB.
 pub const MOST_NOTES: usize = 1 << 16;
@@ -64,8 +64,8 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
         "holding listening sockets of proxies that connect at {shown}"
     );
     let pool = Arc::new(Mutex::new(Pool::default()));
-    let mut look = interval(LOOK);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut observation = interval(OBSERVATION_PERIOD);
+    observation.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -76,7 +76,7 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
                 Ok(_) => pool.lock().give_up("a proxy of another user can have no share of them"),
                 Err(_) => tokio::time::sleep(AGAIN).await,
             },
-            _ = look.tick() => pool.lock().close_shared(),
+            _ = observation.tick() => pool.lock().close_shared(),
             _ = terminate.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
         }
@@ -86,19 +86,19 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
 /// A socket that is held.
 #[derive(Debug)]
 struct HeldSocket {
-    claim: Claim,
+    description: SocketDescription,
     socket: OwnedFd,
 }
 
 impl HeldSocket {
     fn place(&self) -> Place {
-        (self.claim.protocol, self.claim.address)
+        (self.description.protocol, self.description.address)
     }
 
     /// Closes it, also where an ending proxy has a descriptor still. Connections that wait
     /// are reset.
     fn close(self) {
-        if self.claim.protocol == Protocol::Tcp {
+        if self.description.protocol == Protocol::Tcp {
             records::stop_listening(&self.socket);
         }
     }
@@ -153,7 +153,7 @@ impl Pool {
         let held = self.unserved.iter();
         let shared = match self
             .others
-            .look(held.map(|held| (held.place(), &held.socket)))
+            .observe(held.map(|held| (held.place(), &held.socket)))
         {
             Ok(shared) if shared.is_empty() => return,
             Ok(shared) => shared,
@@ -193,7 +193,7 @@ impl Pool {
     /// Offers a socket that is served no more to the proxy that came last, or keeps it
     /// for the next one. One that the proxy has closed goes.
     fn add(&mut self, held: HeldSocket) {
-        if !held.claim.holds_of(&held.socket) {
+        if !held.description.matches(&held.socket) {
             return;
         }
         let Some(last) = self.proxies.values().next_back() else {
@@ -238,20 +238,26 @@ impl Session {
     /// When it is none that a proxy sends.
     fn act(&mut self, record: &[u8], descriptor: Option<OwnedFd>) -> io::Result<Option<Message>> {
         match Message::parse(record) {
-            Some(Message::Hold(number, claim)) if number < GIVEN => {
+            Some(Message::Hold(number, description)) if number < GIVEN => {
                 let Some(socket) = descriptor else {
                     tracing::warn!(
                         "a socket at {} is not held: this process may open no more descriptors; \
                          raise the limit (ulimit -n)",
-                        claim.address
+                        description.address
                     );
                     return Ok(None);
                 };
-                if !claim.holds_of(&socket) {
-                    tracing::warn!("a socket is not held: it is not at {}", claim.address);
+                if !description.matches(&socket) {
+                    tracing::warn!("a socket is not held: it is not at {}", description.address);
                     return Ok(None);
                 }
-                self.sockets.insert(number, HeldSocket { claim, socket });
+                self.sockets.insert(
+                    number,
+                    HeldSocket {
+                        description,
+                        socket,
+                    },
+                );
                 Ok(Some(Message::Held(number)))
             }
             Some(Message::Release(number)) => {
@@ -274,7 +280,7 @@ impl Session {
             Offer::Socket(held) => {
                 let number = self.next_given;
                 self.next_given += 1;
-                let message = Message::Give(number, held.claim.clone());
+                let message = Message::Give(number, held.description.clone());
                 self.sockets.insert(number, held);
                 message
             }

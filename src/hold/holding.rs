@@ -21,7 +21,7 @@ use tokio::{sync::watch, time::timeout};
 
 use super::{
     greet,
-    message::{Claim, GIVEN, LONGEST, LONGEST_LABEL, Message, OLDEST, is_spoken},
+    message::{GIVEN, LONGEST, LONGEST_LABEL, Message, OLDEST, SocketDescription, is_spoken},
 };
 use crate::{
     kernel::socket::records::{self, Channel},
@@ -255,12 +255,12 @@ impl Table {
                 let entry = self.sockets.get(number);
                 match entry.and_then(|entry| Some((entry, entry.socket.upgrade()?))) {
                     Some((entry, socket)) => {
-                        let claim = Claim {
+                        let description = SocketDescription {
                             protocol: entry.protocol,
                             address: entry.address,
                             label: entry.label.to_string(),
                         };
-                        (Message::Hold(*number, claim), Some(socket))
+                        (Message::Hold(*number, description), Some(socket))
                     }
                     // It was closed meanwhile.
                     None => (Message::Release(*number), None),
@@ -305,11 +305,11 @@ impl State {
                     }
                 }
             }
-            Some(Message::Give(number, claim)) if number >= GIVEN => {
-                let fits = descriptor.filter(|socket| claim.holds_of(socket));
+            Some(Message::Give(number, description)) if number >= GIVEN => {
+                let fits = descriptor.filter(|socket| description.matches(socket));
                 if let Some(socket) = fits {
                     let given = Given {
-                        claim,
+                        description,
                         socket,
                         release: Release {
                             state: Arc::clone(self),
@@ -421,15 +421,15 @@ impl Drop for Held {
 /// A socket of an ended process.
 #[derive(Debug)]
 pub struct Given {
-    claim: Claim,
+    description: SocketDescription,
     socket: OwnedFd,
     release: Release,
 }
 
 impl Given {
     /// Returns what it is, which was checked.
-    pub fn claim(&self) -> &Claim {
-        &self.claim
+    pub fn description(&self) -> &SocketDescription {
+        &self.description
     }
 
     /// Returns the socket, and what has the holder close its own descriptor when it is
@@ -440,7 +440,7 @@ impl Given {
 
     /// Closes it here and there. Connections that wait are reset.
     pub fn close(self) {
-        if self.claim.protocol == Protocol::Tcp {
+        if self.description.protocol == Protocol::Tcp {
             records::stop_listening(&self.socket);
         }
     }

@@ -50,7 +50,7 @@ pub const GIVEN: u64 = 1 << 63;
 
 /// What a socket that is passed is said to be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Claim {
+pub struct SocketDescription {
     /// TCP for one that listens, UDP for one that is bound.
     pub protocol: Protocol,
     /// The address and port that it is bound to.
@@ -65,13 +65,13 @@ pub enum Message {
     /// The first one of either side, with its version.
     Hello(u16),
     /// Comes with a socket that is to be held.
-    Hold(u64, Claim),
+    Hold(u64, SocketDescription),
     /// The socket of this number is held.
     Held(u64),
     /// The socket of this number need not be held any more.
     Release(u64),
     /// Comes with a socket that no process serves.
-    Give(u64, Claim),
+    Give(u64, SocketDescription),
     /// There are no more of these now.
     All,
     /// Something that a proxy has the next one know, in its own words.
@@ -103,8 +103,12 @@ impl Message {
                 bytes.extend(version.to_be_bytes());
                 bytes
             }
-            Message::Hold(number, claim) => claim.append_to(numbered(kind::HOLD, number)),
-            Message::Give(number, claim) => claim.append_to(numbered(kind::GIVE, number)),
+            Message::Hold(number, description) => {
+                description.append_to(numbered(kind::HOLD, number))
+            }
+            Message::Give(number, description) => {
+                description.append_to(numbered(kind::GIVE, number))
+            }
             Message::Held(number) => numbered(kind::HELD, number),
             Message::Release(number) => numbered(kind::RELEASE, number),
             Message::All => vec![kind::ALL],
@@ -118,12 +122,18 @@ impl Message {
         Some(match kind {
             kind::HELLO => Message::Hello(u16::from_be_bytes(rest.try_into().ok()?)),
             kind::HOLD => {
-                let (number, claim) = rest.split_first_chunk()?;
-                Message::Hold(u64::from_be_bytes(*number), Claim::parse(claim)?)
+                let (number, description) = rest.split_first_chunk()?;
+                Message::Hold(
+                    u64::from_be_bytes(*number),
+                    SocketDescription::parse(description)?,
+                )
             }
             kind::GIVE => {
-                let (number, claim) = rest.split_first_chunk()?;
-                Message::Give(u64::from_be_bytes(*number), Claim::parse(claim)?)
+                let (number, description) = rest.split_first_chunk()?;
+                Message::Give(
+                    u64::from_be_bytes(*number),
+                    SocketDescription::parse(description)?,
+                )
             }
             kind::HELD => Message::Held(u64::from_be_bytes(rest.try_into().ok()?)),
             kind::RELEASE => Message::Release(u64::from_be_bytes(rest.try_into().ok()?)),
@@ -143,7 +153,7 @@ pub fn read_anything(bytes: &[u8]) {
     }
 }
 
-impl Claim {
+impl SocketDescription {
     /// Appends the protocol's number (IANA), the port, the length of the address, the
     /// address and the label.
     fn append_to(&self, mut bytes: Vec<u8>) -> Vec<u8> {
@@ -154,13 +164,13 @@ impl Claim {
         bytes
     }
 
-    fn parse(mut bytes: &[u8]) -> Option<Claim> {
+    fn parse(mut bytes: &[u8]) -> Option<SocketDescription> {
         let [protocol] = take(&mut bytes)?;
         let protocol = Protocol::from_number(protocol)?;
         let port = u16::from_be_bytes(take(&mut bytes)?);
         let ip = take_ip(&mut bytes)?;
         let label = std::str::from_utf8(bytes).ok()?;
-        (label.len() <= LONGEST_LABEL).then(|| Claim {
+        (label.len() <= LONGEST_LABEL).then(|| SocketDescription {
             protocol,
             address: (ip, port).into(),
             label: label.to_owned(),
@@ -176,8 +186,8 @@ mod tests {
 
     use super::*;
 
-    fn claim(address: &str, label: &str) -> Claim {
-        Claim {
+    fn description(address: &str, label: &str) -> SocketDescription {
+        SocketDescription {
             protocol: Protocol::Udp,
             address: address.parse().unwrap(),
             label: label.to_owned(),
@@ -189,8 +199,11 @@ mod tests {
         for message in [
             Message::Hello(VERSION),
             Message::Hello(0),
-            Message::Hold(1, claim("10.96.0.10:53", "internal kube-system/dns:dns")),
-            Message::Give(GIVEN, claim("[fd00::10]:53", "")),
+            Message::Hold(
+                1,
+                description("10.96.0.10:53", "internal kube-system/dns:dns"),
+            ),
+            Message::Give(GIVEN, description("[fd00::10]:53", "")),
             Message::Held(u64::MAX),
             Message::Release(0),
             Message::All,
@@ -204,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_not_read() {
-        let hold = Message::Hold(1, claim("10.96.0.10:53", "x")).encode();
+        let hold = Message::Hold(1, description("10.96.0.10:53", "x")).encode();
         let held = Message::Held(1).encode();
         let with = |at: usize, byte: u8| {
             let mut bytes = hold.clone();
@@ -228,7 +241,7 @@ mod tests {
         ] {
             assert_eq!(Message::parse(bytes), None, "{bytes:?}");
         }
-        let longest = claim("[fd00::10]:53", &"x".repeat(LONGEST_LABEL));
+        let longest = description("[fd00::10]:53", &"x".repeat(LONGEST_LABEL));
         assert!(Message::Hold(1, longest).encode().len() <= LONGEST);
     }
 
@@ -253,8 +266,8 @@ mod tests {
             label in "\\PC{0,100}",
         ) {
             let protocol = [Protocol::Tcp, Protocol::Udp][usize::from(udp)];
-            let claim = Claim { protocol, address: (ip, port).into(), label };
-            let message = Message::Hold(number, claim);
+            let description = SocketDescription { protocol, address: (ip, port).into(), label };
+            let message = Message::Hold(number, description);
             prop_assert_eq!(Message::parse(&message.encode()), Some(message));
         }
     }

@@ -24,16 +24,16 @@ use self::message::{Message, VERSION};
 pub use self::{
     holder::{MOST_NOTES, hold},
     holding::{Given, Held, Holding},
-    message::Claim,
+    message::SocketDescription,
 };
 use crate::kernel::socket::{listening, records::Channel};
 
 /// Where the holder listens unless a flag says otherwise.
 pub const SOCKET: &str = "/run/tripod-holder/holder.sock";
 
-impl Claim {
+impl SocketDescription {
     /// Returns whether `socket` is what this says.
-    fn holds_of(&self, socket: &impl AsFd) -> bool {
+    fn matches(&self, socket: &impl AsFd) -> bool {
         listening::identity(socket)
             .is_some_and(|found| found.protocol == self.protocol && found.address == self.address)
     }

@@ -31,7 +31,7 @@ impl Others {
     ///
     /// # Errors
     /// Those of reading the kernel's tables.
-    pub(super) fn look<'a, Socket: AsFd + 'a>(
+    pub(super) fn observe<'a, Socket: AsFd + 'a>(
         &mut self,
         held: impl Iterator<Item = (Place, &'a Socket)>,
     ) -> io::Result<HashSet<Place>> {

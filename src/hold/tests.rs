@@ -13,7 +13,7 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    Claim, Holding, hold,
+    Holding, SocketDescription, hold,
     message::{LONGEST, Message, OLDEST, VERSION},
 };
 use crate::{
@@ -83,8 +83,8 @@ fn listener() -> (Arc<TcpListener>, SocketAddr) {
     (Arc::new(listener), address)
 }
 
-fn claim(protocol: Protocol, address: SocketAddr) -> Claim {
-    Claim {
+fn description(protocol: Protocol, address: SocketAddr) -> SocketDescription {
+    SocketDescription {
         protocol,
         address,
         label: "internal default/web".to_owned(),
@@ -100,7 +100,7 @@ async fn until(mut condition: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn a_socket_that_is_not_what_it_is_said_to_be_is_not_held() {
-    let place = Place::new("claims");
+    let place = Place::new("descriptions");
     beside_a_holder(&place, async {
         let proxy = place.connect().await;
         send(&proxy, Message::Hello(VERSION), None).await;
@@ -109,9 +109,9 @@ async fn a_socket_that_is_not_what_it_is_said_to_be_is_not_held() {
         let (socket, address) = listener();
         let (_, other) = listener();
         for (number, wrong) in [
-            claim(Protocol::Udp, address),
-            claim(Protocol::Tcp, other),
-            claim(Protocol::Tcp, address),
+            description(Protocol::Udp, address),
+            description(Protocol::Tcp, other),
+            description(Protocol::Tcp, address),
         ]
         .into_iter()
         .enumerate()
@@ -120,7 +120,7 @@ async fn a_socket_that_is_not_what_it_is_said_to_be_is_not_held() {
             let beside = (number < 2).then_some(&*socket);
             send(&proxy, Message::Hold(number as u64, wrong), beside).await;
         }
-        let right = claim(Protocol::Tcp, address);
+        let right = description(Protocol::Tcp, address);
         send(&proxy, Message::Hold(3, right.clone()), Some(&socket)).await;
         assert_eq!(receive(&proxy).await, Some(Message::Held(3)));
         drop((proxy, socket));
@@ -130,8 +130,11 @@ async fn a_socket_that_is_not_what_it_is_said_to_be_is_not_held() {
         let running = tokio::spawn(next.clone().run());
         next.arrived().await;
         let given = next.take_given();
-        let claims: Vec<_> = given.iter().map(|given| given.claim().clone()).collect();
-        assert_eq!(claims, [right]);
+        let descriptions: Vec<_> = given
+            .iter()
+            .map(|given| given.description().clone())
+            .collect();
+        assert_eq!(descriptions, [right]);
         let (socket, _release) = given.into_iter().next().unwrap().into_parts();
         let (_, peer) = TcpListener::from(socket).accept().unwrap();
         assert_eq!(peer, waits.local_addr().unwrap());
@@ -169,7 +172,7 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
         next.arrived().await;
         let given = next.take_given();
         assert_eq!(given.len(), 1);
-        assert_eq!(given[0].claim().address, at_left);
+        assert_eq!(given[0].description().address, at_left);
         for given in given {
             given.close();
         }
@@ -201,8 +204,8 @@ async fn leaves(place: &Place, sockets: &[&TcpListener]) {
     assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
     assert_eq!(receive(&proxy).await, Some(Message::All));
     for (number, socket) in (0..).zip(sockets) {
-        let claim = claim(Protocol::Tcp, socket.local_addr().unwrap());
-        send(&proxy, Message::Hold(number, claim), Some(socket)).await;
+        let description = description(Protocol::Tcp, socket.local_addr().unwrap());
+        send(&proxy, Message::Hold(number, description), Some(socket)).await;
         assert_eq!(receive(&proxy).await, Some(Message::Held(number)));
     }
 }
@@ -272,7 +275,7 @@ async fn a_holder_that_sends_anything_else_is_left() {
     let holder = timeout(DEADLINE, listener.accept()).await.unwrap().unwrap();
     assert_eq!(receive(&holder).await, Some(Message::Hello(VERSION)));
     send(&holder, Message::Hello(VERSION), None).await;
-    let wrong = Message::Give(u64::MAX, claim(Protocol::Udp, address));
+    let wrong = Message::Give(u64::MAX, description(Protocol::Udp, address));
     send(&holder, wrong, Some(&socket)).await;
     let answer = receive(&holder).await;
     assert_eq!(answer, Some(Message::Release(u64::MAX)), "it is closed");
@@ -294,8 +297,8 @@ async fn all_that_a_proxy_sent_before_it_was_killed_is_kept() {
         assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
         // It reads nothing more, so that its end is a reset for the holder.
         for number in 0..SOCKETS {
-            let claim = claim(Protocol::Tcp, address);
-            send(&proxy, Message::Hold(number, claim), Some(&socket)).await;
+            let description = description(Protocol::Tcp, address);
+            send(&proxy, Message::Hold(number, description), Some(&socket)).await;
         }
         send(&proxy, Message::Note(b"note".to_vec()), None).await;
         drop(proxy);

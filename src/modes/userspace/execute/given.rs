@@ -62,10 +62,10 @@ impl Executor {
             .collect();
         let mut ports = BTreeSet::new();
         for given in left {
-            let claim = given.claim();
-            let place = (claim.protocol, claim.address);
-            let group = groups.get(&(claim.protocol, &*claim.label));
-            if claim.address.ip().is_unspecified() {
+            let description = given.description();
+            let place = (description.protocol, description.address);
+            let group = groups.get(&(description.protocol, &*description.label));
+            if description.address.ip().is_unspecified() {
                 ports.insert(place);
             }
             match group {

@@ -24,12 +24,15 @@ impl GivenSockets {
     /// Adds a socket. Returns where it is if it has a local port of redirect capture,
     /// which no other group may take.
     pub fn add(&mut self, given: Given) -> Option<Place> {
-        let claim = given.claim();
-        let (place, ip) = ((claim.protocol, claim.address), claim.address.ip());
+        let description = given.description();
+        let (place, ip) = (
+            (description.protocol, description.address),
+            description.address.ip(),
+        );
         if ip.is_unspecified() {
-            let label = Arc::from(&*claim.label);
-            let name = (claim.protocol, Family::of(&ip), label);
-            self.local_ports.insert(name, claim.address);
+            let label = Arc::from(&*description.label);
+            let name = (description.protocol, Family::of(&ip), label);
+            self.local_ports.insert(name, description.address);
         }
         self.places.entry(place).or_default().push(given);
         ip.is_unspecified().then_some(place)

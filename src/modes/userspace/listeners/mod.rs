@@ -384,7 +384,7 @@ impl ListenerSet {
         if self.protocol != Protocol::Tcp {
             return given.close();
         }
-        let bound = given.claim().address;
+        let bound = given.description().address;
         let address = tcp::ListenerAddress {
             group: Arc::clone(&self.group),
             called: self.called(bound),
