@@ -58,6 +58,15 @@ pub struct Contents {
     pub sets: Vec<(ListedSet, Vec<Element>)>,
 }
 
+/// Separates what the kernel answered from what is unknown: refusals other than for lack of a
+/// privilege, which do not pass, mean that it has nothing of the kind.
+fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+    match answer {
+        Err(error) if error.errno() == Some(Errno::EPERM) || error.is_passing() => Err(error),
+        answer => Ok(answer.ok()),
+    }
+}
+
 impl Rules {
     /// Returns the rules of the network namespace of the calling thread.
     ///
@@ -156,6 +165,29 @@ impl Rules {
                 what,
             })),
         }
+    }
+
+    /// Returns the rules, and those of `families` that have a table of this name. A kernel that
+    /// does not know nf_tables, or not for a family, has none.
+    ///
+    /// # Errors
+    /// When that is not known: a privilege is missing, or the kernel did not answer for a reason
+    /// that passes.
+    pub fn with_table(
+        table: &str,
+        families: &[Family],
+    ) -> Result<Option<(Rules, Vec<Family>)>, Error> {
+        let Some(mut rules) = known(Rules::open())? else {
+            return Ok(None);
+        };
+        let mut found = Vec::new();
+        for &family in families {
+            let tables = known(rules.tables(family))?.unwrap_or_default();
+            if tables.iter().any(|found| found.name == table) {
+                found.push(family);
+            }
+        }
+        Ok(Some((rules, found)))
     }
 
     /// Returns the tables of `family`. One of both families, `inet`, is of neither.
@@ -378,4 +410,28 @@ pub(super) fn generation_of(message: Message<'_>) -> Result<Option<u32>, Malform
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_not_absent() {
+        let refused = |errno| {
+            known::<()>(Err(Error::Refused {
+                operation: "list",
+                object: "tables".to_owned(),
+                errno,
+                hint: None,
+            }))
+        };
+        for errno in [Errno::EPERM, Errno::ENOMEM, Errno::ENOBUFS, Errno::EINTR] {
+            assert!(refused(errno).is_err(), "{errno}");
+        }
+        for errno in [Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT, Errno::EINVAL] {
+            assert_eq!(refused(errno).expect("an answer"), None, "{errno}");
+        }
+        assert_eq!(known(Ok(7)).expect("an answer"), Some(7));
+    }
 }

@@ -164,16 +164,14 @@ fn keep(
     execute::remove(socket, loopback, kept.remove)
 }
 
-/// Removes the table of `family`.
+/// Removes the table of `family`, if it is there.
 ///
 /// # Errors
-/// When the kernel refuses; one without nf_tables has none.
+/// When the kernel refuses, or whether it has the table is not known.
 pub fn cleanup(family: Family) -> Result<(), Error> {
-    let Ok(mut rules) = Rules::open() else {
-        return Ok(());
-    };
-    let there = rules.tables(family).unwrap_or_default();
-    if there.iter().any(|table| table.name == TABLE) {
+    if let Some((mut rules, found)) = Rules::with_table(TABLE, &[family])?
+        && !found.is_empty()
+    {
         rules.delete_table(family, TABLE)?;
     }
     Ok(())

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use caps::{CapSet, Capability};
 use proptest::{prelude::*, test_runner::TestRunner};
 use socket2::{Domain, Type};
 
@@ -16,7 +17,7 @@ use super::{
 use crate::{
     kernel::{
         addresses,
-        namespace::{block_on, in_namespace, ip},
+        namespace::{block_on, in_namespace, ip, sh},
         routes, rules,
     },
     modes::userspace::capture::{Capture, Method, OtherPorts, Target},
@@ -247,5 +248,20 @@ fn a_connected_socket_takes_a_route_that_came_later() {
             let (length, _) = listener.recv_from(&mut buffer).expect("the datagram");
             assert_eq!(&buffer[..length], b"late", "{to}");
         }
+    });
+}
+
+#[test]
+fn a_table_that_may_not_be_listed_is_not_taken_for_removed() {
+    in_namespace(|| {
+        sh("nft add table ip tripod-draining");
+        // Of this thread alone.
+        let (set, admin) = (CapSet::Effective, Capability::CAP_NET_ADMIN);
+        caps::drop(None, set, admin).expect("given away for now");
+        let removed = retire::cleanup(Family::V4);
+        caps::raise(None, set, admin).expect("taken again");
+        assert!(removed.is_err(), "{removed:?}");
+        retire::cleanup(Family::V4).expect("removed");
+        assert_eq!(sh("nft list tables"), "");
     });
 }
