@@ -148,6 +148,11 @@ pub const COLUMNS: [Column; 10] = [
 ];
 
 impl Column {
+    /// Returns whether rules of its mode are written with iptables.
+    pub fn writes_with_iptables(&self) -> bool {
+        self.chain.is_some()
+    }
+
     /// Its flags, but for those that a case gives `others` of the same name.
     pub fn flags_beside(&self, others: &[&str]) -> impl Iterator<Item = &'static str> {
         let name = |flag: &str| flag.split('=').next().unwrap_or(flag).to_owned();

@@ -17,6 +17,7 @@ mod call;
 mod case;
 mod cases;
 mod columns;
+mod confined;
 mod differences;
 mod endpoints;
 mod explained;

@@ -16,6 +16,7 @@ use super::call;
 use super::case::{Caller, Case, Family, Flags, Protocol, Target};
 use super::cases::{Numbered, numbered};
 use super::columns::{Column, Kernel, Tools};
+use super::confined;
 use super::endpoints::ALL;
 use super::explained::{self, Reading};
 use super::network::Network;
@@ -239,6 +240,7 @@ impl Run<'_> {
             self.column.mode
         );
         unprivileged::check(tripod.pid(), self.column);
+        confined::check(&tripod, self.column, &self.network.manifests);
         tripod
     }
 

@@ -19,7 +19,7 @@ const NET_RAW: Capability = ("net_raw", 13);
 /// Returns what a mode needs.
 fn capabilities(column: &Column) -> Vec<Capability> {
     let mut needed = vec![NET_ADMIN];
-    if column.tools == Tools::Legacy && column.chain.is_some() {
+    if column.tools == Tools::Legacy && column.writes_with_iptables() {
         needed.push(NET_RAW);
     }
     if column.mode == "userspace" {
