@@ -222,6 +222,19 @@ pub fn files(kubeconfig: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
+/// Returns whether the `kubeconfig` names a program that gives credentials, for any user. One that
+/// cannot be read may name one.
+pub fn names_program(kubeconfig: Option<&Path>) -> bool {
+    let read = kubeconfig.map(Kubeconfig::read_from);
+    read.is_some_and(|read| {
+        read.map_or(true, |file| {
+            let users = file.auth_infos.iter();
+            let mut users = users.filter_map(|user| user.auth_info.as_ref());
+            users.any(|user| exec::of(user).is_some())
+        })
+    })
+}
+
 /// Without a scheme it is plain HTTP, as client-go reads it.
 fn master_url(text: &str) -> Result<Uri, AccessError> {
     let full = if text.contains("://") {

@@ -13,7 +13,7 @@ mod proxy;
 
 pub use self::{
     access::{Access, AccessError, Connection},
-    credentials::files as credential_files,
+    credentials::{files as credential_files, names_program},
     exec::PluginError,
     metrics::RequestMetrics,
     proxy::ProxyError,

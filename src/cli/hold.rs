@@ -4,7 +4,16 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command};
 
-use crate::hold::SOCKET;
+use crate::{confine::Confinement, hold::SOCKET};
+
+/// What the subcommand is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// How far it confines itself.
+    pub confinement: Confinement,
+}
 
 const HELP: &str = "\
 Runs until SIGTERM, beside the proxy in userspace mode. It keeps the proxy's listening
@@ -22,16 +31,30 @@ pub(super) fn command() -> Command {
         .value_name("PATH")
         .default_value(SOCKET)
         .help("The unix socket at which proxies find this process");
+    let confine = Arg::new("confine")
+        .long("confine")
+        .value_name("HOW")
+        .default_value("calls")
+        .value_parser(Confinement::parse)
+        .help(
+            "How far it keeps itself from what it does not need: capabilities (capabilities), \
+             system calls besides (calls), files besides (files), or not at all (none)",
+        );
     Command::new("hold")
         .about("Keep the sockets of userspace mode open from one Tripod to the next")
         .after_help(HELP)
         .arg(socket)
+        .arg(confine)
 }
 
-/// Returns where the holder listens by `matches`, of the subcommand.
-pub(super) fn read(matches: &ArgMatches) -> PathBuf {
+/// Returns what `matches`, of the subcommand, ask for.
+pub(super) fn read(matches: &ArgMatches) -> Hold {
     let path = matches.get_one::<String>("userspace-holder-socket");
-    path.map_or(SOCKET, String::as_str).into()
+    let confinement = matches.get_one::<Confinement>("confine");
+    Hold {
+        socket: path.map_or(SOCKET, String::as_str).into(),
+        confinement: confinement.copied().unwrap_or_default(),
+    }
 }
 
 #[cfg(test)]
@@ -47,8 +70,16 @@ mod tests {
     #[test]
     fn holder_and_proxy_meet_at_the_same_socket() {
         let flag = "--userspace-holder-socket=/s";
-        assert_eq!(read(&["hold"]).job, Job::Hold(SOCKET.into()));
-        assert_eq!(read(&["hold", flag]).job, Job::Hold("/s".into()));
+        let hold = |socket: &str, confinement| {
+            Job::Hold(Hold {
+                socket: socket.into(),
+                confinement,
+            })
+        };
+        assert_eq!(read(&["hold"]).job, hold(SOCKET, Confinement::Calls));
+        let files = "--confine=files";
+        let job = read(&["hold", flag, files]).job;
+        assert_eq!(job, hold("/s", Confinement::Files));
         let socket = |words: &[&str]| read(words).own.holder_socket;
         assert_eq!(socket(&[]), Some(SOCKET.into()));
         assert_eq!(socket(&[flag]), Some("/s".into()));

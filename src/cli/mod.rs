@@ -30,6 +30,7 @@ use options::{CommandLine, Subcommand};
 pub use self::{
     ask::{Ask, Output, Probe, Question, Repeat},
     cleanup::Cleanup,
+    hold::Hold,
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
     put::{Unwritable, put},

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Ask, Cleanup, Migrate, Output, Test, TestServer, Trace};
+use super::{Ask, Cleanup, Hold, Migrate, Output, Test, TestServer, Trace};
 use crate::{
     config::KubeProxyConfiguration,
     confine::Confinement,
@@ -185,7 +185,7 @@ pub(super) enum Subcommand {
     Migrate(Migrate),
     Test(Test),
     TestServer(TestServer),
-    Hold(PathBuf),
+    Hold(Hold),
 }
 
 impl CommandLine {

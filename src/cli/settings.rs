@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Ask, Cleanup, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
+    Ask, Cleanup, Hold, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
     options::{CommandLine, Subcommand},
 };
 use crate::config::{
@@ -61,8 +61,8 @@ pub enum Job {
     Test(Test),
     /// Answer calls of `tripod test`, in a pod that it made.
     TestServer(TestServer),
-    /// Keep sockets of proxies that connect there.
-    Hold(PathBuf),
+    /// Keep sockets of proxies.
+    Hold(Hold),
     /// Write [`Settings::configuration`] to this file, and exit.
     WriteConfig(PathBuf),
 }

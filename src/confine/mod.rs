@@ -32,6 +32,11 @@ pub enum Confinement {
 }
 
 impl Confinement {
+    /// Returns whether system calls are limited to those that are needed.
+    pub fn is_of_calls(self) -> bool {
+        matches!(self, Confinement::Calls | Confinement::Files)
+    }
+
     /// Returns the confinement that `word` names.
     ///
     /// # Errors
@@ -52,12 +57,22 @@ impl Confinement {
 pub enum Task {
     /// Find out which mode this kernel can run, and prepare the node.
     Start,
-    /// Serve in a mode of the kernel.
-    Serve,
-    /// Serve in userspace mode.
-    Relay,
+    /// Serve.
+    Serve(Serving),
     /// Hold sockets of other processes.
     Hold,
+}
+
+/// What a process that serves does beside reading objects and asking the kernel, by its mode, its
+/// settings and the state of its node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Serving {
+    /// It may have to start programs.
+    pub programs: bool,
+    /// It carries connections itself.
+    pub relays: bool,
+    /// It notices changes of files.
+    pub watches_files: bool,
 }
 
 /// Confines this thread, and the threads and programs that it starts from now on, to
@@ -80,8 +95,9 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) {
         {
             failures.push(format!("files: {error}"));
         }
-        let of_calls = matches!(confinement, Confinement::Calls | Confinement::Files);
-        if of_calls && let Err(error) = calls::restrict() {
+        if confinement.is_of_calls()
+            && let Err(error) = calls::restrict(task)
+        {
             failures.push(format!("system calls: {error}"));
         }
     }
@@ -100,8 +116,8 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) {
 fn needed(task: Task) -> Capabilities {
     let words = match task {
         Task::Start => [SERVING, RELAYING, STARTING].concat(),
-        Task::Serve => SERVING.to_vec(),
-        Task::Relay => [SERVING, RELAYING].concat(),
+        Task::Serve(Serving { relays: false, .. }) => SERVING.to_vec(),
+        Task::Serve(_) => [SERVING, RELAYING].concat(),
         Task::Hold => RELAYING.to_vec(),
     };
     words.into_iter().collect()
@@ -144,10 +160,14 @@ mod tests {
     #[test]
     fn what_serves_is_kept_from_the_start() {
         let start = needed(Task::Start);
-        for task in [Task::Serve, Task::Relay, Task::Hold] {
+        let relays = Task::Serve(Serving {
+            relays: true,
+            ..Serving::default()
+        });
+        for task in [Task::Serve(Serving::default()), relays, Task::Hold] {
             assert!(needed(task).is_subset(&start), "{task:?}");
         }
-        assert!(!needed(Task::Relay).contains(&Capability::CAP_SYS_ADMIN));
+        assert!(!needed(relays).contains(&Capability::CAP_SYS_ADMIN));
     }
 
     #[test]

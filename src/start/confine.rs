@@ -2,12 +2,15 @@
 
 use std::path::Path;
 
-use super::succession;
+use super::{probe::Chosen, programs::Programs, succession, takeover};
 use crate::{
-    api_client::credential_files,
+    api_client::{credential_files, names_program},
     cli::{Job, Settings},
-    confine::{self, Files, Task},
+    confine::{self, Files, Serving, Task},
+    kernel::probe::Kernel,
+    modes::userspace::capture::{self, Method},
     net::ModeName,
+    node::NodePorts,
 };
 
 /// The lock of the legacy iptables (`iptables(8)`).
@@ -24,19 +27,71 @@ pub fn confine(settings: &Settings) {
     to(settings, task);
 }
 
-/// Confines the process to what serves in `mode`. Threads that are there already keep what
-/// they have: those that found out what the kernel can do have ended, and none of those
-/// that stay may have been made.
-pub(super) fn to_serve(settings: &Settings, mode: ModeName) {
-    let task = match mode {
-        ModeName::Userspace => Task::Relay,
-        ModeName::Ipvs | ModeName::Nftables | ModeName::Iptables => Task::Serve,
+/// Confines the process to what serves in the `chosen` mode. Threads that are there already keep
+/// what they have: those that found out what the kernel can do have ended, and none of those
+/// that stay may have been made. Returns whether programs may be started.
+pub(super) fn to_serve(settings: &Settings, chosen: &Chosen, node_ports: &NodePorts) -> Programs {
+    let why = programs_for(settings, chosen.mode, &chosen.kernel);
+    let relays = match chosen.mode {
+        ModeName::Userspace => true,
+        ModeName::Nftables | ModeName::Ipvs => !node_ports.loopback().is_empty(),
+        ModeName::Iptables => false,
     };
-    to(settings, task);
+    let serving = Serving {
+        programs: why.is_some(),
+        relays,
+        watches_files: settings.own.manifests.is_some() || settings.file.is_some(),
+    };
+    to(settings, Task::Serve(serving));
+    if !settings.own.confinement.is_of_calls() {
+        return Programs::default();
+    }
+    match why {
+        Some(why) => {
+            tracing::info!("programs may be started: {why}");
+            Programs::default()
+        }
+        None => {
+            tracing::info!("programs: none can be started from now on");
+            Programs::forbidden()
+        }
+    }
+}
+
+/// Returns why a process that serves in `mode` may have to start programs; `None`: it starts none.
+fn programs_for(settings: &Settings, mode: ModeName, kernel: &Kernel) -> Option<&'static str> {
+    if writes_with_iptables(settings, mode, kernel) {
+        return Some("the rules of this mode are written with iptables");
+    }
+    let kubeconfig = settings.effective.kubeconfig.as_deref();
+    if settings.own.manifests.is_none() && names_program(kubeconfig) {
+        return Some("the kubeconfig names a program that gives credentials");
+    }
+    takeover::rules_of_programs_may_be_there()
+        .then_some("rules that iptables wrote, of another mode or kube-proxy, may be to be removed")
+}
+
+fn writes_with_iptables(settings: &Settings, mode: ModeName, kernel: &Kernel) -> bool {
+    match mode {
+        ModeName::Ipvs | ModeName::Iptables => true,
+        ModeName::Nftables => false,
+        ModeName::Userspace => {
+            let own = &settings.own;
+            let redirects = capture::choose(own.capture, kernel).is_ok_and(|choice| {
+                let mut methods = choice.methods.iter();
+                methods.any(|(_, method)| *method == Method::Redirect)
+            });
+            redirects || own.transparent
+        }
+    }
 }
 
 fn to(settings: &Settings, task: Task) {
-    confine::confine(settings.own.confinement, task, &files(settings));
+    let confinement = match &settings.job {
+        Job::Hold(hold) => hold.confinement,
+        _ => settings.own.confinement,
+    };
+    confine::confine(confinement, task, &files(settings));
 }
 
 fn files(settings: &Settings) -> Files<'_> {
@@ -51,7 +106,7 @@ fn files(settings: &Settings) -> Files<'_> {
     ];
     let read = read.into_iter().flatten().map(Path::to_owned);
     let held = match &settings.job {
-        Job::Hold(path) => Some(path.as_path()),
+        Job::Hold(hold) => Some(hold.socket.as_path()),
         _ => own.holder_socket.as_deref(),
     };
     let serves = matches!(settings.job, Job::Serve);
@@ -61,5 +116,79 @@ fn files(settings: &Settings) -> Files<'_> {
         read: read.chain(credential_files(kubeconfig)).collect(),
         written: vec![Path::new(XTABLES_LOCK)],
         sockets: sockets.into_iter().flatten().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cli,
+        kernel::namespace::{in_namespace, sh},
+    };
+
+    /// With which settings and where a mode may have to start programs.
+    #[test]
+    fn programs_are_started_by_modes_with_iptables_and_where_it_left_rules() {
+        use ModeName::{Iptables, Ipvs, Nftables, Userspace};
+        let folder = std::env::temp_dir().join(format!("tripod-plugin-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let kubeconfig = |name: &str, user: &str| {
+            let path = folder.join(name);
+            let users = format!("users: [{{name: a, user: {user}}}]");
+            std::fs::write(&path, format!("apiVersion: v1\nkind: Config\n{users}\n")).expect(name);
+            format!("--kubeconfig={}", path.display())
+        };
+        let plugin = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: get}}";
+        let (plugin, token) = (
+            kubeconfig("plugin", plugin),
+            kubeconfig("token", "{token: x}"),
+        );
+        let absent = format!("--kubeconfig={}", folder.join("absent").display());
+        let (local, transparent) = ("--userspace-capture=local", "--userspace-transparent");
+        let manifests = "--manifests=/nowhere";
+        let (nothing, chains) = ("true", "iptables-nft -t nat -N KUBE-SERVICES");
+        let cases: [(ModeName, Vec<&str>, &'static str, bool); 14] = [
+            (Ipvs, vec![manifests], nothing, true),
+            (Iptables, vec![manifests], nothing, true),
+            (Userspace, vec![manifests], nothing, true),
+            (Userspace, vec![manifests, local], nothing, false),
+            (
+                Userspace,
+                vec![manifests, local, transparent],
+                nothing,
+                true,
+            ),
+            (Userspace, vec![manifests, local], chains, true),
+            (Nftables, vec![manifests], nothing, false),
+            (Nftables, vec![manifests], chains, true),
+            (
+                Nftables,
+                vec![manifests],
+                "ip6tables-legacy -w -t filter -L",
+                true,
+            ),
+            (Nftables, vec![&token], nothing, false),
+            (Nftables, vec![&plugin], nothing, true),
+            (Nftables, vec![&plugin, manifests], nothing, false),
+            // What it names is not known.
+            (Nftables, vec![&absent], nothing, true),
+            // That of the pod's service account.
+            (Nftables, vec![], nothing, false),
+        ];
+        let kernel = Kernel::examine(&[]);
+        for (mode, flags, script, expected) in cases {
+            let words = ["tripod"].iter().chain(&flags);
+            let read = cli::read(words.map(Into::into), |_| unreachable!("no file"));
+            let settings = read.expect("good flags");
+            let case = format!("{mode} {flags:?} {script}");
+            let kernel = kernel.clone();
+            in_namespace(move || {
+                sh(script);
+                let found = programs_for(&settings, mode, &kernel);
+                assert_eq!(found.is_some(), expected, "{case}: {found:?}");
+            });
+        }
+        std::fs::remove_dir_all(&folder).expect("removed");
     }
 }

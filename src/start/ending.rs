@@ -11,7 +11,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::Done;
+use super::{Done, programs::Programs};
 use crate::{
     cli::Settings,
     config::{self, ConfigFile},
@@ -32,10 +32,10 @@ const CHECK_PERIOD: Duration = Duration::from_millis(50);
 pub(super) async fn until_ended(
     running: Pin<&mut impl Future<Output = ()>>,
     serving: JoinSet<Result<(), serve::Error>>,
-    handover: Handover,
+    (handover, programs): (Handover, Programs),
     settings: &Settings,
 ) -> Done {
-    let ended = until_drained(running, serving, &handover, settings).await;
+    let ended = until_drained(running, serving, (&handover, &programs), settings).await;
     if handover.is_held() {
         handover.leave();
     }
@@ -47,7 +47,7 @@ pub(super) async fn until_ended(
 async fn until_drained(
     mut running: Pin<&mut impl Future<Output = ()>>,
     mut serving: JoinSet<Result<(), serve::Error>>,
-    handover: &Handover,
+    (handover, programs): (&Handover, &Programs),
     settings: &Settings,
 ) -> Done {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -59,6 +59,7 @@ async fn until_drained(
         _ = interrupt.recv() => (Ok(()), Until::Idle),
         // The process is started again by its supervisor when it has ended.
         changed = config_changed(settings.file.as_ref()) => (Err(changed.into()), Until::Idle),
+        missed = programs.missed() => (Err(missed.into()), Until::Idle),
     };
     if !handover.has_served() {
         return ended;

@@ -10,6 +10,7 @@ pub mod fuzz;
 mod migrate;
 mod mode;
 mod probe;
+mod programs;
 mod progress;
 mod render;
 mod serve;
@@ -53,7 +54,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
         Job::Init => init(&settings).await,
         Job::Probe(format) => probe::print(&settings, *format),
         Job::Render(folder) => render::render(&settings, folder).await,
-        Job::Hold(path) => hold::hold(path).await,
+        Job::Hold(asked) => hold::hold(&asked.socket).await,
         Job::Serve => serve::serve(settings).await,
     };
     done.map(|()| ExitCode::SUCCESS)

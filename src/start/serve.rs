@@ -57,14 +57,14 @@ pub(super) async fn serve(settings: Settings) -> Done {
     // This comes before any change of the node: the process may end here.
     let choice = probe::choose(&settings).await?;
     node::set_oom_score(settings.configuration.oom_score_adj);
-    confine::to_serve(&settings, choice.mode);
+    let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
+    let programs = confine::to_serve(&settings, &choice, &node_ports);
     let source = source(&settings, &registry).await?;
     let recorder = recorder(&source, &node);
     recorder.post(Event::starting());
     let node_settings = node::prepare(&settings.configuration, &recorder);
     report(&choice, &settings, &recorder);
 
-    let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
     let metrics = Metrics::register(&registry)?;
     let context = build::NodeContext {
         settings: &settings,
@@ -82,7 +82,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let traffic = traffic::source(&proxy, &node_ports, &counted);
     let exclude = effective.ipvs_exclude.clone();
     let mut runner = Runner::new(
-        TakeOver::new(proxy, exclude, handover.clone()),
+        TakeOver::new(proxy, exclude, handover.clone(), programs.clone()),
         Tracker::new(&node),
         options,
         Arc::clone(&health),
@@ -121,7 +121,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let (batches, serves) = succession::announced(batches, sockets, handover.clone(), listeners);
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses)));
-    ending::until_ended(running, serving, handover, &settings).await
+    ending::until_ended(running, serving, (handover, programs), &settings).await
 }
 
 /// Answers probes from here on, also while it is not known what the kernel can do; where

@@ -19,11 +19,12 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use tokio::time::{Duration, Instant, sleep_until};
 
+pub(super) use self::stale_state::rules_of_programs_may_be_there;
 use self::{
     clearing::{Clearing, PAUSE, Pass, Work, present},
     stale_state::{Running, StaleState},
 };
-use super::Done;
+use super::{Done, programs::Programs};
 use crate::{
     cli::Cleanup,
     kernel::{
@@ -80,11 +81,18 @@ pub(super) struct TakeOver<M> {
     handover: Handover,
     /// Whether it had a successor when it last synced.
     gave_way: bool,
+    programs: Programs,
 }
 
 impl<M: Mode> TakeOver<M> {
-    /// Has `mode` remove nothing while `handover` knows of a successor.
-    pub(super) fn new(mode: M, exclude: Vec<IpNet>, handover: Handover) -> TakeOver<M> {
+    /// Has `mode` remove nothing while `handover` knows of a successor. `programs` are missed
+    /// where they may not be started and stale rules take them.
+    pub(super) fn new(
+        mode: M,
+        exclude: Vec<IpNet>,
+        handover: Handover,
+        programs: Programs,
+    ) -> TakeOver<M> {
         TakeOver {
             mode,
             exclude: exclude.into(),
@@ -98,6 +106,7 @@ impl<M: Mode> TakeOver<M> {
             pass: clearing::pass,
             handover,
             gave_way: false,
+            programs,
         }
     }
 
@@ -186,6 +195,12 @@ impl<M: Mode> Mode for TakeOver<M> {
         if self.found.is_none() {
             // Userspace mode removes what captures in another way itself.
             let found = present(self.stale.clone(), self.running()).await;
+            if self.programs.are_forbidden()
+                && !found.is_empty()
+                && clearing::takes_programs().await
+            {
+                self.programs.miss();
+            }
             if found.contains(&StaleState::Of(ModeName::Userspace)) {
                 open_connections::prepare(&self.running()).await;
             }

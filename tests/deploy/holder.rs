@@ -46,8 +46,8 @@ fn both_find_the_socket_in_the_same_folder_of_the_node() {
     };
     let none = cli::read(["tripod".into()], |_| unreachable!());
     let at_proxy = none.expect("it is taken").own.holder_socket;
-    assert_eq!(at_proxy.as_ref(), Some(&at_holder));
-    let folder = at_holder.parent().expect("a folder");
+    assert_eq!(at_proxy.as_ref(), Some(&at_holder.socket));
+    let folder = at_holder.socket.parent().expect("a folder");
     for pod in [&holder, &proxy] {
         assert_eq!(Path::new(&mounted(pod, "/run/tripod-holder")), folder);
     }

@@ -151,3 +151,40 @@ fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
         }
     });
 }
+
+/// Its supervisor starts it again, and then it may start programs.
+#[test]
+fn who_may_start_no_programs_ends_to_remove_the_rules_of_a_successor_that_ended() {
+    if !modes().contains(&"nftables") {
+        return skip("this kernel has no nftables mode");
+    }
+    lab::run(Share::Beside, || {
+        let (lab, service) = lab();
+        let chains = || {
+            lab.node
+                .show("iptables-save -t nat")
+                .contains(":KUBE-SERVICES ")
+        };
+        let mut first = start(&lab, "nftables", &["--confine=calls"]);
+        assert_eq!(first.logged(&["programs: none can be started"]), 1);
+        let mut second = start(&lab, "iptables", &["--confine=calls"]);
+        eventually("the successor's rules are there", SOON, || {
+            chains().then_some(()).ok_or_else(|| second.log())
+        });
+        second.kill();
+        assert!(!first.ended_within(SOON).success());
+        let reason =
+            "which iptables has to remove, and this process has given up starting programs";
+        assert_ne!(first.logged(&[reason]), 0, "{}", first.log());
+        assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+        let again = start(&lab, "nftables", &["--confine=calls"]);
+        assert_eq!(
+            again.logged(&["programs may be started: rules that iptables wrote"]),
+            1
+        );
+        eventually("the successor's rules are gone", SOON, || {
+            (!chains()).then_some(()).ok_or_else(|| again.log())
+        });
+        assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+    });
+}

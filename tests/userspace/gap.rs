@@ -26,7 +26,7 @@ const WAITING: usize = 24;
 
 pub(super) fn start_holder(lab: &Lab) -> Tripod {
     let mut command = lab.node.command(tripod_binary());
-    command.arg("hold");
+    command.args(["hold", "--confine=files"]);
     let holder = Tripod::spawn(command);
     eventually("the holder listens", SOON, || {
         match holder.logged(&["holding listening sockets"]) {
@@ -34,6 +34,9 @@ pub(super) fn start_holder(lab: &Lab) -> Tripod {
             _ => Ok(()),
         }
     });
+    let status = std::fs::read_to_string(format!("/proc/{}/status", holder.pid()));
+    // SECCOMP_MODE_FILTER, `proc_pid_status(5)`.
+    assert!(status.expect("a status").contains("Seccomp:\t2\n"));
     holder
 }
 

@@ -55,6 +55,12 @@ pub async fn is_there(preserved: &Preserved) -> bool {
     OWNED.is_there(preserved).await
 }
 
+/// Returns whether chains of iptables mode may be there, without running a program; see
+/// [`Owned::may_be_there`].
+pub fn rules_may_be_there() -> bool {
+    OWNED.may_be_there()
+}
+
 /// Returns the chains of iptables mode that are there, whoever installed them.
 pub async fn chains() -> Vec<OwnedChain> {
     OWNED.list(&Preserved::nothing()).await

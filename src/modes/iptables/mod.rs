@@ -27,7 +27,7 @@ mod unsupported;
 use std::time::Duration;
 
 pub use self::{
-    cleanup::{chains, cleanup_except, is_kubelets, is_there, retire},
+    cleanup::{chains, cleanup_except, is_kubelets, is_there, retire, rules_may_be_there},
     observe::interest,
     setup::Setup,
     traffic::Traffic,

@@ -96,6 +96,12 @@ pub async fn is_there(preserved: &Preserved) -> bool {
     OWNED.is_there(preserved).await || links::index(LINK).is_ok()
 }
 
+/// Returns whether chains of ipvs mode may be there, without running a program; see
+/// [`Owned::may_be_there`].
+pub fn rules_may_be_there() -> bool {
+    OWNED.may_be_there()
+}
+
 /// Returns the chains of ipvs mode that are there, whoever installed them.
 pub async fn chains() -> Vec<OwnedChain> {
     OWNED.list(&Preserved::nothing()).await

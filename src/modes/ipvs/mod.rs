@@ -37,7 +37,8 @@ use tokio::time::Instant;
 
 pub use self::{
     cleanup::{
-        SHARED_CHAINS, chains, cleanup_except, cleanup_rules, is_there, retire, virtual_servers,
+        SHARED_CHAINS, chains, cleanup_except, cleanup_rules, is_there, retire, rules_may_be_there,
+        virtual_servers,
     },
     plan::Options,
     saved::saved,

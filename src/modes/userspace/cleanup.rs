@@ -67,3 +67,9 @@ pub async fn retire(
 pub async fn is_there(preserved: &Preserved, routed: &[Family]) -> bool {
     Redirect::is_there(preserved).await || Local::is_there(routed)
 }
+
+/// Returns whether chains of this mode may be there, without running a program; see
+/// [`Owned::may_be_there`](crate::kernel::xtables::remove::Owned::may_be_there).
+pub fn rules_may_be_there() -> bool {
+    Redirect::may_be_there() || return_path::rules_may_be_there()
+}

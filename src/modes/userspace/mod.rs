@@ -39,7 +39,7 @@ pub(crate) use self::execute::listening::Listening;
 pub use self::{
     assignments::{Assignments, MOST_RECORDS},
     capture::Capture,
-    cleanup::{cleanup, cleanup_except, is_there, prepare_successor, retire},
+    cleanup::{cleanup, cleanup_except, is_there, prepare_successor, retire, rules_may_be_there},
     handover::{Handover, Predecessor, Successor},
     loads::{EndpointLoad, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},

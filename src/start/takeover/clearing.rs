@@ -14,7 +14,7 @@ use tokio::{
     time::{Duration, Instant, sleep},
 };
 
-use super::stale_state::{Running, StaleState};
+use super::stale_state::{Running, StaleState, rules_of_programs_may_be_there};
 use crate::{kernel::xtables::clear_traces, net::Family};
 
 /// How long stale state stays because connections need it.
@@ -152,6 +152,15 @@ pub(super) async fn present(states: Vec<StaleState>, running: Running) -> Vec<St
         })
     };
     spawn_blocking(find).await.ok().flatten().unwrap_or(all)
+}
+
+/// Returns whether rules may be there whose removal takes programs. Listing them is done on
+/// another thread.
+pub(super) async fn takes_programs() -> bool {
+    // It fails only while the runtime is shutting down.
+    spawn_blocking(rules_of_programs_may_be_there)
+        .await
+        .unwrap_or(false)
 }
 
 /// Runs `work` on this thread; `None` if no runtime can be had for it.

@@ -192,6 +192,17 @@ impl Running {
     }
 }
 
+/// Returns whether there may be rules, of any mode or of a trace, that programs have to remove.
+/// Lists chains by netlink alone.
+pub(in crate::start) fn rules_of_programs_may_be_there() -> bool {
+    let mut families = Family::ALL.into_iter();
+    iptables::rules_may_be_there()
+        || ipvs::rules_may_be_there()
+        || userspace::rules_may_be_there()
+        // A trace marks packets in this table.
+        || families.any(|family| Engine::Legacy.has_table(family, "raw"))
+}
+
 async fn cleanup(
     mode: ModeName,
     running: Option<&Running>,

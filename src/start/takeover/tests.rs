@@ -90,15 +90,23 @@ fn remaining_chains() -> usize {
 fn bench(test: impl AsyncFnOnce(Bench) + Send + 'static) {
     in_namespace(|| {
         leave_chains();
-        let mode = Scripted(Outcome::Well);
-        let bench = Bench(TakeOver::new(mode, Vec::new(), Handover::of_rules()));
-        block_on(test(bench));
+        block_on(test(Bench::new(Programs::default())));
     });
 }
 
 struct Bench(TakeOver<Scripted>);
 
 impl Bench {
+    fn new(programs: Programs) -> Bench {
+        let mode = Scripted(Outcome::Well);
+        Bench(TakeOver::new(
+            mode,
+            Vec::new(),
+            Handover::of_rules(),
+            programs,
+        ))
+    }
+
     async fn sync(&mut self, full: bool, outcome: Outcome) {
         self.0.mode.0 = outcome;
         let changes = Changes {
@@ -277,4 +285,42 @@ fn clearing_delays_neither_syncs_nor_probes() {
         bench.cleared().await;
         assert_eq!(bench.0.stale, StaleState::ALL, "what failed is tried again");
     });
+}
+
+/// As when a successor in iptables mode ended, and its rules stay behind.
+#[test]
+fn who_may_start_no_programs_ends_where_they_have_to_remove_rules() {
+    for (script, expected) in [
+        ("true", false),
+        // Removed without programs.
+        ("nft add table ip kube-proxy", false),
+        // The kubelet's.
+        (
+            "nft add table ip kube-proxy; iptables-nft -t mangle -N KUBE-IPTABLES-HINT",
+            false,
+        ),
+        ("iptables-nft -t nat -N KUBE-SVC-OLD", true),
+        (
+            "ip6tables-nft -t mangle -N TRIPOD-TRANSPARENT; nft add table ip kube-proxy",
+            true,
+        ),
+        ("iptables-legacy -w -t nat -N KUBE-SVC-OLD", true),
+        // Its program alone can tell whose it is.
+        (
+            "iptables-legacy -w -t raw -N MINE; nft add table ip kube-proxy",
+            true,
+        ),
+    ] {
+        in_namespace(move || {
+            sh(script);
+            assert_eq!(rules_of_programs_may_be_there(), expected, "{script}");
+            block_on(async {
+                let programs = Programs::forbidden();
+                let mut bench = Bench::new(programs.clone());
+                bench.sync(true, Outcome::Well).await;
+                let missed = tokio::time::timeout(Duration::ZERO, programs.missed()).await;
+                assert_eq!(missed.is_ok(), expected, "{script}");
+            });
+        });
+    }
 }

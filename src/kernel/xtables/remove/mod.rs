@@ -7,7 +7,10 @@ mod preserved;
 use self::chains::OwnedChains;
 pub use self::preserved::Preserved;
 use super::{Engine, Error, Xtables, engine::list_chains, rule::Table};
-use crate::{kernel::nftables, net::Family};
+use crate::{
+    kernel::{netlink, nftables},
+    net::Family,
+};
 
 /// Which chains belong to a part of Tripod, by their names.
 #[derive(Debug)]
@@ -168,6 +171,17 @@ impl Owned {
         !self.list(preserved).await.is_empty()
     }
 
+    /// Returns whether there may be such chains, without running a program: some are in nf_tables,
+    /// that did not answer, or there is a legacy table that could have some, which its program
+    /// alone can read.
+    pub fn may_be_there(&self) -> bool {
+        Family::ALL.into_iter().any(|family| {
+            let mut tables = self.tables.iter();
+            tables.any(|table| Engine::Legacy.has_table(family, table.name()))
+                || holds(family, self.is_ours).unwrap_or_else(|error| error.is_passing())
+        })
+    }
+
     /// Returns such chains, of both families, other than what is `preserved`. Cheap where
     /// the kernel lists chains without their rules; what cannot be read holds none.
     pub async fn list(&self, preserved: &Preserved) -> Vec<OwnedChain> {
@@ -200,7 +214,8 @@ impl Owned {
             });
         };
         if engine == Engine::NfTables {
-            each_in_nf_tables(family, |table, chain| {
+            // What cannot be read holds none.
+            let _ = each_in_nf_tables(family, |table, chain| {
                 if is_ours(table, chain) {
                     add(table, chain);
                 }
@@ -270,23 +285,30 @@ fn unread(
     }
 }
 
-/// Returns whether nf_tables has such chains, whatever programs there are; `None`: it
-/// cannot be asked.
-fn holds(family: Family, is_ours: impl Fn(Table, &str) -> bool) -> Option<bool> {
+/// Returns whether nf_tables has such chains, whatever programs there are.
+///
+/// # Errors
+/// When it cannot be asked.
+fn holds(family: Family, is_ours: impl Fn(Table, &str) -> bool) -> Result<bool, netlink::Error> {
     let mut found = false;
     each_in_nf_tables(family, |table, chain| found |= is_ours(table, chain))?;
-    Some(found)
+    Ok(found)
 }
 
-/// Calls `each` with the chains of nf_tables that are not the kernel's own; `None`: it
-/// cannot be asked.
-fn each_in_nf_tables(family: Family, mut each: impl FnMut(Table, &str)) -> Option<()> {
+/// Calls `each` with the chains of nf_tables that are not the kernel's own.
+///
+/// # Errors
+/// When it cannot be asked.
+fn each_in_nf_tables(
+    family: Family,
+    mut each: impl FnMut(Table, &str),
+) -> Result<(), netlink::Error> {
     let listed = |listed: nftables::ListedChain| {
         if let Some(table) = Table::named(&listed.table).filter(|_| !listed.base) {
             each(table, &listed.chain.name);
         }
     };
-    list_chains(family, listed).ok()
+    list_chains(family, listed)
 }
 
 #[cfg(test)]

@@ -266,6 +266,11 @@ fn is_there() -> Result<bool, Error> {
     Ok(false)
 }
 
+/// Returns whether there may be rules, without running a program; see [`Owned::may_be_there`].
+pub fn rules_may_be_there() -> bool {
+    OWNED.may_be_there()
+}
+
 /// Removes everything that is ever installed here, also what an earlier
 /// process left. Twice is harmless.
 ///

@@ -212,6 +212,12 @@ impl Redirect {
         OWNED.is_there(preserved).await
     }
 
+    /// Returns whether there may be rules, without running a program; see
+    /// [`Owned::may_be_there`].
+    pub fn may_be_there() -> bool {
+        OWNED.may_be_there()
+    }
+
     /// Returns how the rules differ from those for what is desired, rule by rule: that those of a
     /// chain stand in another order is left out. Changes nothing.
     ///

@@ -1,0 +1,218 @@
+//! The system calls that Tripod makes, by what they are for, and those that only the programs
+//! make which it starts.
+
+use nix::libc;
+
+/// Memory, clocks, signals, and what a process asks about itself.
+pub(super) const ITSELF: &[libc::c_long] = &[
+    libc::SYS_brk,
+    libc::SYS_capget,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_get_robust_list,
+    libc::SYS_getcpu,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_getrandom,
+    libc::SYS_getrusage,
+    libc::SYS_gettid,
+    libc::SYS_gettimeofday,
+    libc::SYS_getuid,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_prctl,
+    libc::SYS_prlimit64,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_sysinfo,
+    // By which abort(3) ends the process.
+    libc::SYS_tgkill,
+    libc::SYS_uname,
+];
+
+/// Waiting for what comes.
+pub(super) const EVENTS: &[libc::c_long] = &[
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_ppoll,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+];
+
+/// Reading files and folders, writing what is open, and the files of unix sockets, which are
+/// made and removed.
+pub(super) const FILES: &[libc::c_long] = &[
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_dup,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fadvise64,
+    libc::SYS_fchmod,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_ioctl,
+    libc::SYS_lseek,
+    libc::SYS_mkdirat,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_pread64,
+    libc::SYS_read,
+    libc::SYS_readlinkat,
+    libc::SYS_readv,
+    libc::SYS_statx,
+    libc::SYS_unlinkat,
+    libc::SYS_write,
+    libc::SYS_writev,
+    // Forms that newer architectures have not got, as below.
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lstat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mkdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+];
+
+/// Sockets, once they are open.
+pub(super) const SOCKETS: &[libc::c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_listen,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    // By which the resolver asks for addresses of both families at once.
+    libc::SYS_sendmmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+];
+
+/// Noticing that files were changed: manifests, and the configuration.
+pub(super) const WATCHED_FILES: &[libc::c_long] = &[
+    libc::SYS_inotify_add_watch,
+    libc::SYS_inotify_init1,
+    libc::SYS_inotify_rm_watch,
+];
+
+/// Carrying bytes from one connection to another through a pipe.
+pub(super) const RELAYS: &[libc::c_long] = &[libc::SYS_pipe2, libc::SYS_splice];
+
+/// Starting programs, and what only those call: iptables, modprobe, shells, plugins that give
+/// credentials. Sockets and processes they make of every kind.
+pub(super) const PROGRAMS: &[libc::c_long] = &[
+    libc::SYS_accept,
+    libc::SYS_capset,
+    libc::SYS_chdir,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_copy_file_range,
+    libc::SYS_dup3,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_fchdir,
+    libc::SYS_fchmodat,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_getgroups,
+    libc::SYS_getpgid,
+    libc::SYS_getpriority,
+    libc::SYS_getresgid,
+    libc::SYS_getresuid,
+    libc::SYS_getsid,
+    libc::SYS_kill,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_pipe2,
+    libc::SYS_preadv,
+    libc::SYS_pselect6,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_recvmmsg,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_rt_sigpending,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sendfile,
+    libc::SYS_set_tid_address,
+    libc::SYS_setitimer,
+    libc::SYS_setpgid,
+    libc::SYS_setsid,
+    libc::SYS_signalfd4,
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_splice,
+    libc::SYS_statfs,
+    libc::SYS_tee,
+    libc::SYS_timer_create,
+    libc::SYS_timer_delete,
+    libc::SYS_timer_settime,
+    libc::SYS_times,
+    libc::SYS_umask,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+];
+
+/// Forms of calls of programs that newer architectures have not got.
+#[cfg(target_arch = "x86_64")]
+pub(super) const OLDER_OF_PROGRAMS: &[libc::c_long] = &[
+    libc::SYS_alarm,
+    libc::SYS_arch_prctl,
+    libc::SYS_chmod,
+    libc::SYS_dup2,
+    libc::SYS_fork,
+    libc::SYS_getdents,
+    libc::SYS_getpgrp,
+    libc::SYS_getrlimit,
+    libc::SYS_pause,
+    libc::SYS_pipe,
+    libc::SYS_rename,
+    libc::SYS_rmdir,
+    libc::SYS_select,
+    libc::SYS_time,
+    libc::SYS_vfork,
+];
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) const OLDER_OF_PROGRAMS: &[libc::c_long] = &[];
