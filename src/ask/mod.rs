@@ -28,7 +28,10 @@ use self::{
 };
 use crate::{
     cli::{self, Ask, Output, Probe, Question, Repeat},
-    status_api::{DIFF_PATH, Diff, EXPLAIN_PATH, Explanation, STATUS_PATH, ServicePort, Status},
+    status_api::{
+        DIFF_PATH, Diff, EXPLAIN_PATH, Explanation, HEALTH_PATH, Health, STATUS_PATH, ServicePort,
+        Status,
+    },
 };
 
 /// The proxy does not answer, or cannot now.
@@ -159,8 +162,8 @@ async fn how_it_is(connection: &Connection<'_>, output: Output) -> Result<ExitCo
 
 /// Prints why a probe fails, if it does.
 async fn probed(connection: &Connection<'_>, probe: Probe) -> Result<ExitCode, Failure> {
-    let status: Status = connection.get(STATUS_PATH).await?;
-    let failing = status::failing(&status, probe);
+    let health: Health = connection.get(HEALTH_PATH).await?;
+    let failing = status::failing(&health, probe);
     if failing.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     cli::Probe,
-    status_api::{FamilySync, Listed, ObjectKind, Status},
+    status_api::{FamilySync, Health, Listed, ObjectKind, Status},
 };
 
 /// How much is printed.
@@ -28,7 +28,7 @@ impl Detail {
 }
 
 /// Returns why a probe of the pod fails; nothing: it does not.
-pub(super) fn failing(status: &Status, probe: Probe) -> Vec<String> {
+pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
     let why = |sync: &FamilySync| {
         let family = &sync.family;
         if sync.overdue {
@@ -39,7 +39,7 @@ pub(super) fn failing(status: &Status, probe: Probe) -> Vec<String> {
             None
         }
     };
-    status.syncs.iter().filter_map(why).collect()
+    health.syncs.iter().filter_map(why).collect()
 }
 
 /// Width of the headings.

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     net::ModeName,
-    status_api::{DIFF_PATH, EXPLAIN_PATH, SERVICES_PATH, STATUS_PATH, SYNCS_PATH},
+    status_api::{DIFF_PATH, EXPLAIN_PATH, HEALTH_PATH, SERVICES_PATH, STATUS_PATH, SYNCS_PATH},
 };
 
 /// Name under which `/configz` shows the configuration: its API group.
@@ -102,6 +102,7 @@ impl Introspection {
         self.pages.paths.extend([
             DIFF_PATH,
             EXPLAIN_PATH,
+            HEALTH_PATH,
             SERVICES_PATH,
             STATUS_PATH,
             SYNCS_PATH,

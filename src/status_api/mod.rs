@@ -17,8 +17,8 @@ pub use self::{
     explanation::{Candidate, Connection, Connections, Explanation, Object, PassedOver},
     services::{Address, Endpoint, ServicePort, ServicePortList, Traffic},
     status::{
-        Conflict, Counts, Failing, FamilySync, HealthCheckFailing, LastSync, Mode, ObjectKind,
-        Objects, Status, Trouble, Unsupported,
+        Conflict, Counts, Failing, FamilySync, Health, HealthCheckFailing, LastSync, Mode,
+        ObjectKind, Objects, Status, Trouble, Unsupported,
     },
     syncs::{PastSync, SyncList},
 };
@@ -31,6 +31,9 @@ pub const SOCKET: &str = "/run/tripod/tripod.sock";
 
 /// Path of [`Status`].
 pub const STATUS_PATH: &str = "/v1/status";
+
+/// Path of [`Health`].
+pub const HEALTH_PATH: &str = "/v1/health";
 
 /// Path of [`SyncList`].
 pub const SYNCS_PATH: &str = "/v1/syncs";

@@ -89,6 +89,19 @@ pub struct Trouble {
     pub why: String,
 }
 
+/// What probes of the pod ask for: a part of [`Status`] that costs the same with any number of
+/// Services.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Health {
+    /// [`VERSION`](super::VERSION).
+    pub api_version: String,
+    /// `Health`.
+    pub kind: String,
+    /// How syncs go.
+    pub syncs: Vec<FamilySync>,
+}
+
 /// How syncs of one IP family go.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

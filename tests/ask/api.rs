@@ -42,13 +42,14 @@ fn parts(answer: &str) -> (u16, &str) {
 }
 
 /// Method and path of a request, the status of its answer, and words in that.
-const ANSWERS: [(&str, &str, u16, &str); 16] = [
+const ANSWERS: [(&str, &str, u16, &str); 17] = [
     (
         "GET",
         "/v1/status",
         200,
         r#""apiVersion":"tripod.proxy/v1""#,
     ),
+    ("GET", "/v1/health", 200, r#""kind":"Health","syncs":[{"#),
     ("GET", "/v1/syncs", 200, r#""full":true,"servicePorts":"#),
     ("GET", "/v1/services", 200, r#""continue":null"#),
     ("GET", "/v1/services/default", 200, r#""name":"web""#),
@@ -123,6 +124,7 @@ fn others_than_the_node_are_refused() {
         let paths = [
             "/v1/status",
             "/v1/services",
+            "/v1/health",
             "/v1/syncs",
             "/v1/diff",
             explain,

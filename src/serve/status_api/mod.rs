@@ -34,8 +34,8 @@ use crate::{
     },
     services::{AddressKind, ServiceName},
     status_api::{
-        DIFF_PATH, EXPLAIN_PATH, Refused, SERVICES_PATH, STATUS_PATH, SYNCS_PATH, Trouble,
-        Unsupported,
+        DIFF_PATH, EXPLAIN_PATH, HEALTH_PATH, Refused, SERVICES_PATH, STATUS_PATH, SYNCS_PATH,
+        Trouble, Unsupported,
     },
     trouble,
     watch::SourceHealth,
@@ -108,12 +108,13 @@ impl StatusApi {
     fn answer_at_once(&self, asked: Asked<'_>) -> Answer {
         match asked.path {
             STATUS_PATH => json(&self.status()),
+            HEALTH_PATH => json(&self.health()),
             SYNCS_PATH => json(&self.syncs()),
             _ => refused(
                 StatusCode::NOT_FOUND,
                 format!(
-                    "there are {STATUS_PATH}, {SYNCS_PATH}, {DIFF_PATH}, {EXPLAIN_PATH}, \
-                     {SERVICES_PATH}, {SERVICES_PATH}/NAMESPACE and \
+                    "there are {STATUS_PATH}, {HEALTH_PATH}, {SYNCS_PATH}, {DIFF_PATH}, \
+                     {EXPLAIN_PATH}, {SERVICES_PATH}, {SERVICES_PATH}/NAMESPACE and \
                      {SERVICES_PATH}/NAMESPACE/NAME"
                 ),
             ),

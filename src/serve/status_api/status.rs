@@ -1,14 +1,14 @@
-//! Answers `/v1/status`.
+//! Answers `/v1/status` and `/v1/health`.
 
 use std::collections::BTreeSet;
 
 use super::{StatusApi, seconds, time, trouble, unsupported};
 use crate::{
-    net::Family,
+    net::{Family, PerFamily},
     runner::{health::Snapshot, status::FamilyStatus},
     services::{ServicePortName, ServicePorts},
     status_api::{
-        Conflict, Counts, Failing, FamilySync, HealthCheckFailing, LastSync, Listed, Mode,
+        Conflict, Counts, Failing, FamilySync, Health, HealthCheckFailing, LastSync, Listed, Mode,
         ObjectKind, Objects, Status, Trouble, Unsupported, VERSION,
     },
 };
@@ -21,11 +21,7 @@ impl StatusApi {
         let families = self.runner.families();
         let ports = self.runner.ports().unwrap_or_default();
         let objects = self.objects();
-        let health = self.health.snapshot();
-        let syncs = families.iter();
-        let syncs: Vec<_> = syncs
-            .map(|(family, status)| sync(family, status, &health))
-            .collect();
+        let syncs = self.syncs_of(&families);
         let failing = failing(families.iter());
         let health_checks_failing = self.health_checks_failing();
         let mut problems = problems(&objects, &syncs, failing.total);
@@ -56,6 +52,22 @@ impl StatusApi {
             unsupported: self.unsupported(),
             conflicts: conflicts(&ports),
         }
+    }
+
+    pub(super) fn health(&self) -> Health {
+        Health {
+            api_version: VERSION.to_owned(),
+            kind: "Health".to_owned(),
+            syncs: self.syncs_of(&self.runner.families()),
+        }
+    }
+
+    fn syncs_of(&self, families: &PerFamily<FamilyStatus>) -> Vec<FamilySync> {
+        let health = self.health.snapshot();
+        let syncs = families.iter();
+        syncs
+            .map(|(family, status)| sync(family, status, &health))
+            .collect()
     }
 
     fn objects(&self) -> Objects {
