@@ -194,6 +194,19 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
         let text = format!("{} is not honoured: {}", unsupported.what, unsupported.why);
         remarks.push((Tone::Warning, text));
     }
+    let limited = port.limited.unwrap_or_default();
+    for (times, whose, flag) in [
+        (limited.service, "its Service", "max-connections"),
+        (limited.client, "a client", "max-connections-per-client"),
+    ] {
+        if times > 0 {
+            let text = format!(
+                "kept out {times} times, as {whose} had as many connections as it may \
+                 (tripod.proxy/{flag}, --userspace-{flag})"
+            );
+            remarks.push((Tone::Warning, text));
+        }
+    }
     let conflicts = port.conflicts.iter();
     remarks.extend(conflicts.map(|conflict| (Tone::Warning, conflict.clone())));
     if detail == Detail::Wide && !port.source_ranges.is_empty() {

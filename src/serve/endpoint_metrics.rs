@@ -1,8 +1,9 @@
-//! `tripod_endpoint_…`: what each endpoint carries of Services in the namespaces that
-//! the operator names. Made at each scrape.
+//! `tripod_endpoint_…` and `tripod_service_limited_total`: what each endpoint carries, and what
+//! limits kept out, of Services in the namespaces that the operator names. Made at each scrape.
 
 use std::{net::SocketAddr, sync::Arc};
 
+use hashbrown::HashSet;
 use prometheus::{
     GaugeVec, IntCounterVec, Opts, Registry,
     core::{Collector, Desc},
@@ -12,8 +13,8 @@ use prometheus::{
 use super::TrafficSource;
 use crate::{
     runner::status::Status,
-    services::{Namespaces, ServicePort},
-    status_api::Traffic,
+    services::{Namespaces, ServiceName, ServicePort},
+    status_api::{Limited, Traffic},
 };
 
 const LABELS: [&str; 6] = [
@@ -68,7 +69,15 @@ impl Collector for EndpointMetrics {
         let ports: Vec<_> = ports
             .filter(|port| self.namespaces.contain(&port.name.service.namespace))
             .collect();
+        let mut services = HashSet::new();
         for (port, traffic) in ports.iter().zip(self.traffic.of(&ports)) {
+            let service = &port.name.service;
+            // Its ports have one count together.
+            if let Some(limited) = traffic.limited
+                && services.insert(service)
+            {
+                series.add_limited(service, limited);
+            }
             for (endpoint, carried) in &traffic.endpoints {
                 series.add(port, *endpoint, *carried);
             }
@@ -83,6 +92,7 @@ struct Series {
     connections: IntCounterVec,
     received: IntCounterVec,
     sent: IntCounterVec,
+    limited: IntCounterVec,
 }
 
 impl Series {
@@ -109,18 +119,37 @@ impl Series {
                 "tripod_endpoint_answer_bytes_total",
                 "Bytes that each endpoint of these Services sent to clients.",
             )?,
+            limited: IntCounterVec::new(
+                Opts::new(
+                    "tripod_service_limited_total",
+                    "Times that each of these Services, or a client of it, had as many connections \
+                     as it may; what came of it is as for tripod_userspace_service_limited_total \
+                     and tripod_userspace_client_limited_total.",
+                ),
+                &["namespace", "service", "limit"],
+            )?,
         })
     }
 
     fn desc(&self) -> Vec<Desc> {
-        let counters = [&self.connections, &self.received, &self.sent];
-        let counters = counters.into_iter().flat_map(Collector::desc);
+        let counters = self.counters().into_iter().flat_map(Collector::desc);
         self.active
             .desc()
             .into_iter()
             .chain(counters)
             .cloned()
             .collect()
+    }
+
+    fn counters(&self) -> [&IntCounterVec; 4] {
+        [&self.connections, &self.received, &self.sent, &self.limited]
+    }
+
+    fn add_limited(&self, service: &ServiceName, limited: Limited) {
+        for (limit, times) in [("service", limited.service), ("client", limited.client)] {
+            let labels = [&*service.namespace, &*service.name, limit];
+            self.limited.with_label_values(&labels).inc_by(times);
+        }
     }
 
     fn add(&self, port: &ServicePort, endpoint: SocketAddr, carried: Traffic) {
@@ -149,8 +178,7 @@ impl Series {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let counters = [&self.connections, &self.received, &self.sent];
-        let counters = counters.into_iter().flat_map(Collector::collect);
+        let counters = self.counters().into_iter().flat_map(Collector::collect);
         let all = self.active.collect().into_iter().chain(counters);
         // A family without series is not written.
         all.filter(|family| !family.get_metric().is_empty())

@@ -20,7 +20,7 @@ use crate::{
     node::NodePorts,
     serve::{PortTraffic, TrafficSource},
     services::{Namespaces, ServicePort},
-    status_api::Traffic,
+    status_api::{Limited, Traffic},
 };
 
 /// Returns what `mode` knows; nftables and iptables mode of Services in the namespaces
@@ -155,6 +155,11 @@ impl TrafficSource for Relayed {
 impl Relayed {
     fn of_port(&self, port: &ServicePort) -> PortTraffic {
         let mut traffic = PortTraffic::default();
+        let limited = self.0.limited(&port.name);
+        traffic.limited = limited.map(|limited| Limited {
+            service: limited.service,
+            client: limited.client,
+        });
         for (address, load) in self.0.of(&port.name) {
             let carried = Traffic {
                 active: Some(load.active),

@@ -58,6 +58,22 @@ pub struct ServicePort {
     pub conflicts: Vec<String>,
     /// What it carried.
     pub traffic: Option<Traffic>,
+    /// How often the limits of its Service kept something out, at whichever of its ports; `None`:
+    /// the mode has none, or does not serve it.
+    #[serde(default)]
+    pub limited: Option<Limited>,
+}
+
+/// How often the limits of a Service kept something out, since the process serves it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Limited {
+    /// Times that accepting paused, and datagrams of new UDP clients that were dropped, because
+    /// the Service has as many connections as it may.
+    pub service: u64,
+    /// TCP connections that were reset, and datagrams of new UDP flows that were dropped, because
+    /// their client has as many of the Service as it may.
+    pub client: u64,
 }
 
 /// Where clients reach a ServicePort.

@@ -32,9 +32,9 @@ const HEAD: &str = "\
 What `/metrics` shows, at `metricsBindAddress` (by default 127.0.0.1:10249). Names that
 kube-proxy has mean what they mean there. In ipvs and nftables mode, those of the relay
 (`tripod_userspace_…`, `kubeproxy_nftables_localhost_nodeport_…`) are there where node ports
-are served on loopback addresses. `tripod_endpoint_…` are there for Services in the
-namespaces that `--service-metrics` names. A test of `make test` holds this list to what the
-program shows.
+are served on loopback addresses. `tripod_endpoint_…` and `tripod_service_limited_total` are there
+for Services in the namespaces that `--service-metrics` names. A test of `make test` holds this
+list to what the program shows.
 
 They come in Prometheus' text format, and in OpenMetrics 1.0, without exemplars, to who
 accepts `application/openmetrics-text`, as Prometheus does. There, a counter that is called

@@ -243,7 +243,10 @@ fn the_holder_is_where_the_unit_looks_for_it_and_outlives_an_upgrade() {
     let at_proxy = read("tripod").own.holder_socket;
     assert_eq!(at_proxy.as_ref(), Some(&at_holder.socket));
     let folder = package.unit_of("tripod-holder", "RuntimeDirectory");
-    assert_eq!(at_holder.socket.parent(), Some(&*Path::new("/run").join(folder)));
+    assert_eq!(
+        at_holder.socket.parent(),
+        Some(&*Path::new("/run").join(folder))
+    );
     assert_eq!(
         package.unit_of("tripod-holder", "CapabilityBoundingSet"),
         ""

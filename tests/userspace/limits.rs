@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::SOON;
 use crate::lab::{
-    Lab, Service, Tripod, ask, bind_new, eventually, say, tcp, tcp_from, udp_ask, udp_from, udp_say,
+    Lab, Service, Tripod, ask, bind_new, eventually, get, say, tcp, tcp_from, tripod_binary,
+    udp_ask, udp_from, udp_say,
 };
 
 on_each_capture!(
@@ -40,6 +41,26 @@ fn grows(lab: &Lab, tripod: &Tripod, name: &str, before: f64) -> f64 {
         }
     });
     last
+}
+
+/// How often a limit of a Service kept something out, as metrics have it.
+fn limited(lab: &Lab, service: &str, limit: &str) -> f64 {
+    let metrics = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/metrics").expect("metrics");
+    let labels = format!(r#"{{limit="{limit}",namespace="default",service="{service}"}} "#);
+    let series = format!("tripod_service_limited_total{labels}");
+    let mut lines = metrics.lines();
+    let value = lines.find_map(|line| line.strip_prefix(&series)?.parse().ok());
+    value.unwrap_or_else(|| panic!("no {series} in:\n{metrics}"))
+}
+
+/// What `tripod services` says of what limits of a Service kept out.
+fn remark(lab: &Lab, service: &str) -> String {
+    let mut command = lab.node.command(tripod_binary());
+    let output = command.args(["services", service]).output();
+    let text = String::from_utf8(output.expect("it runs").stdout).expect("text");
+    let mut lines = text.lines();
+    let line = lines.find(|line| line.contains("kept out"));
+    line.unwrap_or_default().to_owned()
 }
 
 /// The client's own address: by itself it may take another of IPv6.
@@ -134,7 +155,7 @@ fn a_service_has_as_many_as_it_may(lab: &mut Lab) {
     let beside = Service::new("beside", 11);
     lab.three_backends().publish_all(&web);
     lab.publish_all(&beside);
-    let tripod = lab.tripod();
+    let tripod = Tripod::start_with(lab, &["--service-metrics=default"]);
     let [v4, v6] = web.cluster()[..] else {
         panic!("a cluster IP of each family")
     };
@@ -143,6 +164,11 @@ fn a_service_has_as_many_as_it_may(lab: &mut Lab) {
     writeln!(waiting, "name").expect("a question");
     grows(lab, &tripod, SERVICE_LIMITED, 0.0);
     assert!(udp_ask(&lab.client, v4).is_err());
+    assert!(limited(lab, "web", "service") > 0.0);
+    assert_eq!(limited(lab, "web", "client"), 0.0);
+    assert_eq!(limited(lab, "beside", "service"), 0.0);
+    assert!(remark(lab, "default/web").contains(" times, as its Service had as many"));
+    assert_eq!(remark(lab, "default/beside"), "");
     ask(&lab.client, beside.cluster()[0]).expect("an answer of another Service");
     tripod.logs_once(&["the Service has as many as it may", "default/web"]);
 
@@ -161,7 +187,7 @@ fn a_service_has_as_many_as_it_may(lab: &mut Lab) {
 fn a_client_has_as_many_as_it_may(lab: &mut Lab) {
     let web = Service::new("web", 10).annotated(OF_CLIENT, "3");
     lab.three_backends().publish_all(&web);
-    let tripod = lab.tripod();
+    let tripod = Tripod::start_with(lab, &["--service-metrics=default"]);
     for to in web.cluster() {
         let other = lab.another_source(to.ip(), 1);
         let mut open: Vec<_> = (0..3).map(|_| answered(lab, to)).collect();
@@ -185,6 +211,10 @@ fn a_client_has_as_many_as_it_may(lab: &mut Lab) {
         });
     }
     tripod.logs_once(&["no new connections of this client", "default/web"]);
+    // Of both families, TCP and UDP.
+    let all = tripod.metric(&lab.node, CLIENT_LIMITED);
+    assert_eq!(Some(limited(lab, "web", "client")), all);
+    assert!(remark(lab, "default/web").contains(" times, as a client had as many"));
     eventually(
         "no client is counted",
         Duration::from_secs(20),

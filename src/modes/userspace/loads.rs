@@ -35,7 +35,30 @@ pub struct EndpointLoad {
     pub ejected: bool,
 }
 
+/// How often the limits of a Service kept something out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limited {
+    /// The Service had as much as it may.
+    pub service: u64,
+    /// A client of it had as much as it may.
+    pub client: u64,
+}
+
 impl Loads {
+    /// Returns how often the limits of the Service of `port` kept something out, at whichever of
+    /// its ports; `None`: the port is not served.
+    pub fn limited(&self, port: &ServicePortName) -> Option<Limited> {
+        let groups = self.groups.lock();
+        let mut groups = GroupKind::ALL
+            .into_iter()
+            .filter_map(|kind| groups.get(&GroupName::of(port, kind))?.upgrade());
+        // They share it.
+        groups.next().map(|group| Limited {
+            service: group.usage.service_limited.load(Relaxed),
+            client: group.usage.client_limited.load(Relaxed),
+        })
+    }
+
     /// Returns what each endpoint of `port` carries that new clients may reach.
     pub fn of(&self, port: &ServicePortName) -> HashMap<SocketAddr, EndpointLoad> {
         let mut loads: HashMap<SocketAddr, EndpointLoad> = HashMap::new();

@@ -41,7 +41,7 @@ pub use self::{
     capture::Capture,
     cleanup::{cleanup, cleanup_except, is_there, prepare_successor, retire, rules_may_be_there},
     handover::{Handover, Predecessor, Successor},
-    loads::{EndpointLoad, Loads},
+    loads::{EndpointLoad, Limited, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, workers},
     proxy::{

@@ -91,6 +91,7 @@ impl StatusApi {
             unsupported,
             conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
             traffic: traffic.of_port,
+            limited: traffic.limited,
         }
     }
 

@@ -4,7 +4,10 @@ use std::{collections::HashSet, fmt, net::SocketAddr, pin::Pin, sync::Arc};
 
 use hashbrown::HashMap;
 
-use crate::{services::ServicePort, status_api::Traffic};
+use crate::{
+    services::ServicePort,
+    status_api::{Limited, Traffic},
+};
 
 /// Knows what ServicePorts carry.
 pub trait TrafficSource: fmt::Debug + Send + Sync {
@@ -25,6 +28,8 @@ pub struct PortTraffic {
     pub endpoints: HashMap<SocketAddr, Traffic>,
     /// Endpoints that did not answer lately.
     pub ejected: HashSet<SocketAddr>,
+    /// How often limits of its Service kept something out.
+    pub limited: Option<Limited>,
 }
 
 impl PortTraffic {

@@ -109,6 +109,7 @@ impl Shared {
         });
         if counted.is_none() {
             self.counters.client_limited.inc();
+            group.usage.client_limited.fetch_add(1, Relaxed);
             if group.usage.client_logged.is_first() {
                 tracing::warn!(
                     service = %group.label,
@@ -136,6 +137,7 @@ impl Shared {
         let place = group.usage.place(limits.service);
         if place.is_none() {
             self.counters.service_limited.inc();
+            group.usage.service_limited.fetch_add(1, Relaxed);
             if group.usage.full_logged.is_first() {
                 tracing::warn!(
                     service = %group.label,

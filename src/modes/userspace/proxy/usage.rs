@@ -11,7 +11,7 @@ use std::{
     num::NonZeroU32,
     sync::{
         Arc, Weak,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -161,6 +161,10 @@ pub struct Usage {
     clients: Mutex<Clients>,
     /// Counts the clients of all Services.
     shown: IntGauge,
+    /// How often there was no place, as the Service has as much as it may.
+    pub service_limited: AtomicU64,
+    /// How often a client had as much as it may.
+    pub client_limited: AtomicU64,
     /// That the Service has as much as it may was logged.
     pub full_logged: LoggedFlag,
     /// That a client of it has as much as it may was logged.
@@ -281,6 +285,8 @@ impl Usages {
             all: AtomicUsize::new(0),
             clients: Mutex::default(),
             shown: self.shown.clone(),
+            service_limited: AtomicU64::default(),
+            client_limited: AtomicU64::default(),
             full_logged: LoggedFlag::default(),
             client_logged: LoggedFlag::default(),
         });
