@@ -151,6 +151,9 @@ fn a_service_that_goes_in_the_gap_is_closed(lab: &mut Lab) {
     lab.publish(&gone, &["b"]);
     are_held(&proxy, 16);
     assert_eq!(holder.descriptors(), before + 8);
+    // Sockets are held before packets are captured for them.
+    let to = gone.cluster()[0];
+    comes_to_reach("it is served", &["b"], || ask(&lab.client, to));
     assert!(proxy.terminate().success());
     lab.withdraw(&gone);
     let waits = tcp(&lab.client, gone.cluster()[0]);
