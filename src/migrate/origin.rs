@@ -19,6 +19,8 @@ use crate::{
 
 /// The name of the program and of its ConfigMap.
 const KUBE_PROXY: &str = "kube-proxy";
+/// The name of the file of this program; in images `kube-proxy` is a link to it.
+const TRIPOD: &str = "tripod";
 /// Where the configuration is among the data of a ConfigMap: as kubeadm has it, and EKS.
 const KEYS: [&str; 2] = ["config.conf", "config"];
 
@@ -76,7 +78,13 @@ impl Given {
 pub fn read(origin: &Origin) -> Result<Given, String> {
     match origin {
         Origin::Running => of_process(Path::new("/proc"), running(Path::new("/proc"))?),
-        Origin::Process(pid) => of_process(Path::new("/proc"), *pid),
+        Origin::Process(pid) => {
+            let proc = Path::new("/proc");
+            if is_tripod(proc, &pid.to_string()) {
+                return Err(not_kube_proxy(&[*pid]));
+            }
+            of_process(proc, *pid)
+        }
         Origin::File(path) => {
             let read = fs::read_to_string(path);
             let text = read.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
@@ -98,17 +106,30 @@ fn running(proc: &Path) -> Result<u32, String> {
     let here = namespace("self");
     let listed = fs::read_dir(proc).map_err(|e| format!("cannot list processes: {e}"))?;
     let names = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut found: Vec<u32> = names
-        .filter(|process| {
-            let words = arguments(proc, process).unwrap_or_default();
-            let program = words.first().map(PathBuf::from).unwrap_or_default();
-            program.file_name().is_some_and(|name| name == KUBE_PROXY) && namespace(process) == here
-        })
-        .filter_map(|process| process.parse().ok())
-        .collect();
+    let (mut found, mut of_tripod) = (Vec::new(), Vec::new());
+    for process in names.filter(|process| namespace(process) == here) {
+        let Ok(pid) = process.parse::<u32>() else {
+            continue;
+        };
+        let words = arguments(proc, &process).unwrap_or_default();
+        let program = words.first().map(PathBuf::from).unwrap_or_default();
+        let is_called_so = program.file_name().is_some_and(|name| name == KUBE_PROXY);
+        // Whatever it is called: a link of that name leads to it in its images.
+        if is_tripod(proc, &process) {
+            let is_proxy = words.get(1).is_none_or(|word| {
+                let word = word.as_encoded_bytes();
+                word.is_empty() || word.starts_with(b"-")
+            });
+            of_tripod.extend(is_proxy.then_some(pid));
+        } else if is_called_so {
+            found.push(pid);
+        }
+    }
     found.sort_unstable();
+    of_tripod.sort_unstable();
     match found.as_slice() {
         [pid] => Ok(*pid),
+        [] if !of_tripod.is_empty() => Err(not_kube_proxy(&of_tripod)),
         [] => Err(
             "no process called kube-proxy runs in this network namespace: give its configuration \
              by --config, as a file or as the manifest of its ConfigMap. k3s runs kube-proxy \
@@ -116,13 +137,40 @@ fn running(proc: &Path) -> Result<u32, String> {
                 .to_owned(),
         ),
         several => {
-            let pids: Vec<String> = several.iter().map(u32::to_string).collect();
+            let pids = listed_pids(several);
             Err(format!(
-                "several processes are called kube-proxy: choose one by --pid: {}",
-                pids.join(", ")
+                "several processes are called kube-proxy: choose one by --pid: {pids}"
             ))
         }
     }
+}
+
+fn listed_pids(pids: &[u32]) -> String {
+    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+    pids.join(", ")
+}
+
+/// Returns whether a process runs this program, or another version of it.
+fn is_tripod(proc: &Path, process: &str) -> bool {
+    let Ok(program) = fs::read_link(proc.join(process).join("exe")) else {
+        return false;
+    };
+    // After an upgrade the kernel adds this (`d_path` of fs/d_path.c).
+    let path = program.to_string_lossy();
+    let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+    Path::new(path)
+        .file_name()
+        .is_some_and(|name| name == TRIPOD)
+}
+
+/// Returns why nothing is read of processes that are Tripod's.
+fn not_kube_proxy(pids: &[u32]) -> String {
+    let pids = listed_pids(pids);
+    format!(
+        "the proxy that runs here is Tripod (process {pids}), not kube-proxy: give kube-proxy's \
+         ConfigMap by --config, as in kubectl -n kube-system get configmap kube-proxy -o yaml | \
+         tripod migrate --check --config=-"
+    )
 }
 
 fn arguments(proc: &Path, process: &str) -> io::Result<Vec<OsString>> {
@@ -284,6 +332,37 @@ mod tests {
         assert_eq!(given.origin, "process 42, its flags");
         assert_eq!(given.kube_proxy_mode(), ModeName::Ipvs);
         assert_eq!(given.settings.configuration.ipvs.scheduler, "lc");
+        fs::remove_dir_all(proc).unwrap();
+    }
+
+    /// The image calls Tripod by a link of kube-proxy's name.
+    #[test]
+    fn tripod_is_not_taken_for_kube_proxy() {
+        let kube_proxy = ["/usr/local/bin/kube-proxy", "--config=/c", "--v=2", "a"];
+        let own = ["tripod", "--proxy-mode=ipvs", "--v=1", "--v=2", "--v=3"];
+        let asking = ["tripod", "services", "-w", "-o", "wide", "default"];
+        for (command, exe, expected) in [
+            (
+                &kube_proxy[..],
+                "/usr/local/bin/tripod",
+                "is Tripod (process 42)",
+            ),
+            (&own, "/usr/sbin/tripod (deleted)", "is Tripod (process 42)"),
+            (
+                &asking,
+                "/usr/sbin/tripod",
+                "no process called kube-proxy runs",
+            ),
+        ] {
+            let proc = processes(command, &[("a", "")]);
+            std::os::unix::fs::symlink(exe, proc.join("42/exe")).unwrap();
+            let why = running(&proc).unwrap_err();
+            assert!(why.contains(expected), "{command:?}: {why}");
+            fs::remove_dir_all(proc).unwrap();
+        }
+        let proc = processes(&kube_proxy, &[("a", "")]);
+        std::os::unix::fs::symlink("/usr/local/bin/kube-proxy", proc.join("42/exe")).unwrap();
+        assert_eq!(running(&proc), Ok(42));
         fs::remove_dir_all(proc).unwrap();
     }
 
