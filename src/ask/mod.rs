@@ -134,11 +134,11 @@ async fn explanation_of(
 /// Why there is no answer, as where there is no such Service.
 pub async fn service_ports(
     socket: &Path,
-    namespace: &str,
+    namespace: Option<&str>,
     name: Option<&str>,
 ) -> Result<Vec<ServicePort>, String> {
     let connection = Connection::new(socket);
-    let selected = services::Selected::new(Some(namespace), name);
+    let selected = services::Selected::new(namespace, name);
     let list = services::all(&connection, &selected).await;
     list.map(|list| list.items)
         .map_err(|failure| failure.to_string())

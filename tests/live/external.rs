@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Cluster, kubelet::Fault};
-use crate::lab::{Share, run};
+use serde_json::json;
+
+use super::{Cluster, SOON, kubelet::Fault};
+use crate::lab::{Share, eventually, run, tripod_binary};
 
 /// What a cluster refuses is not tried, and the row says why.
 #[test]
@@ -47,6 +49,51 @@ fn load_balancers_that_do_not_do_as_promised_are_found() {
         ];
         let failed: BTreeSet<String> = failed.map(str::to_owned).into();
         assert_eq!(tested.with("failed"), failed, "{tested:?}");
+        cluster.is_clean();
+    });
+}
+
+/// Addresses of Services that are there are not taken from them; where none is left, that is
+/// said, and nothing is waited for.
+#[test]
+fn networks_that_services_have_used_up_are_named() {
+    run(Share::Beside, || {
+        let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::None);
+        let other = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "other", "namespace": "default"},
+            "spec": {
+                "clusterIP": "10.96.0.99", "clusterIPs": ["10.96.0.99"],
+                "externalIPs": ["198.18.7.9", "198.18.7.14"], "selector": {"app": "other"},
+                "ports": [{"port": 80, "protocol": "TCP"}],
+            },
+        });
+        let server = &cluster.tcp.server;
+        server.change(|cluster| cluster.put(other.clone()));
+        eventually("the Service is served", SOON, || {
+            let mut asked = cluster.network.node.command(tripod_binary());
+            let asked = asked.args(["services", "default/other"]).output();
+            let asked = asked.expect("tripod runs");
+            let text = String::from_utf8_lossy(&asked.stdout).into_owned();
+            text.contains("198.18.7.14").then_some(()).ok_or(text)
+        });
+        let networks = "--external-networks=198.18.7.8/29,2001:db8:77::/48";
+        let tested = cluster.test(&[networks]);
+        assert_eq!(tested.status, Some(0), "{tested:?}");
+        let external = [
+            "external IP",
+            "load-balancer IP",
+            "loadBalancerSourceRanges",
+        ];
+        let external: BTreeSet<String> = external.map(str::to_owned).into();
+        assert_eq!(tested.with("skipped"), external, "{tested:?}");
+        let words = "of 198.18.7.8/29 all addresses are used up";
+        assert!(tested.text.contains(words), "{tested:?}");
+        assert!(
+            external.is_subset(&tested.with("passed")),
+            "by IPv6: {tested:?}"
+        );
+        server.change(|cluster| cluster.delete(&other));
         cluster.is_clean();
     });
 }

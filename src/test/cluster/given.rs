@@ -28,7 +28,7 @@ const OPEN_WITHIN: Duration = Duration::from_secs(3);
 pub async fn test(services: &[(String, String)], socket: &Path) -> Result<Vec<Check>, String> {
     let mut checks = Vec::new();
     for (namespace, name) in services {
-        let ports = ask::service_ports(socket, namespace, Some(name)).await?;
+        let ports = ask::service_ports(socket, Some(namespace), Some(name)).await?;
         for port in &ports {
             for address in &port.addresses {
                 checks.push(one(port, address, socket).await);

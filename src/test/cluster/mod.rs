@@ -16,8 +16,10 @@ mod tried;
 mod tries;
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::{self, Read, Write},
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
@@ -96,8 +98,16 @@ async fn run(asked: &Cluster, kubernetes: &Kubernetes, token: &str) -> Result<Ru
         },
         token_sha256: agent::digest(token),
         keep: asked.keep,
-        external: External::new(asked.external.clone(), number),
+        external: External::choose(&asked.external, number, &taken(asked).await?),
     })
+}
+
+/// Returns the addresses of the Services that the running proxy serves.
+async fn taken(asked: &Cluster) -> Result<BTreeSet<IpAddr>, String> {
+    let served = ask::service_ports(&asked.socket, None, None).await?;
+    let addresses = served.iter().flat_map(|port| &port.addresses);
+    let ips = addresses.filter_map(|address| address.ip.as_deref()?.parse().ok());
+    Ok(ips.collect())
 }
 
 /// Returns 32 hexadecimal digits that nobody can guess.

@@ -1,54 +1,91 @@
 //! Addresses for Services that are none of the cluster's; pure.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
 
-/// Networks that external IPs and load-balancer IPs are taken from.
+/// Addresses that external IPs and load-balancer IPs are taken from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct External {
-    networks: Vec<IpNet>,
-    /// Which of their addresses: runs at the same time are to have different ones.
-    number: u32,
+    /// Those of this run, of each network that has some left.
+    chosen: Vec<[IpAddr; PLACES]>,
+    /// Networks of which each address that a run could take is one of a Service.
+    used_up: Vec<IpNet>,
 }
 
 /// Addresses that a run takes from each network.
-const PLACES: u128 = 3;
+const PLACES: usize = 3;
 
 impl External {
-    /// Returns the networks, of which the run of that number takes its addresses.
-    pub fn new(networks: Vec<IpNet>, number: u32) -> External {
-        External { networks, number }
+    /// Returns addresses of each network that are not `taken`. Runs of other numbers, which
+    /// may run at the same time, mostly have others.
+    pub fn choose(networks: &[IpNet], number: u32, taken: &BTreeSet<IpAddr>) -> External {
+        let mut external = External {
+            chosen: Vec::new(),
+            used_up: Vec::new(),
+        };
+        for network in networks {
+            match choose(*network, number, taken) {
+                Some(addresses) => external.chosen.push(addresses),
+                None => external.used_up.push(*network),
+            }
+        }
+        external
     }
 
-    /// Returns one address of each network, for one of three Services.
-    pub fn addresses(&self, place: u8) -> Vec<IpAddr> {
-        let networks = self.networks.iter();
-        networks
-            .map(|network| self.address(*network, place))
+    /// Returns one address of each network that has some left, for one of three Services.
+    pub fn addresses(&self, place: usize) -> Vec<IpAddr> {
+        let chosen = self.chosen.iter();
+        chosen
+            .filter_map(|addresses| addresses.get(place).copied())
             .collect()
     }
 
-    fn address(&self, network: IpNet, place: u8) -> IpAddr {
-        let host_bits = network.max_prefix_len() - network.prefix_len();
-        let size = 1_u128.checked_shl(host_bits.into()).unwrap_or(u128::MAX);
-        // Neither the first address nor the last one, which may be a broadcast.
-        let groups = (size.saturating_sub(2) / PLACES).max(1);
-        let within = 1 + u128::from(self.number) % groups * PLACES + u128::from(place);
-        match network.network() {
-            IpAddr::V4(first) => {
-                let low = u32::try_from(within).unwrap_or_default();
-                Ipv4Addr::from_bits(first.to_bits() | low).into()
-            }
-            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() | within).into(),
+    /// Returns why there are no addresses of some networks; `None`: there are.
+    pub fn lacking(&self) -> Option<String> {
+        let used_up: Vec<_> = self.used_up.iter().map(IpNet::to_string).collect();
+        (!used_up.is_empty()).then(|| {
+            format!(
+                "of {} all addresses are used up: Services of the cluster have them; name other \
+                 networks by --external-networks",
+                used_up.join(" and ")
+            )
+        })
+    }
+}
+
+/// Returns addresses of a network that stand next to each other, none of which is `taken`;
+/// `None`: there are none.
+fn choose(network: IpNet, number: u32, taken: &BTreeSet<IpAddr>) -> Option<[IpAddr; PLACES]> {
+    let host_bits = network.max_prefix_len() - network.prefix_len();
+    let size = 1_u128.checked_shl(host_bits.into()).unwrap_or(u128::MAX);
+    // Neither the first address nor the last one, which may be a broadcast.
+    let groups = (size.saturating_sub(2) / PLACES as u128).max(1);
+    // Each that is taken spoils one group at most.
+    let tries = groups.min(taken.len() as u128 + 1);
+    let mut groups = (0..tries).map(|further| (u128::from(number) + further) % groups);
+    groups.find_map(|group| {
+        let first = 1 + group * PLACES as u128;
+        let addresses = [0, 1, 2].map(|place| address(network, first + place));
+        (!addresses.iter().any(|ip| taken.contains(ip))).then_some(addresses)
+    })
+}
+
+fn address(network: IpNet, within: u128) -> IpAddr {
+    match network.network() {
+        IpAddr::V4(first) => {
+            let low = u32::try_from(within).unwrap_or_default();
+            Ipv4Addr::from_bits(first.to_bits() | low).into()
         }
+        IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() | within).into(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]
@@ -61,7 +98,7 @@ mod tests {
         ] {
             let network: IpNet = network.parse().unwrap();
             for number in [0, 1, 83, 84, 1_000_000, u32::MAX] {
-                let external = External::new(vec![network], number);
+                let external = External::choose(&[network], number, &BTreeSet::new());
                 let found: BTreeSet<IpAddr> =
                     (0..3).flat_map(|place| external.addresses(place)).collect();
                 assert_eq!(found.len(), 3, "{network} {number}: {found:?}");
@@ -71,7 +108,28 @@ mod tests {
                 assert!(found.iter().all(is_host), "{network} {number}: {found:?}");
             }
         }
-        let first = |number| External::new(vec!["203.0.113.0/24".parse().unwrap()], number);
+        let network = "203.0.113.0/24".parse().unwrap();
+        let first = |number| External::choose(&[network], number, &BTreeSet::new());
         assert_ne!(first(1).addresses(0), first(2).addresses(0));
+    }
+
+    #[test]
+    fn addresses_of_services_are_left_alone() {
+        let networks: [IpNet; 2] = ["192.0.2.8/29", "2001:db8::/64"].map(|n| n.parse().unwrap());
+        let taken = |all: &[&str]| all.iter().map(|ip| ip.parse().unwrap()).collect();
+        // Of 192.0.2.9 to .14 a run takes the first three or the last three.
+        for number in [0, 1] {
+            let some = External::choose(&networks, number, &taken(&["192.0.2.14", "2001:db8::1"]));
+            assert_eq!(some.addresses(0)[0].to_string(), "192.0.2.9");
+            assert_eq!(some.addresses(2)[1].to_string(), "2001:db8::6");
+            assert_eq!(some.lacking(), None);
+        }
+        let one = External::choose(&networks, 0, &taken(&["192.0.2.9", "192.0.2.12"]));
+        assert_eq!(one.addresses(0).len(), 1, "{one:?}");
+        let why = one.lacking().unwrap();
+        assert!(
+            why.contains("of 192.0.2.8/29 all addresses are used up"),
+            "{why}"
+        );
     }
 }

@@ -151,7 +151,7 @@ impl Kind {
     }
 
     /// Returns which of a run's addresses its Service has, if any.
-    fn place(self) -> Option<u8> {
+    fn place(self) -> Option<usize> {
         match self {
             Kind::ExternalIp => Some(0),
             Kind::LoadBalancer => Some(1),
@@ -384,6 +384,8 @@ fn labels<const LABELS: usize>(labels: [(&str, &str); LABELS]) -> BTreeMap<Strin
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
     use super::*;
@@ -397,7 +399,7 @@ mod tests {
             image: "tripod:test".to_owned(),
             token_sha256: "ff".to_owned(),
             keep: false,
-            external: External::new(vec!["203.0.113.0/24".parse().unwrap()], 0),
+            external: External::choose(&["203.0.113.0/24".parse().unwrap()], 0, &BTreeSet::new()),
         }
     }
 

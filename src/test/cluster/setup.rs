@@ -171,6 +171,16 @@ async fn create_service(
     (kind, let_in): (Kind, &[IpAddr]),
 ) -> Result<MadeService, String> {
     let name = run.named(kind.name());
+    let lacking = run.external.lacking().filter(|_| kind.is_external());
+    let mut without = lacking.map(|why| (kind, why));
+    let ips = run.external_addresses(kind);
+    // A load balancer is there for its health-check node port, too.
+    if kind.is_external() && kind != Kind::LoadBalancer && ips.is_empty() {
+        return Ok(MadeService {
+            service: None,
+            without,
+        });
+    }
     made.will_be(Object::Service(name.clone()));
     let service = run.service(kind, let_in);
     let mut stored = match kubernetes.create(&run.namespace, &service).await {
@@ -183,9 +193,7 @@ async fn create_service(
         }
         Err(failure) => return Err(failure.into()),
     };
-    let mut without = None;
-    if kind.is_balancer() {
-        let ips = run.external_addresses(kind);
+    if kind.is_balancer() && !ips.is_empty() {
         match kubernetes.balance(&run.namespace, &name, &ips).await {
             Ok(balanced) => stored = balanced,
             Err(failure) => without = Some((kind, failure.to_string())),
@@ -272,7 +280,7 @@ pub async fn in_force(
     patience: &Patience<'_>,
 ) -> Result<Vec<ServicePort>, String> {
     loop {
-        let ports = ask::service_ports(patience.socket, &run.namespace, None).await?;
+        let ports = ask::service_ports(patience.socket, Some(&run.namespace), None).await?;
         let missing = missing(stage, &ports);
         if missing.is_empty() {
             return Ok(ports);
