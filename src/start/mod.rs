@@ -50,7 +50,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
         Job::Test(asked) => return Ok(test::test(asked).await),
         Job::TestServer(asked) => return Ok(test::serve(asked).await),
         Job::WriteConfig(path) => write_config(&settings, path),
-        Job::Cleanup(what) => takeover::cleanup(*what, &settings.effective.ipvs_exclude).await,
+        Job::Cleanup(what) => takeover::cleanup(*what, &settings).await,
         Job::Init => init(&settings).await,
         Job::Probe(format) => probe::print(&settings, *format),
         Job::Render(folder) => render::render(&settings, folder).await,

@@ -58,7 +58,7 @@ pub(super) use self::ports::inherit as inherit_ports;
 
 /// Where processes of one node listen for those that take over from them. In containers
 /// it is a folder of the node.
-const FOLDER: &str = "/run/tripod/succession/";
+pub(super) const FOLDER: &str = "/run/tripod/succession/";
 
 /// A socket in that folder, for the rules of what files this process reaches.
 pub(super) const FIRST: &str = "/run/tripod/succession/userspace-0";

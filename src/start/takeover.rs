@@ -12,9 +12,10 @@
 
 mod clearing;
 mod open_connections;
+mod sockets;
 mod stale_state;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use ipnet::IpNet;
 use tokio::time::{Duration, Instant, sleep_until};
@@ -22,11 +23,13 @@ use tokio::time::{Duration, Instant, sleep_until};
 pub(super) use self::stale_state::rules_of_programs_may_be_there;
 use self::{
     clearing::{Clearing, PAUSE, Pass, Work, present},
+    sockets::Removed,
     stale_state::{Running, StaleState},
 };
-use super::{Done, programs::Programs};
+use super::{Done, programs::Programs, succession};
 use crate::{
-    cli::Cleanup,
+    cli::{Cleanup, Own, Settings},
+    hold,
     kernel::{
         probe,
         xtables::{Engine, clear_traces},
@@ -34,6 +37,7 @@ use crate::{
     modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet, userspace::Handover},
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
+    status_api,
 };
 
 /// How long stale state stays in force because ServicePorts fail: they may need
@@ -276,12 +280,14 @@ impl<M: Mode> Mode for TakeOver<M> {
     }
 }
 
-/// Removes `what` modes ever installed. All are tried, even if one fails.
+/// Removes `what` modes ever installed, and sockets in the file system that no process has
+/// any more. All are tried, even if one fails.
 ///
 /// # Errors
 /// When something could not be removed; the error names it.
-pub(super) async fn cleanup(what: Cleanup, exclude: &[IpNet]) -> Done {
+pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
     let mut failed = Vec::new();
+    let exclude = &settings.effective.ipvs_exclude;
     let removed = StaleState::ALL.into_iter();
     for state in removed.filter(|state| what == Cleanup::Everything || state.is_only_of_tripod()) {
         if let Err(error) = state.cleanup(None, exclude).await {
@@ -296,6 +302,7 @@ pub(super) async fn cleanup(what: Cleanup, exclude: &[IpNet]) -> Done {
             failed.push(format!("{family} rules of tripod trace: {error}"));
         }
     }
+    failed.extend(remove_sockets(&settings.own));
     if failed.is_empty() {
         tracing::info!(
             "{}",
@@ -308,6 +315,40 @@ pub(super) async fn cleanup(what: Cleanup, exclude: &[IpNet]) -> Done {
         return Ok(());
     }
     Err(format!("not everything could be removed: {}", failed.join("; ")).into())
+}
+
+/// Where the files of the node are: in a pod of `kubectl debug` for a node they are
+/// below `/host`.
+const NODE_ROOTS: [&str; 2] = ["/", "/host"];
+
+/// Removes the sockets by which processes of Tripod find each other and are asked, unless
+/// a process has them, with the folders that are theirs alone. Returns what could not be
+/// removed, and why.
+fn remove_sockets(own: &Own) -> Vec<String> {
+    let mut removed = Removed::default();
+    for path in [&own.status_socket, &own.holder_socket]
+        .into_iter()
+        .flatten()
+    {
+        removed.socket(path);
+    }
+    for root in NODE_ROOTS.map(Path::new) {
+        let below = |path: &str| root.join(path.trim_start_matches('/'));
+        removed.folder(&below(succession::FOLDER));
+        for path in [status_api::SOCKET, hold::SOCKET].map(below) {
+            removed.socket(&path);
+            if let Some(folder) = path.parent() {
+                removed.empty_folder(folder);
+            }
+        }
+    }
+    for path in &removed.gone {
+        tracing::info!("removed {}, which no process uses", path.display());
+    }
+    for path in &removed.used {
+        tracing::info!("{} stays: a process listens there", path.display());
+    }
+    removed.failed
 }
 
 #[cfg(test)]

@@ -34,7 +34,9 @@ pub fn listen(path: &Path, kind: Type, folder_mode: u32) -> io::Result<Socket> {
             .mode(folder_mode)
             .create(folder)?;
     }
-    remove_stale(path, kind)?;
+    if !remove_unused(path)? {
+        return Err(io::Error::other("another process answers there"));
+    }
     let socket = Socket::new(Domain::UNIX, kind.cloexec().nonblocking(), None)?;
     // The file is made with the mode of the socket (`unix_bind_bsd` in
     // `net/unix/af_unix.c`), so there is no moment in which others may connect.
@@ -44,20 +46,55 @@ pub fn listen(path: &Path, kind: Type, folder_mode: u32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Removes the socket of a process that ended.
-fn remove_stale(path: &Path, kind: Type) -> io::Result<()> {
+/// Removes the socket at `path` if the process that made it has ended. Returns whether
+/// there is none now: one that a process has stays.
+///
+/// # Errors
+/// When a file that is no socket is there, or it cannot be looked at or removed.
+pub fn remove_unused(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         Err(error) => return Err(error),
         Ok(found) if !found.file_type().is_socket() => {
             return Err(io::Error::other("there is a file that is no socket"));
         }
         Ok(_) => {}
     }
-    let client = Socket::new(Domain::UNIX, kind.cloexec().nonblocking(), None)?;
+    let kind = Type::STREAM.cloexec().nonblocking();
+    let client = Socket::new(Domain::UNIX, kind, None)?;
     match client.connect(&SockAddr::unix(path)?) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        // Also where so many wait that no more can (EAGAIN, see unix(7)).
-        _ => Err(io::Error::other("another process answers there")),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map(|()| true)
+        }
+        // Also where it is of another type (EPROTOTYPE: `unix_find_bsd` in
+        // `net/unix/af_unix.c` has found its process then), or where so many wait that no
+        // more can (EAGAIN, see unix(7)).
+        _ => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_goes_with_its_process_alone() {
+        let name = format!("tripod-unix-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let path = folder.join("socket");
+        for kind in [Type::STREAM, Type::SEQPACKET] {
+            let socket = listen(&path, kind, 0o700).unwrap();
+            assert!(!remove_unused(&path).unwrap(), "{kind:?}");
+            let why = listen(&path, kind, 0o700).unwrap_err().to_string();
+            assert!(why.contains("another process answers"), "{why}");
+            drop(socket);
+            assert!(path.exists());
+            assert!(remove_unused(&path).unwrap(), "{kind:?}");
+            assert!(!path.exists());
+            assert!(remove_unused(&path).unwrap(), "there was none");
+        }
+        fs::write(&path, "").unwrap();
+        assert!(remove_unused(&path).is_err(), "it is no socket");
+        fs::remove_dir_all(folder).unwrap();
     }
 }

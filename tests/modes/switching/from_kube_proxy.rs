@@ -1,7 +1,7 @@
 //! From a kube-proxy that has just ended, which leaves all that it had in the
 //! kernel, and back to one.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{collections::BTreeSet, net::SocketAddr, path::Path};
 
 use serde_json::json;
 
@@ -285,6 +285,7 @@ fn back(flags: &[&str]) {
     let output = output.expect("tripod cleanup");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(traces(), &at_first | &of_kube_proxy);
+    assert!(!Path::new("/run/tripod").exists(), "{output:?}");
     answers("by kube-proxy");
 }
 

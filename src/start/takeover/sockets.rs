@@ -1,0 +1,93 @@
+//! Sockets in the file system that processes of Tripod leave behind.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::kernel::socket::unix;
+
+/// What became of sockets and their folders.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Removed {
+    /// Those that are gone now.
+    pub(super) gone: Vec<PathBuf>,
+    /// Those that a process has, and which stay.
+    pub(super) used: Vec<PathBuf>,
+    /// What could not be removed, and why.
+    pub(super) failed: Vec<String>,
+}
+
+impl Removed {
+    /// Removes the socket at `path`, if the process that made it has ended.
+    pub(super) fn socket(&mut self, path: &Path) {
+        if !path.exists() {
+            return;
+        }
+        match unix::remove_unused(path) {
+            Ok(true) => self.gone.push(path.to_owned()),
+            Ok(false) => self.used.push(path.to_owned()),
+            Err(error) => self.failed.push(format!("{}: {error}", path.display())),
+        }
+    }
+
+    /// Removes the sockets in a folder, as [`socket`](Self::socket) does, and the folder.
+    pub(super) fn folder(&mut self, folder: &Path) {
+        match fs::read_dir(folder) {
+            Ok(entries) => {
+                for entry in entries.flatten() {
+                    self.socket(&entry.path());
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => {
+                let failed = format!("{}: {error}", folder.display());
+                return self.failed.push(failed);
+            }
+        }
+        self.empty_folder(folder);
+    }
+
+    /// Removes a folder that has nothing in it.
+    pub(super) fn empty_folder(&mut self, folder: &Path) {
+        use io::ErrorKind::{DirectoryNotEmpty, NotFound, ResourceBusy};
+        match fs::remove_dir(folder) {
+            Ok(()) => self.gone.push(folder.to_owned()),
+            // In a container it is one of the node, mounted here.
+            Err(error) if [DirectoryNotEmpty, NotFound, ResourceBusy].contains(&error.kind()) => {}
+            Err(error) => self.failed.push(format!("{}: {error}", folder.display())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn what_a_process_listens_on_stays() {
+        let name = format!("tripod-sockets-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        let [ended, running] = ["userspace-0", "userspace-1"].map(|name| folder.join(name));
+        drop(UnixListener::bind(&ended).unwrap());
+        let listener = UnixListener::bind(&running).unwrap();
+        let mut removed = Removed::default();
+        removed.folder(&folder);
+        let expected = Removed {
+            gone: vec![ended],
+            used: vec![running.clone()],
+            failed: Vec::new(),
+        };
+        assert_eq!(removed, expected);
+        drop(listener);
+        let mut removed = Removed::default();
+        removed.folder(&folder);
+        assert_eq!(removed.gone, [running, folder.clone()]);
+        let mut nothing = Removed::default();
+        nothing.folder(&folder);
+        assert_eq!(nothing, Removed::default());
+    }
+}
