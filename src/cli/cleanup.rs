@@ -2,7 +2,26 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use super::{VALUES_HELP, flags};
+
+/// Name of the subcommand.
+pub(super) const NAME: &str = "cleanup";
+
+/// Heading of the flags of the proxy in the help.
+const HEADING: &str = "Flags of the proxy that count here";
+
 const KEEP: &str = "keep-kube-proxy";
+
+/// Flags of the proxy that it uses: which virtual servers belong to other programs, which
+/// sockets the proxy was given, and how it logs.
+const USED: [&str; 6] = [
+    "config",
+    "ipvs-exclude-cidrs",
+    "status-socket",
+    "userspace-holder-socket",
+    "v",
+    "logging-format",
+];
 
 /// What is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +33,14 @@ pub enum Cleanup {
     OnlyOfTripod,
 }
 
-/// Returns the subcommand, without the flags of the proxy.
+/// Returns the subcommand, with those flags of the proxy that it uses.
 pub(super) fn command() -> Command {
-    Command::new("cleanup")
+    let used = flags::all().filter(|flag| USED.contains(&flag.name));
+    // They are few, and of the help's two forms none leaves one out.
+    let used = used.map(|flag| flag.arg(HEADING).hide_short_help(false));
+    Command::new(NAME)
+        .after_help(VALUES_HELP)
+        .args(used)
         .about(
             "Remove what Tripod or kube-proxy put into this kernel, but for its settings, and exit",
         )
@@ -24,6 +48,13 @@ pub(super) fn command() -> Command {
             "Leave what a kube-proxy uses or removes by itself, and remove only what it \
                      does not know: the table of nftables mode, rules and routes of userspace mode",
         ))
+}
+
+/// Has `cleanup`, the subcommand, take all other flags of the proxy, too, without showing
+/// them: scripts call both with the same ones.
+pub(super) fn accepting_all(cleanup: Command) -> Command {
+    let others = flags::all().filter(|flag| !USED.contains(&flag.name));
+    cleanup.args(others.map(|flag| flag.arg(HEADING).hide(true)))
 }
 
 /// Returns what is to be removed.

@@ -131,7 +131,7 @@ pub fn command() -> Command {
     let command = Command::new("tripod")
         .about(ABOUT)
         .args_conflicts_with_subcommands(true)
-        .subcommand(with_flags(cleanup::command()))
+        .subcommand(cleanup::command())
         .subcommand(
             with_flags(Command::new("probe").about(
                 "Print which modes this kernel can run, what each lacks and how to get it, and exit",
@@ -166,20 +166,29 @@ fn with_flags(command: Command) -> Command {
 
 fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, Stop> {
     let arguments = arguments
+/// Returns the definition by which arguments are read: it takes more than it shows.
+fn accepted() -> Command {
+    command().mut_subcommand(cleanup::NAME, cleanup::accepting_all)
+}
+
+/// Returns the text that clap stops with: help that was asked for, or what is wrong.
+fn stopped(error: &clap::Error) -> Stop {
+    let text = error.render().to_string().trim_end().to_owned();
+    if error.use_stderr() {
+        Stop::Refusal(text)
+    } else {
+        Stop::Answer(text)
+    }
+}
+
         .into_iter()
         .map(|argument| match argument.to_str() {
             Some(text) => normalized(text).into(),
             None => argument,
         });
     let arguments = without_empty(arguments);
-    let matches = command().try_get_matches_from(arguments).map_err(|error| {
-        let text = error.render().to_string().trim_end().to_owned();
-        if error.use_stderr() {
-            Stop::Refusal(text)
-        } else {
-            Stop::Answer(text)
-        }
-    })?;
+    let matches = accepted().try_get_matches_from(arguments);
+    let matches = matches.map_err(|error| stopped(&error))?;
     let asked = matches.subcommand();
     let document = asked.and_then(|(name, matches)| documents::asked(name, matches, command));
     if let Some(text) = document {

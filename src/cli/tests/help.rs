@@ -48,7 +48,7 @@ fn every_flag_of_kube_proxy_is_in_the_help_with_its_default() {
 
 #[test]
 fn the_short_help_has_the_most_used_flags_and_names_the_other() {
-    for subcommand in [&[][..], &["cleanup"], &["probe"], &["render"]] {
+    for subcommand in [&[][..], &["probe"], &["render"]] {
         let of = |flag| answer(&[subcommand, &[flag]].concat());
         let (short, long) = (of("-h"), of("--help"));
         let [few, all] = [&short, &long].map(|help| help_entries(help).len());
@@ -64,6 +64,44 @@ fn the_short_help_has_the_most_used_flags_and_names_the_other() {
             "{long}"
         );
     }
+}
+
+/// What a shell completes and man(1) shows has these alone, too; the others are taken.
+#[test]
+fn the_help_of_cleanup_has_the_flags_that_it_uses() {
+    let expected = [
+        "config",
+        "help",
+        "ipvs-exclude-cidrs",
+        "keep-kube-proxy",
+        "logging-format",
+        "status-socket",
+        "userspace-holder-socket",
+        "v",
+    ];
+    for flag in ["-h", "--help"] {
+        let help = answer(&["cleanup", flag]);
+        let mut entries = help_entries(&help);
+        entries.remove("");
+        let found: Vec<_> = entries.into_keys().collect();
+        assert_eq!(found, expected, "{help}");
+    }
+    let page = answer(&["man", "cleanup"]);
+    assert!(
+        page.contains("exclude") && !page.contains("masquerade"),
+        "{page}"
+    );
+    let script = answer(&["completion", "bash"]);
+    let (_, rest) = script
+        .split_once("tripod__subcmd__cleanup)\n")
+        .expect("cleanup");
+    let (line, _) = rest.trim_start().split_once('\n').expect("its options");
+    assert!(
+        line.contains("--keep-kube-proxy") && !line.contains("--masquerade"),
+        "{line}"
+    );
+    let taken = settings(&["cleanup", "--masquerade-all", "--proxy-mode=ipvs"]);
+    assert_eq!(taken.job, Job::Cleanup(Cleanup::Everything));
 }
 
 /// In the order in which one falls back to the next.
