@@ -42,6 +42,10 @@ pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
     health.syncs.iter().filter_map(why).collect()
 }
 
+/// What it means that a process gave way.
+const GAVE_WAY: &str =
+    "another process of Tripod has taken over: this one writes nothing until that one has ended";
+
 /// Width of the headings.
 const HEADING: usize = 13;
 
@@ -63,6 +67,8 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
     sections.text =
         format!("Tripod {version} on node {node} is {health} (process {pid}, started {started})\n");
     sections.toned("why", Tone::Bad, &status.problems);
+    let gave_way = status.gave_way.then(|| GAVE_WAY.to_owned());
+    sections.toned("gave way", Tone::Warning, gave_way.as_slice());
     sections.plain("mode", vec![status.mode.name.clone()]);
     sections.toned("no better one", Tone::Warning, &status.mode.passed_over);
     sections.toned("without", Tone::Warning, &status.mode.lost);

@@ -38,7 +38,7 @@ pub use self::{
     introspection::{Introspection, Running},
     listeners::{Listeners, Successor},
     secure::Secure,
-    status_api::{About, PortTraffic, StatusApi, TrafficSource},
+    status_api::{About, PortTraffic, StatusApi, Successors, TrafficSource},
 };
 use self::{
     connections::Connections,

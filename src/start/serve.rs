@@ -101,6 +101,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         traffic,
         node_settings,
         health_listeners: service_health.listeners(),
+        successors: Arc::new(handover.clone()),
     });
     serve_status(&settings, &api);
     let pages = introspection(&settings, choice, &registry).with_api(api);

@@ -50,7 +50,7 @@ use crate::{
     modes::userspace::{Handover, Predecessor},
     net::{Family, PerFamily},
     runner::AfterSync,
-    serve::Listeners,
+    serve::{Listeners, Successors},
     services::{Batch, Changes, ServiceMap},
 };
 
@@ -207,6 +207,12 @@ async fn stay(mut predecessor: GaveWay) {
     if predecessor.write.write_all(&[DONE]).await.is_ok() {
         // It sends nothing more, unless it has not answered yet.
         while predecessor.read.read_u8().await.is_ok() {}
+    }
+}
+
+impl Successors for Handover {
+    fn is_any(&self) -> bool {
+        self.has_successor()
     }
 }
 

@@ -24,6 +24,10 @@ pub struct Status {
     pub healthy: bool,
     /// What is not as it should be, if it is not healthy.
     pub problems: Vec<String>,
+    /// Another process of Tripod has taken over, or is about to: this one writes nothing
+    /// until that one has ended. An earlier version has nothing of it.
+    #[serde(default)]
+    pub gave_way: bool,
     /// How traffic is carried.
     pub mode: Mode,
     /// Where objects come from.

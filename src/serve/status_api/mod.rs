@@ -11,6 +11,7 @@ mod syncs;
 mod traffic;
 
 use std::{
+    fmt,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -60,6 +61,14 @@ pub struct StatusApi {
     pub node_settings: Vec<Setting>,
     /// Says where health checks are not served.
     pub health_listeners: HealthListeners,
+    /// Knows of processes that take over.
+    pub successors: Arc<dyn Successors>,
+}
+
+/// Knows of processes that take over from this one.
+pub trait Successors: fmt::Debug + Send + Sync {
+    /// Returns whether one is there, so that this one writes nothing.
+    fn is_any(&self) -> bool;
 }
 
 /// What of a process does not change while it runs.

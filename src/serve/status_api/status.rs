@@ -39,6 +39,7 @@ impl StatusApi {
             started: time(self.about.started),
             healthy: problems.is_empty(),
             problems,
+            gave_way: self.successors.is_any(),
             mode: Mode {
                 name: self.about.mode.to_string(),
                 passed_over: self.about.passed_over.clone(),

@@ -6,6 +6,8 @@ mod load;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use self::load::{Open, under_load};
 use super::probe::kernel;
 use crate::lab::{
@@ -134,6 +136,19 @@ impl Pod {
         asked.status.success()
     }
 
+    /// Returns what `tripod status` says in the pod, as text, and whether it gave way.
+    fn status(&self, lab: &Lab) -> (String, bool) {
+        let asked = |format: &str| {
+            let mut command = lab.node.command(tripod_binary());
+            command.args(["status", "-o", format, &self.socket]);
+            let asked = command.output().expect("tripod runs");
+            assert!(asked.status.success(), "it is not healthy: {asked:?}");
+            String::from_utf8_lossy(&asked.stdout).into_owned()
+        };
+        let json: Value = serde_json::from_str(&asked("json")).expect("JSON");
+        (asked("table"), json["gaveWay"] == true)
+    }
+
     /// Waits until it answers on the ports of the node.
     fn answers(&self, lab: &Lab) {
         let at: SocketAddr = ([127, 0, 0, 1], 10249).into();
@@ -222,6 +237,12 @@ fn nobody_notices_an_upgrade(lab: &Lab, way: Way) {
             follows_the_cluster(lab, &format!("beside-{number}"), 20 + number as u8);
             old.compares_everything();
             new.compares_everything();
+            for (pod, gave_way) in [(&old, true), (&new, false)] {
+                let (text, found) = pod.status(lab);
+                assert_eq!(found, gave_way, "{text}");
+                let words = "another process of Tripod has taken over";
+                assert_eq!(text.contains(words), gave_way, "{text}");
+            }
             old.process.ask_to_end();
             load.more();
             if way.relays() {
