@@ -94,6 +94,10 @@ fn candidate(candidate: &Candidate) -> [String; 3] {
         .map(|share| format!("{:.1} %", share * 100.0));
     [
         candidate.address.clone(),
+    let none = explanation.no_endpoints.as_ref();
+    if let Some(command) = none.and_then(|none| none.command.as_ref()) {
+        lines.push(format!("see {command}"));
+    }
         share.unwrap_or_default(),
         candidate.node.clone().unwrap_or_default(),
     ]

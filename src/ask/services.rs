@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     cli::Output,
-    status_api::{Endpoint, SERVICES_PATH, ServicePort, ServicePortList, Traffic},
+    status_api::{Endpoint, NoEndpoints, SERVICES_PATH, ServicePort, ServicePortList, Traffic},
 };
 
 /// Which Services are asked for.
@@ -185,6 +185,11 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
     let mut remarks = Vec::new();
     if let Some(why) = &port.failing {
         remarks.push((Tone::Bad, format!("not in force as asked: {why}")));
+    }
+    if let Some(NoEndpoints { why, command }) = &port.no_endpoints {
+        let see = command.iter().map(|command| format!("; see {command}"));
+        let text = format!("no endpoint in use: {why}{}", see.collect::<String>());
+        remarks.push((Tone::Warning, text));
     }
     for why in &port.health_check_failing {
         let text = format!("health-check node port not served on {why}");

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Endpoint, EndpointSlice, Service, ServicePort, ServicePortName, TrafficPolicy,
+    Absence, Endpoint, EndpointSlice, Service, ServicePort, ServicePortName, TrafficPolicy,
     extensions::DEFAULT_WEIGHT,
     owners::AddressOwnership,
     select::{Candidate, NodeWeights, ThisNode, Uses, select},
@@ -39,6 +39,10 @@ pub(super) fn service_ports<'a>(
             let candidates = candidates(port, family, slices.clone(), node, weights);
             let mut endpoints = select(candidates, uses(&service_port), node);
             endpoints.forbidden = forbidden(port, family, slices.clone());
+            if endpoints.all.is_empty() && endpoints.forbidden.is_empty() {
+                let absence = Absence::of(port, family, slices.clone(), service.selector);
+                endpoints.absence = Some(Box::new(absence));
+            }
             if !ejected.is_empty() && service_port.is_ejecting() {
                 endpoints.eject(ejected);
             }

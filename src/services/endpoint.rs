@@ -2,6 +2,8 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
+use super::Absence;
+
 /// One endpoint of a ServicePort: an address and port that serves it, with
 /// what decides whether traffic may go there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +47,8 @@ pub struct Endpoints {
     /// Those that are left out because nothing of a Service may be at their addresses, the
     /// first of each slice.
     pub forbidden: Box<[SocketAddr]>,
+    /// Why there are none, usable or not; `None`: there are some, or that is not known.
+    pub absence: Option<Box<Absence>>,
 }
 
 impl Endpoint {
@@ -111,6 +115,15 @@ impl fmt::Display for NotUsed {
     }
 }
 
+/// Which connections are asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Those that any endpoint in use may get.
+    Any,
+    /// Those that only endpoints of this node may get, by a traffic policy of Local.
+    Local,
+}
+
 impl Endpoints {
     /// Returns each endpoint, sorted by address, with the reason why it gets no new
     /// connections; `None`: it does.
@@ -118,6 +131,40 @@ impl Endpoints {
         (0..)
             .zip(&self.all)
             .map(|(at, endpoint)| (endpoint, self.not_used(at, endpoint)))
+    }
+
+    /// Returns why none of them takes new connections; `None`: some does.
+    pub fn none_in_use(&self, reach: Reach) -> Option<String> {
+        let mut reasons: Vec<(NotUsed, usize)> = Vec::new();
+        let mut count = |reason: NotUsed| {
+            match reasons.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, count)) => *count += 1,
+                None => reasons.push((reason, 1)),
+            };
+        };
+        for (endpoint, why) in self.usage() {
+            match (why, reach) {
+                (Some(why), _) => count(why),
+                (None, Reach::Local) if !endpoint.local => count(NotUsed::OtherNode),
+                (None, _) => return None,
+            }
+        }
+        for _ in &self.forbidden {
+            count(NotUsed::Forbidden);
+        }
+        if let ([], Some(absence)) = (&*reasons, &self.absence) {
+            return Some(absence.to_string());
+        }
+        let counted = reasons.iter().map(|(why, count)| match why {
+            // It begins with "an endpoint cannot".
+            NotUsed::Forbidden => format!("{count} left out: {why}"),
+            why => format!("{count} {why}"),
+        });
+        let counted: Vec<_> = counted.collect();
+        Some(match &*counted {
+            [] => "there is no endpoint".to_owned(),
+            counted => counted.join("; "),
+        })
     }
 
     fn not_used(&self, at: u32, endpoint: &Endpoint) -> Option<NotUsed> {
@@ -172,6 +219,7 @@ mod tests {
             let endpoints = Endpoints {
                 ejected: Box::default(),
                 forbidden: Box::default(),
+                absence: None,
                 all: Box::new(all()),
                 cluster: cluster.into(),
                 local: local.into(),

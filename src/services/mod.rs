@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+mod absence;
 mod assemble;
 mod changes;
 mod endpoint;
@@ -34,8 +35,9 @@ mod trigger;
 pub(crate) mod service_ports;
 
 use crate::net::Protocol;
+pub use absence::{Absence, Missing};
 pub use changes::{Changes, LostAddresses, StaleAddresses, StaleEndpoint, StaleUdp};
-pub use endpoint::{Endpoint, Endpoints, NotUsed};
+pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach};
 pub use event::{Batch, Ejected, Event};
 pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT};
 pub use invalid::{Invalid, Reduced};
@@ -47,7 +49,7 @@ pub use owners::{AddressKind, Conflict};
 pub use port::{ServiceName, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy};
 pub use service::{Created, NotServed, Port, Service, Serving};
 pub use service_cidr::ServiceCidr;
-pub use slice::{EndpointSlice, Hints, Owner, SliceEndpoint, SliceName, SlicePort};
+pub use slice::{EndpointSlice, Hints, Owner, SERVICE_LABEL, SliceEndpoint, SliceName, SlicePort};
 pub use tracker::Tracker;
 pub use trigger::Trigger;
 

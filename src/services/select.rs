@@ -76,6 +76,7 @@ pub(super) fn select(candidates: Vec<Candidate<'_>>, uses: Uses, node: &ThisNode
         has_any,
         ejected: Box::default(),
         forbidden: Box::default(),
+        absence: None,
     }
 }
 

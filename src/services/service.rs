@@ -40,6 +40,8 @@ pub struct Service {
     pub created: Created,
     /// What a proxy has to serve, or why there is nothing.
     pub serving: Result<Serving, NotServed>,
+    /// It has a selector, by which the control plane writes its EndpointSlices.
+    pub selector: bool,
     /// What its author asks for under `tripod.proxy/`, if anything.
     pub preferences: Option<Arc<Preferences>>,
 }
@@ -141,6 +143,7 @@ impl Service {
             name,
             created: Created::of(metadata),
             serving,
+            selector: spec.selector.is_some_and(|selector| !selector.is_empty()),
             preferences,
         }))
     }

@@ -23,7 +23,7 @@ use crate::net::{
 /// Services alone since kube-proxy 1.36 (kubernetes #134623).
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Label that names the Service of an EndpointSlice.
-pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
 /// Namespace and name of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -290,6 +290,7 @@ fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> A
         passed_over: choice.passed_over.clone(),
         lost: choice.lost.clone(),
         source: source.to_string(),
+        cluster: matches!(source, Source::Cluster(_)),
         scheduler: match choice.mode {
             ModeName::Ipvs => probe::requirements(settings).scheduler,
             ModeName::Userspace => settings.effective.scheduler.to_string(),

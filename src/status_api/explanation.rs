@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Difference, Listed};
+use super::{Difference, Listed, NoEndpoints};
 
 /// What becomes of a packet, by the Services as they are now and by what the kernel
 /// holds.
@@ -36,6 +36,10 @@ pub struct Explanation {
     pub role: Option<String>,
     /// Where it may be sent.
     pub candidates: Vec<Candidate>,
+    /// Why no endpoint gets it; `None`: some does, or it is not for endpoints. An earlier
+    /// version has nothing of it.
+    #[serde(default)]
+    pub no_endpoints: Option<NoEndpoints>,
     /// Chains of other programs that drop it where it is forwarded, unless one of their
     /// rules accepts it: their policy is DROP. `None`: that was not, or could not be, read.
     pub forward_policies: Option<Vec<String>>,

@@ -15,7 +15,9 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     diff::{Diff, Difference, FamilyDiff},
     explanation::{Candidate, Connection, Connections, Explanation, Object, PassedOver},
-    services::{Address, Endpoint, Limited, ServicePort, ServicePortList, Traffic},
+    services::{
+        Address, Endpoint, Limited, NoEndpoints, ServicePort, ServicePortList, Traffic,
+    },
     status::{
         Conflict, Counts, Failing, FamilySync, Health, HealthCheckFailing, LastSync, Mode,
         ObjectKind, Objects, Status, Trouble, Unsupported,

@@ -47,6 +47,10 @@ pub struct ServicePort {
     pub source_ranges: Vec<String>,
     /// Its endpoints, sorted by address.
     pub endpoints: Vec<Endpoint>,
+    /// Why none of them takes new connections; `None`: some does. An earlier version has
+    /// nothing of it.
+    #[serde(default)]
+    pub no_endpoints: Option<NoEndpoints>,
     /// Why it is not in force as asked.
     pub failing: Option<String>,
     /// Where the health-check node port of its Service cannot be served, and why.
@@ -74,6 +78,17 @@ pub struct Limited {
     /// TCP connections that were reset, and datagrams of new UDP flows that were dropped, because
     /// their client has as many of the Service as it may.
     pub client: u64,
+}
+
+/// Why no endpoint takes connections.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NoEndpoints {
+    /// The reason, in words.
+    pub why: String,
+    /// The command that shows the EndpointSlices of the Service; `None`: there is no cluster
+    /// to ask.
+    pub command: Option<String>,
 }
 
 /// Where clients reach a ServicePort.

@@ -242,3 +242,43 @@ fn a_service_is_shown_with_all_that_it_asks_for() {
         assert_eq!((&*none.text, none.status), ("No Services.\n", Some(0)));
     });
 }
+
+/// Endpoints are missing or not ready; a folder of manifests has no cluster to ask.
+#[test]
+fn a_service_without_endpoints_in_use_says_why() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 1);
+        lab.publish(&web, &[]);
+        let _running = started(lab, &[]);
+        let becomes = |expected: &str| {
+            eventually(expected, SOON, || {
+                let none = port(lab, "TCP", "IPv4")["noEndpoints"].clone();
+                let why = none["why"].as_str().unwrap_or_default();
+                if why.contains(expected) && none["command"].is_null() {
+                    Ok(())
+                } else {
+                    Err(none.to_string())
+                }
+            });
+            let all = tripod(&lab.node, &["services"]).text;
+            let words = "\n    no endpoint in use: ";
+            assert!(all.contains(words) && all.contains(expected), "{all}");
+        };
+        becomes("its EndpointSlices have no endpoints");
+        lab.publish_endpoints(&web, &["a", "b"].map(EndpointChoice::unready));
+        becomes("2 not ready");
+        let to = web.cluster()[0].to_string();
+        let explained = tripod(&lab.node, &["explain", "--to", &to]).text;
+        assert!(
+            explained.contains("no endpoint takes connections: 2 not ready"),
+            "{explained}"
+        );
+        lab.publish(&web, &["a"]);
+        eventually("one is in use", SOON, || {
+            match &port(lab, "TCP", "IPv4")["noEndpoints"] {
+                Value::Null => Ok(()),
+                none => Err(none.to_string()),
+            }
+        });
+    });
+}

@@ -85,6 +85,7 @@ pub fn endpoints(all: impl IntoIterator<Item = Endpoint>) -> Arc<Endpoints> {
     Arc::new(Endpoints {
         ejected: Box::default(),
         forbidden: Box::default(),
+        absence: None,
         cluster: indices(|_| true),
         local: indices(|endpoint| endpoint.local),
         all_reachable: indices(|_| true),

@@ -12,7 +12,9 @@ use super::{
 };
 use crate::{
     net::{Family, ModeName, Protocol},
-    services::{AddressKind, Endpoint, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
+    services::{
+        AddressKind, Endpoint, Reach, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,
+    },
 };
 
 /// Why packets are dropped that would be refused elsewhere.
@@ -36,6 +38,7 @@ pub fn decide(
             verdict: Verdict::NotServed,
             steps: Vec::new(),
             candidates: Vec::new(),
+            no_endpoints: None,
             objects: Vec::new(),
         },
     };
@@ -208,13 +211,15 @@ impl Way<'_> {
         };
         let is_local = policy == TrafficPolicy::Local;
         let local = endpoints(port, &port.endpoints.local);
-        let chosen = if is_local && self.stays_here(role, &local) {
-            local
+        let (reach, chosen) = if is_local && self.stays_here(role, &local) {
+            (Reach::Local, local)
         } else {
-            endpoints(port, &port.endpoints.cluster)
+            (Reach::Any, endpoints(port, &port.endpoints.cluster))
         };
         if chosen.is_empty() {
-            self.without_endpoints(port, role, is_local);
+            let why = port.endpoints.none_in_use(reach).unwrap_or_default();
+            self.explanation.no_endpoints = Some(why.clone());
+            self.without_endpoints(port, role, is_local, &why);
         } else {
             self.choose(port, &chosen);
         }
@@ -336,30 +341,40 @@ impl Way<'_> {
         is_in == Some(true)
     }
 
-    fn without_endpoints(&mut self, port: &ServicePort, role: AddressKind, is_local: bool) {
+    /// No endpoint gets the packet, for the reason `none`.
+    fn without_endpoints(
+        &mut self,
+        port: &ServicePort,
+        role: AddressKind,
+        is_local: bool,
+        none: &str,
+    ) {
         let mode = self.behaviour.mode;
         let elsewhere = is_local && port.endpoints.any_takes_connections();
         let is_internal = role == AddressKind::ClusterIp;
         let is_refused = is_internal && matches!(mode, ModeName::Ipvs | ModeName::Userspace);
         if elsewhere && !is_refused && !self.is_relayed() {
-            let why = "no endpoint is on this node, so that it gets no answer";
+            let why = format!("no endpoint is on this node, so that it gets no answer: {none}");
             return self.end(Verdict::Dropped, why);
         }
         let passes = mode == ModeName::Iptables
             && self.explanation.origin == Origin::Node
             && matches!(role, AddressKind::ExternalIp | AddressKind::LoadBalancerIp);
         if passes {
-            let why = "no endpoint takes connections; rules that refuse are for packets that come \
-                       to the node, and what it sends itself is routed as usual";
+            let why = format!(
+                "no endpoint takes connections: {none}; rules that refuse are for packets that \
+                 come to the node, and what it sends itself is routed as usual"
+            );
             return self.end(Verdict::NotServed, why);
         }
         let by_rules =
             matches!(mode, ModeName::Iptables | ModeName::Nftables) && !self.is_relayed();
         if by_rules && !self.behaviour.rules.refuse {
-            let why = format!("no endpoint takes connections: {NO_REFUSAL}");
+            let why = format!("no endpoint takes connections: {none}; {NO_REFUSAL}");
             return self.end(Verdict::Dropped, why);
         }
-        self.end(Verdict::Refused, "no endpoint takes connections");
+        let why = format!("no endpoint takes connections: {none}");
+        self.end(Verdict::Refused, why);
     }
 
     fn choose(&mut self, port: &ServicePort, chosen: &[&Endpoint]) {

@@ -133,6 +133,8 @@ pub struct Explanation {
     pub steps: Vec<String>,
     /// Where it may be sent, sorted by address.
     pub candidates: Vec<Candidate>,
+    /// Why no endpoint gets it; `None`: some does, or it is not for endpoints.
+    pub no_endpoints: Option<String>,
     /// What the kernel, or this process, is to hold for the ServicePort, in the words of
     /// [`Difference::object`](crate::modes::Difference::object).
     pub objects: Vec<String>,

@@ -7,7 +7,7 @@ use crate::{
     net::ModeName,
     node::Served,
     services::{
-        ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,
+        Endpoint, Endpoints, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     },
 };
@@ -324,5 +324,44 @@ fn pods_are_let_in_where_all_of_their_addresses_are() {
         let map = [web].into_iter().collect();
         let verdict = decided(&map, &behaviour(pods()), &packet).verdict;
         assert_eq!(verdict, expected, "{ranges:?}");
+    }
+}
+
+/// What `kubectl get endpoints` does not say: why the packet has nowhere to go.
+#[test]
+fn a_service_port_that_no_endpoint_serves_says_why() {
+    let explained = |change: fn(&mut Endpoint)| {
+        let mut one = endpoint(([10, 244, 1, 1], 8080));
+        change(&mut one);
+        let mut endpoints = Endpoints::clone(&endpoints([one]));
+        if !endpoints.all[0].ready {
+            endpoints.cluster = Box::default();
+            endpoints.all_reachable = Box::default();
+        }
+        let port = ServicePort {
+            endpoints: Arc::new(endpoints),
+            external_ips: [[203, 0, 113, 1].into()].into(),
+            external_traffic_policy: TrafficPolicy::Local,
+            ..service_port("web", [10, 96, 0, 1])
+        };
+        let packet = Packet {
+            to: "203.0.113.1:80".parse().unwrap(),
+            protocol: Protocol::Tcp,
+            from: Caller::Outside,
+        };
+        let map = [port].into_iter().collect();
+        decided(&map, &behaviour(pods()), &packet)
+    };
+    for (change, why) in [
+        (
+            (|one| one.ready = false) as fn(&mut Endpoint),
+            "1 not ready",
+        ),
+        (|_| {}, "1 on another node, the traffic policy is Local"),
+    ] {
+        let found = explained(change);
+        assert_eq!(found.no_endpoints.as_deref(), Some(why), "{found:?}");
+        let last = found.steps.last().expect("a step");
+        assert!(last.ends_with(why), "{last}");
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use hyper::StatusCode;
 
 use super::{
-    StatusApi, address_kind, connections,
+    About, StatusApi, address_kind, connections,
     diff::{difference, unanswered},
     json, refused,
 };
@@ -17,7 +17,9 @@ use crate::{
     runner::question::{self, Caller, Explained, Origin, Packet, Reading, Verdict},
     serve::http::{Answer, Reply},
     services::ServicePort,
-    status_api::{Candidate, Connections, Explanation, Listed, Object, PassedOver, VERSION},
+    status_api::{
+        Candidate, Connections, Explanation, Listed, NoEndpoints, Object, PassedOver, VERSION,
+    },
 };
 
 /// Most differences in an answer, beside those of the ServicePort.
@@ -115,7 +117,7 @@ async fn answer(api: Arc<StatusApi>, packet: Packet, reading: Reading) -> Answer
         Ok(explanation) if reading == Reading::Whole => policies(explanation, mode, family).await,
         _ => None,
     };
-    explanation(mode, &packet, explained, policies, (found, error))
+    explanation(&api.about, &packet, explained, policies, (found, error))
 }
 
 /// Returns which chains of other programs drop what is forwarded, where the packet may be:
@@ -137,12 +139,13 @@ async fn policies(
 }
 
 fn explanation(
-    mode: ModeName,
+    about: &About,
     packet: &Packet,
     explained: Explained,
     forward_policies: Option<Vec<String>>,
     (connections, connections_error): (Option<Connections>, Option<String>),
 ) -> Answer {
+    let mode = about.mode;
     let Explained {
         explanation,
         service_port,
@@ -203,6 +206,7 @@ fn explanation(
         service_port: name.map(ToString::to_string),
         role: served_by.map(|(_, role)| address_kind(*role)),
         candidates: candidates(&explanation, port),
+        no_endpoints: no_endpoints(about, &explanation),
         forward_policies,
         passed_over: passed_over(&explanation, port),
         steps: explanation.steps,
@@ -212,6 +216,12 @@ fn explanation(
         connections_error,
         error,
     })
+}
+
+fn no_endpoints(about: &About, explanation: &question::Explanation) -> Option<NoEndpoints> {
+    let (name, _) = explanation.served_by.as_ref()?;
+    let why = explanation.no_endpoints.clone()?;
+    Some(about.no_endpoints(&name.service, why))
 }
 
 fn sender(from: Caller) -> String {

@@ -33,9 +33,10 @@ use crate::{
         question::Questions,
         status::{Reason, Status},
     },
-    services::{AddressKind, ServiceName},
+    services::{AddressKind, SERVICE_LABEL, ServiceName},
     status_api::{
-        DIFF_PATH, EXPLAIN_PATH, HEALTH_PATH, Refused, SERVICES_PATH, STATUS_PATH, SYNCS_PATH,
+        DIFF_PATH, EXPLAIN_PATH, HEALTH_PATH, NoEndpoints, Refused, SERVICES_PATH, STATUS_PATH,
+        SYNCS_PATH,
         Trouble, Unsupported,
     },
     trouble,
@@ -86,6 +87,8 @@ pub struct About {
     pub lost: Vec<String>,
     /// Where objects come from.
     pub source: String,
+    /// They come from a cluster, which `kubectl` may be asked about.
+    pub cluster: bool,
     /// Scheduler of a Service that names none.
     pub scheduler: String,
 }
@@ -169,6 +172,20 @@ fn unsupported(service: &ServiceName, reason: &Reason) -> Unsupported {
     }
 }
 
+impl About {
+    /// Returns the reason `why` no endpoint of `service` takes connections, with the command
+    /// that shows more.
+    fn no_endpoints(&self, service: &ServiceName, why: String) -> NoEndpoints {
+        let ServiceName { namespace, name } = service;
+        let command =
+            || format!("kubectl get endpointslices -l {SERVICE_LABEL}={name} -n {namespace}");
+        NoEndpoints {
+            why,
+            command: self.cluster.then(command),
+        }
+    }
+}
+
 /// Returns the API's word for it.
 fn address_kind(kind: AddressKind) -> String {
     let word = match kind {
@@ -196,4 +213,31 @@ fn time(at: SystemTime) -> String {
 /// Returns seconds, to the microsecond.
 fn seconds(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::service_ports::service_name;
+
+    #[test]
+    fn a_cluster_alone_is_asked_by_kubectl() {
+        let about = |cluster| About {
+            started: SystemTime::UNIX_EPOCH,
+            node: String::new(),
+            mode: ModeName::Ipvs,
+            passed_over: Vec::new(),
+            lost: Vec::new(),
+            source: String::new(),
+            cluster,
+            scheduler: String::new(),
+        };
+        let command = |cluster| {
+            let service = service_name("shop/cart");
+            about(cluster).no_endpoints(&service, String::new()).command
+        };
+        let expected = "kubectl get endpointslices -l kubernetes.io/service-name=cart -n shop";
+        assert_eq!(command(true).as_deref(), Some(expected));
+        assert_eq!(command(false), None);
+    }
 }

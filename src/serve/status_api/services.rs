@@ -9,7 +9,7 @@ use crate::{
     runner::status::FamilyStatus,
     serve::{http::Answer, service_health::Refused},
     services::{
-        AddressKind, NotUsed, Preferences, ServicePort, ServicePortName, ServicePorts,
+        AddressKind, NotUsed, Preferences, Reach, ServicePort, ServicePortName, ServicePorts,
         SessionAffinity, TrafficPolicy,
     },
     status_api::{self, Address, Endpoint, ServicePortList, Unsupported, VERSION},
@@ -90,6 +90,10 @@ impl StatusApi {
             health_check_failing: Vec::new(),
             unsupported,
             conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
+            no_endpoints: port
+                .endpoints
+                .none_in_use(Reach::Any)
+                .map(|why| self.about.no_endpoints(&name.service, why)),
             traffic: traffic.of_port,
             limited: traffic.limited,
         }

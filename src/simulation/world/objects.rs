@@ -71,6 +71,7 @@ impl Spec {
             name: name(self.number),
             created: Created::at(self.number as i64),
             serving: Ok(serving),
+            selector: true,
             preferences,
         };
         let endpoints = self.endpoints.iter().map(|one| SliceEndpoint {

@@ -79,6 +79,7 @@ fn explanation(verdict: &str, candidates: &[&str]) -> Explanation {
                 share: Some(share),
             })
             .collect(),
+        no_endpoints: None,
         passed_over: Vec::new(),
         objects: Vec::new(),
         differences: Listed {

@@ -159,6 +159,7 @@ fn endpoints(family: Family, choices: &mut Choices) -> Endpoints {
     Endpoints {
         ejected: Box::default(),
         forbidden: Box::default(),
+        absence: None,
         cluster,
         local,
         all_reachable: reachable.into(),

@@ -74,6 +74,7 @@ fn any_service() -> impl Strategy<Value = Event> {
                 })
                 .filter(|port| seen.insert((port.name.clone(), port.protocol)))
                 .collect();
+            let timeout = std::time::Duration::from_secs(60);
             let serving = Serving {
                 cluster_ips: parse(ips),
                 ports,
@@ -81,9 +82,7 @@ fn any_service() -> impl Strategy<Value = Event> {
                 load_balancer_ips: parse(outside),
                 load_balancer_source_ranges: [].into(),
                 session_affinity: if affinity {
-                    SessionAffinity::ClientIp {
-                        timeout: std::time::Duration::from_secs(60),
-                    }
+                    SessionAffinity::ClientIp { timeout }
                 } else {
                     SessionAffinity::None
                 },
@@ -99,6 +98,7 @@ fn any_service() -> impl Strategy<Value = Event> {
                 } else {
                     Ok(serving)
                 },
+                selector: false,
                 preferences: drain.map(|seconds| {
                     Arc::new(Preferences {
                         drain_timeout: Some(std::time::Duration::from_secs(seconds)),

@@ -1,0 +1,134 @@
+//! Why a ServicePort has no endpoints.
+
+use std::{fmt, sync::Arc};
+
+use super::{EndpointSlice, Port, SlicePort};
+use crate::net::{Family, Protocol};
+
+/// Most ports of EndpointSlices that are named.
+const MOST_PORTS: usize = 10;
+
+/// Why a ServicePort has no endpoint, usable or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absence {
+    /// The Service has a selector: the control plane writes its EndpointSlices.
+    pub selector: bool,
+    /// What is not there.
+    pub missing: Missing,
+}
+
+/// What of the endpoints of a ServicePort is not there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// No EndpointSlice names the Service.
+    Slice,
+    /// Its EndpointSlices have no endpoint.
+    Endpoint,
+    /// All of its endpoints, which are so many, are of the other family than this one.
+    Family(Family, usize),
+    /// None of its EndpointSlices with endpoints of the family has this port; they have the
+    /// `other` ones, the first of them.
+    Port {
+        /// Name of the Service's port.
+        name: Arc<str>,
+        /// Its protocol.
+        protocol: Protocol,
+        /// Ports of the EndpointSlices, each once.
+        other: Box<[SlicePort]>,
+    },
+}
+
+impl Absence {
+    /// Returns why `slices`, those of a Service, have no endpoint of `family` for `port`.
+    pub(super) fn of<'a>(
+        port: &Port,
+        family: Family,
+        slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
+        selector: bool,
+    ) -> Absence {
+        let endpoints = slices.clone().map(|slice| slice.endpoints.len()).sum();
+        let of_family = slices.clone().filter(|slice| {
+            let mut endpoints = slice.endpoints.iter();
+            endpoints.any(|endpoint| Family::of(&endpoint.address) == family)
+        });
+        let missing = if slices.clone().next().is_none() {
+            Missing::Slice
+        } else if endpoints == 0 {
+            Missing::Endpoint
+        } else if of_family.clone().next().is_none() {
+            Missing::Family(family, endpoints)
+        } else {
+            let mut other: Vec<SlicePort> = Vec::new();
+            for found in of_family.flat_map(|slice| &slice.ports) {
+                if other.len() < MOST_PORTS && !other.contains(found) {
+                    other.push(found.clone());
+                }
+            }
+            Missing::Port {
+                name: Arc::clone(&port.name),
+                protocol: port.protocol,
+                other: other.into(),
+            }
+        };
+        Absence { selector, missing }
+    }
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.missing, self.selector) {
+            (Missing::Slice, true) => f.write_str(
+                "no EndpointSlice names the Service, though it has a selector: \
+                 kube-controller-manager writes one for it, also where no pod matches",
+            ),
+            (Missing::Slice, false) => f.write_str(
+                "no EndpointSlice names the Service, and it has no selector by which one \
+                 would be written",
+            ),
+            (Missing::Endpoint, true) => f.write_str(
+                "its EndpointSlices have no endpoints, as where its selector matches no pod",
+            ),
+            (Missing::Endpoint, false) => f.write_str(
+                "its EndpointSlices have no endpoints, and it has no selector by which pods \
+                 would be found",
+            ),
+            (Missing::Family(family, count), _) => {
+                let other = match family {
+                    Family::V4 => Family::V6,
+                    Family::V6 => Family::V4,
+                };
+                write!(f, "no endpoint is {family}: ")?;
+                match count {
+                    1 => write!(f, "its only one is {other}"),
+                    count => write!(f, "all {count} are {other}"),
+                }
+            }
+            (
+                Missing::Port {
+                    name,
+                    protocol,
+                    other,
+                },
+                _,
+            ) => {
+                let port = port_words(name, *protocol);
+                write!(f, "none of its EndpointSlices has {port}")?;
+                if other.is_empty() {
+                    return f.write_str(
+                        ", nor any other, as where targetPort names no port of the pods",
+                    );
+                }
+                let other = other.iter();
+                let other = other.map(|port| port_words(&port.name, port.protocol));
+                write!(f, "; they have {}", other.collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+}
+
+fn port_words(name: &str, protocol: Protocol) -> String {
+    match name {
+        "" => format!("an unnamed {protocol} port"),
+        name => format!("{protocol} port {name:?}"),
+    }
+}
