@@ -1,10 +1,70 @@
 //! Prints what becomes of a packet.
 
+use std::{net::SocketAddr, process::ExitCode};
+
 use super::{
+    connection::{self, Failure},
+    destination, json,
     paint::{Paint, Tone},
-    table,
+    print as put, table, yaml,
 };
-use crate::status_api::{Candidate, Connection, Explanation};
+use crate::{
+    cli::{Destination, Output},
+    status_api::{Candidate, Connection, EXPLAIN_PATH, Explanation, ExplanationList, VERSION},
+};
+
+/// What is asked of a packet.
+pub(super) struct Asked<'a> {
+    /// Its destination.
+    pub(super) to: &'a Destination,
+    /// Its sender: an address, `pod`, `node` or `outside`.
+    pub(super) from: &'a str,
+    /// Whether what the kernel holds is read.
+    pub(super) kernel: bool,
+}
+
+/// Returns the path at which the API says what becomes of a packet.
+pub(super) fn path(to: SocketAddr, protocol: &str, from: &str, kernel: bool) -> String {
+    format!("{EXPLAIN_PATH}?to={to}&protocol={protocol}&from={from}&kernel={kernel}")
+}
+
+/// Prints what becomes of a packet; of one to a Service, at each of its cluster IPs.
+pub(super) async fn print(
+    connection: &connection::Connection<'_>,
+    asked: &Asked<'_>,
+    output: Output,
+) -> Result<ExitCode, Failure> {
+    let Asked { to, from, kernel } = *asked;
+    let mut items: Vec<Explanation> = Vec::new();
+    for (to, protocol) in destination::resolve(connection, to, from.parse().ok()).await? {
+        items.push(connection.get(&path(to, &protocol, from, kernel)).await?);
+    }
+    let tables = |detail| {
+        let tables = items
+            .iter()
+            .map(|one| table(one, detail, Paint::of_stdout()));
+        tables.collect::<Vec<_>>().join("\n")
+    };
+    let text = match (output, to, &*items) {
+        (Output::Table, ..) => tables(Detail::First),
+        (Output::Wide, ..) => tables(Detail::All),
+        (Output::Json, Destination::Address(..), [one]) => json(one)?,
+        (Output::Yaml, Destination::Address(..), [one]) => yaml(one)?,
+        (output, ..) => {
+            let list = ExplanationList {
+                api_version: VERSION.to_owned(),
+                kind: "ExplanationList".to_owned(),
+                items,
+            };
+            match output {
+                Output::Yaml => yaml(&list)?,
+                _ => json(&list)?,
+            }
+        }
+    };
+    put(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
 
 /// Objects of the ServicePort that are printed, unless all are asked for.
 const MOST: usize = 12;
@@ -34,6 +94,10 @@ pub(super) fn table(explanation: &Explanation, detail: Detail, paint: Paint) -> 
     let steps = explanation.steps.iter().enumerate();
     lines.extend(steps.map(|(at, step)| format!("  {}. {step}", at + 1)));
     lines.push(paint.paint(tone(explanation), &sentence(explanation)));
+    let none = explanation.no_endpoints.as_ref();
+    if let Some(command) = none.and_then(|none| none.command.as_ref()) {
+        lines.push(format!("see {command}"));
+    }
     let rows: Vec<_> = explanation.candidates.iter().map(candidate).collect();
     lines.extend(indented(&table::lines(&rows)));
     let policies = explanation.forward_policies.as_deref().unwrap_or_default();
@@ -94,10 +158,6 @@ fn candidate(candidate: &Candidate) -> [String; 3] {
         .map(|share| format!("{:.1} %", share * 100.0));
     [
         candidate.address.clone(),
-    let none = explanation.no_endpoints.as_ref();
-    if let Some(command) = none.and_then(|none| none.command.as_ref()) {
-        lines.push(format!("see {command}"));
-    }
         share.unwrap_or_default(),
         candidate.node.clone().unwrap_or_default(),
     ]

@@ -2,6 +2,7 @@
 //! print what it answers.
 
 mod connection;
+mod destination;
 mod diff;
 mod explain;
 mod paint;
@@ -27,10 +28,9 @@ use self::{
     paint::Paint,
 };
 use crate::{
-    cli::{self, Ask, Output, Probe, Question, Repeat},
+    cli::{self, Ask, Destination, Output, Probe, Question, Repeat},
     status_api::{
-        DIFF_PATH, Diff, EXPLAIN_PATH, Explanation, HEALTH_PATH, Health, STATUS_PATH, ServicePort,
-        Status,
+        DIFF_PATH, Diff, Explanation, HEALTH_PATH, Health, STATUS_PATH, ServicePort, Status,
     },
 };
 
@@ -45,15 +45,13 @@ pub async fn ask(ask: &Ask) -> ExitCode {
     let answered = match &ask.question {
         Question::Status => how_it_is(&connection, ask.output).await,
         Question::Probe(probe) => probed(&connection, *probe).await,
-        Question::Explain {
-            to,
-            protocol,
-            from,
-            kernel,
-        } => {
-            let path =
-                format!("{EXPLAIN_PATH}?to={to}&protocol={protocol}&from={from}&kernel={kernel}");
-            what_becomes(&connection, &path, ask.output).await
+        Question::Explain { to, from, kernel } => {
+            let asked = explain::Asked {
+                to,
+                from,
+                kernel: *kernel,
+            };
+            explain::print(&connection, &asked, ask.output).await
         }
         Question::Diff => what_differs(&connection, ask.output).await,
         Question::Services {
@@ -123,12 +121,28 @@ async fn explanation_of(
     protocol: &str,
     from: &str,
 ) -> Result<Explanation, String> {
-    let path = format!("{EXPLAIN_PATH}?to={to}&protocol={protocol}&from={from}&kernel=false");
+    let path = explain::path(to, protocol, from, false);
     let answer = Connection::new(socket).get(&path).await;
     answer.map_err(|failure| failure.to_string())
 }
 
-/// Returns the ServicePorts of a namespace, or those of the Service of this name alone.
+/// Returns the addresses that `destination` means, each with its port and the protocol in
+/// small letters; of a Service, as the running proxy knows it, its cluster IPs of the family
+/// of `from`.
+///
+/// # Errors
+/// Why there are none.
+pub async fn addresses(
+    socket: &Path,
+    destination: &Destination,
+    from: Option<IpAddr>,
+) -> Result<Vec<(SocketAddr, String)>, String> {
+    let resolved = destination::resolve(&Connection::new(socket), destination, from).await;
+    resolved.map_err(|failure| failure.to_string())
+}
+
+/// Returns the ServicePorts of all namespaces or of one, or those of the Service of this
+/// name alone.
 ///
 /// # Errors
 /// Why there is no answer, as where there is no such Service.
@@ -169,21 +183,6 @@ async fn probed(connection: &Connection<'_>, probe: Probe) -> Result<ExitCode, F
     }
     print(&format!("{}\n", failing.join("; ")))?;
     Ok(ExitCode::FAILURE)
-}
-
-async fn what_becomes(
-    connection: &Connection<'_>,
-    path: &str,
-    output: Output,
-) -> Result<ExitCode, Failure> {
-    let explanation: Explanation = connection.get(path).await?;
-    print(&match output {
-        Output::Table => explain::table(&explanation, explain::Detail::First, Paint::of_stdout()),
-        Output::Wide => explain::table(&explanation, explain::Detail::All, Paint::of_stdout()),
-        Output::Json => json(&explanation)?,
-        Output::Yaml => yaml(&explanation)?,
-    })?;
-    Ok(ExitCode::SUCCESS)
 }
 
 async fn what_differs(connection: &Connection<'_>, output: Output) -> Result<ExitCode, Failure> {

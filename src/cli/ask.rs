@@ -1,13 +1,11 @@
 //! The subcommands that ask the running proxy: `tripod status`, `tripod services`,
 //! `tripod explain`, `tripod diff`.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-};
+use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use super::destination::{self, Destination};
 use crate::status_api::SOCKET;
 
 /// A question to the running proxy.
@@ -30,10 +28,8 @@ pub enum Question {
     Probe(Probe),
     /// What becomes of a packet.
     Explain {
-        /// Destination, with a port.
-        to: SocketAddr,
-        /// `tcp`, `udp` or `sctp`.
-        protocol: String,
+        /// Its destination.
+        to: Destination,
         /// Sender: an address, `pod`, `node` or `outside`.
         from: String,
         /// Whether what the kernel holds is read.
@@ -131,7 +127,10 @@ and by what the kernel holds, with every difference marked. Changes nothing and 
 nothing. Exits with 0, with 1 where the question makes no sense, and with 2 if the proxy
 does not answer or cannot now, or the command line is wrong.
 
+Of a Service it explains the cluster IPs; in namespace default, unless it is named.
+
 Examples:
+      tripod explain --to kube-system/kube-dns:53/udp
       tripod explain --to 10.96.0.10:53/udp
       tripod explain --to 192.0.2.10:30080 --from 198.51.100.7";
 
@@ -150,19 +149,10 @@ pub(super) fn explain() -> Command {
         .long("desired-only")
         .action(ArgAction::SetTrue)
         .help("Answer by the Services alone, without reading what the kernel holds");
-    common(command).arg(to()).arg(from).arg(desired_only)
-}
-
-/// Returns the address with its port, and the protocol in small letters.
-pub(super) fn destination(text: &str) -> Result<(SocketAddr, String), String> {
-    let (address, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-    let protocol = protocol.to_ascii_lowercase();
-    let address = address.parse::<SocketAddr>().ok();
-    let address = address.filter(|address| address.port() > 0);
-    match address {
-        Some(address) if matches!(&*protocol, "tcp" | "udp" | "sctp") => Ok((address, protocol)),
-        _ => Err("it must be like 10.96.0.10:80, [fd00::10]:80 or 10.96.0.10:53/udp".to_owned()),
-    }
+    common(command)
+        .arg(destination::arg())
+        .arg(from)
+        .arg(desired_only)
 }
 
 fn caller(text: &str) -> Result<String, String> {
@@ -222,16 +212,6 @@ pub(super) fn chosen_socket(matches: &ArgMatches) -> PathBuf {
     socket.map_or(SOCKET, String::as_str).into()
 }
 
-/// The flag that names the destination of packets.
-pub(super) fn to() -> Arg {
-    Arg::new("to")
-        .long("to")
-        .value_name("ADDRESS:PORT[/udp]")
-        .required(true)
-        .value_parser(destination)
-        .help("The packet's destination; IPv6 addresses stand in brackets")
-}
-
 /// The flag that chooses among the formats: the same for every subcommand that prints
 /// an answer, also where `wide` has nothing to add to `table`.
 pub(super) fn output() -> Arg {
@@ -282,12 +262,10 @@ pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>
         }
         "diff" => Question::Diff,
         "explain" => {
-            let to = matches.get_one::<(SocketAddr, String)>("to").cloned();
-            let (to, protocol) = to.ok_or("--to is missing")?;
+            let to = matches.get_one::<Destination>("to").cloned();
             let from = matches.get_one::<String>("from").cloned();
             Question::Explain {
-                to,
-                protocol,
+                to: to.ok_or("--to is missing")?,
                 from: from.unwrap_or_default(),
                 kernel: !matches.get_flag("desired-only"),
             }

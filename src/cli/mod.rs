@@ -3,6 +3,7 @@
 
 mod ask;
 mod cleanup;
+mod destination;
 mod documents;
 mod flag;
 mod flags;
@@ -30,6 +31,7 @@ use options::{CommandLine, Subcommand};
 pub use self::{
     ask::{Ask, Output, Probe, Question, Repeat},
     cleanup::Cleanup,
+    destination::{Destination, NamedService},
     hold::Hold,
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
@@ -164,8 +166,6 @@ fn with_flags(command: Command) -> Command {
     })
 }
 
-fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, Stop> {
-    let arguments = arguments
 /// Returns the definition by which arguments are read: it takes more than it shows.
 fn accepted() -> Command {
     command().mut_subcommand(cleanup::NAME, cleanup::accepting_all)
@@ -181,6 +181,8 @@ fn stopped(error: &clap::Error) -> Stop {
     }
 }
 
+fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, Stop> {
+    let arguments = arguments
         .into_iter()
         .map(|argument| match argument.to_str() {
             Some(text) => normalized(text).into(),

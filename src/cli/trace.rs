@@ -1,26 +1,20 @@
 //! The subcommand that follows packets: `tripod trace`.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgMatches, Command};
 
-use super::ask::{self, Output};
-use crate::{
-    duration,
-    net::{Family, Protocol},
+use super::{
+    ask::{self, Output},
+    destination::{self, Destination},
 };
+use crate::{duration, net::Family};
 
 /// Which packets are followed, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// The address and port that they are sent to.
-    pub to: SocketAddr,
-    /// The transport protocol of these packets.
-    pub protocol: Protocol,
+    /// Where they are sent.
+    pub to: Destination,
     /// Their source; `None`: any.
     pub from: Option<IpAddr>,
     /// It ends after so many connections, or UDP clients.
@@ -44,7 +38,10 @@ which are removed at the end, or by the next trace. Exits with 0, with 1 if it c
 go on to the end or a rule stays, and with 2 if nothing can be traced or the command line
 is wrong.
 
+Of a Service it follows what is sent to its cluster IP, which the running proxy names.
+
 Examples:
+      tripod trace --to shop/web:http
       tripod trace --to 10.96.0.10:53/udp
       tripod trace --to 192.0.2.10:30080 --from 198.51.100.7 --count 1 --timeout 1m";
 
@@ -70,7 +67,7 @@ pub(super) fn command() -> Command {
     Command::new("trace")
         .about(about)
         .after_help(HELP)
-        .arg(ask::to())
+        .arg(destination::arg())
         .arg(from)
         .arg(count)
         .arg(timeout)
@@ -83,20 +80,18 @@ pub(super) fn command() -> Command {
 /// # Errors
 /// When parts of it do not go together.
 pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
-    let to = matches.get_one::<(SocketAddr, String)>("to").cloned();
-    let (to, protocol) = to.ok_or("--to is missing")?;
-    let mut all = Protocol::ALL.into_iter();
-    let named = |known: &Protocol| known.name().eq_ignore_ascii_case(&protocol);
-    let protocol = all.find(named).ok_or("--to has an unknown protocol")?;
+    let to = matches.get_one::<Destination>("to").cloned();
+    let to = to.ok_or("--to is missing")?;
     let from = matches.get_one::<IpAddr>("from").copied();
-    if from.is_some_and(|from| Family::of(&from) != Family::of(&to.ip())) {
+    if let (Some(from), Destination::Address(to, _)) = (from, &to)
+        && Family::of(&from) != Family::of(&to.ip())
+    {
         return Err("--to and --from are addresses of different IP families".to_owned());
     }
     let count = matches.get_one::<u32>("count").copied().unwrap_or(10);
     let timeout = matches.get_one::<Duration>("timeout").copied();
     Ok(Trace {
         to,
-        protocol,
         from,
         count: usize::try_from(count).unwrap_or(usize::MAX),
         timeout: timeout.unwrap_or(Duration::from_secs(10)),

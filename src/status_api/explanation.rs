@@ -60,6 +60,19 @@ pub struct Explanation {
     pub error: Option<String>,
 }
 
+/// What becomes of packets to a Service: one for each of its cluster IPs. The API has each
+/// by itself; `tripod explain` prints them together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplanationList {
+    /// The version of this format: [`super::VERSION`].
+    pub api_version: String,
+    /// The kind of object: `ExplanationList`.
+    pub kind: String,
+    /// What becomes of a packet to each.
+    pub items: Vec<Explanation>,
+}
+
 /// Connections, and UDP clients, that are known to conntrack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

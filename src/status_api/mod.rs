@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     diff::{Diff, Difference, FamilyDiff},
-    explanation::{Candidate, Connection, Connections, Explanation, Object, PassedOver},
+    explanation::{
+        Candidate, Connection, Connections, Explanation, ExplanationList, Object, PassedOver,
+    },
     services::{
         Address, Endpoint, Limited, NoEndpoints, ServicePort, ServicePortList, Traffic,
     },

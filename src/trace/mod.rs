@@ -42,7 +42,7 @@ use crate::{
         sysctl,
         xtables::{Engine, TraceError},
     },
-    net::{Family, ModeName},
+    net::{Family, ModeName, Protocol},
     status_api::Explanation,
 };
 
@@ -64,7 +64,11 @@ pub async fn trace(asked: &Trace) -> ExitCode {
         Ok(ends) => ends,
         Err(error) => return unable(format!("cannot listen to signals: {error}")),
     };
-    let (mut tracing, start) = match Tracing::begin(asked).await {
+    let target = match target(asked).await {
+        Ok(target) => target,
+        Err(why) => return unable(why),
+    };
+    let (mut tracing, start) = match Tracing::begin(asked, target).await {
         Ok(begun) => begun,
         Err(why) => return unable(why),
     };
@@ -86,6 +90,29 @@ pub async fn trace(asked: &Trace) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns which packets are followed; where they are sent to a Service, the running proxy
+/// knows its address.
+async fn target(asked: &Trace) -> Result<TraceTarget, String> {
+    let found = ask::addresses(&asked.socket, &asked.to, asked.from).await?;
+    let [(to, protocol)] = &*found else {
+        let all = found
+            .iter()
+            .map(|(to, protocol)| format!("{to}/{protocol}"));
+        let all: Vec<_> = all.collect();
+        return Err(format!(
+            "the Service has a cluster IP of each IP family: follow one of them, by --to {}",
+            all.join(" or --to ")
+        ));
+    };
+    let mut all = Protocol::ALL.into_iter();
+    let protocol = all.find(|known| known.name().eq_ignore_ascii_case(protocol));
+    Ok(TraceTarget {
+        to: *to,
+        protocol: protocol.ok_or("the Service has a port of an unknown protocol")?,
+        from: asked.from,
+    })
 }
 
 /// The signals that end it.
@@ -116,6 +143,7 @@ impl Ends {
 /// What is under way.
 struct Tracing<'a> {
     asked: &'a Trace,
+    target: TraceTarget,
     /// `None`: rules cannot be traced.
     tracer: Option<Tracer>,
     /// `None`: there are no legacy tables, or they cannot be traced.
@@ -130,13 +158,8 @@ struct Tracing<'a> {
 
 impl Tracing<'_> {
     /// Begins, and returns what is known by then.
-    async fn begin(asked: &Trace) -> Result<(Tracing<'_>, Start), String> {
+    async fn begin(asked: &Trace, target: TraceTarget) -> Result<(Tracing<'_>, Start), String> {
         let mut unseen = Vec::new();
-        let target = TraceTarget {
-            to: asked.to,
-            protocol: asked.protocol,
-            from: asked.from,
-        };
         let events = match Events::open() {
             Ok(events) => Some(events),
             Err(error) if error.errno() == Some(Errno::EPERM) => return Err(privileges(&error)),
@@ -169,9 +192,14 @@ impl Tracing<'_> {
         if tracer.is_none() && legacy.is_none() && events.is_none() {
             return Err(format!("nothing can be traced: {}", unseen.join("; ")));
         }
-        let explained =
-            ask::explanation(&asked.socket, asked.to, asked.protocol.name(), asked.from).await;
-        let start = start(asked, explained.as_ref(), unseen);
+        let explained = ask::explanation(
+            &asked.socket,
+            target.to,
+            target.protocol.name(),
+            target.from,
+        )
+        .await;
+        let start = start(&target, explained.as_ref(), unseen);
         let mode = start.mode.clone();
         let runs = |name: ModeName| mode.as_deref() == Some(&*name.to_string());
         let relays = runs(ModeName::Userspace);
@@ -182,6 +210,7 @@ impl Tracing<'_> {
         };
         let tracing = Tracing {
             asked,
+            target,
             tracer,
             legacy,
             events,
@@ -273,8 +302,8 @@ impl Tracing<'_> {
     }
 
     fn change(&mut self, event: &Event) -> Option<Report> {
-        let (asked, is_ipvs) = (self.asked, self.is_ipvs);
-        let real_server = |client| real_server(asked, is_ipvs, client);
+        let (target, is_ipvs) = (self.target, self.is_ipvs);
+        let real_server = |client| real_server(&target, is_ipvs, client);
         self.stories.change(event, real_server)
     }
 
@@ -285,10 +314,10 @@ impl Tracing<'_> {
             return Ok(());
         }
         let held = self.held();
-        let (asked, is_ipvs) = (self.asked, self.is_ipvs);
+        let (target, is_ipvs) = (self.target, self.is_ipvs);
         for client in overdue {
             let held = held.iter().find(|flow| flow.original.source == client);
-            let real_server = |client| real_server(asked, is_ipvs, client);
+            let real_server = |client| real_server(&target, is_ipvs, client);
             let report = self.stories.end(client, held, real_server);
             self.print(Some(report))?;
         }
@@ -298,12 +327,12 @@ impl Tracing<'_> {
     /// Returns what conntrack holds of the destination; nothing where it cannot be asked.
     fn held(&self) -> Vec<Flow> {
         let to = Match {
-            protocol: self.asked.protocol.number(),
-            destination: Some(self.asked.to.ip()),
-            port: Some(self.asked.to.port()),
+            protocol: self.target.protocol.number(),
+            destination: Some(self.target.to.ip()),
+            port: Some(self.target.to.port()),
             reply: Reply::Any,
         };
-        let family = Family::of(&self.asked.to.ip());
+        let family = Family::of(&self.target.to.ip());
         let socket = Socket::open(netlink::Protocol::Netfilter);
         let found = socket.and_then(|mut socket| flows::list(&mut socket, family, &[to]));
         found.unwrap_or_default()
@@ -387,7 +416,7 @@ fn privileges(error: &netlink::Error) -> String {
 
 /// Returns what is known before a packet came.
 fn start(
-    asked: &Trace,
+    target: &TraceTarget,
     explained: Result<&Explanation, &String>,
     mut unseen: Vec<String>,
 ) -> Start {
@@ -411,9 +440,9 @@ fn start(
     // The first step says who the caller is: that is not known yet.
     let steps = explained.map(|it| it.steps.iter().skip(1).cloned().collect());
     Start {
-        to: asked.to.to_string(),
-        protocol: asked.protocol.to_string(),
-        from: asked.from.map(|ip| ip.to_string()),
+        to: target.to.to_string(),
+        protocol: target.protocol.to_string(),
+        from: target.from.map(|ip| ip.to_string()),
         mode: explained.map(|it| it.mode.clone()),
         service_port: explained.and_then(|it| it.service_port.clone()),
         steps: steps.unwrap_or_default(),
@@ -437,8 +466,8 @@ fn own() -> Vec<IpAddr> {
     listed.map(|address| address.address).collect()
 }
 
-fn real_server(asked: &Trace, is_ipvs: bool, client: SocketAddr) -> Option<SocketAddr> {
-    let found = is_ipvs.then(|| connections::real_server(asked.protocol, client, asked.to));
+fn real_server(target: &TraceTarget, is_ipvs: bool, client: SocketAddr) -> Option<SocketAddr> {
+    let found = is_ipvs.then(|| connections::real_server(target.protocol, client, target.to));
     found?.ok().flatten()
 }
 

@@ -191,6 +191,69 @@ fn connections_to_an_endpoint_that_went_are_stale_in_iptables_mode() {
     a_connection_is_followed("iptables");
 }
 
+/// A Service is named as to kubectl; each of its cluster IPs is explained.
+#[test]
+fn a_service_stands_for_its_cluster_ips() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 1);
+        lab.publish_all(&web);
+        let _running = started(lab, &[]);
+        let to = |arguments: &[&str]| {
+            let answer = explained(lab, arguments);
+            assert_eq!(answer["kind"], "ExplanationList", "{answer:#}");
+            let items = answer["items"].as_array().expect("a list").clone();
+            let text = |field: &Value| field.as_str().unwrap_or_default().to_owned();
+            let all = items.iter().map(|item| {
+                assert_eq!(item["verdict"], "forwarded", "{item:#}");
+                format!("{}/{}", text(&item["to"]), text(&item["protocol"]))
+            });
+            all.collect::<Vec<_>>()
+        };
+        let [v4, v6] = [web.cluster()[0], web.cluster()[1]].map(|at| at.to_string());
+        let expected = |protocol: &str| [&v4, &v6].map(|to| format!("{to}/{protocol}"));
+        assert_eq!(to(&["--to", "web:tcp"]), expected("TCP"));
+        assert_eq!(to(&["--to", "default/web/udp"]), expected("UDP"));
+        let of_v4 = ["--to", "web:tcp", "--from", "10.244.0.11"];
+        assert_eq!(to(&of_v4), expected("TCP")[..1]);
+        let table = tripod(&lab.node, &["explain", "--to", "web:tcp"]).text;
+        for to in expected("TCP") {
+            assert!(table.contains(&format!("{to} from pod")), "{table}");
+        }
+        for (to, words) in [
+            ("web", "several ports, of which one is to be named"),
+            ("web:http", "no such port: it has tcp ("),
+            (
+                "shop/web:tcp",
+                "no Service shop/web is served on this node: there is default/web",
+            ),
+            (
+                "shop",
+                "no Service default/shop is served on this node: a headless one",
+            ),
+        ] {
+            let printed = tripod(&lab.node, &["explain", "--to", to]);
+            assert_eq!(printed.status, Some(1), "{printed:?}");
+            assert!(printed.error.contains(words), "{printed:?}");
+        }
+        let trace = |arguments: &[&str]| {
+            let arguments = [&["trace", "--timeout=200ms", "--to=web:tcp"], arguments].concat();
+            tripod(&lab.node, &arguments)
+        };
+        let both = trace(&[]);
+        assert_eq!(both.status, Some(2), "{both:?}");
+        assert!(
+            both.error
+                .contains(&format!("by --to {v4}/tcp or --to {v6}/tcp")),
+            "{both:?}"
+        );
+        let one = trace(&["--from=10.244.0.11"]);
+        assert!(
+            one.text.starts_with(&format!("{v4}/TCP from 10.244.0.11")),
+            "{one:?}"
+        );
+    });
+}
+
 #[test]
 fn a_wrong_question_says_what_is_wrong() {
     Lab::run(|lab| {

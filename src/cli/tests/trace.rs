@@ -1,7 +1,6 @@
 //! What is asked of `tripod trace`.
 
 use super::*;
-use crate::net::Protocol;
 
 #[test]
 fn packets_that_are_followed() {
@@ -11,8 +10,7 @@ fn packets_that_are_followed() {
     };
     let usual = trace(&["--to=[fd00::a]:53/udp"]);
     let expected = Trace {
-        to: "[fd00::a]:53".parse().unwrap(),
-        protocol: Protocol::Udp,
+        to: Destination::Address("[fd00::a]:53".parse().unwrap(), "udp".to_owned()),
         from: None,
         count: 10,
         timeout: Duration::from_secs(10),
@@ -29,8 +27,7 @@ fn packets_that_are_followed() {
         "--status-socket=/s",
     ]);
     let expected = Trace {
-        to: "10.96.0.10:80".parse().unwrap(),
-        protocol: Protocol::Tcp,
+        to: Destination::Address("10.96.0.10:80".parse().unwrap(), "tcp".to_owned()),
         from: Some([10, 244, 0, 9].into()),
         count: 1,
         timeout: Duration::from_secs(60),

@@ -1,6 +1,11 @@
 //! Answers `/v1/services`, a page at a time.
 
-use std::{borrow::Cow, collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use hyper::StatusCode;
 
@@ -33,8 +38,7 @@ impl StatusApi {
         if let (Some(namespace), Some(name), [], None) =
             (selected.namespace, selected.name, &*page, &selected.after)
         {
-            let why = format!("no Service {namespace}/{name} is served on this node");
-            return refused(StatusCode::NOT_FOUND, why);
+            return refused(StatusCode::NOT_FOUND, unknown(namespace, name, &ports));
         }
         let families = self.runner.families();
         let refused = self.health_listeners.refused();
@@ -86,14 +90,14 @@ impl StatusApi {
             external_traffic_policy: policy(port.external_traffic_policy),
             source_ranges: ranges.map(ToString::to_string).collect(),
             endpoints: endpoints(port, traffic),
-            failing: family.failures.ports.get(name).cloned(),
-            health_check_failing: Vec::new(),
-            unsupported,
-            conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
             no_endpoints: port
                 .endpoints
                 .none_in_use(Reach::Any)
                 .map(|why| self.about.no_endpoints(&name.service, why)),
+            failing: family.failures.ports.get(name).cloned(),
+            health_check_failing: Vec::new(),
+            unsupported,
+            conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
             traffic: traffic.of_port,
             limited: traffic.limited,
         }
@@ -179,6 +183,26 @@ impl<'a> Selected<'a> {
         }
         (page, None)
     }
+}
+
+/// Most Services of the same name in other namespaces that are named.
+const MOST_OTHERS: usize = 5;
+
+/// Returns that there is no such Service, and which others may be meant.
+fn unknown(namespace: &str, name: &str, ports: &ServicePorts) -> String {
+    let services = ports.keys().map(|port| &port.service);
+    let others: BTreeSet<_> = services.filter(|other| &*other.name == name).collect();
+    let shown = others.iter().take(MOST_OTHERS).map(ToString::to_string);
+    let mut shown = shown.collect::<Vec<_>>().join(", ");
+    match others.len().saturating_sub(MOST_OTHERS) {
+        0 => {}
+        more => shown.push_str(&format!(" and {more} more of that name")),
+    }
+    let hint = match &*shown {
+        "" => "a headless one, or one of type ExternalName, no proxy serves".to_owned(),
+        shown => format!("there is {shown}"),
+    };
+    format!("no Service {namespace}/{name} is served on this node: {hint}")
 }
 
 fn key(name: &ServicePortName) -> Key<'_> {
@@ -309,6 +333,28 @@ mod tests {
         assert!(of_one.iter().all(|name| name.starts_with("ns-1/")));
         assert_eq!(pages(&map, "/ns-1/s0004"), [["ns-1/s0004"]]);
         assert_eq!(pages(&ServiceMap::default(), ""), [[""; 0]]);
+    }
+
+    #[test]
+    fn a_service_of_another_namespace_may_be_meant() {
+        let of = |namespaces: u8| {
+            let names = (0..namespaces).map(|n| format!("ns-{n}/web"));
+            let ports = names.map(|name| service_port(&name, [10, 0, 0, 1]));
+            let map: ServiceMap = ports.collect();
+            unknown("default", "web", map.ports())
+        };
+        assert!(
+            of(0).ends_with("ExternalName, no proxy serves"),
+            "{}",
+            of(0)
+        );
+        let why = "no Service default/web is served on this node: there is ns-0/web, ns-1/web";
+        assert_eq!(of(2), why);
+        assert!(
+            of(8).ends_with("ns-4/web and 3 more of that name"),
+            "{}",
+            of(8)
+        );
     }
 
     #[test]
