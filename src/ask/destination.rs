@@ -1,7 +1,7 @@
 //! Which addresses a Service has that packets are asked about.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
 };
 
@@ -47,22 +47,19 @@ fn addresses(
         .iter()
         .filter(|port| is_asked(service, port))
         .collect();
-    // Each is there once for each IP family.
-    let distinct: BTreeSet<_> = asked.iter().map(|port| words(port)).collect();
-    match distinct.len() {
-        0 => {
-            let all: BTreeSet<_> = ports.iter().map(words).collect();
+    match &*distinct(asked.iter().copied()) {
+        [] => {
+            let all = distinct(ports).join(", ");
             return Err(format!(
-                "Service {namespace}/{name} has no such port: it has {}",
-                joined(&all)
+                "Service {namespace}/{name} has no such port: it has {all}"
             ));
         }
-        1 => {}
-        _ => {
+        [_] => {}
+        several => {
             return Err(format!(
                 "Service {namespace}/{name} has several ports, of which one is to be named, as in \
                  --to {namespace}/{name}:PORT or {namespace}/{name}:PORT/udp: it has {}",
-                joined(&distinct)
+                several.join(", ")
             ));
         }
     }
@@ -115,19 +112,23 @@ fn number(port: &ServicePort) -> Option<u16> {
     Some(own.port)
 }
 
-/// Returns number, protocol and name of a port.
-fn words(port: &ServicePort) -> String {
-    let number = number(port).map_or_else(|| "-".to_owned(), |number| number.to_string());
-    let number = format!("{number}/{}", port.protocol);
-    match &*port.port {
-        "" => number,
-        name => format!("{name} ({number})"),
+/// Returns name, number and protocol of each port, which is there once for each IP family;
+/// in one of them it may have lost its addresses, and with them its number.
+fn distinct<'a>(ports: impl IntoIterator<Item = &'a ServicePort>) -> Vec<String> {
+    let mut numbers: BTreeMap<(&str, &str), Option<u16>> = BTreeMap::new();
+    for port in ports {
+        let known = numbers.entry((&port.port, &port.protocol)).or_default();
+        *known = known.or_else(|| number(port));
     }
-}
-
-fn joined(ports: &BTreeSet<String>) -> String {
-    let ports: Vec<&str> = ports.iter().map(String::as_str).collect();
-    ports.join(", ")
+    let words = numbers.into_iter().map(|((name, protocol), number)| {
+        let number = number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        let number = format!("{number}/{protocol}");
+        match name {
+            "" => number,
+            name => format!("{name} ({number})"),
+        }
+    });
+    words.collect()
 }
 
 #[cfg(test)]
@@ -182,6 +183,9 @@ mod tests {
         assert_eq!(resolved(&one, Some("80"), Some("tcp"), None), both);
         let first = Ok("10.96.0.1:80/tcp".to_owned());
         assert_eq!(resolved(&one, None, None, Some("10.244.0.1")), first);
+        // Another Service has its cluster IP of one family.
+        let half = [one[0].clone(), port("", "TCP", "", 80, &["lost"])];
+        assert_eq!(resolved(&half, None, None, None), first);
         let dns = [
             port("dns", "UDP", "10.96.0.2", 53, &[]),
             port("dns-tcp", "TCP", "10.96.0.2", 53, &[]),

@@ -26,10 +26,9 @@ use self::{
     sockets::Removed,
     stale_state::{Running, StaleState},
 };
-use super::{Done, programs::Programs, succession};
+use super::{Done, programs::Programs};
 use crate::{
     cli::{Cleanup, Own, Settings},
-    hold,
     kernel::{
         probe,
         xtables::{Engine, clear_traces},
@@ -37,7 +36,6 @@ use crate::{
     modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet, userspace::Handover},
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
-    status_api,
 };
 
 /// How long stale state stays in force because ServicePorts fail: they may need
@@ -332,15 +330,8 @@ fn remove_sockets(own: &Own) -> Vec<String> {
     {
         removed.socket(path);
     }
-    for root in NODE_ROOTS.map(Path::new) {
-        let below = |path: &str| root.join(path.trim_start_matches('/'));
-        removed.folder(&below(succession::FOLDER));
-        for path in [status_api::SOCKET, hold::SOCKET].map(below) {
-            removed.socket(&path);
-            if let Some(folder) = path.parent() {
-                removed.empty_folder(folder);
-            }
-        }
+    for root in NODE_ROOTS {
+        removed.usual(Path::new(root));
     }
     for path in &removed.gone {
         tracing::info!("removed {}, which no process uses", path.display());

@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::kernel::socket::unix;
+use super::super::succession;
+use crate::{hold, kernel::socket::unix, status_api};
 
 /// What became of sockets and their folders.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -31,8 +32,21 @@ impl Removed {
         }
     }
 
+    /// Removes the sockets at their usual places below `root`, and the folders that are
+    /// theirs alone.
+    pub(super) fn usual(&mut self, root: &Path) {
+        let below = |path: &str| root.join(path.trim_start_matches('/'));
+        self.folder(&below(succession::FOLDER));
+        for path in [status_api::SOCKET, hold::SOCKET].map(below) {
+            self.socket(&path);
+            if let Some(folder) = path.parent() {
+                self.empty_folder(folder);
+            }
+        }
+    }
+
     /// Removes the sockets in a folder, as [`socket`](Self::socket) does, and the folder.
-    pub(super) fn folder(&mut self, folder: &Path) {
+    fn folder(&mut self, folder: &Path) {
         match fs::read_dir(folder) {
             Ok(entries) => {
                 for entry in entries.flatten() {
@@ -49,7 +63,7 @@ impl Removed {
     }
 
     /// Removes a folder that has nothing in it.
-    pub(super) fn empty_folder(&mut self, folder: &Path) {
+    fn empty_folder(&mut self, folder: &Path) {
         use io::ErrorKind::{DirectoryNotEmpty, NotFound, ResourceBusy};
         match fs::remove_dir(folder) {
             Ok(()) => self.gone.push(folder.to_owned()),
@@ -89,5 +103,33 @@ mod tests {
         let mut nothing = Removed::default();
         nothing.folder(&folder);
         assert_eq!(nothing, Removed::default());
+    }
+
+    /// A pod sees the node's files below a folder.
+    #[test]
+    fn folders_of_tripod_go_with_the_last_socket() {
+        let name = format!("tripod-root-{}", std::process::id());
+        let root = std::env::temp_dir().join(name);
+        let [next, asked, held] =
+            [succession::FIRST, status_api::SOCKET, hold::SOCKET].map(|path| {
+                let path = root.join(path.trim_start_matches('/'));
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                UnixListener::bind(&path).map(drop).unwrap();
+                path
+            });
+        let left = root.join("run/other");
+        fs::create_dir(&left).unwrap();
+        fs::remove_file(&held).unwrap();
+        let holder = UnixListener::bind(&held).unwrap();
+        let mut removed = Removed::default();
+        removed.usual(&root);
+        assert!(removed.gone.contains(&next) && removed.gone.contains(&asked));
+        assert_eq!(removed.used, [held]);
+        assert!(!root.join("run/tripod").exists(), "{removed:?}");
+        drop(holder);
+        Removed::default().usual(&root);
+        assert!(!root.join("run/tripod-holder").exists());
+        assert!(left.exists(), "it is another program's");
+        fs::remove_dir_all(root).unwrap();
     }
 }
