@@ -22,7 +22,8 @@ pub(super) struct Removed {
 impl Removed {
     /// Removes the socket at `path`, if the process that made it has ended.
     pub(super) fn socket(&mut self, path: &Path) {
-        if !path.exists() {
+        // It may be both the usual one and one that is given.
+        if !path.exists() || self.used.iter().any(|used| used == path) {
             return;
         }
         match unix::remove_unused(path) {
@@ -122,6 +123,7 @@ mod tests {
         fs::remove_file(&held).unwrap();
         let holder = UnixListener::bind(&held).unwrap();
         let mut removed = Removed::default();
+        removed.socket(&held);
         removed.usual(&root);
         assert!(removed.gone.contains(&next) && removed.gone.contains(&asked));
         assert_eq!(removed.used, [held]);
