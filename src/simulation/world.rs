@@ -317,8 +317,7 @@ impl Spec {
     }
 
     /// Returns whether a client may stay on an endpoint: one that was sent there stays while
-    /// calls of its own kind or, with an external policy of Local, of the other kind may
-    /// reach it.
+    /// calls of its kind may reach it, whatever the source ranges are.
     pub(super) fn may_stay(
         &self,
         called: Called,
@@ -329,15 +328,11 @@ impl Spec {
         if !self.affinity || self.reachable(called, caller, external).is_empty() {
             return false;
         }
-        let kinds = [Caller::Outside, Caller::Stranger, Caller::Pod];
         let open_to_all = Spec {
             ranges: Vec::new(),
             ..self.clone()
         };
-        let mut of_kinds = kinds
-            .iter()
-            .map(|caller| open_to_all.reachable(called, *caller, external));
-        of_kinds.any(|set| set.contains(on))
+        open_to_all.reachable(called, caller, external).contains(on)
     }
 
     fn may_call(&self, caller: Caller) -> bool {

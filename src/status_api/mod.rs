@@ -17,9 +17,7 @@ pub use self::{
     explanation::{
         Candidate, Connection, Connections, Explanation, ExplanationList, Object, PassedOver,
     },
-    services::{
-        Address, Endpoint, Limited, NoEndpoints, ServicePort, ServicePortList, Traffic,
-    },
+    services::{Address, Endpoint, Limited, NoEndpoints, ServicePort, ServicePortList, Traffic},
     status::{
         Conflict, Counts, Failing, FamilySync, Health, HealthCheckFailing, LastSync, Mode,
         ObjectKind, Objects, Status, Trouble, Unsupported,

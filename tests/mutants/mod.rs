@@ -6,6 +6,7 @@ mod ipvs;
 mod mutant;
 mod nftables;
 pub mod report;
+mod userspace;
 
 use std::{
     collections::HashSet,
@@ -27,7 +28,7 @@ struct Simulated {
     mutants: &'static [Mutant],
 }
 
-const SIMULATED: [Simulated; 3] = [
+const SIMULATED: [Simulated; 4] = [
     Simulated {
         tests: "simulation::nftables::random",
         mutants: nftables::MUTANTS,
@@ -39,6 +40,10 @@ const SIMULATED: [Simulated; 3] = [
     Simulated {
         tests: "simulation::ipvs::",
         mutants: ipvs::MUTANTS,
+    },
+    Simulated {
+        tests: "simulation::userspace::",
+        mutants: userspace::MUTANTS,
     },
 ];
 

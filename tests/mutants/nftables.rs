@@ -4,6 +4,7 @@ use super::mutant::{Mutant, noticed, unnoticed};
 
 const DIFF: &str = "src/modes/nftables/diff.rs";
 const FAMILY: &str = "src/modes/nftables/family.rs";
+const ROUTES: &str = "src/modes/nftables/diff/routes.rs";
 const FORGET: &str = "src/modes/nftables/forget.rs";
 const MODE: &str = "src/modes/nftables/mod.rs";
 const SERVICE: &str = "src/modes/nftables/plan/service.rs";
@@ -48,6 +49,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "            batch.transaction.delete_table();",
         "",
         "a table is written anew without the old one being deleted",
+    ),
+    noticed(
+        ROUTES,
+        "            if is_of_outside {",
+        "            if is_of_outside || true {",
+        "clients from outside stay on endpoints of other nodes with a policy of Local",
     ),
     unnoticed(
         noticed(

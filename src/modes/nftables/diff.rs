@@ -1,16 +1,19 @@
 //! From what is in force to what is to be: which elements and chains come and
 //! which go, as one transaction.
 
+mod routes;
+
 use std::{collections::BTreeMap, hash::Hash, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
 
+pub use self::routes::Routes;
 use super::{
     applied::{Applied, AppliedPort, TABLE},
-    plan::{Fixed, Options, ServiceElements, SetId, Sets, SharedChain, SharedElement, fixed},
+    plan::{Fixed, Options, SetId, Sets, SharedChain, SharedElement, fixed},
 };
 use crate::{
-    kernel::nftables::{Datum, Element, Table, Transaction},
+    kernel::nftables::{Element, Table, Transaction},
     modes::references::References,
     net::Family,
     services::{ServicePort, ServicePortName},
@@ -33,73 +36,6 @@ pub struct Change {
     pub forgotten: Routes,
     /// Where clients that were sent somewhere may go on being sent.
     pub preserved: Routes,
-}
-
-/// Pairs of a frontend and an endpoint, as [`SetId::Affinity`] has them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Routes {
-    /// Key of a service address, and the endpoint.
-    services: HashSet<Box<[u8]>>,
-    /// Key of a node port, and the endpoint.
-    node_ports: HashSet<Box<[u8]>>,
-}
-
-impl Routes {
-    /// Adds those of a ServicePort's elements.
-    fn add(&mut self, elements: &ServiceElements) {
-        for (set, element) in &elements.own {
-            let routes = match set {
-                SetId::Endpoints => &mut self.services,
-                SetId::NodePortEndpoints => &mut self.node_ports,
-                _ => continue,
-            };
-            let Some(Datum::Value(endpoint)) = &element.data else {
-                continue;
-            };
-            // The slot is the last value of the key.
-            let frontend = element.key.len().saturating_sub(4);
-            routes.insert([&element.key[..frontend], endpoint].concat().into());
-        }
-    }
-
-    /// Adds those of `other`.
-    pub fn extend(&mut self, other: Routes) {
-        self.services.extend(other.services);
-        self.node_ports.extend(other.node_ports);
-    }
-
-    /// Takes those of `other` away.
-    pub fn remove(&mut self, other: &Routes) {
-        self.services
-            .retain(|route| !other.services.contains(route));
-        self.node_ports
-            .retain(|route| !other.node_ports.contains(route));
-    }
-
-    /// Returns true if there are none.
-    pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.node_ports.is_empty()
-    }
-
-    /// Returns how many there are.
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.services.len() + self.node_ports.len()
-    }
-
-    /// Returns true if an element of [`SetId::Affinity`] is one of them, in a
-    /// table whose addresses have `address` octets.
-    pub fn contain(&self, element: &Element, address: usize) -> bool {
-        let Some(Datum::Value(endpoint)) = &element.data else {
-            return false;
-        };
-        // The client comes first, then the service address.
-        let is_in = |routes: &HashSet<Box<[u8]>>, from: usize| {
-            let frontend = element.key.get(from..).unwrap_or_default();
-            routes.contains(&*[frontend, endpoint].concat())
-        };
-        is_in(&self.services, address) || is_in(&self.node_ports, 2 * address)
-    }
 }
 
 /// Returns what comes to be needed, or what no ServicePort needs any longer.
@@ -144,11 +80,13 @@ impl Change {
         applied.chains.change(self.chains);
     }
 
-    /// Returns where clients may be sent again because they were sent there before.
+    /// Returns where clients may be sent again because they were sent there before; nowhere if
+    /// rules cannot see to that.
     pub fn routes(&self, options: &Options) -> Routes {
         let mut routes = Routes::default();
         let changed = self.ports.iter().filter_map(|(_, port)| port.as_ref());
-        for port in changed.filter(|port| port.has_affinity()) {
+        let stays = |port: &&AppliedPort| options.features.dynamic_maps && port.has_affinity();
+        for port in changed.filter(stays) {
             routes.add(&port.elements(options));
         }
         routes

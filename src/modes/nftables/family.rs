@@ -344,9 +344,8 @@ impl FamilyTable {
                 .filter(|port| port.name.family == self.family && !state.has_failed(&port.name));
             let change = Change::new(&applied, ports.map(|port| (&port.name, Some(port))));
             let routes = change.routes(&options);
-            let address = usize::from(self.family.bits() / 8);
             let mut clients = observed.affinity;
-            clients.retain(|client| routes.contain(client, address));
+            clients.retain(|client| routes.contain(client, &options));
             let batch = Batch::whole(change, &applied, &self.sets, observed.exists, clients);
             let (rules, generation) = (&mut self.rules, observed.generation);
             // Where others change something all the time, it has to be known what.
@@ -384,9 +383,13 @@ impl FamilyTable {
     /// Deletes what is remembered of clients whose endpoints are gone, if that was
     /// not done just now. What cannot be deleted is tried again.
     pub fn forget(&mut self) {
+        let Some(applied) = &self.applied else {
+            // The table is written anew, with those alone that stay.
+            return;
+        };
         let outcome = self
             .forgotten
-            .delete(&mut self.rules, self.family, &self.sets);
+            .delete(&mut self.rules, &applied.options, &self.sets);
         if let Err(error) = outcome {
             let why = format!("clients may be sent to endpoints that are gone: {error}");
             self.state.leave_unfinished(why);

@@ -13,12 +13,11 @@ use super::{
     Error,
     applied::TABLE,
     diff::{Change, Routes},
-    plan::Sets,
+    plan::{Options, Sets},
 };
 use crate::{
     kernel::nftables::{Element, Failure, Refused, Rules, Set, Table, Transaction},
     modes::nftables::plan::SetId,
-    net::Family,
 };
 
 /// After a search there is none for so many times as long as it took.
@@ -48,13 +47,17 @@ impl Forgotten {
     ///
     /// # Errors
     /// When the kernel refuses. They are tried again.
-    pub fn delete(&mut self, rules: &mut Rules, family: Family, sets: &Sets) -> Result<(), Error> {
+    pub fn delete(
+        &mut self,
+        rules: &mut Rules,
+        options: &Options,
+        sets: &Sets,
+    ) -> Result<(), Error> {
         let now = Instant::now();
         if self.routes.is_empty() || self.not_before.is_some_and(|due| now < due) {
             return Ok(());
         }
-        let table = Table::new(family, TABLE);
-        let outcome = self.search(rules, &table, sets.get(SetId::Affinity));
+        let outcome = self.search(rules, options, sets.get(SetId::Affinity));
         let rest = now
             .elapsed()
             .saturating_mul(REST)
@@ -69,12 +72,12 @@ impl Forgotten {
     fn search(
         &self,
         rules: &mut Rules,
-        table: &Table,
+        options: &Options,
         clients: &std::sync::Arc<Set>,
     ) -> Result<(), Error> {
-        let address = usize::from(table.family.bits() / 8);
-        let mut left: Vec<Element> = rules.elements(table, clients)?;
-        left.retain(|client| self.routes.contain(client, address));
+        let table = Table::new(options.family, TABLE);
+        let mut left: Vec<Element> = rules.elements(&table, clients)?;
+        left.retain(|client| self.routes.contain(client, options));
         while !left.is_empty() {
             let mut transaction = Transaction::new(table.clone());
             transaction.delete_elements(clients, left.clone());

@@ -36,8 +36,7 @@ use crate::{
     services::{AddressKind, SERVICE_LABEL, ServiceName},
     status_api::{
         DIFF_PATH, EXPLAIN_PATH, HEALTH_PATH, NoEndpoints, Refused, SERVICES_PATH, STATUS_PATH,
-        SYNCS_PATH,
-        Trouble, Unsupported,
+        SYNCS_PATH, Trouble, Unsupported,
     },
     trouble,
     watch::SourceHealth,

@@ -29,6 +29,6 @@ pub use self::{
     options::{Features, Options},
     service::{ServiceElements, SharedElement, plan},
     sets::{SetId, Sets},
-    slots::{Slots, Taken},
+    slots::{LOCAL, Slots, Taken},
     unsupported::{scheduler, unsupported},
 };

@@ -11,7 +11,7 @@ const MOST: u64 = 1024;
 
 /// The first slot of endpoints on this node where the same address also has
 /// slots of all endpoints.
-pub(super) const LOCAL: u32 = 1 << 16;
+pub const LOCAL: u32 = 1 << 16;
 
 /// The slots of a ServicePort.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

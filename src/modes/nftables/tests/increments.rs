@@ -18,7 +18,7 @@ use super::{
 use crate::{
     kernel::nftables::Transaction,
     net::Family,
-    services::{ServicePort, ServicePortName},
+    services::{ServicePort, ServicePortName, TrafficPolicy},
 };
 
 /// How many random cases there are of each family.
@@ -198,10 +198,56 @@ fn clients_are_forgotten_with_the_endpoints_that_go() {
     assert!(forgotten(Some(port(&[1, 3, 5]))).is_empty());
     assert_eq!(
         forgotten(Some(port(&[3, 5]))).len(),
-        4,
+        [4; 2],
         "each address and the node port"
     );
-    assert_eq!(forgotten(None).len(), 8);
+    assert_eq!(forgotten(None).len(), [8; 2]);
+}
+
+/// Who called from outside must not stay on an endpoint of another node once the policy is
+/// Local; pods of this node may.
+#[test]
+fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
+    let family = Family::V4;
+    let mut options = options(family);
+    let mut applied = Applied::new(options.clone());
+    let port = |policy, last: &[u16]| {
+        let port = sticky(exposed(on(family, 1, last)), 60);
+        Arc::new(ServicePort {
+            external_traffic_policy: policy,
+            ..port
+        })
+    };
+    let sets = Sets::new(family);
+    let name = super::world::service(family, 1).name;
+    let mut forgotten = |policy, last: &[u16]| {
+        let port = port(policy, last);
+        let change = Change::new(&applied, [(&name, Some(&port))]);
+        let batch = change.batch(&applied, &sets);
+        let forgotten = batch.change.forgotten.clone();
+        batch.change.commit(&mut applied);
+        forgotten.len()
+    };
+    let (cluster, local) = (TrafficPolicy::Cluster, TrafficPolicy::Local);
+    assert_eq!(forgotten(cluster, &[1, 2, 3, 4]), [0; 2]);
+    let elsewhere = 2 * 3;
+    let at_three_frontends = [0, elsewhere];
+    assert_eq!(forgotten(local, &[1, 2, 3, 4]), at_three_frontends);
+    assert_eq!(forgotten(local, &[1, 2, 3, 4, 6]), [0; 2]);
+    assert_eq!(forgotten(cluster, &[1, 2, 3, 4, 6]), [0; 2]);
+
+    // The same of what a process finds that begins.
+    let empty = Applied::new(options.clone());
+    let port = port(local, &[1, 2, 3, 4]);
+    let change = Change::new(&empty, [(&name, Some(&port))]);
+    let all = 4 * 4;
+    assert_eq!(change.routes(&options).len(), [all, all - elsewhere]);
+    options.features.dynamic_maps = false;
+    assert_eq!(
+        change.routes(&options).len(),
+        [0; 2],
+        "there is no such map"
+    );
 }
 
 /// Takes something from what rules may use.
