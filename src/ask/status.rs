@@ -79,13 +79,16 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
     sections.plain("objects", lines);
     sections.plain("last sync", status.syncs.iter().map(sync).collect());
     let counts = &status.counts;
-    sections.plain(
-        "serving",
-        vec![format!(
+    let mut required = objects.kinds.iter().filter(|kind| kind.required);
+    let serving = if required.all(|kind| kind.complete) {
+        format!(
             "{} Services, {} ServicePorts, {} of {} endpoints in use",
             counts.services, counts.service_ports, counts.endpoints_in_use, counts.endpoints
-        )],
-    );
+        )
+    } else {
+        "not known yet".to_owned()
+    };
+    sections.plain("serving", vec![serving]);
     let failing = shown(&status.failing, detail, |failing| {
         let whose = [&failing.service_port, &failing.protocol];
         let whose: Vec<&str> = whose.into_iter().flatten().map(String::as_str).collect();

@@ -25,8 +25,9 @@ use crate::{
 /// The state of a runner, as of the moment in which it is read.
 #[derive(Debug)]
 pub struct Status {
-    /// Weak, so that a change copies the table only while it is read.
-    ports: Mutex<Weak<ServicePorts>>,
+    /// Weak, so that a change copies the table only while it is read; `None`: the objects
+    /// are not known yet.
+    ports: Mutex<Option<Weak<ServicePorts>>>,
     families: Mutex<PerFamily<FamilyStatus>>,
     history: Mutex<History>,
     unsupported: Arc<Mutex<UnsupportedPreferences>>,
@@ -72,7 +73,12 @@ impl Status {
     /// Returns the ServicePorts that are to be served, which need not all be in force
     /// yet; `None`: they are not known.
     pub fn ports(&self) -> Option<Arc<ServicePorts>> {
-        self.ports.lock().upgrade()
+        self.ports.lock().as_ref()?.upgrade()
+    }
+
+    /// Returns whether the objects were known once: before, nothing follows from them.
+    pub fn knows_objects(&self) -> bool {
+        self.ports.lock().is_some()
     }
 
     /// Returns how syncs go.
@@ -92,7 +98,7 @@ impl Status {
     }
 
     pub(super) fn set_ports(&self, map: &ServiceMap) {
-        *self.ports.lock() = Arc::downgrade(map.ports());
+        *self.ports.lock() = Some(Arc::downgrade(map.ports()));
     }
 
     pub(super) fn began(&self, family: Family) {

@@ -17,6 +17,9 @@ const MOST: usize = 1_000;
 
 impl StatusApi {
     pub(super) fn diff(self: &Arc<Self>) -> Reply {
+        if let Some(answer) = self.unknown() {
+            return answer.into();
+        }
         let api = Arc::clone(self);
         Reply::later(answer(api))
     }

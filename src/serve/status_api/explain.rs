@@ -31,6 +31,9 @@ impl StatusApi {
             Ok(asked) => asked,
             Err(why) => return refused(StatusCode::BAD_REQUEST, why).into(),
         };
+        if let Some(answer) = self.unknown() {
+            return answer.into();
+        }
         Reply::later(answer(Arc::clone(self), packet, reading))
     }
 }

@@ -33,6 +33,9 @@ impl StatusApi {
             Ok(selected) => selected,
             Err(why) => return refused(StatusCode::BAD_REQUEST, why),
         };
+        if let Some(answer) = self.unknown() {
+            return answer;
+        }
         let ports = self.runner.ports().unwrap_or_default();
         let (page, next) = selected.page(&ports);
         if let (Some(namespace), Some(name), [], None) =

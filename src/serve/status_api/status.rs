@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{StatusApi, seconds, time, trouble, unsupported};
+use hyper::StatusCode;
+
+use super::{StatusApi, refused, seconds, time, trouble, unsupported};
 use crate::{
     net::{Family, PerFamily},
     runner::{health::Snapshot, status::FamilyStatus},
+    serve::http::Answer,
     services::{ServicePortName, ServicePorts},
     status_api::{
         Conflict, Counts, Failing, FamilySync, Health, HealthCheckFailing, LastSync, Listed, Mode,
@@ -69,6 +72,22 @@ impl StatusApi {
         syncs
             .map(|(family, status)| sync(family, status, &health))
             .collect()
+    }
+
+    /// Returns the answer to what follows from objects, while those are not known: syncs,
+    /// and with them questions to the mode, wait for them.
+    pub(super) fn unknown(&self) -> Option<Answer> {
+        if self.runner.knows_objects() {
+            return None;
+        }
+        let objects = self.objects();
+        let waiting: Vec<String> = objects.kinds.iter().filter_map(waiting).collect();
+        let mut why = "objects are not known yet".to_owned();
+        if !waiting.is_empty() {
+            why.push_str(&format!(": {}", waiting.join("; ")));
+        }
+        why.push_str("; ask again when they are, tripod status says how that goes");
+        Some(refused(StatusCode::SERVICE_UNAVAILABLE, why))
     }
 
     fn objects(&self) -> Objects {
@@ -191,23 +210,33 @@ fn conflicts(ports: &ServicePorts) -> Listed<Conflict> {
     }
 }
 
+/// Returns why the objects of that kind are not known; `None`: they are.
+fn waiting(kind: &ObjectKind) -> Option<String> {
+    let name = &kind.name;
+    match (&kind.trouble, kind.complete) {
+        (_, true) => None,
+        (Some(Trouble { why, .. }), false) => Some(format!("{name} cannot be read: {why}")),
+        (None, false) => Some(format!("{name} are being read")),
+    }
+}
+
 /// Returns why the proxy is not healthy.
 fn problems(objects: &Objects, syncs: &[FamilySync], failing: usize) -> Vec<String> {
     let mut problems = Vec::new();
     for kind in objects.kinds.iter().filter(|kind| kind.required) {
-        let name = &kind.name;
-        match (&kind.trouble, kind.complete) {
-            (Some(Trouble { why, .. }), true) => problems.push(format!(
+        problems.extend(waiting(kind));
+        if let (Some(Trouble { why, .. }), true) = (&kind.trouble, kind.complete) {
+            let name = &kind.name;
+            problems.push(format!(
                 "{name} cannot be followed, the last known state stays in force: {why}"
-            )),
-            (Some(Trouble { why, .. }), false) => problems.push(format!(
-                "{name} cannot be read, so nothing is served yet: {why}"
-            )),
-            (None, false) => {
-                problems.push(format!("{name} are not known yet, so nothing is served"));
-            }
-            (None, true) => {}
+            ));
         }
+    }
+    let mut required = objects.kinds.iter().filter(|kind| kind.required);
+    if required.any(|kind| !kind.complete) {
+        let why = "no sync yet: what an earlier process left in the kernel stays, and nothing else \
+                   is served";
+        problems.push(why.to_owned());
     }
     for sync in syncs {
         let family = &sync.family;
