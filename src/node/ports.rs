@@ -127,6 +127,18 @@ impl NodePorts {
         changed
     }
 
+    /// Returns the families of which node ports are served at the address that this node's
+    /// object has.
+    pub fn of_node_object(&self) -> Vec<Family> {
+        let Some(node_ip) = self.primary else {
+            return Vec::new();
+        };
+        let of_bind_address = node_ip.map(|ip| Family::of(&ip));
+        let all = Family::ALL.into_iter();
+        all.filter(|family| of_bind_address != Some(*family))
+            .collect()
+    }
+
     /// Returns the loopback addresses that the configuration asks for by name:
     /// 127.0.0.1 and ::1, each within a network that is of loopback addresses alone.
     /// All addresses of a family are no such network (KEP-6032).

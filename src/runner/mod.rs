@@ -5,6 +5,7 @@
 //! and [`metrics`]. Each IP family has its own pending changes, retries and
 //! health: one that fails delays nothing of the other.
 
+mod addresses;
 mod conflicts;
 mod failures;
 pub mod health;
@@ -15,13 +16,11 @@ mod no_local;
 pub mod question;
 pub mod schedule;
 pub mod status;
+mod this_node;
 mod trim;
 mod unsupported;
 
 use std::{
-    collections::BTreeSet,
-    io,
-    net::IpAddr,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -31,7 +30,9 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+pub use self::addresses::NodeAddresses;
 use self::{
+    addresses::changed,
     conflicts::Conflicts,
     failures::{Failing, LoggedFailures},
     health::Health,
@@ -41,6 +42,7 @@ use self::{
     question::{Explained, Question, Questions, Reading},
     schedule::{Outcome, SyncScheduler, Turn},
     status::{Extent, PastSync, Status, Sync},
+    this_node::ThisNode,
     trim::Trimmer,
     unsupported::ReportedPreferences,
 };
@@ -48,7 +50,7 @@ use crate::{
     events::Recorder,
     modes::{Mode, SyncError, SyncReport},
     net::{Family, PerFamily},
-    services::{Batch, Changes, Event, Node, Owner, ServiceMap, Tracker},
+    services::{Batch, Changes, Event, Owner, ServiceMap, Tracker},
 };
 
 /// Time to the next sync while addresses linger for their last connections.
@@ -59,21 +61,6 @@ pub trait AfterSync: Send {
     /// Is called when all that `map` has of `family` is in force; `changes` is
     /// what of it differs from the last time.
     fn synced(&mut self, family: Family, map: &ServiceMap, changes: &Changes);
-}
-
-/// The addresses of this node.
-pub trait NodeAddresses: Send {
-    /// Returns the addresses that serve node ports; `node` is this node's
-    /// object, once it is known.
-    ///
-    /// # Errors
-    /// When they cannot be listed.
-    fn serving_node_ports(&mut self, node: Option<&Node>) -> io::Result<BTreeSet<IpAddr>>;
-    /// Waits for the next change; is dropped while it waits.
-    ///
-    /// # Errors
-    /// When no further change will be noticed.
-    fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
 /// What is not in force yet of one family.
@@ -107,6 +94,7 @@ pub struct Runner<M> {
     failures: LoggedFailures,
     preferences: ReportedPreferences,
     conflicts: Conflicts,
+    this_node: Option<ThisNode>,
     status: Arc<Status>,
     trimmer: Trimmer,
     questions: Questions,
@@ -143,6 +131,7 @@ impl<M: Mode> Runner<M> {
             status: Arc::new(Status::new(preferences.shared())),
             preferences,
             conflicts: Conflicts::new(Recorder::nowhere()),
+            this_node: None,
             trimmer: Trimmer::default(),
             questions,
             asked,
@@ -154,6 +143,12 @@ impl<M: Mode> Runner<M> {
     pub fn post_to(&mut self, recorder: Recorder) {
         self.preferences.post_to(recorder.clone());
         self.conflicts = Conflicts::new(recorder);
+    }
+
+    /// Has it reported when the object of the node of that `name` is not known, and what
+    /// does not work then: `dependents`, of which there may be none.
+    pub fn report_node(&mut self, name: &str, dependents: Vec<String>) {
+        self.this_node = Some(ThisNode::new(name, dependents));
     }
 
     /// Returns what others may read of this runner at any time.
@@ -273,6 +268,9 @@ impl<M: Mode> Runner<M> {
         self.metrics.endpoints.seen(events.slices);
         let node = self.tracker.node();
         self.health.set_node(node.map(|node| &**node));
+        let (this_node, is_known) = (self.this_node.as_mut(), node.is_some());
+        let missing = this_node.and_then(|this_node| this_node.observe(is_known));
+        self.status.set_node(missing);
         self.merge(changes, events);
     }
 
@@ -382,22 +380,6 @@ impl<M: Mode> Runner<M> {
         self.ask(scheduler);
     }
 
-    /// Observes the node's addresses: the owner of a node port at an address
-    /// depends on them.
-    fn observe_addresses(&mut self, addresses: &mut impl NodeAddresses) {
-        let node = self.tracker.node();
-        match addresses.serving_node_ports(node.map(|node| &**node)) {
-            Ok(addresses) => {
-                let changes = self.tracker.set_node_addresses(addresses);
-                self.status.set_ports(self.tracker.map());
-                self.merge(changes, Events::default());
-                self.failures.addresses_listed();
-            }
-            // The addresses that were observed last stay in force.
-            Err(error) => self.failures.addresses_unlisted(&error),
-        }
-    }
-
     fn in_force(&mut self, family: Family, report: SyncReport) -> Outcome {
         self.health.updated(family);
         self.metrics.synced(family);
@@ -480,19 +462,6 @@ impl<M: Mode> Runner<M> {
         self.failures
             .sync_failed(mode, family, &error.to_string(), Instant::now());
         Outcome::Failed
-    }
-}
-
-/// Waits for a change of addresses, for as long as `watched`.
-async fn changed(addresses: Option<&mut impl NodeAddresses>, watched: &mut bool) {
-    match addresses {
-        Some(changes) if *watched => {
-            if let Err(error) = changes.changed().await {
-                tracing::error!("node addresses are observed every sync period only: {error}");
-                *watched = false;
-            }
-        }
-        _ => std::future::pending().await,
     }
 }
 

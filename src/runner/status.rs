@@ -28,6 +28,8 @@ pub struct Status {
     /// Weak, so that a change copies the table only while it is read; `None`: the objects
     /// are not known yet.
     ports: Mutex<Option<Weak<ServicePorts>>>,
+    /// Why it matters that this node's object is not known, while it is not.
+    node: Mutex<Option<Trouble>>,
     families: Mutex<PerFamily<FamilyStatus>>,
     history: Mutex<History>,
     unsupported: Arc<Mutex<UnsupportedPreferences>>,
@@ -64,6 +66,7 @@ impl Status {
     pub(super) fn new(unsupported: Arc<Mutex<UnsupportedPreferences>>) -> Status {
         Status {
             ports: Mutex::default(),
+            node: Mutex::default(),
             families: Mutex::default(),
             history: Mutex::default(),
             unsupported,
@@ -79,6 +82,12 @@ impl Status {
     /// Returns whether the objects were known once: before, nothing follows from them.
     pub fn knows_objects(&self) -> bool {
         self.ports.lock().is_some()
+    }
+
+    /// Returns what does not work because this node's object is not known, once the others
+    /// are; `None`: it is known, or nothing depends on it.
+    pub fn node(&self) -> Option<Trouble> {
+        self.node.lock().clone()
     }
 
     /// Returns how syncs go.
@@ -99,6 +108,11 @@ impl Status {
 
     pub(super) fn set_ports(&self, map: &ServiceMap) {
         *self.ports.lock() = Some(Arc::downgrade(map.ports()));
+    }
+
+    pub(super) fn set_node(&self, why: Option<String>) {
+        let mut node = self.node.lock();
+        *node = why.map(|why| Trouble::now(node.take(), why));
     }
 
     pub(super) fn began(&self, family: Family) {

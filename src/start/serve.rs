@@ -109,6 +109,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let pages = (Arc::new(pages), &listeners);
     serve_pages(&mut serving, pages, &settings, &source, &node);
     runner.post_to(recorder.clone());
+    runner.report_node(&node, node_dependents(&node_ports, &effective.detect_local));
     runner.follow(service_health);
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
     let batches = source.follow(api::Settings {
@@ -198,6 +199,26 @@ fn pods_unknown(effective: &Effective) -> Option<String> {
              network, or set another detectLocalMode"
         )
     })
+}
+
+/// Returns what does not work while this node's object is not known, in words.
+fn node_dependents(node_ports: &NodePorts, detect_local: &DetectLocal) -> Vec<String> {
+    let mut dependents = Vec::new();
+    let families = node_ports.of_node_object();
+    if !families.is_empty() {
+        let names: Vec<&str> = families.iter().map(|family| family.name()).collect();
+        dependents.push(format!(
+            "node ports and health-check node ports are not served at the node's primary {} \
+             addresses (nodePortAddresses is primary, the default of nftables mode)",
+            names.join(" and ")
+        ));
+    }
+    if *detect_local == DetectLocal::NodeCidr {
+        let why = "pods of this node are not told from other callers (detectLocalMode is \
+                   NodeCIDR)";
+        dependents.push(why.to_owned());
+    }
+    dependents
 }
 
 /// Logs, and has the cluster know, what this process runs without.
@@ -350,6 +371,39 @@ fn health_check_addresses(node_ports: &NodePorts) -> Vec<IpAddr> {
 mod tests {
     use super::*;
     use crate::cli;
+
+    #[test]
+    fn what_depends_on_the_node_object_is_known() {
+        for (flags, expected) in [
+            (
+                &["--proxy-mode=nftables"][..],
+                &["primary IPv4 and IPv6"][..],
+            ),
+            (
+                &["--proxy-mode=nftables", "--bind-address=192.0.2.1"],
+                &["primary IPv6 addresses"],
+            ),
+            (
+                &["--proxy-mode=nftables", "--nodeport-addresses=0.0.0.0/0"],
+                &[],
+            ),
+            (&["--proxy-mode=iptables"], &[]),
+            (
+                &["--proxy-mode=iptables", "--detect-local-mode=NodeCIDR"],
+                &["NodeCIDR"],
+            ),
+        ] {
+            let words = ["tripod"].iter().chain(flags);
+            let read = cli::read(words.map(Into::into), |_| unreachable!("no file"));
+            let effective = read.expect("good flags").effective;
+            let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
+            let found = node_dependents(&node_ports, &effective.detect_local);
+            assert_eq!(found.len(), expected.len(), "{flags:?}: {found:?}");
+            for (found, words) in found.iter().zip(expected) {
+                assert!(found.contains(words), "{flags:?}: {found:?}");
+            }
+        }
+    }
 
     #[test]
     fn pods_of_the_first_family_are_to_be_known() {

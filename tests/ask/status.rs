@@ -140,6 +140,56 @@ fn what_is_not_in_force_has_its_reason() {
     });
 }
 
+/// Node ports at primary addresses would silently not be served: the node may have another
+/// name.
+#[test]
+fn a_node_object_that_is_missing_makes_it_unhealthy_where_something_depends_on_it() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1).with_node_port();
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let running = started_in(&lab, "nftables");
+        let node = |name: &str| {
+            let (v4, v6) = (lab.node.addresses[0], lab.node.addresses[1]);
+            let addresses = [v4, v6].map(|ip| json!({"type": "InternalIP", "address": ip}));
+            let object = json!({
+                "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+                "status": {"addresses": addresses},
+            });
+            lab.write("node.yaml", &object.to_string());
+        };
+        node("another");
+        let missing = "this node's Node object node is not known: node ports and health-check";
+        let comes_to = |status| {
+            eventually("it ends with that status", SOON, || {
+                match tripod(&lab.node, &["status"]) {
+                    printed if printed.status == Some(status) => Ok(printed.text),
+                    printed => Err(format!("{printed:?}\n{}", running.log())),
+                }
+            })
+        };
+        let text = comes_to(1);
+        assert!(
+            text.contains(missing) && text.contains("--hostname-override"),
+            "{text}"
+        );
+        for probe in ["--probe=readiness", "--probe=liveness"] {
+            let printed = tripod(&lab.node, &["status", probe]);
+            assert_eq!(printed.status, Some(0), "{printed:?}");
+        }
+        assert_eq!(
+            running.log().matches(missing).count(),
+            1,
+            "{}",
+            running.log()
+        );
+        node("node");
+        comes_to(0);
+        let over = "this node's Node object node is known now";
+        assert!(running.log().contains(over), "{}", running.log());
+    });
+}
+
 #[test]
 fn a_health_check_that_cannot_be_served_makes_it_unhealthy() {
     run(Share::Beside, || {

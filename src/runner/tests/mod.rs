@@ -1,4 +1,6 @@
 use std::{
+    collections::BTreeSet,
+    io,
     net::{IpAddr, SocketAddr},
     sync::Mutex,
 };
@@ -17,7 +19,7 @@ use crate::{
     modes::{Asked, Compared, ExplainResult, Outcomes, Packet, userspace::capture},
     net::{Family, ModeName},
     services::{
-        EndpointSlice, Names, Service, ServicePortName,
+        EndpointSlice, Names, Node, Service, ServicePortName,
         service_ports::{port_name, service_name},
     },
 };

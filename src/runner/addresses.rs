@@ -1,0 +1,52 @@
+//! The addresses of this node, on which the owner of a node port depends.
+
+use std::{collections::BTreeSet, io, net::IpAddr};
+
+use super::{Events, Runner};
+use crate::{modes::Mode, services::Node};
+
+/// The addresses of this node.
+pub trait NodeAddresses: Send {
+    /// Returns the addresses that serve node ports; `node` is this node's
+    /// object, once it is known.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    fn serving_node_ports(&mut self, node: Option<&Node>) -> io::Result<BTreeSet<IpAddr>>;
+    /// Waits for the next change; is dropped while it waits.
+    ///
+    /// # Errors
+    /// When no further change will be noticed.
+    fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+impl<M: Mode> Runner<M> {
+    /// Observes the node's addresses: the owner of a node port at an address
+    /// depends on them.
+    pub(super) fn observe_addresses(&mut self, addresses: &mut impl NodeAddresses) {
+        let node = self.tracker.node();
+        match addresses.serving_node_ports(node.map(|node| &**node)) {
+            Ok(addresses) => {
+                let changes = self.tracker.set_node_addresses(addresses);
+                self.status.set_ports(self.tracker.map());
+                self.merge(changes, Events::default());
+                self.failures.addresses_listed();
+            }
+            // The addresses that were observed last stay in force.
+            Err(error) => self.failures.addresses_unlisted(&error),
+        }
+    }
+}
+
+/// Waits for a change of addresses, for as long as `watched`.
+pub(super) async fn changed(addresses: Option<&mut impl NodeAddresses>, watched: &mut bool) {
+    match addresses {
+        Some(changes) if *watched => {
+            if let Err(error) = changes.changed().await {
+                tracing::error!("node addresses are observed every sync period only: {error}");
+                *watched = false;
+            }
+        }
+        _ => std::future::pending().await,
+    }
+}
