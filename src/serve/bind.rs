@@ -37,11 +37,14 @@ impl Bind {
         let address = self.address;
         self.listeners.in_charge().await;
         let bind = || {
-            self.listeners.listen(address).map_err(|source| BindError {
+            let opened = self.listeners.listen(address).map_err(|source| BindError {
                 what,
                 address,
                 source,
-            })
+            });
+            let why = opened.as_ref().err().map(ToString::to_string);
+            self.listeners.set_refused(what, address, why);
+            opened
         };
         if self.hard_fail {
             return bind();
@@ -110,13 +113,21 @@ mod tests {
             hard_fail: false,
             listeners: Listeners::default(),
         };
+        let listeners = bind.listeners.clone();
         let mut listening = tokio::spawn(async move { bind.listen("metrics").await });
         tokio::select! {
             _ = &mut listening => panic!("it was taken"),
             () = tokio::time::sleep(BIND_AGAIN * 3) => {}
         }
+        let refused = listeners.refused();
+        let begin = format!("cannot serve metrics on {address}: ");
+        assert!(
+            refused.len() == 1 && refused[0].starts_with(&begin),
+            "{refused:?}"
+        );
         drop(taken);
         let listener = listening.await.unwrap().unwrap();
         assert_eq!(listener.socket().local_addr().unwrap(), address);
+        assert_eq!(listeners.refused(), [""; 0]);
     }
 }

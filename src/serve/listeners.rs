@@ -57,6 +57,8 @@ struct Open {
 #[derive(Debug, Default)]
 struct State {
     sockets: Mutex<Sockets>,
+    /// Why what is served at an address cannot be.
+    refused: Mutex<BTreeMap<(SocketAddr, &'static str), String>>,
     turn: watch::Sender<Turn>,
     /// Counts changes of what is open.
     changed: watch::Sender<u64>,
@@ -99,6 +101,20 @@ impl Listeners {
             was_given,
             state: Arc::clone(&self.0),
         })
+    }
+
+    /// Records why `what` cannot be served at `address`, or that it is served now.
+    pub(super) fn set_refused(&self, what: &'static str, address: SocketAddr, why: Option<String>) {
+        let mut refused = self.0.refused.lock();
+        match why {
+            Some(why) => refused.insert((address, what), why),
+            None => refused.remove(&(address, what)),
+        };
+    }
+
+    /// Returns why probes or metrics cannot be served at each address where they are to be.
+    pub(super) fn refused(&self) -> Vec<String> {
+        self.0.refused.lock().values().cloned().collect()
     }
 
     /// Waits until no other process has taken over from this one, which then opens the

@@ -80,9 +80,13 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let handover = proxy.handover();
     let counted = settings.own.counted();
     let traffic = traffic::source(&proxy, &node_ports, &counted);
-    let exclude = effective.ipvs_exclude.clone();
     let mut runner = Runner::new(
-        TakeOver::new(proxy, exclude, handover.clone(), programs.clone()),
+        TakeOver::new(
+            proxy,
+            effective.ipvs_exclude.clone(),
+            handover.clone(),
+            programs.clone(),
+        ),
         Tracker::new(&node),
         options,
         Arc::clone(&health),
@@ -100,6 +104,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         objects: Arc::clone(&objects),
         traffic,
         node_settings,
+        listeners: listeners.clone(),
         health_listeners: service_health.listeners(),
         successors: Arc::new(handover.clone()),
     });

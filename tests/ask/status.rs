@@ -4,11 +4,21 @@ use std::net::TcpListener;
 
 use serde_json::{Value, json};
 
-use super::{Printed, SOON, started, status, tripod};
+use super::{Printed, SOON, started, started_in, status, tripod};
 use crate::lab::{
     Capture, Lab, ProgramFault, Programs, Service, Share, Tripod, eventually, get, run,
     tripod_binary,
 };
+
+/// Waits until `tripod status` exits with `code`.
+fn comes_to_exit(lab: &Lab, code: i32) -> Printed {
+    eventually(&format!("it exits with {code}"), SOON, || {
+        match tripod(&lab.node, &["status"]) {
+            printed if printed.status == Some(code) => Ok(printed),
+            printed => Err(format!("{printed:?}")),
+        }
+    })
+}
 
 #[test]
 fn a_healthy_proxy_says_what_it_is() {
@@ -160,15 +170,7 @@ fn a_node_object_that_is_missing_makes_it_unhealthy_where_something_depends_on_i
         };
         node("another");
         let missing = "this node's Node object node is not known: node ports and health-check";
-        let comes_to = |status| {
-            eventually("it ends with that status", SOON, || {
-                match tripod(&lab.node, &["status"]) {
-                    printed if printed.status == Some(status) => Ok(printed.text),
-                    printed => Err(format!("{printed:?}\n{}", running.log())),
-                }
-            })
-        };
-        let text = comes_to(1);
+        let text = comes_to_exit(&lab, 1).text;
         assert!(
             text.contains(missing) && text.contains("--hostname-override"),
             "{text}"
@@ -184,9 +186,28 @@ fn a_node_object_that_is_missing_makes_it_unhealthy_where_something_depends_on_i
             running.log()
         );
         node("node");
-        comes_to(0);
+        comes_to_exit(&lab, 0);
         let over = "this node's Node object node is known now";
         assert!(running.log().contains(over), "{}", running.log());
+    });
+}
+
+#[test]
+fn an_address_of_its_own_that_cannot_be_bound_makes_it_unhealthy() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        let taken = lab.node.enter(|| TcpListener::bind("127.0.0.1:10249"));
+        let taken = taken.expect("the port is free");
+        let running = started(&lab, &[]);
+        let printed = tripod(&lab.node, &["status"]);
+        assert_eq!(printed.status, Some(1), "{printed:?}\n{}", running.log());
+        let words = "cannot serve /metrics on 127.0.0.1:10249: Address already in use";
+        assert!(printed.text.contains(words), "{printed:?}");
+        let printed = tripod(&lab.node, &["status", "--probe=readiness"]);
+        assert_eq!(printed.status, Some(0), "{printed:?}");
+        drop(taken);
+        comes_to_exit(&lab, 0);
     });
 }
 
@@ -204,12 +225,7 @@ fn a_health_check_that_cannot_be_served_makes_it_unhealthy() {
             .spec("healthCheckNodePort", json!(30600));
         lab.publish_all(&balanced);
         let running = started(&lab, &[]);
-        let printed = eventually("it is not healthy", SOON, || {
-            match tripod(&lab.node, &["status"]) {
-                printed if printed.status == Some(1) => Ok(printed),
-                printed => Err(format!("{printed:?}\n{}", running.log())),
-            }
-        });
+        let printed = comes_to_exit(&lab, 1);
         for words in [
             "1 health-check node port cannot be served",
             "health checks  default/balanced on [::]:30600, since ",
@@ -233,12 +249,7 @@ fn a_health_check_that_cannot_be_served_makes_it_unhealthy() {
         assert!(healthz.is_ok_and(|answer| answer.contains("\"healthy\":true")));
 
         drop(taken);
-        eventually("it is healthy", SOON, || {
-            match tripod(&lab.node, &["status"]) {
-                printed if printed.status == Some(0) => Ok(()),
-                printed => Err(format!("{printed:?}")),
-            }
-        });
+        comes_to_exit(&lab, 0);
         assert!(metrics().contains("tripod_health_check_node_ports_failed 0\n"));
         assert!(running.log().contains("health-check node port served now"));
     });
@@ -250,27 +261,14 @@ fn objects_that_cannot_be_read_make_it_unhealthy() {
         lab.publish_all(&Service::new("web", 1));
         let _running = started(lab, &[]);
         lab.write("broken.yaml", "kind: Service\napiVersion: v1\nspec: [");
-        let printed = eventually("it is not healthy", SOON, || {
-            let printed = tripod(&lab.node, &["status"]);
-            match printed.status {
-                Some(1) => Ok(printed),
-                _ => Err(printed.text),
-            }
-        });
+        let printed = comes_to_exit(lab, 1);
         let words =
             "manifests cannot be followed, the last known state stays in force: broken.yaml";
         assert!(printed.text.contains(words), "{printed:?}");
         let since = "manifests: known; not followed, since ";
         assert!(printed.text.contains(since), "{printed:?}");
         lab.write("broken.yaml", "");
-        eventually("it is healthy again", SOON, || {
-            match tripod(&lab.node, &["status"]) {
-                Printed {
-                    status: Some(0), ..
-                } => Ok(()),
-                printed => Err(printed.text),
-            }
-        });
+        comes_to_exit(lab, 0);
     });
 }
 

@@ -23,6 +23,7 @@ use serde::Serialize;
 pub use self::traffic::{PortTraffic, TrafficSource};
 use super::{
     http::{Answer, Asked, Peer, Reply},
+    listeners::Listeners,
     service_health::HealthListeners,
 };
 use crate::{
@@ -59,6 +60,8 @@ pub struct StatusApi {
     pub traffic: Arc<dyn TrafficSource>,
     /// Settings of the kernel that were made at start, whatever the mode.
     pub node_settings: Vec<Setting>,
+    /// Says where probes and metrics are not served.
+    pub listeners: Listeners,
     /// Says where health checks are not served.
     pub health_listeners: HealthListeners,
     /// Knows of processes that take over.

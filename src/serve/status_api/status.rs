@@ -29,6 +29,7 @@ impl StatusApi {
         let health_checks_failing = self.health_checks_failing();
         let mut problems = problems(&objects, &syncs, failing.total);
         problems.extend(self.runner.node().map(|trouble| trouble.why));
+        problems.extend(self.listeners.refused());
         match health_checks_failing.total {
             0 => {}
             1 => problems.push("1 health-check node port cannot be served".to_owned()),
