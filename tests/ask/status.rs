@@ -256,6 +256,34 @@ fn a_health_check_that_cannot_be_served_makes_it_unhealthy() {
 }
 
 #[test]
+fn a_health_check_that_cannot_be_served_at_several_addresses_is_one_port() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        let taken = lab.node.enter(|| TcpListener::bind("[::]:30600"));
+        let _taken = taken.expect("the port is free");
+        let balanced = Service::new("balanced", 2)
+            .spec("type", json!("LoadBalancer"))
+            .spec("externalTrafficPolicy", json!("Local"))
+            .spec("healthCheckNodePort", json!(30600));
+        lab.publish_all(&balanced);
+        let networks = "--nodeport-addresses=0.0.0.0/1,128.0.0.0/1,::/1,8000::/1";
+        let running = started(&lab, &[networks]);
+        eventually(
+            "all are named",
+            SOON,
+            || match status(&lab)["healthChecksFailing"]["total"].as_u64() {
+                Some(2..) => Ok(()),
+                total => Err(format!("{total:?}\n{}", running.log())),
+            },
+        );
+        let printed = tripod(&lab.node, &["status"]);
+        let words = "1 health-check node port cannot be served";
+        assert!(printed.text.contains(words), "{printed:?}");
+    });
+}
+
+#[test]
 fn objects_that_cannot_be_read_make_it_unhealthy() {
     Lab::run(|lab| {
         lab.publish_all(&Service::new("web", 1));

@@ -30,10 +30,10 @@ impl StatusApi {
         let mut problems = problems(&objects, &syncs, failing.total);
         problems.extend(self.runner.node().map(|trouble| trouble.why));
         problems.extend(self.listeners.refused());
-        match health_checks_failing.total {
+        match self.health_check_ports_failing() {
             0 => {}
             1 => problems.push("1 health-check node port cannot be served".to_owned()),
-            total => problems.push(format!("{total} health-check node ports cannot be served")),
+            ports => problems.push(format!("{ports} health-check node ports cannot be served")),
         }
         Status {
             api_version: VERSION.to_owned(),
@@ -118,6 +118,13 @@ impl StatusApi {
             items: items.collect(),
             total: refused.len(),
         }
+    }
+
+    /// Returns how many of them cannot be served at some address.
+    fn health_check_ports_failing(&self) -> usize {
+        let refused = self.health_listeners.refused().into_iter();
+        let ports = refused.map(|refused| (refused.service, refused.address.port()));
+        ports.collect::<BTreeSet<_>>().len()
     }
 
     fn unsupported(&self) -> Listed<Unsupported> {
