@@ -53,11 +53,31 @@ impl fmt::Display for Failure {
 /// The way to the running proxy.
 pub(super) struct Connection<'a> {
     socket: &'a Path,
+    patience: Duration,
 }
 
 impl<'a> Connection<'a> {
     pub(super) fn new(socket: &'a Path) -> Connection<'a> {
-        Connection { socket }
+        Connection {
+            socket,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Returns the same, by which an answer may take no longer than `most`.
+    pub(super) fn within(self, most: Duration) -> Connection<'a> {
+        Connection {
+            patience: self.patience.min(most),
+            ..self
+        }
+    }
+
+    /// Returns whether a process listens there, be it stopped or busy.
+    pub(super) async fn is_listened_on(&self) -> bool {
+        match UnixStream::connect(self.socket).await {
+            Ok(_) => true,
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        }
     }
 
     /// Returns what the proxy answers to a GET of `path`.
@@ -66,9 +86,9 @@ impl<'a> Connection<'a> {
         let stream = UnixStream::connect(self.socket)
             .await
             .map_err(|error| self.cannot_connect(&error))?;
-        let answer = timeout(PATIENCE, exchange(stream, path)).await;
-        let answer = answer
-            .map_err(|_| unreachable(format!("no answer within {} s", PATIENCE.as_secs())))?;
+        let answer = timeout(self.patience, exchange(stream, path)).await;
+        let patience = self.patience.as_secs_f64();
+        let answer = answer.map_err(|_| unreachable(format!("no answer within {patience} s")))?;
         let (status, body) = answer.map_err(unreachable)?;
         if status == StatusCode::OK {
             return read(&body);
@@ -92,6 +112,11 @@ impl<'a> Connection<'a> {
     fn cannot_connect(&self, error: &io::Error) -> Failure {
         let socket = self.socket.display();
         let remedy = match error.kind() {
+            // As many wait as may (unix(7), `connect` of a socket that does not block).
+            io::ErrorKind::WouldBlock => {
+                "a Tripod runs there, but accepts no connection: it is stopped or hangs; see its \
+                 log, or restart it"
+            }
             io::ErrorKind::PermissionDenied => "only root, or who started Tripod, may ask it",
             io::ErrorKind::ConnectionRefused => {
                 "the Tripod that answered there has ended: see its log, or start it again"

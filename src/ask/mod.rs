@@ -19,6 +19,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::Path,
     process::ExitCode,
+    time::Duration,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -88,6 +89,26 @@ pub async fn status_of(socket: &Path) -> Result<Status, String> {
     answer.map_err(|failure| failure.to_string())
 }
 
+/// Returns whether a proxy has that socket, be it stopped or busy.
+pub async fn is_running(socket: &Path) -> bool {
+    Connection::new(socket).is_listened_on().await
+}
+
+/// Returns the same as [`explanation`] within at most that time.
+///
+/// # Errors
+/// Why there is no answer.
+pub async fn explanation_within(
+    most: Duration,
+    socket: &Path,
+    to: SocketAddr,
+    protocol: &str,
+    from: Option<IpAddr>,
+) -> Result<Explanation, String> {
+    let connection = Connection::new(socket).within(most);
+    explanation_of(&connection, to, protocol, &pod_or(from)).await
+}
+
 /// Returns what the running proxy says becomes of a packet, by the Services alone.
 ///
 /// # Errors
@@ -98,8 +119,11 @@ pub async fn explanation(
     protocol: &str,
     from: Option<IpAddr>,
 ) -> Result<Explanation, String> {
-    let from = from.map_or_else(|| "pod".to_owned(), |ip| ip.to_string());
-    explanation_of(socket, to, protocol, &from).await
+    explanation_of(&Connection::new(socket), to, protocol, &pod_or(from)).await
+}
+
+fn pod_or(from: Option<IpAddr>) -> String {
+    from.map_or_else(|| "pod".to_owned(), |ip| ip.to_string())
 }
 
 /// Returns what the running proxy says becomes of a packet from this node, by the Services
@@ -112,17 +136,17 @@ pub async fn explanation_from_node(
     to: SocketAddr,
     protocol: &str,
 ) -> Result<Explanation, String> {
-    explanation_of(socket, to, protocol, "node").await
+    explanation_of(&Connection::new(socket), to, protocol, "node").await
 }
 
 async fn explanation_of(
-    socket: &Path,
+    connection: &Connection<'_>,
     to: SocketAddr,
     protocol: &str,
     from: &str,
 ) -> Result<Explanation, String> {
     let path = explain::path(to, protocol, from, false);
-    let answer = Connection::new(socket).get(&path).await;
+    let answer = connection.get(&path).await;
     answer.map_err(|failure| failure.to_string())
 }
 

@@ -1,17 +1,23 @@
 //! The status that the commands exit with, by what a server in the proxy's place answers.
 
 use std::{
+    path::PathBuf,
     process::ExitCode,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::Duration,
 };
 
+use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixListener,
+    net::{UnixListener, UnixStream},
 };
 
-use super::ask;
-use crate::cli::{Ask, Output, Probe, Question};
+use super::{ask, connection::Connection};
+use crate::{
+    cli::{Ask, Output, Probe, Question},
+    status_api::{STATUS_PATH, Status},
+};
 
 const DIFFERENCE: &str = r#"{"found": "missing", "object": "set a"}"#;
 
@@ -36,11 +42,7 @@ async fn exits_with(status: &str, body: &str) -> ExitCode {
 }
 
 async fn asked(question: Question, status: &str, body: &str) -> ExitCode {
-    static NUMBER: AtomicUsize = AtomicUsize::new(0);
-    let number = NUMBER.fetch_add(1, Relaxed);
-    let name = format!("tripod-ask-{}-{number}.sock", std::process::id());
-    let socket = std::env::temp_dir().join(name);
-    let _ = std::fs::remove_file(&socket);
+    let socket = socket_path();
     let listener = UnixListener::bind(&socket).unwrap();
     let length = body.len();
     let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}");
@@ -59,6 +61,48 @@ async fn asked(question: Question, status: &str, body: &str) -> ExitCode {
     serving.await.unwrap();
     std::fs::remove_file(socket).unwrap();
     code
+}
+
+/// Returns a socket path that no other test has.
+fn socket_path() -> PathBuf {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Relaxed);
+    let name = format!("tripod-ask-{}-{number}.sock", std::process::id());
+    let socket = std::env::temp_dir().join(name);
+    let _ = std::fs::remove_file(&socket);
+    socket
+}
+
+/// As many wait as may while the proxy is stopped: it is not to be started then.
+#[tokio::test]
+async fn a_proxy_that_accepts_nothing_runs() {
+    let path = socket_path();
+    let connection = Connection::new(&path);
+    assert!(!connection.is_listened_on().await);
+    let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+    listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+    listener.listen(0).unwrap();
+    let _waits = UnixStream::connect(&path).await.unwrap();
+    let answer = connection.get::<Status>(STATUS_PATH).await;
+    let why = answer.expect_err("nothing is accepted").to_string();
+    assert!(
+        why.contains("a Tripod runs there, but accepts no connection"),
+        "{why}"
+    );
+    assert!(connection.is_listened_on().await);
+    std::fs::remove_file(path).unwrap();
+}
+
+/// `tripod trace` may run for a second.
+#[tokio::test]
+async fn an_answer_is_waited_for_no_longer_than_asked() {
+    let path = socket_path();
+    let _listener = UnixListener::bind(&path).unwrap();
+    let connection = Connection::new(&path).within(Duration::from_millis(100));
+    let answer = connection.get::<Status>(STATUS_PATH).await;
+    let why = answer.expect_err("nothing answers").to_string();
+    assert!(why.ends_with("no answer within 0.1 s"), "{why}");
+    std::fs::remove_file(path).unwrap();
 }
 
 #[tokio::test]

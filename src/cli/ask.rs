@@ -99,7 +99,9 @@ const STATUS_HELP: &str = "\
 Exits with 0 if the proxy is healthy, with 1 if it is not, and with 2 if it does
 not answer or the command line is wrong. It is healthy when the objects are known
 and followed, the last sync of each IP family came in force, no change waits for
-too long, and every ServicePort is in force as asked.
+too long, and every ServicePort is in force as asked; where node ports or
+detectLocalMode depend on this node's Node object, when that is known; and when the
+addresses of probes, metrics and health-check node ports can be served.
 
 With --probe it exits with 0 or 1 for a probe of the kubelet in the pod (exec):
 liveness fails when a change waits for too long, readiness also until a first sync of

@@ -41,7 +41,7 @@ use crate::{
 /// So many steps are run each time.
 const STEPS: usize = 400;
 /// With so many seeds.
-const SEEDS: u64 = 2;
+const SEEDS: u64 = 6;
 /// Local ports for service groups: few, so that each process has those of the one before for
 /// other Services.
 const PORTS: std::ops::RangeInclusive<u16> = 21_000..=21_039;

@@ -26,7 +26,7 @@ use prometheus::Registry;
 
 use crate::{
     ask,
-    cli::{Job, Settings},
+    cli::{Cleanup, Job, Settings},
     events::Recorder,
     hold,
     modes::Mode,
@@ -50,7 +50,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
         Job::Test(asked) => return Ok(test::test(asked).await),
         Job::TestServer(asked) => return Ok(test::serve(asked).await),
         Job::WriteConfig(path) => write_config(&settings, path),
-        Job::Cleanup(what) => takeover::cleanup(*what, &settings).await,
+        Job::Cleanup(what) => cleanup(&settings, *what).await,
         Job::Init => init(&settings).await,
         Job::Probe(format) => probe::print(&settings, *format),
         Job::Render(folder) => render::render(&settings, folder).await,
@@ -58,6 +58,19 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
         Job::Serve => serve::serve(settings).await,
     };
     done.map(|()| ExitCode::SUCCESS)
+}
+
+async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
+    if let Some(socket) = &settings.own.status_socket
+        && ask::is_running(socket).await
+    {
+        tracing::warn!(
+            "a Tripod runs on this node, at {}: it writes anew what is removed now; stop it, then \
+             clean up again",
+            socket.display()
+        );
+    }
+    takeover::cleanup(what, settings).await
 }
 
 /// Does what needs full privileges, for a process that will run without them.

@@ -49,6 +49,10 @@ use crate::{
 /// Nothing can be traced.
 const UNABLE: u8 = 2;
 
+/// How long the running proxy may take to say which Service it is: packets are printed only
+/// then.
+const PATIENCE: time::Duration = time::Duration::from_secs(5);
+
 /// How often it is looked for packets whose end nothing says.
 const OVERDUE: time::Duration = time::Duration::from_millis(100);
 
@@ -192,19 +196,17 @@ impl Tracing<'_> {
         if tracer.is_none() && legacy.is_none() && events.is_none() {
             return Err(format!("nothing can be traced: {}", unseen.join("; ")));
         }
-        let explained = ask::explanation(
-            &asked.socket,
-            target.to,
-            target.protocol.name(),
-            target.from,
-        )
-        .await;
+        let most = asked.timeout.min(PATIENCE);
+        let protocol = target.protocol.name();
+        let explained =
+            ask::explanation_within(most, &asked.socket, target.to, protocol, target.from).await;
         let start = start(&target, explained.as_ref(), unseen);
         let mode = start.mode.clone();
         let runs = |name: ModeName| mode.as_deref() == Some(&*name.to_string());
         let relays = runs(ModeName::Userspace);
         let proxy = Proxy {
             relays,
+            serves: (explained.as_ref()).is_ok_and(|it| it.verdict != "notServed"),
             endpoints: explained.as_ref().map(endpoints).unwrap_or_default(),
             own: if relays { own() } else { Vec::new() },
         };
@@ -304,7 +306,7 @@ impl Tracing<'_> {
     fn change(&mut self, event: &Event) -> Option<Report> {
         let (target, is_ipvs) = (self.target, self.is_ipvs);
         let real_server = |client| real_server(&target, is_ipvs, client);
-        self.stories.change(event, real_server)
+        self.stories.change(event, Instant::now(), real_server)
     }
 
     /// Reports packets whose way has ended without a word of it.

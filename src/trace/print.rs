@@ -105,7 +105,10 @@ fn sentence(connection: &Connection) -> String {
         Outcome::ForwardedAsBefore => {
             format!("it is sent to {endpoint}, as conntrack had it before: no rule chose")
         }
-        Outcome::Relayed => "a socket of Tripod has it, which relays it".to_owned(),
+        Outcome::Relayed => "a socket of Tripod has it".to_owned(),
+        Outcome::Unanswered => {
+            "it came to where Tripod relays, and nothing has answered it yet".to_owned()
+        }
         Outcome::NotTranslated => "it goes on to its destination, untranslated".to_owned(),
         Outcome::Refused => format!("it is refused, by {by}"),
         Outcome::Dropped => format!("it is dropped, by {by}"),
@@ -126,7 +129,11 @@ fn summary(summary: &Summary) -> String {
     add(&summary.refused, "refused by");
     add(&summary.dropped, "dropped by");
     for (count, words) in [
-        (summary.relayed, "relayed by Tripod"),
+        (summary.relayed, "to sockets of Tripod"),
+        (
+            summary.unanswered,
+            "to where Tripod relays, not answered yet",
+        ),
         (summary.not_translated, "not translated"),
         (summary.unknown, "of which it is not known what became"),
     ] {

@@ -62,8 +62,10 @@ pub(super) enum Outcome {
     Forwarded,
     /// The same, by an entry that conntrack had before: no rule chose.
     ForwardedAsBefore,
-    /// It came to a socket of Tripod, which relays it.
+    /// A socket of Tripod has it, which relays it or ends it.
     Relayed,
+    /// It came to where Tripod relays, and nothing has answered it yet.
+    Unanswered,
     /// It went on to its destination, untranslated.
     NotTranslated,
     /// It was answered that it is refused.
@@ -112,6 +114,8 @@ pub(super) struct Summary {
     pub relayed: usize,
     /// In userspace mode, to which endpoints Tripod connected how often.
     pub dialed: Vec<Counted>,
+    /// How many came to where Tripod relays and were not answered.
+    pub unanswered: usize,
     /// How many were not translated.
     pub not_translated: usize,
     /// Of how many it is not known what became of them.
@@ -163,6 +167,7 @@ impl Summary {
         match connection.outcome {
             Outcome::Forwarded | Outcome::ForwardedAsBefore => count(&mut self.endpoints, at),
             Outcome::Relayed => self.relayed += 1,
+            Outcome::Unanswered => self.unanswered += 1,
             Outcome::NotTranslated => self.not_translated += 1,
             Outcome::Refused => count(&mut self.refused, by),
             Outcome::Dropped => count(&mut self.dropped, by),

@@ -60,6 +60,8 @@ pub(super) struct Step {
 pub(super) struct Proxy {
     /// Sockets of it relay them.
     pub relays: bool,
+    /// The destination is one that it serves, where it relays.
+    pub serves: bool,
     /// Endpoints that it connects to, and its own addresses, where it relays.
     pub endpoints: Vec<SocketAddr>,
     /// The node's addresses.
@@ -73,6 +75,9 @@ pub(super) struct Stories {
     /// Packets whose way is not known to its end, by their number and by client.
     packets: HashMap<Id, SocketAddr>,
     ways: HashMap<SocketAddr, Way>,
+    /// Clients whose packets came to where the proxy relays, which nothing has answered yet,
+    /// and when.
+    reached: HashMap<SocketAddr, Instant>,
     /// Clients that were reported.
     reported: HashMap<SocketAddr, Outcome>,
 }
@@ -84,6 +89,7 @@ impl Stories {
             proxy,
             packets: HashMap::new(),
             ways: HashMap::new(),
+            reached: HashMap::new(),
             reported: HashMap::new(),
         }
     }
@@ -139,6 +145,7 @@ impl Stories {
     pub(super) fn change(
         &mut self,
         event: &Event,
+        now: Instant,
         real_server: impl FnOnce(SocketAddr) -> Option<SocketAddr>,
     ) -> Option<Report> {
         let flow = &event.flow;
@@ -152,6 +159,14 @@ impl Stories {
         }
         let client = flow.original.source;
         let state = flow.state.name(flow.protocol).to_owned();
+        let ended = event.change == Change::Destroy;
+        if self.reached.contains_key(&client) {
+            return self.answer(flow, ended);
+        }
+        if event.change == Change::New && self.is_relayed(flow) {
+            self.reached.insert(client, now);
+            return self.answer(flow, ended);
+        }
         if event.change == Change::New {
             let translated_to = translated_to(flow);
             let (outcome, endpoint) = self.outcome(translated_to, || real_server(client));
@@ -160,7 +175,6 @@ impl Stories {
                 connection.state = Some(state);
             }));
         }
-        let ended = event.change == Change::Destroy;
         let known = if ended {
             self.reported.remove(&client)
         } else {
@@ -173,6 +187,30 @@ impl Stories {
                 ended,
             })
         })
+    }
+
+    /// Returns the connection that came to where the proxy relays if `flow`, which may have
+    /// ended, says what became of it: whether a socket takes it is known by its answer.
+    fn answer(&mut self, flow: &Flow, ended: bool) -> Option<Report> {
+        let is_tcp = self.target.protocol == crate::net::Protocol::Tcp;
+        let outcome = match (flow.state.is_answered(), ended) {
+            (true, _) => Outcome::Relayed,
+            // What ends an entry that soon is a reset (`nf_conntrack_tcp_packet` of
+            // linux/net/netfilter/nf_conntrack_proto_tcp.c).
+            (false, true) if is_tcp => Outcome::Refused,
+            (false, true) => Outcome::Unanswered,
+            (false, false) => return None,
+        };
+        let state = flow.state.name(flow.protocol).to_owned();
+        Some(self.report(flow.original.source, outcome, |connection| {
+            connection.by = (outcome == Outcome::Refused).then(|| "a reset".to_owned());
+            connection.state = Some(state);
+        }))
+    }
+
+    /// Returns whether the packets of `flow` are led to sockets of the proxy.
+    fn is_relayed(&self, flow: &Flow) -> bool {
+        self.proxy.relays && (self.proxy.serves || translated_to(flow).is_some())
     }
 
     /// Returns the connection of the proxy's to an endpoint that the event is of.
@@ -193,8 +231,13 @@ impl Stories {
     /// Returns the clients whose packets ended their way without a word of it, all with
     /// `now` being none.
     pub(super) fn overdue(&mut self, now: Option<Instant>) -> Vec<SocketAddr> {
-        let has_ended = |way: &Way| now.is_none_or(|now| now >= way.last + ENDED);
-        let ended = self.ways.iter().filter(|(_, way)| has_ended(way));
+        let has_ended = |last: Instant| now.is_none_or(|now| now >= last + ENDED);
+        let reached = self.reached.iter();
+        let reached = reached.map(|(client, at)| (client, *at));
+        let ways = self.ways.iter().map(|(client, way)| (client, way.last));
+        // Those that reached the proxy have their time from then on.
+        let ways = ways.filter(|(client, _)| !self.reached.contains_key(client));
+        let ended = reached.chain(ways).filter(|(_, last)| has_ended(*last));
         let ended: Vec<SocketAddr> = ended.map(|(client, _)| *client).collect();
         let (again, new): (Vec<_>, Vec<_>) = ended
             .into_iter()
@@ -217,6 +260,12 @@ impl Stories {
         let by_nat = held.and_then(translated_to);
         let by_nat = by_nat.or_else(|| self.ways.get(&client)?.translated_to);
         let (outcome, endpoint) = match (held, by_nat) {
+            (None, _) if self.reached.contains_key(&client) => (Outcome::Unanswered, None),
+            (Some(flow), _) if self.is_relayed(flow) && flow.state.is_answered() => {
+                (Outcome::Relayed, None)
+            }
+            (Some(flow), _) if self.is_relayed(flow) => (Outcome::Unanswered, None),
+            (None, _) if self.proxy.relays => (Outcome::Unknown, None),
             (None, None) => (Outcome::Unknown, None),
             _ => match self.outcome(by_nat, || real_server(client)) {
                 (Outcome::Forwarded, at) if held.is_some() => (Outcome::ForwardedAsBefore, at),
@@ -235,9 +284,6 @@ impl Stories {
         translated_to: Option<SocketAddr>,
         real_server: impl FnOnce() -> Option<SocketAddr>,
     ) -> (Outcome, Option<SocketAddr>) {
-        if self.proxy.relays {
-            return (Outcome::Relayed, None);
-        }
         match translated_to.or_else(real_server) {
             Some(endpoint) => (Outcome::Forwarded, Some(endpoint)),
             None => (Outcome::NotTranslated, None),
@@ -256,6 +302,7 @@ impl Stories {
         fill: impl FnOnce(&mut report::Connection),
     ) -> Report {
         let way = self.forget(client);
+        self.reached.remove(&client);
         self.reported.insert(client, outcome);
         let (input, steps) = way.map_or((None, Vec::new()), |way| (way.input, way.steps));
         let mut connection = report::Connection {

@@ -4,7 +4,7 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -234,6 +234,53 @@ fn comes_to_say(code: i32, words: &[&str], absent: &[&str]) -> String {
             Err(format!("{text}{output:?}"))
         }
     })
+}
+
+/// What an earlier process left may still lead connections: an answer without any Service
+/// would be wrong.
+#[test]
+fn what_follows_from_objects_is_not_answered_before_they_are_known() {
+    in_sandbox(async || {
+        let tcp = TcpServer::open(shop(), "unknown", &Authority::new(), false).await;
+        tcp.server.down();
+        let _tripod = tripod(&tcp, &[]);
+        let no_sync = "no sync yet: what an earlier process left in the kernel stays";
+        let known = "serving        not known yet";
+        let waits = "Services cannot be read: ";
+        comes_to_say(
+            1,
+            &["is not healthy", no_sync, known, waits],
+            &["nothing is served"],
+        );
+        let explain = ["explain", "--to=10.96.0.1:80", "--desired-only"];
+        for arguments in [
+            &["services"][..],
+            &["services", "default/front"],
+            &["services", "--watch"],
+            &explain,
+            &["diff"],
+        ] {
+            let begun = Instant::now();
+            let output = Command::new(tripod_binary()).args(arguments).output();
+            let output = output.expect("running tripod");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(
+                output.status.code(),
+                Some(2),
+                "{arguments:?}: {text}{output:?}"
+            );
+            let why = "error: objects are not known yet: ";
+            assert!(
+                text.starts_with(why) && text.contains(waits),
+                "{arguments:?}: {text}"
+            );
+            assert!(begun.elapsed() < Duration::from_secs(10), "{arguments:?}");
+        }
+        tcp.server.up();
+        comes_to_say(0, &["is healthy"], &["not known"]);
+        let output = Command::new(tripod_binary()).args(explain).output();
+        assert!(output.expect("running tripod").status.success());
+    });
 }
 
 /// The last known state stays in force, and who asks is told how old it is.

@@ -20,6 +20,14 @@ fn comes_to_exit(lab: &Lab, code: i32) -> Printed {
     })
 }
 
+/// A Service with health-check node port 30600.
+fn balanced() -> Service {
+    Service::new("balanced", 2)
+        .spec("type", json!("LoadBalancer"))
+        .spec("externalTrafficPolicy", json!("Local"))
+        .spec("healthCheckNodePort", json!(30600))
+}
+
 #[test]
 fn a_healthy_proxy_says_what_it_is() {
     Lab::run(|lab| {
@@ -219,11 +227,7 @@ fn a_health_check_that_cannot_be_served_makes_it_unhealthy() {
         let taken = lab.node.enter(|| TcpListener::bind("0.0.0.0:30600"));
         let taken = taken.expect("the port is free");
         lab.publish_all(&Service::new("web", 1));
-        let balanced = Service::new("balanced", 2)
-            .spec("type", json!("LoadBalancer"))
-            .spec("externalTrafficPolicy", json!("Local"))
-            .spec("healthCheckNodePort", json!(30600));
-        lab.publish_all(&balanced);
+        lab.publish_all(&balanced());
         let running = started(&lab, &[]);
         let printed = comes_to_exit(&lab, 1);
         for words in [
@@ -262,11 +266,7 @@ fn a_health_check_that_cannot_be_served_at_several_addresses_is_one_port() {
         lab.add_backends(&["a"]);
         let taken = lab.node.enter(|| TcpListener::bind("[::]:30600"));
         let _taken = taken.expect("the port is free");
-        let balanced = Service::new("balanced", 2)
-            .spec("type", json!("LoadBalancer"))
-            .spec("externalTrafficPolicy", json!("Local"))
-            .spec("healthCheckNodePort", json!(30600));
-        lab.publish_all(&balanced);
+        lab.publish_all(&balanced());
         let networks = "--nodeport-addresses=0.0.0.0/1,128.0.0.0/1,::/1,8000::/1";
         let running = started(&lab, &[networks]);
         eventually(
@@ -297,6 +297,24 @@ fn objects_that_cannot_be_read_make_it_unhealthy() {
         assert!(printed.text.contains(since), "{printed:?}");
         lab.write("broken.yaml", "");
         comes_to_exit(lab, 0);
+    });
+}
+
+/// It would look as if all were removed, which the proxy writes anew.
+#[test]
+fn cleanup_warns_of_a_proxy_that_runs() {
+    Lab::run(|lab| {
+        let warning = "a Tripod runs on this node, at /run/tripod/tripod.sock: ";
+        let warns = || {
+            let printed = tripod(&lab.node, &["cleanup"]);
+            assert_eq!(printed.status, Some(0), "{printed:?}");
+            printed.error.contains(warning)
+        };
+        assert!(!warns());
+        let running = started(lab, &[]);
+        running.freeze();
+        assert!(warns());
+        running.thaw();
     });
 }
 

@@ -6,9 +6,10 @@ use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
     process::{Child, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 
 use super::{SOON, started, started_in, tripod};
@@ -279,6 +280,50 @@ fn userspace_mode_relays() {
             dialed.any(|report| report["endpoint"] == *expected),
             "{output:#?}"
         );
+    });
+}
+
+#[test]
+fn userspace_mode_relays_only_what_its_sockets_take() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 1)
+            .with_load_balancer()
+            .spec("loadBalancerSourceRanges", json!(["203.0.113.77/32"]));
+        let balancer = web.ingress()[0];
+        lab.publish(&web, &["a"]);
+        let _running = started(lab, &[]);
+        for (to, expected) in [
+            (balancer, &["unanswered", "unknown"][..]),
+            ((lab.node.addresses[0], 30999).into(), &["notTranslated"]),
+        ] {
+            let trace = Trace::begin(lab, &to.to_string(), &["--count=1", "--timeout=5s"]);
+            assert!(ask(&lab.client, to).is_err());
+            let output = trace.end();
+            assert_eq!(output.connections.len(), 1, "{output:#?}");
+            let outcome = output.connections[0]["outcome"].as_str();
+            assert!(expected.contains(&outcome.expect("a word")), "{output:#?}");
+        }
+    });
+}
+
+/// It need not wait for a proxy that is stopped.
+#[test]
+fn a_proxy_that_does_not_answer_keeps_no_packet_from_being_traced() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let running = started_in(&lab, "nftables");
+        let to = web.cluster()[0];
+        running.freeze();
+        let begun = Instant::now();
+        let trace = Trace::begin(&lab, &to.to_string(), &["--count=1", "--timeout=2s"]);
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        let unseen = trace.start["unseen"].to_string();
+        assert!(unseen.contains("no answer within 2 s"), "{unseen}");
+        assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
+        assert_eq!(trace.end().connections.len(), 1);
+        running.thaw();
     });
 }
 

@@ -7,7 +7,7 @@ const DIFF: &str = "src/modes/iptables/diff.rs";
 const FAMILY: &str = "src/modes/iptables/family.rs";
 const MODE: &str = "src/modes/iptables/mod.rs";
 const SERVICE: &str = "src/modes/iptables/plan/service.rs";
-const WATCH: &str = "src/modes/iptables/watch.rs";
+const WATCH: &str = "src/kernel/xtables/sync_watch.rs";
 const DIFFERENCE: &str = "src/kernel/xtables/difference.rs";
 const RUN: &str = "src/kernel/xtables/run.rs";
 const TRANSACTION: &str = "src/kernel/xtables/transaction.rs";
@@ -122,7 +122,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         MODE,
-        "                rules.watch.after(before, made, done);",
+        "                rules.watch.after(before, made, done.into());",
         "                let _ = (before, made, done);",
         "what others change is not noticed",
     ),

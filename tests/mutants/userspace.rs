@@ -31,7 +31,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         CHAINS,
         "            rules.extend(self.listeners.entries.values().map(guard));",
-        "            let _ = guard;",
+        "            rules.extend(self.listeners.entries.values().map(guard).take(0));",
         "the local ports answer who calls them directly",
     ),
     noticed(

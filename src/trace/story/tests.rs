@@ -81,7 +81,7 @@ fn a_packet_is_followed_to_its_endpoint_and_its_connection_to_the_end() {
         ..step(headers("10.244.0.9:1", "10.96.0.2:80"), "other", None)
     };
     assert_eq!(stories.step(of_another, now), None);
-    let mut change = |change| stories.change(&event(change, CLIENT, TO, ENDPOINT), |_| None);
+    let mut change = |change| stories.change(&event(change, CLIENT, TO, ENDPOINT), now, |_| None);
     let found = connection(change(Change::New));
     assert_eq!(found.client, CLIENT);
     assert_eq!(found.input.as_deref(), Some("cni0"));
@@ -149,28 +149,81 @@ fn where_nothing_is_said_of_the_end_conntrack_may_know() {
     }
 }
 
-#[test]
-fn what_the_proxy_relays_is_not_taken_for_an_endpoint() {
+fn relaying(serves: bool) -> Stories {
     let proxy = Proxy {
         relays: true,
+        serves,
         endpoints: vec![at(ENDPOINT)],
         own: vec!["10.244.0.1".parse().unwrap()],
     };
-    let mut stories = stories(Protocol::Tcp, proxy);
-    let mut change = |from, to, served| {
-        let event = event(Change::New, from, to, served);
-        stories.change(&event, |_| None)
-    };
-    let found = connection(change(CLIENT, TO, "192.0.2.10:40000"));
+    stories(Protocol::Tcp, proxy)
+}
+
+const LISTENER: &str = "192.0.2.10:40000";
+
+fn answered(change: Change, served: &str) -> Event {
+    let mut event = event(change, CLIENT, TO, served);
+    event.flow.state = State::answered();
+    event
+}
+
+#[test]
+fn what_the_proxy_relays_is_not_taken_for_an_endpoint() {
+    let mut stories = relaying(true);
+    let now = Instant::now();
+    let new = event(Change::New, CLIENT, TO, LISTENER);
+    assert_eq!(stories.change(&new, now, |_| None), None);
+    let found = connection(stories.change(&answered(Change::Update, LISTENER), now, |_| None));
     assert_eq!((found.outcome, found.endpoint), (Outcome::Relayed, None));
     let own = "10.244.0.1:50000";
-    match change(own, ENDPOINT, ENDPOINT) {
+    let dials = event(Change::New, own, ENDPOINT, ENDPOINT);
+    match stories.change(&dials, now, |_| None) {
         Some(Report::Dialed(dialed)) => assert_eq!(dialed.endpoint, ENDPOINT),
         other => panic!("{other:?}"),
     }
-    assert_eq!(
-        change(CLIENT, ENDPOINT, ENDPOINT),
-        None,
-        "a pod calls a pod"
-    );
+    let other = event(Change::New, CLIENT, ENDPOINT, ENDPOINT);
+    let found = stories.change(&other, now, |_| None);
+    assert_eq!(found, None, "a pod calls a pod");
+}
+
+/// Source ranges drop in the socket, where neither nf_tables nor conntrack sees it.
+#[test]
+fn what_comes_to_the_proxy_is_relayed_where_it_is_answered() {
+    let now = Instant::now();
+    for (serves, served, change, outcome, by) in [
+        (
+            true,
+            TO,
+            Some(answered(Change::Update, TO)),
+            Outcome::Relayed,
+            None,
+        ),
+        (
+            false,
+            LISTENER,
+            Some(event(Change::Destroy, CLIENT, TO, LISTENER)),
+            Outcome::Refused,
+            Some("a reset"),
+        ),
+        (false, LISTENER, None, Outcome::Unanswered, None),
+        (false, TO, None, Outcome::NotTranslated, None),
+    ] {
+        let mut stories = relaying(serves);
+        stories.step(step(headers(CLIENT, TO), "one", None), now);
+        let new = event(Change::New, CLIENT, TO, served);
+        let at_once = stories.change(&new, now, |_| None);
+        let found = match (at_once, change) {
+            (None, Some(change)) => stories.change(&change, now, |_| None),
+            (None, None) => {
+                assert_eq!(stories.overdue(Some(now)), [], "it may still be answered");
+                assert_eq!(stories.overdue(Some(now + ENDED)), [at(CLIENT)]);
+                Some(stories.end(at(CLIENT), Some(&new.flow), |_| None))
+            }
+            (at_once, _) => at_once,
+        };
+        let found = connection(found);
+        assert_eq!((found.outcome, found.by.as_deref()), (outcome, by));
+        assert_eq!(found.steps.len(), 1, "{outcome:?}");
+        assert_eq!(stories.overdue(None), []);
+    }
 }
