@@ -27,6 +27,7 @@ use crate::{
     config::Effective,
     ejection,
     events::{self, Event, Recorder},
+    kernel::setting::Setting,
     modes::{Mode, userspace},
     net::{DetectLocal, Family, ModeName},
     node::{self, NodePorts, Served},
@@ -61,9 +62,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let programs = confine::to_serve(&settings, &choice, &node_ports);
     let source = source(&settings, &registry).await?;
     let recorder = recorder(&source, &node);
-    recorder.post(Event::starting());
-    let node_settings = node::prepare(&settings.configuration, &recorder);
-    report(&choice, &settings, &recorder);
+    let node_settings = begin(&choice, &settings, &recorder);
 
     let metrics = Metrics::register(&registry)?;
     let context = build::NodeContext {
@@ -80,13 +79,9 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let handover = proxy.handover();
     let counted = settings.own.counted();
     let traffic = traffic::source(&proxy, &node_ports, &counted);
+    let exclude = effective.ipvs_exclude.clone();
     let mut runner = Runner::new(
-        TakeOver::new(
-            proxy,
-            effective.ipvs_exclude.clone(),
-            handover.clone(),
-            programs.clone(),
-        ),
+        TakeOver::new(proxy, exclude, handover.clone(), programs.clone()),
         Tracker::new(&node),
         options,
         Arc::clone(&health),
@@ -224,6 +219,15 @@ fn node_dependents(node_ports: &NodePorts, detect_local: &DetectLocal) -> Vec<St
         dependents.push(why.to_owned());
     }
     dependents
+}
+
+/// Prepares the node, and has the cluster know that this process begins and what it runs
+/// without. Returns the settings of the kernel that hold from now on.
+fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
+    recorder.post(Event::starting());
+    let node_settings = node::prepare(&settings.configuration, recorder);
+    report(choice, settings, recorder);
+    node_settings
 }
 
 /// Logs, and has the cluster know, what this process runs without.
