@@ -42,7 +42,7 @@ use self::{
 };
 use crate::{
     kernel::simulated::Kernel,
-    modes::Mode,
+    modes::{Mode, SyncReport},
     net::{Family, PerFamily},
     services::{Changes, ServiceMap},
 };
@@ -74,12 +74,10 @@ fn stopped_clock() -> tokio::runtime::Runtime {
     runtime.expect("a runtime")
 }
 
-/// Has a mode sync both families, which succeeds.
-async fn sync(mode: &mut impl Mode, map: &ServiceMap, changes: &Changes) {
+/// Has a mode sync both families, which succeeds. Returns what it reports of each.
+async fn sync(mode: &mut impl Mode, map: &ServiceMap, changes: &Changes) -> PerFamily<SyncReport> {
     let outcomes = mode.sync(map, PerFamily::each(|_| Some(changes))).await;
-    for (_, outcome) in outcomes {
-        outcome.expect("an answer").expect("a sync");
-    }
+    outcomes.map(|_, outcome| outcome.expect("an answer").expect("a sync"))
 }
 
 /// Runs so many steps that follow from the seed. Returns what happened.

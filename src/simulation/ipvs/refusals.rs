@@ -15,12 +15,15 @@ use crate::{
         },
         xtables::Engine,
     },
-    modes::ipvs::{Ipvs, plan::LINK},
+    modes::{
+        FailedPorts,
+        ipvs::{Ipvs, plan::LINK},
+    },
     net::{Family, Protocol},
     runner::metrics::Metrics,
     services::{
         Changes, ServiceMap, ServicePort,
-        service_ports::{endpoint, endpoints, service_port},
+        service_ports::{endpoint, endpoints, port_name, service_port},
     },
     simulation::{
         stopped_clock,
@@ -72,13 +75,15 @@ impl Node {
         subject.mode(&subject.kernel(), &metrics)
     }
 
-    async fn sync(&mut self, map: &ServiceMap, full: bool) {
+    /// Returns why Services of IPv4 are not in force.
+    async fn sync(&mut self, map: &ServiceMap, full: bool) -> FailedPorts {
         let changes = Changes {
             ports: map.iter().map(|port| port.name.clone()).collect(),
             full,
             ..Changes::default()
         };
-        sync(&mut self.mode, map, &changes).await;
+        let reports = sync(&mut self.mode, map, &changes).await;
+        reports.get(Family::V4).failed.clone()
     }
 
     /// Returns all that may become of a call.
@@ -177,6 +182,26 @@ fn no_caller_is_kept_out_while_source_ranges_could_not_be_taken_away() {
         assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
         assert_eq!(node.call(STRANGER, LOAD_BALANCER), [Disposition::Dropped]);
         node.sync(&now, false).await;
+        assert_eq!(node.call(STRANGER, LOAD_BALANCER), [to(1)]);
+    });
+}
+
+#[test]
+fn a_service_is_not_in_force_while_its_source_ranges_could_not_be_taken_away() {
+    on_a_node(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
+        let now = load_balancer(&[1], &[]);
+        // Of two sets, neither as a list nor one by one, for this process and for the next.
+        *node.refusing.0.lock() = (MEMBERS_GO, 8);
+        for full in [false, true] {
+            let failed = node.sync(&now, full).await;
+            let names: Vec<_> = failed.keys().collect();
+            assert_eq!(names, [&port_name("web")]);
+            let why = &failed[&port_name("web")];
+            assert!(why.contains("KUBE-LOAD-BALANCER-FW"), "{why}");
+            node.mode = Node::mode();
+        }
+        let failed = node.sync(&now, true).await;
+        assert!(failed.is_empty(), "{failed:?}");
         assert_eq!(node.call(STRANGER, LOAD_BALANCER), [to(1)]);
     });
 }

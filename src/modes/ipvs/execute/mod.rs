@@ -36,6 +36,7 @@ use crate::{
     kernel::{addresses, ipset::Element, netlink},
     modes::state::FamilyState,
     net::Family,
+    services::ServicePortName,
 };
 
 /// What a full sync knows beyond what changed.
@@ -227,7 +228,7 @@ impl Execution<'_> {
             return Ok(());
         }
         let mut reasons: HashMap<Member, Arc<netlink::Error>> = HashMap::new();
-        let mut last: Option<Arc<netlink::Error>> = None;
+        let mut left = Vec::new();
         for RefusedMember { member, error } in refused {
             let serving = dirty.members.get(&member).copied();
             let serving = serving.unwrap_or(Serving::BeginsOrEnds);
@@ -241,13 +242,35 @@ impl Execution<'_> {
             if keeps_out(member.set) && !member.set.admits() {
                 self.progress.guarded.extend(member.frontend());
             }
-            if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &error)) {
-                self.state.leave_unfinished(error.to_string());
-                last = Some(error);
-            }
+            left.push(RefusedMember { member, error });
         }
         self.report_members(&reasons);
+        self.report_left(&left);
         Ok(())
+    }
+
+    /// Reports members that could not be removed: for each ServicePort that is served where
+    /// they still say whom it admits or masquerades, and else for no single one.
+    fn report_left(&mut self, left: &[RefusedMember]) {
+        let desired = self.desired;
+        let mut reported = HashSet::new();
+        for RefusedMember { member, error } in left {
+            let frontends = desired.node().frontends(member);
+            let owners = frontends.iter();
+            let owners = owners.filter_map(|frontend| desired.needs().owner(frontend));
+            let mut owners: Vec<Option<&ServicePortName>> = owners.map(Some).collect();
+            if owners.is_empty() {
+                owners.push(None);
+            }
+            // Several members may have the reason in common.
+            owners.retain(|owner| reported.insert((*owner, Arc::as_ptr(error))));
+            for owner in owners {
+                match owner {
+                    Some(owner) => self.state.fail(owner.clone(), error.to_string()),
+                    None => self.state.leave_unfinished(error.to_string()),
+                }
+            }
+        }
     }
 
     /// Reports members that were refused, for each ServicePort that needs some.
