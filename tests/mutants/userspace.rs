@@ -18,8 +18,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         DIFF,
-        "        let waits = loses_frontends(&plan, &group.led, &kinds);",
-        "        let waits = loses_frontends(&plan, &[], &kinds);",
+        "        group.is_some_and(|group| loses_frontends(plan, group, &plans))",
+        "        group.is_some_and(|group| loses_frontends(plan, group, &[]))",
         "a group that loses addresses to another is rerouted while they lead there",
     ),
     noticed(

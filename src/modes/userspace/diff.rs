@@ -22,9 +22,9 @@ use crate::kernel::socket::listening::Bind;
 pub struct AppliedGroup {
     /// The frontends that it owns: another ServicePort may have taken some.
     pub frontends: Vec<Frontend>,
-    /// Those that it had when its traffic was last routed, and that still lead here until
-    /// capture leads them elsewhere.
-    pub led: Vec<Frontend>,
+    /// Others that it owned when its traffic was last routed: they lead here until capture
+    /// leads them elsewhere.
+    pub lost: Vec<Frontend>,
     /// Where its listeners are.
     pub listens_on: Vec<SocketAddr>,
     /// Addresses that are bound and silent.
@@ -122,20 +122,21 @@ pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Dif
         }
     }
     let none = AppliedGroup::default();
-    let all = plans.iter();
-    let all = all.flat_map(|plan| plan.frontends.iter().map(|one| (*one, plan.name.kind)));
-    let kinds: BTreeMap<Frontend, GroupKind> = all.collect();
+    let losing = plans.iter().filter(|plan| {
+        let group = applied.get(&plan.name.kind);
+        group.is_some_and(|group| loses_frontends(plan, group, &plans))
+    });
+    let losing: Vec<GroupKind> = losing.map(|plan| plan.name.kind).collect();
     for plan in plans {
         let kind = plan.name.kind;
         let group = applied.get(&kind).unwrap_or(&none);
-        let waits = loses_frontends(&plan, &group.led, &kinds);
         let mut steps = Vec::new();
         let stay = match node.methods.get(plan.name.port.family) {
             Method::Redirect => redirected(&plan, group, node, &mut steps),
             Method::Local => routed(&plan, group, node, &mut steps),
         };
         let plan = Box::new(plan);
-        if waits {
+        if losing.contains(&kind) {
             difference.close.push(Closing::Route(plan));
         } else {
             difference.open.push(Step::Route(plan));
@@ -150,13 +151,18 @@ pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Dif
 /// Returns whether a group only loses frontends, and some of them to other groups of its
 /// ServicePort: what is planned for those that stay is not for these, which lead here until
 /// capture leads them there.
-fn loses_frontends(
-    plan: &GroupPlan,
-    led: &[Frontend],
-    kinds: &BTreeMap<Frontend, GroupKind>,
-) -> bool {
-    let of_another = |one: &Frontend| kinds.get(one).is_some_and(|kind| *kind != plan.name.kind);
-    plan.frontends.iter().all(|one| led.contains(one)) && led.iter().any(of_another)
+fn loses_frontends(plan: &GroupPlan, group: &AppliedGroup, plans: &[GroupPlan]) -> bool {
+    if group.lost.is_empty() && group.frontends == plan.frontends {
+        return false;
+    }
+    let led = || group.frontends.iter().chain(&group.lost);
+    let stays = |one: &Frontend| plan.frontends.contains(one);
+    let of_another = |one: &Frontend| {
+        let mut others = plans.iter().filter(|other| other.name != plan.name);
+        others.any(|other| other.frontends.contains(one))
+    };
+    let mut gone = led().filter(|one| !stays(one));
+    gone.any(of_another) && plan.frontends.iter().all(|one| led().any(|led| led == one))
 }
 
 /// Returns what closes the listeners of a group, but for the addresses that `stay`.
@@ -284,7 +290,7 @@ mod tests {
     fn applied(listens_on: SocketAddr, local_port: Option<SocketAddr>) -> Applied {
         let group = AppliedGroup {
             frontends: vec![cluster_ip()],
-            led: vec![cluster_ip()],
+            lost: Vec::new(),
             listens_on: vec![listens_on],
             reserved: Vec::new(),
             local_port,
@@ -392,8 +398,8 @@ mod tests {
     fn a_group_that_loses_frontends_to_another_is_rerouted_when_they_lead_there() {
         let local = address([0; 4], 40_000);
         let mut there = applied(local, Some(local));
-        let led = there.get_mut(&KIND).map(|group| &mut group.led);
-        led.expect("the group").push(at_node());
+        let group = there.get_mut(&KIND).expect("the group");
+        group.lost.push(at_node());
         let internal = plan(&[cluster_ip()], 0);
         let mut external = plan(&[at_node()], 1);
         external.name.kind = GroupKind::External;

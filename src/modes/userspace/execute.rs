@@ -156,12 +156,13 @@ impl Executor {
             let Some(group) = self.groups.get(&name) else {
                 continue;
             };
-            let owned = group.frontends.iter();
+            let frontends = group.frontends.iter().copied();
             let captured = &self.shared.captured;
-            let owned = owned.filter(|frontend| captured.belongs_to(frontend, &name));
+            let (frontends, lost) =
+                frontends.partition(|frontend| captured.belongs_to(frontend, &name));
             let group = AppliedGroup {
-                frontends: owned.copied().collect(),
-                led: group.frontends.to_vec(),
+                frontends,
+                lost,
                 listens_on: group.listens_on().collect(),
                 reserved: group.reserved().collect(),
                 local_port: group.local_port.as_ref().map(|port| port.address),
