@@ -1,6 +1,7 @@
 //! iptables mode, with either engine of the kernel.
 
 mod calls;
+mod refusals;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 

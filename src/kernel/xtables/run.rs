@@ -139,12 +139,12 @@ impl Writer {
     }
 
     /// Makes one phase of `groups`. When it is refused, finds out whose fault it
-    /// is, and puts all others in force. Returns how many transactions of the
-    /// kernel's that took.
+    /// is, and puts all others in force: neighbours of one owner together, unless it is
+    /// theirs. Returns how many transactions of the kernel's that took.
     ///
     /// # Errors
     /// When the program does not run, or its lock is not to be had.
-    pub async fn run_phase<O: Clone>(
+    pub async fn run_phase<O: Clone + PartialEq>(
         &self,
         groups: &[Group<O>],
         phase: Phase,
@@ -169,7 +169,7 @@ impl Writer {
                 Ok(0)
             }
             _ => {
-                let (one, other) = groups.split_at(groups.len() / 2);
+                let (one, other) = groups.split_at(middle(groups));
                 let one = Box::pin(self.run_phase(one, phase, refused)).await?;
                 let other = Box::pin(self.run_phase(other, phase, refused)).await?;
                 Ok(one + other)
@@ -189,6 +189,47 @@ impl Writer {
     }
 }
 
+/// Returns where `groups`, of which there are several, are divided: as near to the middle
+/// as may be, but between neighbours of one owner only if all are that owner's. What goes
+/// of an owner's rules and what comes would else be apart for a while.
+fn middle<O: PartialEq>(groups: &[Group<O>]) -> usize {
+    let middle = groups.len() / 2;
+    let may_divide = |at: &usize| match (&groups[at - 1].owner, &groups[*at].owner) {
+        (Some(one), Some(other)) => one != other,
+        _ => true,
+    };
+    let after = (middle..groups.len()).find(may_divide);
+    after
+        .or_else(|| (1..middle).rev().find(may_divide))
+        .unwrap_or(middle)
+}
+
 fn transactions(batch: &str) -> u32 {
     batch.lines().filter(|line| *line == "COMMIT").count() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_one_owner_are_divided_last() {
+        let cases: [(&[Option<u8>], usize); 7] = [
+            (&[Some(1), Some(2)], 1),
+            (&[Some(1), Some(2), Some(2)], 1),
+            (&[Some(1), Some(1), Some(2)], 2),
+            (&[Some(1), Some(2), Some(2), Some(2)], 1),
+            (&[Some(1), Some(1), Some(2), Some(2), Some(3)], 2),
+            (&[Some(1), Some(1)], 1),
+            (&[None, None, None, None], 2),
+        ];
+        for (owners, expected) in cases {
+            let groups = owners.iter().map(|owner| Group {
+                owner: *owner,
+                ops: Vec::new(),
+            });
+            let groups: Vec<_> = groups.collect();
+            assert_eq!(middle(&groups), expected, "{owners:?}");
+        }
+    }
 }

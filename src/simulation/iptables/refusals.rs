@@ -1,0 +1,178 @@
+//! What other Services, and later changes, notice of a program that fails once.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus::Registry;
+
+use super::OfIptables;
+use crate::{
+    kernel::{
+        simulated::{
+            Call, Fault, Kernel, Observer, State,
+            packet::{Disposition, Packet},
+        },
+        xtables::Engine,
+    },
+    modes::{Mode, iptables::Iptables},
+    net::{Family, PerFamily, Protocol},
+    runner::metrics::Metrics,
+    services::{
+        Changes, Endpoint, ServiceMap, ServicePort, TrafficPolicy,
+        service_ports::{endpoint, endpoints, service_port},
+    },
+    simulation::{
+        stopped_clock,
+        subject::{Rules, Subject},
+        world::node_address,
+    },
+};
+
+/// How many Services there are.
+const SERVICES: u8 = 5;
+
+/// Looks on after each transaction of a program for IPv4.
+trait Onlooker: Send + 'static {
+    /// Returns what becomes of a run of the program.
+    fn before(&mut self) -> Fault {
+        Fault::None
+    }
+
+    /// Takes in what the rules are after a transaction.
+    fn after(&mut self, _: &State) {}
+}
+
+struct Onlooking<T>(Arc<Mutex<T>>);
+
+impl<T: Onlooker> Observer for Onlooking<T> {
+    fn before(&mut self, call: Call, _: &mut State) -> Fault {
+        if call == Call::Restore(Family::V4) {
+            self.0.lock().before()
+        } else {
+            Fault::None
+        }
+    }
+
+    fn after(&mut self, call: Call, state: &mut State) {
+        if call == Call::Restore(Family::V4) {
+            self.0.lock().after(state);
+        }
+    }
+}
+
+/// Runs `body` on a node in iptables mode, on which `onlooker` looks.
+fn on_a_node<T: Onlooker>(
+    engine: Engine,
+    onlooker: T,
+    body: impl AsyncFnOnce(&Kernel, &mut Iptables, &Mutex<T>),
+) {
+    stopped_clock().block_on(async {
+        let onlooker = Arc::new(Mutex::new(onlooker));
+        let kernel = Kernel::new(Onlooking(Arc::clone(&onlooker)));
+        let _installed = kernel.install();
+        let subject = OfIptables(engine);
+        kernel.change(|state| subject.prepare(state));
+        let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
+        let mut mode = subject.mode(&subject.kernel(), &metrics);
+        body(&kernel, &mut mode, &onlooker).await;
+    });
+}
+
+/// Has `mode` sync IPv4, where all of `map` changed. Returns whether that came in force, and
+/// nothing is unfinished.
+async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) -> bool {
+    let changes = Changes {
+        ports: map.iter().map(|port| port.name.clone()).collect(),
+        full,
+        ..Changes::default()
+    };
+    let asked = PerFamily::each(|family| (family == Family::V4).then_some(&changes));
+    let outcomes = mode.sync(map, asked).await;
+    match outcomes.get(Family::V4) {
+        Some(Ok(report)) => report.failed.is_empty() && report.unfinished.is_empty(),
+        _ => false,
+    }
+}
+
+/// Returns all that may become of a call from outside.
+fn call(state: &State, to: [u8; 4]) -> Vec<Disposition> {
+    let packet = Packet {
+        source: ([10, 9, 0, 1], 40_000).into(),
+        destination: (to, 80).into(),
+        protocol: Protocol::Tcp.number(),
+        input: Some("eth0"),
+        established: None,
+    };
+    let own = [node_address(Family::V4)];
+    let outcomes = state.outcomes_by_rules(Family::V4, &packet, &own);
+    let outcomes = outcomes.into_iter();
+    outcomes.map(|outcome| outcome.disposition).collect()
+}
+
+fn cluster_ip(number: u8) -> [u8; 4] {
+    [10, 96, 0, number]
+}
+
+fn external_ip(number: u8) -> [u8; 4] {
+    [10, 51, 0, number]
+}
+
+fn service(number: u8, policy: TrafficPolicy, external_ips: &[[u8; 4]]) -> ServicePort {
+    ServicePort {
+        internal_traffic_policy: policy,
+        external_ips: external_ips.iter().map(|ip| (*ip).into()).collect(),
+        endpoints: endpoints([Endpoint {
+            local: true,
+            ..endpoint(([10, 244, 0, number], 80))
+        }]),
+        ..service_port(&format!("s{number}"), cluster_ip(number))
+    }
+}
+
+/// Looks for Services that are closed.
+struct Closed {
+    refused: u8,
+    looks: bool,
+    found: Vec<u8>,
+}
+
+impl Onlooker for Closed {
+    fn after(&mut self, state: &State) {
+        let others = (0..SERVICES).filter(|number| self.looks && *number != self.refused);
+        self.found.extend(others.filter(|number| {
+            let is_open = |found: &Disposition| {
+                let own = (cluster_ip(*number), 80).into();
+                matches!(found, Disposition::Passes(to) if *to != own)
+            };
+            !call(state, cluster_ip(*number)).iter().all(is_open)
+        }));
+    }
+}
+
+/// What leads to a Service goes in the transaction in which something else comes for it, also
+/// while it is found out which Service is to blame.
+#[test]
+fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
+    for (engine, refused) in [Engine::Legacy, Engine::NfTables]
+        .into_iter()
+        .flat_map(|engine| (0..SERVICES).map(move |refused| (engine, refused)))
+    {
+        let closed = Closed {
+            refused,
+            looks: false,
+            found: Vec::new(),
+        };
+        on_a_node(engine, closed, async |kernel, mode, closed| {
+            let all = |policy| (0..SERVICES).map(move |number| service(number, policy, &[]));
+            let before: ServiceMap = all(TrafficPolicy::Cluster).collect();
+            assert!(sync(mode, &before, true).await);
+            let text = format!("default/s{refused}");
+            kernel.change(|state| state.xtables.refuse(Some(text)));
+            closed.lock().looks = true;
+            let now: ServiceMap = all(TrafficPolicy::Local).collect();
+            assert!(!sync(mode, &now, false).await, "one is refused");
+            let found = &closed.lock().found;
+            assert!(found.is_empty(), "{engine:?}, s{refused}: {found:?} closed");
+        });
+    }
+}
