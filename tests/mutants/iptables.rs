@@ -24,7 +24,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     unnoticed(
         noticed(
             EXECUTE,
-            "            if !self.refused.iter().any(|one| one.owner == comes.owner) {",
+            "            if !refused.any(|one| one.owner == comes.owner) {",
             "            if comes.owner.is_some() {",
             "traffic is led on although what guards it was refused",
         ),
@@ -161,7 +161,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         RUN,
-        "                let other = Box::pin(self.run_phase(other, phase, refused)).await?;",
+        "                let other = Box::pin(self.run_some(other, phase, refusals, again)).await?;",
         "                let other = other.len().min(0) as u32;",
         "of rules one of which is refused only half are tried again",
     ),

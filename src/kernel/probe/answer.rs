@@ -150,6 +150,7 @@ mod tests {
             program: "iptables-restore".to_owned(),
             message: message.to_owned(),
             line: None,
+            is_killed: false,
         };
         let cases = [
             (run(fork), true),

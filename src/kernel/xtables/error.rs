@@ -25,6 +25,8 @@ pub enum Error {
         message: String,
         /// The line of our batch that it complained about, if it named one.
         line: Option<String>,
+        /// A signal ended it, so that it is not known what it had done by then.
+        is_killed: bool,
     },
     /// The table has rules that the program cannot read, and so not distinguish
     /// from ours.
@@ -109,6 +111,11 @@ impl Error {
         }
     }
 
+    /// Returns true if a signal ended the program: what it had done by then is not known.
+    pub(super) fn is_killed(&self) -> bool {
+        matches!(self, Error::Failed { is_killed, .. } if *is_killed)
+    }
+
     /// Returns true if it could not be started, for a reason that passes.
     pub(super) fn is_unstarted(&self) -> bool {
         matches!(self, Error::Run { source, .. }
@@ -136,6 +143,7 @@ mod tests {
             program: "iptables-nft-restore".to_owned(),
             message: message.to_owned(),
             line: None,
+            is_killed: false,
         };
         // As version 1.8.9 prints it.
         let in_use = "line 3: CHAIN_DEL failed (Device or resource busy): chain B";

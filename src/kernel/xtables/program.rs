@@ -2,7 +2,7 @@
 
 use std::{
     env, fs, io,
-    os::unix::fs::PermissionsExt,
+    os::unix::{fs::PermissionsExt, process::ExitStatusExt},
     path::PathBuf,
     process::{Output, Stdio},
     time::Duration,
@@ -148,6 +148,7 @@ impl Program {
         Err(Error::Failed {
             program: self.name.clone(),
             line,
+            is_killed: output.status.signal().is_some(),
             message: if message.is_empty() {
                 output.status.to_string()
             } else {

@@ -26,6 +26,25 @@ pub struct Refused<O> {
     pub error: Error,
 }
 
+/// What came of groups that were run one after the other.
+#[derive(Debug)]
+pub struct Refusals<O> {
+    /// The groups that were refused.
+    pub refused: Vec<Refused<O>>,
+    /// Steps were made that may have been made before: by a program that was killed, or in
+    /// one of several tables of a batch that was refused. Rules may be there twice.
+    pub may_repeat: bool,
+}
+
+impl<O> Default for Refusals<O> {
+    fn default() -> Refusals<O> {
+        Refusals {
+            refused: Vec::new(),
+            may_repeat: false,
+        }
+    }
+}
+
 impl Writer {
     /// Returns the family of the rules.
     pub fn family(&self) -> Family {
@@ -148,14 +167,28 @@ impl Writer {
         &self,
         groups: &[Group<O>],
         phase: Phase,
-        refused: &mut Vec<Refused<O>>,
+        refusals: &mut Refusals<O>,
+    ) -> Result<u32, Error> {
+        self.run_some(groups, phase, refusals, false).await
+    }
+
+    /// As [`run_phase`](Self::run_phase). `again`: some of it may have been made before.
+    async fn run_some<O: Clone + PartialEq>(
+        &self,
+        groups: &[Group<O>],
+        phase: Phase,
+        refusals: &mut Refusals<O>,
+        mut again: bool,
     ) -> Result<u32, Error> {
         let batch = text(groups, phase, self.family());
         if batch.is_empty() {
             return Ok(0);
         }
-        let error = match self.restore(&batch).await {
-            Ok(()) => return Ok(transactions(&batch)),
+        let error = match self.try_to_restore(&batch, &mut again).await {
+            Ok(()) => {
+                refusals.may_repeat |= again;
+                return Ok(transactions(&batch));
+            }
             Err(error) => error,
         };
         if !matches!(error, Error::Failed { .. }) || error.is_permission() || error.is_passing() {
@@ -165,13 +198,13 @@ impl Writer {
             [] => Ok(0),
             [group] => {
                 let owner = group.owner.clone();
-                refused.push(Refused { owner, error });
+                refusals.refused.push(Refused { owner, error });
                 Ok(0)
             }
             _ => {
                 let (one, other) = groups.split_at(middle(groups));
-                let one = Box::pin(self.run_phase(one, phase, refused)).await?;
-                let other = Box::pin(self.run_phase(other, phase, refused)).await?;
+                let one = Box::pin(self.run_some(one, phase, refusals, again)).await?;
+                let other = Box::pin(self.run_some(other, phase, refusals, again)).await?;
                 Ok(one + other)
             }
         }
@@ -179,9 +212,19 @@ impl Writer {
 
     /// Applies a batch, several times if it fails for a passing reason.
     pub(super) async fn restore(&self, batch: &str) -> Result<(), Error> {
+        self.try_to_restore(batch, &mut false).await
+    }
+
+    /// As [`restore`](Self::restore). After a try that failed, `in_part` is true if some of it
+    /// may have taken effect: each table is a transaction of its own.
+    async fn try_to_restore(&self, batch: &str, in_part: &mut bool) -> Result<(), Error> {
         let mut trials = Trials::new();
         loop {
-            match self.xtables.restore(batch).await {
+            let outcome = self.xtables.restore(batch).await;
+            if let Err(error) = &outcome {
+                *in_part |= error.is_killed() || transactions(batch) > 1;
+            }
+            match outcome {
                 Err(error) if error.is_passing() => trials.again(error).await?,
                 done => return done,
             }

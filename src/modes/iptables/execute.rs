@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     kernel::xtables::{
-        run::{Refused, Writer},
+        run::{Refusals, Writer},
         transaction::{Op, Phase},
     },
     services::ServicePortName,
@@ -22,7 +22,7 @@ pub struct Execution<'a> {
     /// What was done.
     pub done: Done,
     /// What was refused.
-    pub refused: Vec<Refused<ServicePortName>>,
+    pub refusals: Refusals<ServicePortName>,
     /// Some of the chains that changed, by name.
     pub changed: Vec<String>,
 }
@@ -33,7 +33,7 @@ impl Execution<'_> {
         Execution {
             writer,
             done: Done::default(),
-            refused: Vec::new(),
+            refusals: Refusals::default(),
             changed: Vec::new(),
         }
     }
@@ -77,8 +77,9 @@ impl Execution<'_> {
             };
             weight += goes.weight();
             chunk.push(goes);
+            let mut refused = self.refusals.refused.iter();
             // Else what guards it is missing.
-            if !self.refused.iter().any(|one| one.owner == comes.owner) {
+            if !refused.any(|one| one.owner == comes.owner) {
                 weight += comes.weight();
                 chunk.push(comes);
             }
@@ -101,8 +102,8 @@ impl Execution<'_> {
     }
 
     async fn run(&mut self, groups: &[PortSteps], phase: Phase) -> Result<(), Error> {
-        let refused = &mut self.refused;
-        self.done.transactions += self.writer.run_phase(groups, phase, refused).await?;
+        let refusals = &mut self.refusals;
+        self.done.transactions += self.writer.run_phase(groups, phase, refusals).await?;
         let ops = groups.iter().flat_map(|group| &group.ops);
         self.count(ops.filter(|op| op.phase() == phase));
         Ok(())
@@ -111,8 +112,9 @@ impl Execution<'_> {
     /// As [`run`](Self::run), but what is everybody's may not be refused.
     async fn required(&mut self, groups: &[PortSteps], phase: Phase) -> Result<(), Error> {
         self.run(groups, phase).await?;
-        match self.refused.iter().position(|one| one.owner.is_none()) {
-            Some(at) => Err(self.refused.swap_remove(at).error.into()),
+        let refused = &mut self.refusals.refused;
+        match refused.iter().position(|one| one.owner.is_none()) {
+            Some(at) => Err(refused.swap_remove(at).error.into()),
             None => Ok(()),
         }
     }

@@ -20,7 +20,7 @@ use crate::{
             features::Features,
             observed::Interest,
             rule::Table,
-            run::{Refused, Writer},
+            run::{Refusals, Refused, Writer},
             sync_watch::SyncWatch,
             transaction::Transaction,
         },
@@ -310,11 +310,22 @@ impl FamilyRules {
             self.repairs.log(self.family, &repair);
         }
         self.state.retry_all();
-        for Refused { owner, error } in std::mem::take(&mut execution.refused) {
+        let Refusals {
+            refused,
+            may_repeat,
+        } = execution.refusals;
+        for Refused { owner, error } in refused {
             match owner {
                 Some(owner) => self.state.fail(owner, error.to_string()),
                 None => self.state.leave_unfinished(error.to_string()),
             }
+        }
+        if may_repeat {
+            let program = self.writer.program();
+            self.state.leave_unfinished(format!(
+                "{program} failed after it had written some of the rules; they are compared \
+                 again, since some may be there twice"
+            ));
         }
         self.state.applied();
         if !self.state.is_complete() {
@@ -326,7 +337,8 @@ impl FamilyRules {
             observed: true,
             ..execution.done
         };
-        self.applied = Some(applied);
+        // A change takes away one of two rules that are the same.
+        self.applied = (!may_repeat).then_some(applied);
         Ok(done)
     }
 }

@@ -176,3 +176,43 @@ fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
         });
     }
 }
+
+/// Loses the answer of one run.
+struct Losing(usize);
+
+impl Onlooker for Losing {
+    fn before(&mut self) -> Fault {
+        self.0 = self.0.wrapping_sub(1);
+        if self.0 == 0 {
+            Fault::Unanswered
+        } else {
+            Fault::None
+        }
+    }
+}
+
+/// The program is killed when it has done what it was asked for, and is run once more.
+#[test]
+fn an_address_closes_whose_rules_may_be_there_twice() {
+    for (engine, run) in [Engine::Legacy, Engine::NfTables]
+        .into_iter()
+        .flat_map(|engine| (1..9).map(move |run| (engine, run)))
+    {
+        on_a_node(engine, Losing(run), async |kernel, mode, _| {
+            let of = |external_ips: &[[u8; 4]]| -> ServiceMap {
+                [service(1, TrafficPolicy::Cluster, external_ips)]
+                    .into_iter()
+                    .collect()
+            };
+            sync(mode, &of(&[external_ip(1), external_ip(2)]), true).await;
+            // Its chain stays for the other one.
+            assert!(sync(mode, &of(&[external_ip(2)]), false).await);
+            kernel.change(|state| {
+                let found = call(state, external_ip(1));
+                let not_led = Disposition::Passes((external_ip(1), 80).into());
+                assert_eq!(found, [not_led], "{engine:?}, run {run}");
+                assert_ne!(call(state, cluster_ip(1)), found);
+            });
+        });
+    }
+}

@@ -220,6 +220,7 @@ impl Tables {
                  before they were read; stop what changes chains of Services"
             ),
             line: None,
+            is_killed: false,
         })
     }
 
