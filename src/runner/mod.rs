@@ -30,7 +30,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-pub use self::addresses::NodeAddresses;
+pub use self::{addresses::NodeAddresses, this_node::NodeDependents};
 use self::{
     addresses::changed,
     conflicts::Conflicts,
@@ -146,8 +146,8 @@ impl<M: Mode> Runner<M> {
     }
 
     /// Has it reported when the object of the node of that `name` is not known, and what
-    /// does not work then: `dependents`, of which there may be none.
-    pub fn report_node(&mut self, name: &str, dependents: Vec<String>) {
+    /// does not work then.
+    pub fn report_node(&mut self, name: &str, dependents: NodeDependents) {
         self.this_node = Some(ThisNode::new(name, dependents));
     }
 
@@ -269,7 +269,12 @@ impl<M: Mode> Runner<M> {
         let node = self.tracker.node();
         self.health.set_node(node.map(|node| &**node));
         let (this_node, is_known) = (self.this_node.as_mut(), node.is_some());
-        let missing = this_node.and_then(|this_node| this_node.observe(is_known));
+        let map = self.tracker.map();
+        let have_node_ports = || {
+            let mut all = map.iter();
+            all.any(|port| port.node_port.or(port.health_check_node_port).is_some())
+        };
+        let missing = this_node.and_then(|node| node.observe(is_known, have_node_ports));
         self.status.set_node(missing);
         self.merge(changes, events);
     }

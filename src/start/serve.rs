@@ -31,7 +31,7 @@ use crate::{
     modes::{Mode, userspace},
     net::{DetectLocal, Family, ModeName},
     node::{self, NodePorts, Served},
-    runner::{Runner, health::Health, metrics::Metrics, schedule},
+    runner::{NodeDependents, Runner, health::Health, metrics::Metrics, schedule},
     sched::SchedulerName,
     serve::{
         self, About, Bind, Identity, Introspection, Listeners, Secure, StatusApi,
@@ -201,24 +201,21 @@ fn pods_unknown(effective: &Effective) -> Option<String> {
     })
 }
 
-/// Returns what does not work while this node's object is not known, in words.
-fn node_dependents(node_ports: &NodePorts, detect_local: &DetectLocal) -> Vec<String> {
-    let mut dependents = Vec::new();
+/// Returns what does not work while this node's object is not known.
+fn node_dependents(node_ports: &NodePorts, detect_local: &DetectLocal) -> NodeDependents {
     let families = node_ports.of_node_object();
-    if !families.is_empty() {
-        let names: Vec<&str> = families.iter().map(|family| family.name()).collect();
-        dependents.push(format!(
+    let names: Vec<&str> = families.iter().map(|family| family.name()).collect();
+    let node_ports = (!names.is_empty()).then(|| {
+        format!(
             "node ports and health-check node ports are not served at the node's primary {} \
              addresses (nodePortAddresses is primary, the default of nftables mode)",
             names.join(" and ")
-        ));
-    }
-    if *detect_local == DetectLocal::NodeCidr {
-        let why = "pods of this node are not told from other callers (detectLocalMode is \
-                   NodeCIDR)";
-        dependents.push(why.to_owned());
-    }
-    dependents
+        )
+    });
+    let pods = (*detect_local == DetectLocal::NodeCidr).then(|| {
+        "pods of this node are not told from other callers (detectLocalMode is NodeCIDR)".to_owned()
+    });
+    NodeDependents { node_ports, pods }
 }
 
 /// Prepares the node, and has the cluster know that this process begins and what it runs
@@ -407,6 +404,7 @@ mod tests {
             let effective = read.expect("good flags").effective;
             let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
             let found = node_dependents(&node_ports, &effective.detect_local);
+            let found: Vec<String> = found.node_ports.into_iter().chain(found.pods).collect();
             assert_eq!(found.len(), expected.len(), "{flags:?}: {found:?}");
             for (found, words) in found.iter().zip(expected) {
                 assert!(found.contains(words), "{flags:?}: {found:?}");

@@ -108,6 +108,8 @@ fn the_static_binary_serves_alone_in_nftables_mode() {
         command
             .args(["--proxy-mode=nftables", "--strict-proxy-mode"])
             .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/16"])
+            // Those of the Node object are the default, and there is none.
+            .arg("--nodeport-addresses=0.0.0.0/0,::/0")
             .arg("--manifests")
             .arg(lab.manifests());
         let mut tripod = Tripod::start_on(&lab.node, command);

@@ -68,6 +68,8 @@ fn start_in(lab: &Lab, mode: Option<&str>) -> Tripod {
         .arg(lab.manifests())
         .args(["--hostname-override", "node", "--v", "2"])
         .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
+        // Those of the Node object are the default of nftables mode, and there is none.
+        .arg("--nodeport-addresses=0.0.0.0/0,::/0")
         .args(mode.map(|mode| format!("--proxy-mode={mode}")));
     Tripod::start_on(&lab.node, command)
 }

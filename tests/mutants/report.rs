@@ -7,8 +7,8 @@ use super::root;
 const HEAD: &str = "
 ## Faults by the thousand
 
-`make simulate SEED=7 STEPS=1000000` runs nftables mode, iptables mode and ipvs mode (both with legacy
-tables and with nf_tables), with the runner above them and the netlink clients below them, on a kernel in
+`make simulate SEED=7 STEPS=1000000` runs nftables mode, iptables mode, ipvs mode and userspace mode with
+redirect capture (these three with legacy tables and with nf_tables), with the runner above them and the netlink clients below them, on a kernel in
 memory, under a clock that stands still. (That this kernel, and the programs of iptables, do what
 the real ones do is tested with random transactions in both; and where both lead a call, which
 address the endpoint sees, and where connections go on that are open while Services change, with
@@ -26,6 +26,9 @@ seed. After each change packets are led through the rules, with all that chance 
 - what was in force and stays is never refused, dropped or led past;
 - who is led to an endpoint is masqueraded where the Service, as it is or was, says so, and only
   there (in ipvs mode: but for cluster IPs, and while the program failed last that writes rules);
+- (in userspace mode: while a change comes in force, who is let in before or after it may get any
+  endpoint that the Service has before or after it; its sockets are real ones, and end with the
+  process; where clients with session affinity stay is left out);
 - established connections pass (in ipvs mode: those to a virtual server that stays, of TCP also when
   their endpoint left; source ranges that come end those of callers they keep out), and clients with session affinity stay on their endpoints;
 - tables and chains of others stay as they are;
