@@ -92,7 +92,7 @@ fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
         fs::remove_file(SHORTAGE).expect("it is there");
         tripod.logs_once(&["starting", "mode=iptables"]);
         assert_eq!(tripod.logged(&["running in"]), 0, "{}", tripod.log());
-        assert_eq!(tripod.logged(&["not known"]), 1, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["not known whether"]), 1, "{}", tripod.log());
         eventually("what was left is gone", Duration::from_secs(20), || {
             let saved = node.show("iptables-nft-save -t nat");
             let served = saved.contains("KUBE-SERVICES") && !saved.contains("KUBE-SVC-OLD");
