@@ -1,10 +1,13 @@
 //! Another program that changes tables of iptables: its own chains, and ours.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
-use super::random::Random;
+use super::{process::SYNC_PERIOD, random::Random};
 use crate::{
-    kernel::simulated::{State, xtables::Edit},
+    kernel::{
+        simulated::{State, xtables::Edit},
+        xtables::Engine,
+    },
     net::Family,
 };
 
@@ -49,4 +52,14 @@ pub(super) fn chains(state: &State) -> BTreeSet<(Family, &'static str)> {
         there.map(move |(_, chain, ..)| (family, chain))
     };
     Family::ALL.into_iter().flat_map(of_family).collect()
+}
+
+/// Returns after how long it is noticed what another process changed in the chains of `engine`
+/// while a sync ran. Of legacy tables only the sizes are known, as the sync left them: the next
+/// full sync notices it.
+pub(super) fn noticed_after_a_sync(engine: Engine, otherwise: Duration) -> Duration {
+    match engine {
+        Engine::NfTables => otherwise,
+        Engine::Legacy => SYNC_PERIOD + Duration::from_secs(5),
+    }
 }

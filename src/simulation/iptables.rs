@@ -11,7 +11,7 @@ use prometheus::Registry;
 use super::{
     docker,
     random::Random,
-    subject::{Removals, Repairs, Rules, Subject},
+    subject::{PROGRAM_HANGS, Removals, Repairs, Rules, Subject},
     world,
 };
 use crate::{
@@ -91,12 +91,8 @@ impl Rules for OfIptables {
         Removals::of(unfinished)
     }
 
-    /// Of legacy tables only the sizes are known, as the sync left them.
     fn noticed_after_a_sync(&self) -> Duration {
-        match self.0 {
-            Engine::NfTables => self.noticed(),
-            Engine::Legacy => super::process::SYNC_PERIOD + Duration::from_secs(5),
-        }
+        docker::noticed_after_a_sync(self.0, self.noticed())
     }
 
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
@@ -113,8 +109,7 @@ impl Rules for OfIptables {
     }
 
     fn patience(&self) -> Duration {
-        // A program that hangs is given up after two minutes.
-        Duration::from_secs(125)
+        PROGRAM_HANGS
     }
 }
 

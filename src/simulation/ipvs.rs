@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use super::{
     faults::Faults,
     random::Random,
-    subject::{Removals, Repairs, Rules, Subject},
+    subject::{PROGRAM_HANGS, Removals, Repairs, Rules, Subject},
     world::{self, Called, ExternalPolicy, Flow, Spec},
 };
 use crate::{
@@ -241,8 +241,7 @@ impl Rules for OfIpvs {
     }
 
     fn patience(&self) -> Duration {
-        // A program that hangs is given up after two minutes.
-        Duration::from_secs(125)
+        PROGRAM_HANGS
     }
 }
 

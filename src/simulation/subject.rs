@@ -57,6 +57,9 @@ const FAULTS: Faults = Faults {
     outage: None,
 };
 
+/// How long a call may take where a program that hangs is given up after two minutes.
+pub(super) const PROGRAM_HANGS: Duration = Duration::from_secs(125);
+
 /// Which changes by others a sync repairs that comes in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repairs {

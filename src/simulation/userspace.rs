@@ -16,7 +16,7 @@ use prometheus::Registry;
 use super::{
     docker,
     random::Random,
-    subject::{Repairs, Rules, Subject},
+    subject::{PROGRAM_HANGS, Repairs, Rules, Subject},
     world::{self, Called, Flow, Spec},
 };
 use crate::{
@@ -197,7 +197,7 @@ impl Rules for OfUserspace {
         false
     }
 
-    /// A port to which rules lead answers nobody who calls it directly.
+    /// A port to which rules lead refuses who calls it directly.
     fn open(&self, state: &State, own: &[IpAddr]) -> Option<String> {
         let ports = |family, protocol| {
             let ports = LISTENING.with_borrow(|all| all.ports(protocol, family));
@@ -237,12 +237,8 @@ impl Rules for OfUserspace {
         Repairs::Read
     }
 
-    /// Of legacy tables only the sizes are known, as the sync left them.
     fn noticed_after_a_sync(&self) -> Duration {
-        match self.0 {
-            Engine::NfTables => self.noticed(),
-            Engine::Legacy => super::process::SYNC_PERIOD + Duration::from_secs(5),
-        }
+        docker::noticed_after_a_sync(self.0, self.noticed())
     }
 
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
@@ -257,8 +253,7 @@ impl Rules for OfUserspace {
     fn refuse(&self, _: &mut State, _: Option<(usize, Errno)>) {}
 
     fn patience(&self) -> Duration {
-        // A program that hangs is given up after two minutes.
-        Duration::from_secs(125)
+        PROGRAM_HANGS
     }
 }
 

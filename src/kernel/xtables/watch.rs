@@ -53,13 +53,6 @@ impl Watch {
         }
     }
 
-    /// Notices nothing until the chains are recorded: to be called before much is written.
-    pub fn pause(&mut self) {
-        if let Record::NfTables(Some(watcher), _) = &mut self.record {
-            watcher.pause();
-        }
-    }
-
     /// Records that the chains are as they should be now, after a sync.
     pub fn record(&mut self) {
         match &mut self.record {
@@ -67,10 +60,7 @@ impl Watch {
                 *left = Some(sizes(self.family, self.owned.tables));
             }
             Record::NfTables(watcher, left) => {
-                let count = watcher.as_mut().and_then(|watcher| {
-                    watcher.resume();
-                    watcher.count()
-                });
+                let count = watcher.as_mut().and_then(ChainWatcher::count);
                 *left = count.map(|count| {
                     let mut left = left.unwrap_or_default();
                     left.count = Some(count);

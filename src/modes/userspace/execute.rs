@@ -23,11 +23,7 @@ use super::{
     capture::{Desired, Frontend, Target},
     diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step, diff},
     handover::OtherProcesses,
-    listeners::{
-        InUse, ListenerSet,
-        given::GivenSockets,
-        redirect_ports::{RedirectPort, RedirectPorts},
-    },
+    listeners::{InUse, ListenerSet, given::GivenSockets, redirect_ports::RedirectPorts},
     loads::Loads,
     options::Options,
     plan::{GroupKind, GroupName, GroupPlan, listen::NodeContext},
@@ -331,10 +327,6 @@ impl Executor {
         let Some(group) = self.groups.get_mut(name) else {
             return Ok(());
         };
-        let called = |port: &RedirectPort| {
-            let number = port.address.port();
-            group.frontends.iter().any(|f| f.port == number)
-        };
         let mut unfit: Vec<_> = group.local_port.take().into_iter().collect();
         if unfit.is_empty()
             && let Some(port) = given::local_port(&self.given, &mut self.ports, name, group)
@@ -345,7 +337,7 @@ impl Executor {
         }
         let taken = loop {
             match self.ports.take(name.port.protocol, name.port.family) {
-                Ok(port) if called(&port) => unfit.push(port),
+                Ok(port) if group.is_called_at(port.address.port()) => unfit.push(port),
                 taken => break taken,
             }
         };

@@ -35,12 +35,13 @@ struct Pairs {
 impl Routes {
     /// Adds those of a ServicePort's elements.
     pub fn add(&mut self, elements: &ServiceElements) {
-        let by_caller = elements
-            .own
-            .iter()
-            .filter(|(set, _)| matches!(set, SetId::FromOutside | SetId::NodePortsFromOutside));
+        let of = |sets: [SetId; 2]| {
+            let own = elements.own.iter();
+            own.filter(move |(set, _)| sets.contains(set))
+        };
+        let by_caller = of([SetId::FromOutside, SetId::NodePortsFromOutside]);
         let by_caller: HashSet<&[u8]> = by_caller.map(|(_, element)| &*element.key).collect();
-        for (set, element) in &elements.own {
+        for (set, element) in of([SetId::Endpoints, SetId::NodePortEndpoints]) {
             let Some(Datum::Value(endpoint)) = &element.data else {
                 continue;
             };

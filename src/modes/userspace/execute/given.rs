@@ -28,8 +28,7 @@ pub fn local_port(
 ) -> Option<RedirectPort> {
     let (protocol, family) = (name.port.protocol, name.port.family);
     let address = given.local_port(protocol, family, group.held_as())?;
-    let mut called = group.frontends.iter();
-    if called.any(|frontend| frontend.port == address.port()) {
+    if group.is_called_at(address.port()) {
         return None;
     }
     ports.adopt(protocol, address).ok()

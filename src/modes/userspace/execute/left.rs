@@ -39,7 +39,7 @@ impl LeftPorts {
         let place = group.frontends.iter().find_map(led)?;
         let address = place.1;
         let is_of_group = |one: &Frontend| group.frontends.contains(one);
-        let is_called = group.frontends.iter().any(|one| one.port == address.port());
+        let is_called = group.is_called_at(address.port());
         if is_called || !self.frontends.get(place)?.iter().all(is_of_group) {
             return None;
         }

@@ -195,6 +195,12 @@ impl ListenerSet {
         &self.held_as
     }
 
+    /// Returns whether clients call it at this port: a rule that leads there would have
+    /// nothing to translate.
+    pub fn is_called_at(&self, port: u16) -> bool {
+        self.frontends.iter().any(|frontend| frontend.port == port)
+    }
+
     /// Returns its local port with the protocol.
     pub fn place(&self) -> Option<(Protocol, SocketAddr)> {
         let port = self.local_port.as_ref()?;
