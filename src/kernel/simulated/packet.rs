@@ -73,7 +73,60 @@ pub(super) enum End {
 }
 
 /// All ways that a packet may take, each with how the last chain ended.
-pub(super) type Ways = BTreeSet<(Way, End)>;
+pub(super) type Ways = Few<(Way, End)>;
+
+/// A set of a handful of values, in the order in which they came. A vector that is searched is
+/// cheaper for so few than a tree.
+#[derive(Debug)]
+pub(super) struct Few<T>(Vec<T>);
+
+impl<T: PartialEq> Few<T> {
+    /// Returns a set without a value.
+    pub fn new() -> Few<T> {
+        Few(Vec::new())
+    }
+
+    /// Adds a value, if it is not there.
+    pub fn insert(&mut self, value: T) {
+        if !self.0.contains(&value) {
+            self.0.push(value);
+        }
+    }
+
+    /// Returns the values by reference.
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.0.iter()
+    }
+}
+
+impl<T> From<T> for Few<T> {
+    fn from(value: T) -> Few<T> {
+        Few(vec![value])
+    }
+}
+
+impl<T: PartialEq> Extend<T> for Few<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, values: I) {
+        values.into_iter().for_each(|value| self.insert(value));
+    }
+}
+
+impl<T: PartialEq> FromIterator<T> for Few<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Few<T> {
+        let mut few = Few::new();
+        few.extend(values);
+        few
+    }
+}
+
+impl<T> IntoIterator for Few<T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
 
 /// Returns what has become of packets at the end of their ways.
 pub(super) fn outcomes(ways: Ways) -> Outcomes {

@@ -1,13 +1,13 @@
 //! What becomes of a packet: its way through the base chains, with all that chance may
 //! choose.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::net::IpAddr;
 
 use super::{Ruleset, Table};
 use crate::{
     kernel::{
-        nftables::{ChainType, Hook, Verdict},
-        simulated::packet::{End, Outcomes, Packet, Way, Ways, outcomes},
+        nftables::{Base, ChainType, Hook, Verdict},
+        simulated::packet::{End, Few, Outcomes, Packet, Way, Ways, outcomes},
     },
     net::Family,
 };
@@ -21,7 +21,7 @@ impl Ruleset {
     pub(crate) fn outcomes(&self, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
         let first = Way::to(packet.established.unwrap_or(packet.destination));
         let evaluation = Evaluation {
-            ruleset: self,
+            bases: self.bases(family),
             family,
             packet,
             own,
@@ -31,7 +31,7 @@ impl Ruleset {
             Some(_) => Hook::Prerouting,
             None => Hook::Output,
         };
-        for (way, end) in evaluation.hook(begins, [(first, End::Accepted)].into()) {
+        for (way, end) in evaluation.hook(begins, (first, End::Accepted).into()) {
             let is_own = own.contains(&way.destination.ip());
             let rest: &[Hook] = match (packet.input, is_own) {
                 (Some(_), true) => &[Hook::Input],
@@ -39,16 +39,44 @@ impl Ruleset {
                 (None, true) => &[],
                 (None, false) => &[Hook::Postrouting],
             };
-            let ways: Ways = [(way, end)].into();
+            let ways: Ways = (way, end).into();
             let on = |ways, hook: &Hook| evaluation.hook(*hook, ways);
             found.extend(outcomes(rest.iter().fold(ways, on)));
         }
         found
     }
+
+    fn bases(&self, family: Family) -> Vec<BaseChain<'_>> {
+        let tables = self.tables.iter();
+        let tables = tables.filter(|((of, _), _)| *of == family.number());
+        let chains = tables.flat_map(|(_, table)| table.chains.iter().map(move |of| (table, of)));
+        let mut bases: Vec<_> = chains
+            .filter_map(|(table, (name, chain))| {
+                Some(BaseChain {
+                    base: chain.base?,
+                    table,
+                    name,
+                    drops: chain.drops,
+                })
+            })
+            .collect();
+        bases.sort_by_key(|chain| chain.base.priority);
+        bases
+    }
+}
+
+/// A chain of the kernel.
+struct BaseChain<'a> {
+    base: Base,
+    table: &'a Table,
+    name: &'a str,
+    /// Packets are dropped that no rule accepts.
+    drops: bool,
 }
 
 pub(super) struct Evaluation<'a> {
-    ruleset: &'a Ruleset,
+    /// In the order of their priorities.
+    bases: Vec<BaseChain<'a>>,
     pub(super) family: Family,
     pub(super) packet: &'a Packet,
     pub(super) own: &'a [IpAddr],
@@ -57,20 +85,9 @@ pub(super) struct Evaluation<'a> {
 impl Evaluation<'_> {
     /// Leads packets that were accepted so far through all chains of a hook.
     fn hook(&self, hook: Hook, mut ways: Ways) -> Ways {
-        let number = self.family.number();
-        let tables = self.ruleset.tables.iter();
-        let tables = tables.filter(|((family, _), _)| *family == number);
-        let mut chains: Vec<_> = tables
-            .flat_map(|(_, table)| table.chains.iter().map(move |chain| (&**table, chain)))
-            .filter_map(|(table, (name, chain))| {
-                let base = chain.base.filter(|base| base.hook == hook)?;
-                Some((base, table, name, chain.drops))
-            })
-            .collect();
-        chains.sort_by_key(|(base, ..)| base.priority);
-        for (base, table, name, drops) in chains {
+        for chain in self.bases.iter().filter(|chain| chain.base.hook == hook) {
             // Rules of nat see only the first packet of a connection.
-            if base.kind == ChainType::Nat && self.packet.established.is_some() {
+            if chain.base.kind == ChainType::Nat && self.packet.established.is_some() {
                 continue;
             }
             let mut next = Ways::new();
@@ -79,9 +96,9 @@ impl Evaluation<'_> {
                     next.insert((way, end));
                     continue;
                 }
-                for (way, end) in self.chain(table, name, way, 0) {
+                for (way, end) in self.chain(chain.table, chain.name, way, 0) {
                     let end = match end {
-                        End::Returns if drops => End::Dropped,
+                        End::Returns if chain.drops => End::Dropped,
                         End::Returns => End::Accepted,
                         end => end,
                     };
@@ -96,23 +113,23 @@ impl Evaluation<'_> {
     fn chain(&self, table: &Table, name: &str, way: Way, depth: usize) -> Ways {
         let mut ended = Ways::new();
         let Some(chain) = table.chains.get(name).filter(|_| depth < 16) else {
-            return [(way, End::Dropped)].into();
+            return (way, End::Dropped).into();
         };
-        let mut ways = BTreeSet::from([way]);
+        let mut ways = Few::from(way);
         for rule in &chain.rules {
-            let mut next = BTreeSet::new();
+            let mut next = Few::new();
             for way in ways {
                 for (way, verdict) in self.rule(table, &rule.expressions, way) {
                     match verdict {
-                        None | Some(Verdict::Continue) => drop(next.insert(way)),
-                        Some(Verdict::Accept) => drop(ended.insert((way, End::Accepted))),
-                        Some(Verdict::Drop) => drop(ended.insert((way, End::Dropped))),
-                        Some(Verdict::Return) => drop(ended.insert((way, End::Returns))),
+                        None | Some(Verdict::Continue) => next.insert(way),
+                        Some(Verdict::Accept) => ended.insert((way, End::Accepted)),
+                        Some(Verdict::Drop) => ended.insert((way, End::Dropped)),
+                        Some(Verdict::Return) => ended.insert((way, End::Returns)),
                         Some(Verdict::Jump(chain)) => {
                             for (way, end) in self.chain(table, &chain, way, depth + 1) {
                                 match end {
-                                    End::Returns => drop(next.insert(way)),
-                                    end => drop(ended.insert((way, end))),
+                                    End::Returns => next.insert(way),
+                                    end => ended.insert((way, end)),
                                 }
                             }
                         }

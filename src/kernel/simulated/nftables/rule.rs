@@ -38,47 +38,57 @@ impl Evaluation<'_> {
         way: Way,
     ) -> Vec<(Way, Option<Verdict>)> {
         let mut ended = Vec::new();
-        let mut running = vec![Running {
+        let running = Running {
             registers: [0; SPACE],
             way,
-        }];
-        for expression in expressions {
-            let mut next = Vec::new();
-            for mut one in running {
-                match expression {
-                    Expression::Numgen {
-                        to,
-                        modulus,
-                        offset,
-                        ..
-                    }
-                    | Expression::Jhash {
-                        to,
-                        modulus,
-                        offset,
-                        ..
-                    } => {
-                        next.extend((*offset..offset + modulus).map(|number| {
-                            let mut drawn = one.clone();
-                            drawn.load(*to, &number.to_ne_bytes());
-                            drawn
-                        }));
-                    }
-                    _ => match self.one(table, expression, &mut one) {
-                        Step::On => next.push(one),
-                        Step::NextRule => ended.push((one.way, None)),
-                        Step::Ends(verdict) => ended.push((one.way, Some(verdict))),
-                        Step::Refuses => {
-                            one.way.mark = REFUSED;
-                            ended.push((one.way, None));
-                        }
-                    },
-                }
-            }
-            running = next;
-        }
-        ended.extend(running.into_iter().map(|one| (one.way, None)));
+        };
+        self.all(table, expressions, running, &mut ended);
         ended
+    }
+
+    /// Does what expressions say, one after the other, and adds how each way that chance may
+    /// choose ends.
+    fn all(
+        &self,
+        table: &Table,
+        expressions: &[Expression],
+        mut running: Running,
+        ended: &mut Vec<(Way, Option<Verdict>)>,
+    ) {
+        for (at, expression) in expressions.iter().enumerate() {
+            if let Expression::Numgen {
+                to,
+                modulus,
+                offset,
+                ..
+            }
+            | Expression::Jhash {
+                to,
+                modulus,
+                offset,
+                ..
+            } = expression
+            {
+                for number in *offset..offset + modulus {
+                    let mut drawn = running.clone();
+                    drawn.load(*to, &number.to_ne_bytes());
+                    self.all(table, &expressions[at + 1..], drawn, ended);
+                }
+                return;
+            }
+            let verdict = match self.one(table, expression, &mut running) {
+                Step::On => continue,
+                Step::NextRule => None,
+                Step::Ends(verdict) => Some(verdict),
+                Step::Refuses => {
+                    running.way.mark = REFUSED;
+                    None
+                }
+            };
+            ended.push((running.way, verdict));
+            return;
+        }
+        ended.push((running.way, None));
     }
 
     fn one(&self, table: &Table, expression: &Expression, run: &mut Running) -> Step {
@@ -173,25 +183,32 @@ impl Evaluation<'_> {
         }
     }
 
-    fn header(&self, header: Header, way: &Way) -> Vec<u8> {
-        let (source, destination) = (self.packet.source, way.destination);
+    /// Returns a header with what rules look at: addresses or ports.
+    fn header(&self, header: Header, way: &Way) -> [u8; 40] {
+        let ends = [self.packet.source, way.destination];
+        let mut octets = [0; 40];
         match header {
             Header::Transport => {
-                let mut octets = [source.port(), destination.port()]
-                    .map(u16::to_be_bytes)
-                    .concat();
-                octets.resize(20, 0);
-                octets
+                for (at, end) in ends.iter().enumerate() {
+                    octets[2 * at..][..2].copy_from_slice(&end.port().to_be_bytes());
+                }
             }
             Header::Network => {
-                let before = match self.family {
+                let length = usize::from(self.family.bits() / 8);
+                let first = match self.family {
                     Family::V4 => 12,
                     Family::V6 => 8,
                 };
-                let ips = [source.ip(), destination.ip()].map(|ip| octets(&ip));
-                [vec![0; before], ips.concat()].concat()
+                for (at, end) in ends.iter().enumerate() {
+                    let part = &mut octets[first + at * length..][..length];
+                    match end.ip() {
+                        IpAddr::V4(ip) => part.copy_from_slice(&ip.octets()),
+                        IpAddr::V6(ip) => part.copy_from_slice(&ip.octets()),
+                    }
+                }
             }
         }
+        octets
     }
 
     fn meta(&self, key: u32, access: Access, run: &mut Running) -> Step {

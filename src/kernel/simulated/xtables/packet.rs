@@ -1,10 +1,7 @@
 //! What becomes of a packet: its way through the chains of the kernel, with all that chance
 //! may choose.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use super::{
     Table, Xtables,
@@ -16,7 +13,7 @@ use crate::{
         simulated::{
             ipset::Sets,
             ipvs::{Connection, Ipvs},
-            packet::{End, Outcomes, Packet, Update, Way, Ways, outcomes},
+            packet::{End, Few, Outcomes, Packet, Update, Way, Ways, outcomes},
             route::Links,
         },
     },
@@ -96,7 +93,7 @@ impl Xtables {
                 ("filter", "OUTPUT"),
             ],
         };
-        let mut ways: Ways = [(first, End::Accepted)].into();
+        let mut ways: Ways = (first, End::Accepted).into();
         for (table, chain) in begin {
             ways = evaluation.base(table, chain, ways);
         }
@@ -113,7 +110,7 @@ impl Xtables {
                 ],
                 (None, false) => &[("mangle", "POSTROUTING"), ("nat", "POSTROUTING")],
             };
-            let mut ways: Ways = [(way, end)].into();
+            let mut ways: Ways = (way, end).into();
             for (table, chain) in rest {
                 ways = evaluation.base(table, chain, ways);
             }
@@ -147,7 +144,7 @@ impl Evaluation<'_> {
     /// (`NF_IP_PRI_NAT_DST + 1` in `LOCAL_OUT`). What it leads on passes `LOCAL_OUT` as a
     /// packet whose addresses are translated (`ip_vs_nat_send_or_cont`).
     fn by_ipvs(&self, first: Way) -> Outcomes {
-        let ways: Ways = [(first, End::Accepted)].into();
+        let ways: Ways = (first, End::Accepted).into();
         let (begin, rest): (&[_], &[_]) = match self.packet.input {
             Some(_) => (
                 &[("mangle", "PREROUTING"), ("nat", "PREROUTING")],
@@ -165,7 +162,7 @@ impl Evaluation<'_> {
         let mut found = Ways::new();
         for (way, end) in self.all(begin, ways) {
             let is_forwarded = self.packet.input.is_some() && !self.is_own(&way.destination.ip());
-            let ways: Ways = [(way, end)].into();
+            let ways: Ways = (way, end).into();
             if is_forwarded {
                 let chains = [
                     ("mangle", "FORWARD"),
@@ -183,7 +180,7 @@ impl Evaluation<'_> {
             for (way, end) in self.all(before, ways) {
                 match self.scheduled(&way).filter(|_| end == End::Accepted) {
                     Some(led) => found.extend(led),
-                    None => found.extend(self.all(rest, [(way, end)].into())),
+                    None => found.extend(self.all(rest, (way, end).into())),
                 }
             }
         }
@@ -216,7 +213,7 @@ impl Evaluation<'_> {
             )?,
         };
         if to.is_empty() {
-            return Some([(way.clone(), End::Refused)].into());
+            return Some((way.clone(), End::Refused).into());
         }
         let led = to.into_iter().map(|(destination, update)| {
             let mut way = Way {
@@ -275,15 +272,15 @@ impl Evaluation<'_> {
     fn chain(&self, table: &Table, name: &str, way: Way, depth: usize) -> Ways {
         let mut ended = Ways::new();
         let Some(chain) = table.chains.get(name).filter(|_| depth < 16) else {
-            return [(way, End::Dropped)].into();
+            return (way, End::Dropped).into();
         };
-        let mut ways = BTreeSet::from([way]);
+        let mut ways = Few::from(way);
         for rule in &chain.rules {
             // Most rules are of other packets.
             if !ways.iter().any(|way| self.may_match(rule, way)) {
                 continue;
             }
-            let mut next = BTreeSet::new();
+            let mut next = Few::new();
             for way in ways {
                 let (found, passed_by) = self.matches(rule, way);
                 next.extend(passed_by);
@@ -304,7 +301,7 @@ impl Evaluation<'_> {
         rule: &Rule,
         mut way: Way,
         depth: usize,
-        next: &mut BTreeSet<Way>,
+        next: &mut Few<Way>,
         ended: &mut Ways,
     ) {
         let end = match &rule.target {
@@ -320,8 +317,8 @@ impl Evaluation<'_> {
             Target::Jump(chain) => {
                 for (way, end) in self.chain(table, chain, way, depth + 1) {
                     match end {
-                        End::Returns => drop(next.insert(way)),
-                        end => drop(ended.insert((way, end))),
+                        End::Returns => next.insert(way),
+                        end => ended.insert((way, end)),
                     }
                 }
                 return;
