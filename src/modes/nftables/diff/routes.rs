@@ -50,11 +50,16 @@ impl Routes {
                 continue;
             };
             let pair = [frontend, endpoint].concat();
-            let is_of_outside = !by_caller.contains(frontend) || u32::from_ne_bytes(*slot) >= LOCAL;
-            if is_of_outside {
+            let differ = by_caller.contains(frontend);
+            let is_local = u32::from_ne_bytes(*slot) >= LOCAL;
+            if !differ || is_local {
                 self.of_outside.insert(*set, &pair);
             }
-            self.of_cluster.insert(*set, &pair);
+            // Endpoints of this node that serve others may be out of use for its pods: while all
+            // of them terminate, and one elsewhere is ready.
+            if !differ || !is_local {
+                self.of_cluster.insert(*set, &pair);
+            }
         }
     }
 

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     kernel::nftables::Transaction,
     net::Family,
-    services::{ServicePort, ServicePortName, TrafficPolicy},
+    services::{Endpoints, ServicePort, ServicePortName, TrafficPolicy},
 };
 
 /// How many random cases there are of each family.
@@ -248,6 +248,41 @@ fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
         [0; 2],
         "there is no such map"
     );
+}
+
+/// Endpoints of this node that terminate go on for clients from outside, and not for pods of this
+/// node once another endpoint is ready.
+#[test]
+fn pods_are_forgotten_where_endpoints_that_terminate_are_for_outside_alone() {
+    let family = Family::V4;
+    let mut applied = Applied::new(options(family));
+    let sets = Sets::new(family);
+    // Only the last one takes traffic with policy Cluster.
+    let port = |last: &[u16], in_use: u32| {
+        let port = sticky(exposed(on(family, 1, last)), 60);
+        let endpoints = Endpoints {
+            cluster: [in_use].into(),
+            ..Endpoints::clone(&port.endpoints)
+        };
+        Arc::new(ServicePort {
+            external_traffic_policy: TrafficPolicy::Local,
+            endpoints: Arc::new(endpoints),
+            ..port
+        })
+    };
+    let terminating = port(&[2], 0);
+    let name = &terminating.name;
+    let mut forgotten = |port: &Arc<ServicePort>| {
+        let change = Change::new(&applied, [(name, Some(port))]);
+        let batch = change.batch(&applied, &sets);
+        let forgotten = batch.change.forgotten.clone();
+        batch.change.commit(&mut applied);
+        forgotten.len()
+    };
+    assert_eq!(forgotten(&terminating), [0; 2]);
+    let frontends = 4;
+    let elsewhere_is_ready = port(&[2, 3], 1);
+    assert_eq!(forgotten(&elsewhere_is_ready), [frontends, 1]);
 }
 
 /// Takes something from what rules may use.
