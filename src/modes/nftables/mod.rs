@@ -22,7 +22,7 @@ pub mod render;
 mod tests;
 mod traffic;
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use self::family::ServedFamily;
 pub use self::{
@@ -132,14 +132,11 @@ impl Nftables {
     }
 
     /// Reads what others changed; true if that concerns a table of ours.
-    fn read_notifications(&mut self) -> bool {
-        let changes = match self.watcher.changes() {
-            Ok(changes) => changes,
-            Err(error) => {
-                tracing::debug!("notifications of nf_tables: {error}");
-                return false;
-            }
-        };
+    ///
+    /// # Errors
+    /// When the socket fails: what others changed is not known.
+    fn read_notifications(&mut self) -> io::Result<bool> {
+        let changes = self.watcher.changes()?;
         let mut concerned = false;
         for (family, served) in self.served_mut() {
             if changes.concern(family, TABLE) {
@@ -151,7 +148,20 @@ impl Nftables {
                 }
             }
         }
-        concerned
+        Ok(concerned)
+    }
+
+    /// Has full syncs write anew what another process may have changed unnoticed.
+    fn read_or_suspect(&mut self, asked: Asked<'_>) {
+        let Err(error) = self.read_notifications() else {
+            return;
+        };
+        tracing::warn!("notifications of nf_tables cannot be read: {error}");
+        for (family, served) in self.served_mut() {
+            if asked.get(family).is_some_and(|changes| changes.full) {
+                served.table.suspect();
+            }
+        }
     }
 }
 
@@ -163,7 +173,7 @@ impl Mode for Nftables {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let node = map.this_node().map(|node| &**node);
         self.setup.node_ports.update(node);
-        self.read_notifications();
+        self.read_or_suspect(asked);
         // A family that is not served has nothing to do.
         let mut outcomes: Outcomes =
             PerFamily::each(|family| asked.get(family).map(|_| Ok(SyncReport::default())));
@@ -198,7 +208,8 @@ impl Mode for Nftables {
             for (_, served) in self.served_mut() {
                 served.table.forget();
             }
-            if self.read_notifications() {
+            // Where they cannot be read, the next sync says so.
+            if self.read_notifications().unwrap_or(false) {
                 return;
             }
         }
