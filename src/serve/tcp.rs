@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -12,7 +12,8 @@ use tokio::net::TcpListener;
 /// after a second at the earliest, also those that are no part of a crowd.
 const BACKLOG: i32 = 1024;
 
-/// Listens on `address`.
+/// Listens on `address`. A wildcard is every address of both families, or of IPv4 where the
+/// kernel has no IPv6.
 ///
 /// # Errors
 /// When another program has it, it is not this node's, or this process may not
@@ -22,7 +23,7 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
         return listen(address);
     }
     match listen(of_both_families(address.port())) {
-        Err(error) if has_no_ipv6(&error) && address.is_ipv4() => listen(address),
+        Err(error) if has_no_ipv6(&error) => listen(of_ipv4(address.port())),
         done => done,
     }
 }
@@ -31,11 +32,17 @@ fn of_both_families(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)
 }
 
+fn of_ipv4(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)
+}
+
 /// Returns the addresses that a listener of `address` may be bound to by [`bind`].
 pub(super) fn bound_to(address: SocketAddr) -> impl Iterator<Item = SocketAddr> {
     let is_wildcard = address.ip().is_unspecified();
-    let both = is_wildcard.then(|| of_both_families(address.port()));
-    both.into_iter().chain([address])
+    let port = address.port();
+    let wildcards = is_wildcard.then(|| [of_both_families(port), of_ipv4(port)]);
+    let wildcards = wildcards.into_iter().flatten();
+    wildcards.chain((!is_wildcard).then_some(address))
 }
 
 fn has_no_ipv6(error: &io::Error) -> bool {
@@ -63,8 +70,6 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -2,6 +2,7 @@
 //! reported over HTTP and in Events.
 
 use std::{
+    io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     pin::pin,
     sync::Arc,
@@ -359,18 +360,16 @@ fn service_health(
 }
 
 /// Returns the addresses at which health-check node ports listen now.
-fn health_check_addresses(node_ports: &NodePorts) -> Vec<IpAddr> {
+///
+/// # Errors
+/// When this node's addresses cannot be listed.
+fn health_check_addresses(node_ports: &NodePorts) -> io::Result<Vec<IpAddr>> {
     let served = node_ports.served();
     if *served == Served::All {
-        return vec![Ipv6Addr::UNSPECIFIED.into()];
+        return Ok(vec![Ipv6Addr::UNSPECIFIED.into()]);
     }
-    match addresses::serving(&served) {
-        Ok(all) => all.into_iter().collect(),
-        Err(error) => {
-            tracing::error!("health-check node ports are closed until the next full sync: {error}");
-            Vec::new()
-        }
-    }
+    let serving = addresses::serving(&served).map_err(io::Error::other)?;
+    Ok(serving.into_iter().collect())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod ports;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -54,7 +55,7 @@ struct Part {
 
 /// Follows the service map, and has the ports opened and closed.
 pub struct ServiceHealth {
-    addresses: Box<dyn FnMut() -> Vec<IpAddr> + Send>,
+    addresses: Box<dyn FnMut() -> io::Result<Vec<IpAddr>> + Send>,
     parts: HashMap<ServiceName, BTreeMap<ServicePortName, Part>>,
     desired: watch::Sender<Desired>,
     sockets: ports::Sockets,
@@ -81,14 +82,14 @@ impl HealthListeners {
 
 impl ServiceHealth {
     /// Starts without any port. `addresses` lists where node ports are served
-    /// now, and is asked at each full sync; a wildcard stands for every address
-    /// of both families; `listeners` are those of this process. All ports close when
+    /// now, and is asked at each full sync; while it fails, the last addresses stay;
+    /// a wildcard stands for every address of both families; `listeners` are those of this process. All ports close when
     /// this is dropped. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
     pub fn start(
-        addresses: impl FnMut() -> Vec<IpAddr> + Send + 'static,
+        addresses: impl FnMut() -> io::Result<Vec<IpAddr>> + Send + 'static,
         listeners: Listeners,
         health: Arc<Health>,
         events: Recorder,
@@ -205,13 +206,20 @@ impl AfterSync for ServiceHealth {
         if !concerned {
             return;
         }
-        let addresses = changes
-            .full
-            .then(|| (self.addresses)().into_iter().collect());
+        let listed = changes.full.then(|| (self.addresses)()).transpose();
+        let addresses = listed.unwrap_or_else(|error| {
+            tracing::error!(
+                "health-check node ports stay at the addresses of the last full sync: {error}"
+            );
+            None
+        });
         let checks = self.checks();
         self.desired.send_if_modified(|desired| {
             let now = Desired {
-                addresses: addresses.unwrap_or_else(|| std::mem::take(&mut desired.addresses)),
+                addresses: addresses.map_or_else(
+                    || std::mem::take(&mut desired.addresses),
+                    |addresses| addresses.into_iter().collect(),
+                ),
                 checks,
             };
             let before = std::mem::replace(desired, now);

@@ -245,7 +245,7 @@ async fn listen(
             // A family that fails does not concern Services of the other.
             let healthy = check.map_or(health.healthy, |check| {
                 let mut families = check.families.iter();
-                families.any(|(family, has)| *has && health.is_healthy(family))
+                families.all(|(family, has)| !*has || health.is_healthy(family))
             });
             answer(&service, count, healthy)
         })

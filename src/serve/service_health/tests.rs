@@ -74,7 +74,7 @@ impl Bench {
         let (recorder, events) = Recorder::new(16);
         Bench {
             serving: ServiceHealth::start(
-                || vec![here()],
+                || Ok(vec![here()]),
                 Listeners::default(),
                 Arc::clone(&health),
                 recorder,
@@ -235,6 +235,40 @@ async fn a_health_check_is_answered_in_kube_proxys_words() {
     let answer = eventually(check, |a| a.is_some_and(|a| a.contains("HTTP/1.1 503 "))).await;
     let answer = answer.unwrap();
     assert!(answer.contains("\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": false"));
+}
+
+/// Load balancers of either family get the same answer, as kube-proxy gives it.
+#[tokio::test]
+async fn a_service_of_both_families_is_healthy_when_both_are() {
+    let mut bench = Bench::new();
+    let (both, check) = (free_port(), free_port());
+    let ready = [endpoint("10.1.0.1:80", "local ready")];
+    let of = |service, family, check| port(name(service, "", family), Some(check), &ready);
+    let ports = [
+        of("both", Family::V4, both),
+        of("both", Family::V6, both),
+        of("four", Family::V4, check),
+    ];
+    bench.sync(true, &[], &ports);
+    let is_healthy = |answer: Option<&str>| answer.is_some_and(|a| a.contains("HTTP/1.1 200 "));
+    eventually(both, is_healthy).await;
+    bench.health.updated(Family::V4);
+    bench.health.queued(Family::V6);
+    eventually(both, |a| a.is_some_and(|a| a.contains("HTTP/1.1 503 "))).await;
+    eventually(check, is_healthy).await;
+}
+
+#[tokio::test]
+async fn ports_stay_open_while_addresses_cannot_be_listed() {
+    let mut bench = Bench::new();
+    let check = free_port();
+    let ports = [port(name("a", "", Family::V4), Some(check), &[])];
+    bench.sync(true, &[], &ports);
+    let before = bench.serving.desired.borrow().clone();
+    bench.serving.addresses = Box::new(|| Err(io::Error::from_raw_os_error(nix::libc::EMFILE)));
+    bench.sync(true, &[], &ports);
+    assert_eq!(*bench.serving.desired.borrow(), before);
+    assert_eq!(before.addresses, [here()].into());
 }
 
 #[tokio::test]
