@@ -93,6 +93,24 @@ async fn a_node_that_is_withheld_or_not_there_yet_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_that_cannot_be_listed_is_not_waited_for_without_end() {
+    let server = shop();
+    server.script().refuse = vec![(NODES, 500, None); 1000];
+    let mut recorder = Recorder::start(pipe::access(&server));
+    recorder.is_quiet(Duration::from_secs(29)).await;
+    assert_eq!(recorder.next(SOON).await, Some(4));
+    recorder.seen();
+    server.script().refuse.clear();
+    assert_eq!(recorder.next(Duration::from_secs(60)).await, Some(1));
+    assert_eq!(recorder.seen(), [NODE]);
+
+    // Without Services there is nothing to be in force.
+    server.script().refuse = vec![(SERVICES, 500, None); 1000];
+    let mut recorder = Recorder::start(pipe::access(&server));
+    recorder.is_quiet(Duration::from_secs(120)).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn changes_that_mean_nothing_here_make_no_event() {
     let server = shop();
     let mut recorder = Recorder::start(pipe::access(&server));

@@ -16,6 +16,8 @@ use crate::services::Event;
 pub(super) struct Known<K: Kind> {
     objects: HashMap<K::Name, Entry<K>>,
     unsent: HashSet<K::Name>,
+    /// What changed before a list was begun, as it was then; `None`: it was gone.
+    before_list: HashMap<K::Name, Option<Arc<K>>>,
     /// Number of lists that were begun.
     list: u32,
     /// Between the beginning of a list and the end of a complete one nothing is
@@ -36,6 +38,7 @@ impl<K: Kind> Known<K> {
         Known {
             objects: HashMap::new(),
             unsent: HashSet::new(),
+            before_list: HashMap::new(),
             list: 0,
             listing: true,
             settled: false,
@@ -43,8 +46,15 @@ impl<K: Kind> Known<K> {
     }
 
     /// Begins a list. One that was not finished no longer counts, but the
-    /// objects that it brought do.
+    /// objects that it brought do. What changed before it need not wait for its end.
     pub(super) fn begin_list(&mut self) {
+        if !self.listing {
+            for name in std::mem::take(&mut self.unsent) {
+                let object = self.objects.get(&name);
+                let object = object.map(|entry| Arc::clone(&entry.object));
+                self.before_list.insert(name, object);
+            }
+        }
         self.list = self.list.wrapping_add(1);
         self.listing = true;
     }
@@ -107,20 +117,25 @@ impl<K: Kind> Known<K> {
 
     /// Returns whether there are changes to send on.
     pub(super) fn has_changes(&self) -> bool {
-        !self.listing && !self.unsent.is_empty()
+        !self.before_list.is_empty() || !self.listing && !self.unsent.is_empty()
     }
 
-    /// Appends what changed to `events`, unless a list is under way.
+    /// Appends what changed to `events`, but for what a list under way brought.
     pub(super) fn send_changes(&mut self, events: &mut Vec<Event>) {
+        let event = |name, object| match object {
+            Some(object) => K::came(object),
+            None => K::gone(name),
+        };
+        let before = std::mem::take(&mut self.before_list).into_iter();
+        events.extend(before.map(|(name, object)| event(name, object)));
         if self.listing {
             return;
         }
         // The set itself is dropped: after the first list it is large.
         for name in std::mem::take(&mut self.unsent) {
-            events.push(match self.objects.get(&name) {
-                Some(entry) => K::came(Arc::clone(&entry.object)),
-                None => K::gone(name),
-            });
+            let object = self.objects.get(&name);
+            let object = object.map(|entry| Arc::clone(&entry.object));
+            events.push(event(name, object));
         }
     }
 }
@@ -196,6 +211,21 @@ mod tests {
         assert!(known.has_changes());
         assert_eq!(sent(&mut known), ["-c", "b=2", "d=1"]);
         assert_eq!(sent(&mut known), [""; 0]);
+    }
+
+    #[test]
+    fn what_changed_before_a_list_does_not_wait_for_its_end() {
+        let mut known = listed();
+        put(&mut known, "b", "2");
+        known.remove("c".into());
+        known.begin_list();
+        put(&mut known, "b", "3");
+        assert!(known.has_changes());
+        assert_eq!(sent(&mut known), ["-c", "b=2"]);
+        assert!(!known.has_changes(), "half a list");
+        known.preserve(&"a".into());
+        known.end_list();
+        assert_eq!(sent(&mut known), ["b=3"]);
     }
 
     #[test]

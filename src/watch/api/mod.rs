@@ -28,7 +28,7 @@ use std::{sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc},
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tracing::warn;
 
@@ -63,6 +63,10 @@ pub use calls::{CALLS, Call};
 /// Changes that are near in time become one batch: the changes of a roll-out
 /// come in pairs, a Service with its slice or one slice with the next.
 const GATHER: Duration = Duration::from_millis(2);
+/// How long Services and EndpointSlices, once they are complete, wait for the first list of
+/// what the program can do without. kube-proxy waits as long for its Node
+/// (`cmd/kube-proxy/app/server.go`, `getNodeIPs`).
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Which objects to follow, and the pauses after failures.
 #[derive(Clone, Debug)]
@@ -101,8 +105,9 @@ impl Settings {
 /// others and ServiceCIDRs, in a task of its own on the Tokio runtime that this is called in.
 ///
 /// The first batch has all objects, once Services and EndpointSlices are
-/// complete, and the rest is known, or known to be absent or forbidden. Each later one has what changed in reduced form, each
-/// object at most once. Whatever happens to the server, the last known state
+/// complete, and the rest is known, or known to be absent or forbidden, or was not known
+/// 30 s later. Each later batch has what changed in reduced form, each object at most
+/// once. Whatever happens to the server, the last known state
 /// stays in force. The task ends when the receiver is dropped.
 pub fn spawn(access: Access, settings: Settings) -> mpsc::Receiver<Batch> {
     let (sender, receiver) = mpsc::channel(1);
@@ -201,11 +206,11 @@ fn is_settled<K: Kind>(followed: Option<&Mutex<Known<K>>>) -> bool {
 impl Objects {
     /// Sends what changed, until the receiver is dropped.
     async fn send(&self, changes: &Notify, sender: &mpsc::Sender<Batch>) {
+        self.settled(changes).await;
         let mut first = true;
         loop {
-            changes.notified().await;
-            if !self.are_settled() {
-                continue;
+            if !first {
+                changes.notified().await;
             }
             sleep(GATHER).await;
             // The receiver may be busy; what comes meanwhile goes along.
@@ -213,17 +218,35 @@ impl Objects {
                 return;
             };
             let batch = self.batch();
-            if first || !batch.events.is_empty() {
+            if std::mem::take(&mut first) || !batch.events.is_empty() {
                 place.send(batch);
-                first = false;
             }
         }
     }
 
-    fn are_settled(&self) -> bool {
-        self.services.lock().is_settled()
-            && self.slices.lock().is_settled()
-            && self.node.lock().is_settled()
+    /// Waits until there is enough for a first batch.
+    async fn settled(&self, changes: &Notify) {
+        while !self.are_required_settled() {
+            changes.notified().await;
+        }
+        let all = async {
+            while !self.are_others_settled() {
+                changes.notified().await;
+            }
+        };
+        if timeout(PATIENCE, all).await.is_err() {
+            warn!(
+                "Services and EndpointSlices come in force without other objects that could not                  be listed in {PATIENCE:?}; `tripod status` names them"
+            );
+        }
+    }
+
+    fn are_required_settled(&self) -> bool {
+        self.services.lock().is_settled() && self.slices.lock().is_settled()
+    }
+
+    fn are_others_settled(&self) -> bool {
+        self.node.lock().is_settled()
             && is_settled(self.elsewhere.as_ref())
             && is_settled(self.service_cidrs.as_ref())
     }
