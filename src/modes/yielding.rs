@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     kernel::xtables::Engine,
-    net::{Family, ModeName},
-    services::ServiceMap,
+    net::{Family, ModeName, PerFamily},
+    services::{Changes, ServiceMap},
 };
 
 /// A mode that gives way to other processes.
@@ -18,6 +18,9 @@ pub struct Yielding<M> {
     handover: Handover,
     /// Whether what is in the kernel may be another process's.
     yields: bool,
+    /// UDP flows that became stale since then: the other process may end before it deletes
+    /// them.
+    stale: PerFamily<Changes>,
 }
 
 impl<M: Mode> Yielding<M> {
@@ -27,6 +30,7 @@ impl<M: Mode> Yielding<M> {
             mode,
             handover,
             yields: false,
+            stale: PerFamily::default(),
         }
     }
 
@@ -47,6 +51,14 @@ fn is_whole(asked: Asked<'_>) -> bool {
     families.all(|(_, changes)| changes.is_some_and(|changes| changes.full))
 }
 
+/// Returns of `changes` what they make stale.
+fn only_stale(changes: &Changes) -> Changes {
+    Changes {
+        stale_udp: changes.stale_udp.clone(),
+        ..Changes::default()
+    }
+}
+
 impl<M: Mode> Mode for Yielding<M> {
     fn name(&self) -> ModeName {
         self.mode.name()
@@ -62,8 +74,21 @@ impl<M: Mode> Mode for Yielding<M> {
         // After another process everything is to be compared, which is asked for at once.
         self.yields = writing.is_none() || self.yields && !is_whole(asked);
         if self.yields {
+            for (family, stale) in self.stale.iter_mut() {
+                stale.merge(asked.get(family).map_or_else(Changes::default, only_stale));
+                stale.bound(map);
+            }
             return asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())));
         }
+        let stale = std::mem::take(&mut self.stale);
+        if stale.iter().all(|(_, stale)| stale.is_empty()) {
+            return self.mode.sync(map, asked).await;
+        }
+        let asked = stale.map(|family, mut changes| {
+            changes.merge(Changes::clone((*asked.get(family))?));
+            Some(changes)
+        });
+        let asked = asked.as_ref().map(|_, changes| changes.as_ref());
         self.mode.sync(map, asked).await
     }
 
@@ -104,10 +129,10 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::{modes::SyncError, net::PerFamily, services::Changes};
+    use crate::{modes::SyncError, services::service_ports::port_name};
 
-    /// Counts its syncs, and takes everything for damage.
-    struct Counting(Arc<Mutex<usize>>);
+    /// Counts its syncs and what they make stale, and takes everything for damage.
+    struct Counting(Arc<Mutex<(usize, usize)>>);
 
     impl Mode for Counting {
         fn name(&self) -> ModeName {
@@ -115,7 +140,10 @@ mod tests {
         }
 
         async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-            *self.0.lock() += 1;
+            let stale = asked.iter().filter_map(|(_, changes)| *changes);
+            let stale = stale.map(|changes| changes.stale_udp.revived.len());
+            let mut counts = self.0.lock();
+            *counts = (counts.0 + 1, counts.1 + stale.sum::<usize>());
             asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())))
         }
 
@@ -143,7 +171,9 @@ mod tests {
     async fn who_gave_way_writes_again_with_a_full_sync_when_the_other_is_gone() {
         let (handover, syncs) = (Handover::of_rules(), Arc::default());
         let mut mode = Yielding::new(Counting(Arc::clone(&syncs)), handover.clone());
-        let (map, changes) = (ServiceMap::default(), Changes::default());
+        let map = ServiceMap::default();
+        let mut changes = Changes::default();
+        changes.stale_udp.revived.push(port_name("dns:udp"));
         let full = Changes {
             full: true,
             ..Changes::default()
@@ -152,8 +182,9 @@ mod tests {
             PerFamily::each(|_| Some(&changes)),
             PerFamily::each(|_| Some(&full)),
         );
+        let families = Family::ALL.len();
         mode.sync(&map, some).await;
-        assert_eq!(*syncs.lock(), 1);
+        assert_eq!(*syncs.lock(), (1, families));
         assert!(is_modified(&mut mode).await, "what others change counts");
 
         let successor = handover.give_way(1).await;
@@ -162,16 +193,18 @@ mod tests {
             let outcomes = mode.sync(&map, asked).await;
             assert!(outcomes.iter().all(|(_, done)| matches!(done, Some(Ok(_)))));
         }
-        assert_eq!(*syncs.lock(), 1, "it writes nothing");
+        assert_eq!(syncs.lock().0, 1, "it writes nothing");
         assert!(!is_modified(&mut mode).await, "the changes are the other's");
 
         drop(successor);
         assert!(is_modified(&mut mode).await, "a sync is due");
         mode.sync(&map, some).await;
-        assert_eq!(*syncs.lock(), 1, "all is to be compared first");
+        assert_eq!(syncs.lock().0, 1, "all is to be compared first");
         mode.sync(&map, all).await;
+        let stale = 3 * families;
+        assert_eq!(*syncs.lock(), (2, stale), "and what became stale before it");
         mode.sync(&map, some).await;
-        assert_eq!(*syncs.lock(), 3);
+        assert_eq!(*syncs.lock(), (3, stale + families));
     }
 
     #[tokio::test]
