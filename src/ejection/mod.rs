@@ -13,6 +13,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -30,6 +31,7 @@ use self::{
     watched::Watched,
 };
 use crate::{
+    backoff::Backoff,
     events::{self, Recorder},
     kernel::{
         conntrack::{events::Events, flows},
@@ -45,6 +47,10 @@ use crate::{
 /// Whether the kernel notifies of entries of connection tracking
 /// (`Documentation/networking/nf_conntrack-sysctl.rst`).
 const NOTIFIES: &str = "net/netfilter/nf_conntrack_events";
+
+/// Pauses between two tries to have notifications that could not be had.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Batches that may wait for the runner.
 const WAITING: usize = 16;
@@ -104,6 +110,7 @@ pub fn begin(
         shared: Arc::clone(&shared),
         evidence: Evidence::default(),
         kernel: None,
+        opening: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
         logged: LogOnce::default(),
         in_force: BTreeMap::new(),
         metrics,
@@ -133,6 +140,9 @@ struct Ejector {
     evidence: Evidence,
     /// `None`: nothing is watched, or the kernel has no notifications.
     kernel: Option<Kernel>,
+    /// When to ask for notifications again that could not be had: a limit of descriptors or
+    /// a setting of the kernel may be another one then.
+    opening: Backoff,
     logged: LogOnce,
     /// What was last reported as ejected, by Service.
     in_force: BTreeMap<ServiceName, BTreeSet<SocketAddr>>,
@@ -145,6 +155,7 @@ impl Ejector {
         let shared = Arc::clone(&self.shared);
         loop {
             let due = self.evidence.due();
+            let opening = self.opening.due().filter(|_| self.kernel.is_none());
             tokio::select! {
                 batch = batches.recv() => {
                     let Some(batch) = batch else { return };
@@ -156,6 +167,7 @@ impl Ejector {
                 () = shared.changed.notified() => self.watch(),
                 () = arrived(self.kernel.as_ref()) => self.read(),
                 () = until(due) => self.look_up(),
+                () = until(opening) => self.watch(),
             }
             let events = self.events();
             if !events.is_empty() && send.send(Batch { events }).await.is_err() {
@@ -170,6 +182,7 @@ impl Ejector {
         self.evidence.retain(|endpoint| watched.has(endpoint));
         if watched.is_empty() {
             self.kernel = None;
+            self.opening.succeeded();
             // No Service asks for it, so that there is nothing to say of its being over.
             self.logged.end();
             return;
@@ -180,9 +193,11 @@ impl Ejector {
         match Kernel::open() {
             Ok(kernel) => {
                 self.kernel = Some(kernel);
+                self.opening.succeeded();
                 self.logged.end_others(&[]);
             }
             Err(why) => {
+                self.opening.failed(Instant::now());
                 let note = format!("{} is not honoured here: {why}", Preferences::EJECT);
                 let mut current = Vec::new();
                 for service in watched.all_services() {
