@@ -3,20 +3,14 @@
 use std::net::IpAddr;
 
 use super::capture::Error;
-use crate::kernel::{addresses, netlink};
+use crate::node;
 
-/// Returns the node's own addresses on which node ports can be served. Not those of one
-/// link only (RFC 4291 section 2.5.6), which mean nothing without it.
+/// Returns the node's own addresses on which node ports can be served, sorted.
 ///
 /// # Errors
 /// When the kernel cannot list them.
 pub fn node_addresses() -> Result<Vec<IpAddr>, Error> {
-    let mut socket = netlink::Socket::open(netlink::Protocol::Route)?;
-    let mut all: Vec<IpAddr> = addresses::list(&mut socket)?
-        .into_iter()
-        .map(|a| a.address)
-        .filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()))
-        .collect();
+    let mut all = node::addresses::own()?;
     all.sort_unstable();
     all.dedup();
     Ok(all)

@@ -54,7 +54,8 @@ impl StaleState {
         let mut open = 0;
         let families = match self {
             StaleState::Of(ModeName::Ipvs) if !running.is(ModeName::Ipvs) => {
-                let open = ipvs::retire(exclude).map_err(|error| words(&error))?;
+                let bypassed = running.with_local_capture();
+                let open = ipvs::retire(exclude, &bypassed).map_err(|error| words(&error))?;
                 return Ok(open as usize);
             }
             StaleState::Of(ModeName::Iptables) if !bare.is_empty() => {
@@ -172,6 +173,14 @@ impl Running {
             ModeName::Ipvs => Vec::new(),
             ModeName::Userspace => self.with_rules(),
             ModeName::Iptables | ModeName::Nftables => Family::ALL.to_vec(),
+        }
+    }
+
+    /// Returns the families in which userspace mode captures by routes.
+    fn with_local_capture(&self) -> Vec<Family> {
+        match self.mode {
+            ModeName::Userspace => self.without_rules(),
+            _ => Vec::new(),
         }
     }
 

@@ -239,6 +239,7 @@ take_over! {
     ipvs_to_ipvs: "full", Old::Mode("ipvs", "legacy"), IPVS, "legacy";
     ipvs_to_iptables: "full", Old::Mode("ipvs", "legacy"), IPTABLES, "legacy";
     ipvs_to_redirect: "full", Old::Mode("ipvs", "legacy"), REDIRECT, "legacy";
+    ipvs_to_local: "full", Old::Mode("ipvs", "legacy"), LOCAL, "legacy";
 }
 
 /// Tripod ran with `flags` and has ended, and kube-proxy has written its rules: what only

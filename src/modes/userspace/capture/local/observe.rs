@@ -10,6 +10,7 @@ use crate::{
     kernel::{addresses, links, netlink::Socket, routes, rules},
     modes::userspace::capture::Error,
     net::Family,
+    node::addresses::SERVICE_LINK,
 };
 
 /// Returns what the kernel has of ours.
@@ -47,7 +48,11 @@ pub fn environment(
         return Ok(None);
     }
     let loopback = links::index("lo")?;
-    let own = addresses::list(socket)?;
+    // What ipvs mode has left is removed later; its addresses are still to be captured then.
+    let all = addresses::list(socket)?.into_iter();
+    let own: Vec<_> = all
+        .filter(|address| address.interface != SERVICE_LINK)
+        .collect();
     let is_loopback = |ip: &IpAddr| ip.is_loopback() && Family::of(ip) == family;
     Ok(Some(Environment {
         family,
