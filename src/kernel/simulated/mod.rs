@@ -115,7 +115,7 @@ impl State {
         self.sets
             .refer(|name| references.get(name).copied().unwrap_or_default());
         let changes = self.xtables.take_changes();
-        if self.xtables.engine == Engine::NfTables {
+        if self.xtables.engine == Engine::NfTables && !changes.is_empty() {
             self.nftables.count(changes);
         }
     }

@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{
     kernel::{
-        simulated::{accounts::Accounts, ipset::Sets},
+        netlink::Request,
+        simulated::{accounts::Accounts, ipset::Sets, nftables::Ruleset},
         xtables::Engine,
     },
     net::Family,
@@ -124,6 +125,7 @@ impl Xtables {
     ) -> Result<bool, Refusal> {
         let family = batch.family;
         let mut table: Option<(&'static str, Table)> = None;
+        let mut changes = Vec::new();
         while let Some((number, line)) = batch.next() {
             if batch.refused == Some(number - 1) {
                 return Err(match self.engine {
@@ -143,18 +145,19 @@ impl Xtables {
                 }
                 (Some((name, table)), _) if line == "COMMIT" => {
                     self.verify(name, table, (accounts, sets), number)?;
-                    let before = self.tables.insert((family, *name), Arc::new(table.clone()));
-                    let before = before.unwrap_or_default();
-                    self.changes.extend(before.changes(table, family, name));
+                    self.tables.insert((family, *name), Arc::new(table.clone()));
+                    self.changes.append(&mut changes);
                     self.changed();
                     return Ok(true);
                 }
-                (Some((_, table)), None) => {
+                (Some((name, table)), None) => {
                     let mut change = Change {
                         xtables: self,
+                        name: *name,
                         table,
                         family,
                         number,
+                        changes: &mut changes,
                     };
                     change.line(line)?;
                 }
@@ -244,9 +247,14 @@ fn has_loop<'a>(
 /// A line that changes a table.
 struct Change<'a> {
     xtables: &'a mut Xtables,
+    /// The name of the table.
+    name: &'static str,
     table: &'a mut Table,
     family: Family,
     number: usize,
+    /// How nf_tables notifies of each step, also of those that others undo. It has no new
+    /// generation where there is none (`nf_tables_commit`).
+    changes: &'a mut Vec<Request>,
 }
 
 impl Change<'_> {
@@ -255,7 +263,7 @@ impl Change<'_> {
             let name = declared.split(' ').next().unwrap_or_default();
             match self.table.chains.get_mut(name) {
                 Some(chain) if chain.is_base => {}
-                Some(chain) => chain.rules.clear(),
+                Some(_) => self.empty(name)?,
                 None => self.make(name),
             }
             return Ok(());
@@ -272,14 +280,12 @@ impl Change<'_> {
                 Ok(())
             }
             "-X" => self.delete_chain(name),
-            "-F" => {
-                self.chain(name)?.rules.clear();
-                Ok(())
-            }
+            "-F" => self.empty(name),
             "-A" => {
                 let rule = self.rule(rest)?;
                 self.accepted(&rule)?;
-                self.chain(name)?.rules.push(rule);
+                self.chain(name)?.rules.push(Arc::clone(&rule));
+                self.changes_rule(name, &rule);
                 Ok(())
             }
             "-I" => {
@@ -292,7 +298,8 @@ impl Change<'_> {
                 if at > rules.len() {
                     return Err(refused);
                 }
-                rules.insert(at, rule);
+                rules.insert(at, Arc::clone(&rule));
+                self.changes_rule(name, &rule);
                 Ok(())
             }
             "-R" => {
@@ -302,7 +309,9 @@ impl Change<'_> {
                 let refused = self.refused();
                 let rules = self.chain(name)?.rules.iter_mut();
                 let there = at.and_then(|at| rules.into_iter().nth(at - 1));
-                *there.ok_or(refused)? = rule;
+                let before = std::mem::replace(there.ok_or(refused)?, Arc::clone(&rule));
+                self.changes_rule(name, &before);
+                self.changes_rule(name, &rule);
                 Ok(())
             }
             "-D" => self.delete(name, rest),
@@ -320,6 +329,7 @@ impl Change<'_> {
             });
         }
         self.table.chains.remove(name);
+        self.changes_chain(name);
         Ok(())
     }
 
@@ -336,8 +346,28 @@ impl Change<'_> {
             Some(at) => Some(at - 1).filter(|at| *at < rules.len()),
             None => rules.iter().position(|there| Some(there) == rule.as_ref()),
         };
-        rules.remove(found.ok_or(refused)?);
+        let rule = rules.remove(found.ok_or(refused)?);
+        self.changes_rule(name, &rule);
         Ok(())
+    }
+
+    /// Takes the rules of a chain away.
+    fn empty(&mut self, name: &str) -> Result<(), Refusal> {
+        for rule in std::mem::take(&mut self.chain(name)?.rules) {
+            self.changes_rule(name, &rule);
+        }
+        Ok(())
+    }
+
+    fn changes_chain(&mut self, chain: &str) {
+        let changed = Ruleset::notification(self.family, self.name, chain, None);
+        self.changes.push(changed);
+    }
+
+    fn changes_rule(&mut self, chain: &str, rule: &Rule) {
+        let leads_to = Some(rule.leads_to());
+        let changed = Ruleset::notification(self.family, self.name, chain, leads_to);
+        self.changes.push(changed);
     }
 
     fn refused(&self) -> Refusal {
@@ -352,6 +382,7 @@ impl Change<'_> {
             rules: Vec::new(),
         };
         self.table.chains.insert(name.to_owned(), chain);
+        self.changes_chain(name);
     }
 
     fn chain(&mut self, name: &str) -> Result<&mut Chain, Refusal> {

@@ -8,6 +8,7 @@ use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use crate::{
     kernel::{
         namespace::in_namespace,
+        nftables::Rules,
         simulated::{State, xtables::Batch},
         xtables::Engine,
     },
@@ -125,7 +126,10 @@ fn compare(engine: Engine, family: Family, runner: &mut TestRunner) {
             let (_, failed) = run(&restore, &["-w", "5"], &format!("*{table}\nCOMMIT\n"));
             assert_eq!(failed, None);
         }
+        let mut generations = Rules::open().expect("a socket");
+        let mut generation = || generations.generation().expect("a generation");
         for (in_nat, steps) in &program {
+            let before = generation();
             let table = if *in_nat { "nat" } else { "filter" };
             let lines = steps.iter().map(|step| line(family, *step) + "\n");
             let text = format!("*{table}\n{}COMMIT\n", lines.collect::<String>());
@@ -143,6 +147,10 @@ fn compare(engine: Engine, family: Family, runner: &mut TestRunner) {
                 Engine::NfTables => expected.is_some() == found.is_some(),
             };
             assert!(is_alike, "{text}{refused:?}\n{refusal:?}");
+            let made = !state.xtables.take_changes().is_empty();
+            if engine == Engine::NfTables {
+                assert_eq!(generation() - before, u32::from(made), "{text}{refused:?}");
+            }
             let (saved, _) = run(&save, &["-t", table], "");
             let here = state.xtables.saved(family, Some(table));
             assert_eq!(rules(&saved), rules(&here), "{engine:?} {text}{refused:?}");
