@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    mem,
     net::IpAddr,
     sync::Arc,
     time::Instant,
@@ -134,6 +135,9 @@ const MOST: usize = 10_000;
 /// Stale flows of one family that were not deleted yet.
 #[derive(Debug, Default)]
 pub struct StaleFlows {
+    /// Those that are not examined yet.
+    found: Vec<Match>,
+    /// Those that could not be deleted.
     waiting: Vec<Match>,
     /// The last attempt failed for a reason that will most likely be the same the next
     /// time: they are tried again with the next full sync, and none is due for them.
@@ -143,9 +147,9 @@ pub struct StaleFlows {
 }
 
 impl StaleFlows {
-    /// Has the next [`clear`](Self::clear) of a full sync delete what leads elsewhere than
-    /// to an endpoint, of any UDP port of `family` that has one: rules had been missing,
-    /// and who called meanwhile was led past them.
+    /// Has the next [`clear`](Self::clear) delete what leads elsewhere than to an endpoint, of
+    /// any UDP port of `family` that has one: rules had been missing, and who called meanwhile
+    /// was led past them.
     pub fn rules_were_missing(&mut self, family: Family, map: &ServiceMap) {
         let ports = map.iter().filter(|port| {
             let name = &port.name;
@@ -154,8 +158,8 @@ impl StaleFlows {
         self.led_past(ports);
     }
 
-    /// Has the next [`clear`](Self::clear) that tries again delete what was led past the UDP
-    /// ports of `map` among `names`, which were not in force and are now.
+    /// Has the next [`clear`](Self::clear) delete what was led past the UDP ports of `map`
+    /// among `names`, which are in force now and may not have been before.
     pub fn came_in_force<'a>(
         &mut self,
         names: impl IntoIterator<Item = &'a ServicePortName>,
@@ -170,13 +174,13 @@ impl StaleFlows {
         for port in ports {
             let serving = serving(port);
             if !serving.is_empty() {
-                self.waiting.extend(led_elsewhere(port, serving));
+                self.found.extend(led_elsewhere(port, serving));
             }
         }
     }
 
-    /// Deletes what is stale after `changes` of `family`, now that `map` is in
-    /// force, and what could not be deleted before, if it is to be tried again.
+    /// Deletes what was found to be stale, what is so after `changes` of `family`, now that
+    /// `map` is in force, and what could not be deleted before, if it is to be tried again.
     pub async fn clear(
         &mut self,
         family: Family,
@@ -184,7 +188,7 @@ impl StaleFlows {
         changes: &Changes,
         metrics: &dyn Metrics,
     ) {
-        let mut matches = Vec::new();
+        let mut matches = mem::take(&mut self.found);
         if changes.full || changes.retry {
             matches.append(&mut self.waiting);
         }

@@ -2,6 +2,7 @@
 
 mod calls;
 mod refusals;
+mod stale;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 

@@ -112,6 +112,16 @@ impl Observed {
         of_table.lists.get(chain).map(Vec::as_slice)
     }
 
+    /// Returns true if a table has this chain, which is ours, and it has no rules.
+    pub fn is_empty(&self, table: Table, chain: &str) -> bool {
+        self.tables.get(&table).is_some_and(|of_table| {
+            let digest = of_table.digests.get(chain);
+            let rules = of_table.lists.get(chain);
+            digest.is_some_and(|digest| *digest == Digest::default())
+                || rules.is_some_and(Vec::is_empty)
+        })
+    }
+
     pub(super) fn is_ours(&self, table: Table, chain: &str) -> bool {
         (self.interest)(table, chain).is_ours()
     }

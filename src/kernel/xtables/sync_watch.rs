@@ -19,6 +19,8 @@ pub struct SyncWatch {
     family: Family,
     tables: &'static [Table],
     record: Record,
+    /// Another process changed our rules, and a change of ours may have hidden that since.
+    is_suspect: bool,
 }
 
 /// What a sync of a family did with its rules.
@@ -75,6 +77,7 @@ impl SyncWatch {
             family,
             tables,
             record,
+            is_suspect: false,
         }
     }
 
@@ -82,13 +85,37 @@ impl SyncWatch {
     /// sync of any family reads or writes anything.
     pub fn before(&mut self) -> Option<Count> {
         match &mut self.record {
-            Record::NfTables(generations) => generations.now(),
+            Record::NfTables(generations) => {
+                let now = generations.now();
+                let left = generations.left;
+                self.is_suspect |= now.is_some_and(|now| left.count.is_some() && !left.is(now));
+                now
+            }
             Record::Legacy(there) => {
                 let now = sizes(self.family, self.tables);
                 there.are_unmodified = there.left.as_ref() == Some(&now);
+                self.is_suspect |= there.left.is_some() && !there.are_unmodified;
                 None
             }
         }
+    }
+
+    /// To be called where a sync failed: what it restored of what others changed is not known.
+    pub fn suspect(&mut self) {
+        self.is_suspect = true;
+    }
+
+    /// Returns true if rules of ours may have been missing that are there now, since a sync
+    /// that read all of them last asked for this. To be called by one that did, after
+    /// [`SyncWatch::before`].
+    pub fn take_suspect(&mut self) -> bool {
+        std::mem::take(&mut self.is_suspect)
+    }
+
+    /// Returns true if changes by others while a sync runs may not be noticed before all rules
+    /// are read: of legacy tables only the sizes are known, as they are at its end.
+    pub fn misses_changes(&self) -> bool {
+        matches!(self.record, Record::Legacy(_))
     }
 
     /// To be called before much is written: nothing is noticed until the sync is over, but
@@ -114,7 +141,11 @@ impl SyncWatch {
                 let now = is_right.then(|| sizes(self.family, self.tables));
                 there.left = Some(now.unwrap_or_default());
             }
-            Record::NfTables(generations) => generations.after(before, all, done),
+            Record::NfTables(generations) => {
+                generations.after(before, all, done);
+                let is_known = before.is_some();
+                self.is_suspect |= is_known && generations.left.count.is_none();
+            }
         }
     }
 
@@ -133,13 +164,15 @@ impl SyncWatch {
     /// Returns true if our rules are as we left them, as far as that shows without
     /// reading them.
     pub fn is_unmodified(&mut self) -> bool {
-        match &mut self.record {
+        let is_unmodified = match &mut self.record {
             Record::Legacy(Sizes { left: None, .. }) => true,
             Record::Legacy(Sizes {
                 left: Some(left), ..
             }) => sizes(self.family, self.tables) == *left,
             Record::NfTables(generations) => generations.is_unmodified(),
-        }
+        };
+        self.is_suspect |= !is_unmodified;
+        is_unmodified
     }
 }
 

@@ -156,11 +156,17 @@ impl<O> Transaction<O> {
         ops.any(|op| op.action == Action::Delete)
     }
 
-    /// Returns the same change but for the chains that go: they are left there, empty.
-    pub fn emptying(mut self) -> Transaction<O> {
-        for op in self.groups.iter_mut().flat_map(|group| &mut group.ops) {
-            if op.action == Action::Delete {
-                op.action = Action::FillLast(Vec::new());
+    /// Returns the same change but for the chains that go: they are left there, empty. Nothing
+    /// is done to one that `is_empty` says is so: a transaction that does nothing else has no
+    /// effect, and the kernel does not count it.
+    pub fn emptying(mut self, is_empty: impl Fn(Table, &str) -> bool) -> Transaction<O> {
+        for group in &mut self.groups {
+            let is_done = |op: &Op| op.action == Action::Delete && is_empty(op.table, &op.chain);
+            group.ops.retain(|op| !is_done(op));
+            for op in group.ops.iter_mut() {
+                if op.action == Action::Delete {
+                    op.action = Action::FillLast(Vec::new());
+                }
             }
         }
         self

@@ -132,12 +132,21 @@ impl FamilyRules {
     ) -> Result<Done, Error> {
         let options = self.options(setup, map, changes);
         let failed = self.state.failed().clone();
-        let done = self.bring_in_step(counters, map, changes, options).await?;
+        let done = self.bring_in_step(counters, map, changes, options).await;
+        let done = done.inspect_err(|_| self.watch.suspect())?;
         self.flows
             .came_in_force(failed.over(self.state.failed()), map);
         counters.synced(self.family, done.total, done.written);
-        if done.observed && done.transactions > 0 {
-            self.flows.rules_were_missing(self.family, map);
+        if done.observed {
+            let is_suspect = self.watch.take_suspect();
+            if is_suspect || done.transactions > 0 {
+                self.flows.rules_were_missing(self.family, map);
+            }
+        } else if self.watch.misses_changes() {
+            // What is written anew may have been missing.
+            let names = changes.ports.iter();
+            let of_family = names.filter(|name| name.family == self.family);
+            self.flows.came_in_force(of_family, map);
         }
         self.flows
             .clear(self.family, map, changes, &*setup.metrics)

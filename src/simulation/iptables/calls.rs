@@ -70,7 +70,7 @@ async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) {
     simulation::sync(mode, map, &changes).await;
 }
 
-async fn notices(mode: &mut Iptables) -> bool {
+pub(super) async fn notices(mode: &mut Iptables) -> bool {
     let modified = mode.externally_modified();
     tokio::time::timeout(CHECKS, modified).await.is_ok()
 }

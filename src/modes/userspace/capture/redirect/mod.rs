@@ -70,8 +70,6 @@ pub struct Redirect {
     applied: Applied,
     /// What is applied is in force; if not, the next sync compares everything.
     in_force: bool,
-    /// Another process changed the rules, and a change of ours may have hidden that since.
-    is_suspect: bool,
     stale: Stale,
     /// What the last sync did with the rules.
     synced: Synced,
@@ -99,7 +97,6 @@ impl Redirect {
             writer,
             applied: Applied::default(),
             in_force: false,
-            is_suspect: false,
             stale: Stale::default(),
         }
     }
@@ -112,9 +109,7 @@ impl Redirect {
     /// Returns false if another process changed the rules in force, as far as that shows
     /// without reading them.
     pub fn is_unmodified(&mut self) -> bool {
-        let is_unmodified = !self.in_force || self.watch.is_unmodified();
-        self.is_suspect |= !is_unmodified;
-        is_unmodified
+        !self.in_force || self.watch.is_unmodified()
     }
 
     /// Returns what the rules of an earlier process capture, each with the local port that they
@@ -303,12 +298,12 @@ impl Redirect {
         self.synced.observed = true;
         let desired = self.applied.rule_set();
         let transaction = exact_difference(&observed, &desired, family);
-        let is_suspect = mem::take(&mut self.is_suspect);
-        if is_suspect || !transaction.is_empty() {
+        if self.watch.take_suspect() || !transaction.is_empty() {
             // Who called while rules were missing was led past them.
             self.stale.extend(self.applied.frontends());
         }
-        self.run(transaction, report).await?;
+        let is_empty = |table, chain: &str| observed.is_empty(table, chain);
+        self.run(transaction, is_empty, report).await?;
         self.forget_stale(report).await;
         Ok(())
     }
@@ -322,23 +317,30 @@ impl Redirect {
     ) -> Result<(), Error> {
         let difference = self.applied.update(desired, changed, report);
         self.stale.extend(difference.frontends);
+        if self.watch.misses_changes() && !difference.ops.is_empty() {
+            // What is written anew, with rules of other frontends, may have been missing.
+            self.stale.extend(self.applied.frontends());
+        }
         let family = self.writer.family();
         let transaction = Transaction::common(family, difference.ops);
-        self.run(transaction, report).await?;
+        let is_empty = |_, _: &str| false;
+        self.run(transaction, is_empty, report).await?;
         self.forget_stale(report).await;
         Ok(())
     }
 
     /// Makes the change. Where the kernel refuses it and would delete chains, they are only
-    /// emptied: another program's rule may lead to one of them, which is not ours to remove.
+    /// emptied, unless they are known to be empty: another program's rule may lead to one of
+    /// them, which is not ours to remove.
     async fn run(
         &mut self,
         transaction: Transaction<()>,
+        is_empty: impl Fn(Table, &str) -> bool,
         report: &mut Report,
     ) -> Result<(), Error> {
         self.synced.transactions = match self.writer.run(&transaction).await {
             Err(error @ xtables::Error::Failed { .. }) if transaction.deletes() => {
-                let made = self.writer.run(&transaction.emptying()).await?;
+                let made = self.writer.run(&transaction.emptying(is_empty)).await?;
                 report.messages.push(format!(
                     "{}: chains that nothing needs any more are left empty, because another \
                      program's rule leads to one of them: {error}",

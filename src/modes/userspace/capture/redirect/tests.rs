@@ -20,6 +20,9 @@ fn frontend(family: Family, address: Option<&str>, port: u16) -> Frontend {
     }
 }
 
+/// Longer than from one check to the next, whether others changed something.
+const NOTICED: std::time::Duration = std::time::Duration::from_millis(2500);
+
 /// Our lines in both tables of `family`, without those that declare chains.
 async fn ours(family: Family) -> String {
     let xtables = Xtables::chosen(&Search::new(family)).await.unwrap().0;
@@ -246,6 +249,59 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
     });
 }
 
+/// Returns false if it is noticed that another process changed rules.
+async fn is_unmodified(capture: &mut Capture) -> bool {
+    let modified = capture.externally_modified();
+    tokio::time::timeout(NOTICED, modified).await.is_err()
+}
+
+/// Rules that were missing may have led clients past them, also where a change of ours wrote
+/// them again before that was noticed.
+#[test]
+fn flows_are_forgotten_of_rules_that_a_change_restores() {
+    in_namespace(|| {
+        ip("addr add 192.0.2.1/32 dev lo");
+        block_on(async {
+            for (xtables, engine) in Xtables::engines(Family::V4).await {
+                restored_in(Writer { xtables, engine }).await;
+            }
+        });
+    });
+}
+
+async fn restored_in(writer: Writer) {
+    let (many, dns) = many_and_one();
+    let mut desired = Desired::from([(dns, Target::at(40_002))]);
+    let mut redirect = Redirect::with(writer.clone(), Features::ALL);
+    let mut netfilter = Socket::open(Protocol::Netfilter).unwrap();
+    let (socket, served) = (&mut netfilter, Served::All);
+    let mut report = Report::default();
+    for (step, extent) in [Extent::Full, Extent::Changed, Extent::Changed, Extent::Full]
+        .into_iter()
+        .enumerate()
+    {
+        desired.insert(many[step], Target::at(40_003));
+        let scope = Scope {
+            extent,
+            changed: vec![many[step]],
+        };
+        let before = redirect.before();
+        let synced = redirect.sync(&desired, &scope, &served, &mut report);
+        synced.await.unwrap();
+        if step == 1 {
+            // Another process, before that sync is over.
+            let flushed = format!("*nat\n-F {}\nCOMMIT\n", plan::CHAIN);
+            writer.xtables.restore(&flushed).await.unwrap();
+            enter_udp(socket, "10.0.0.1:1007", "10.96.0.11:53", "10.96.0.11:53");
+        }
+        let made = redirect.transactions();
+        redirect.after(before, made);
+    }
+    assert_eq!(udp(socket, Family::V4), [""; 0], "{:?}", writer.engine);
+    let nothing = Preserved::nothing();
+    Redirect::cleanup(&[Family::V4], &nothing).await.unwrap();
+}
+
 /// So many chains of others that lead to each other, and then to ours: the kernel takes no
 /// more below that (`NFT_JUMP_STACK_SIZE` of `net/netfilter/nf_tables.h`).
 const DEEP: u32 = 14;
@@ -335,6 +391,11 @@ fn a_chain_that_others_lead_to_is_emptied_until_it_can_go() {
             );
             let saved = xtables.saved("nat").await.unwrap();
             assert!(saved.contains(&leads) && !saved.contains(&format!("-A {part}")));
+            // That it stays is no change by another process.
+            for _ in 0..2 {
+                redirect.sync_both(&desired, None).await.unwrap();
+                assert!(is_unmodified(&mut redirect).await);
+            }
             xtables.restore(&others("-X THEIRS")).await.unwrap();
             redirect.sync_both(&desired, None).await.unwrap();
             assert!(!xtables.saved("nat").await.unwrap().contains(part));
