@@ -1,6 +1,7 @@
 //! Network namespaces for tests against the real kernel, and a message where
 //! there can be none.
 
+use caps::{CapSet, Capability};
 use nix::sched::{CloneFlags, unshare};
 
 #[path = "../../tests/lab/skip.rs"]
@@ -64,4 +65,13 @@ pub(crate) fn ip(args: &str) {
         .status()
         .expect("iproute2 is installed");
     assert!(status.success(), "ip {args}");
+}
+
+/// Runs `test` while this thread lacks CAP_NET_ADMIN.
+pub(crate) fn without_net_admin<T>(test: impl FnOnce() -> T) -> T {
+    let (set, admin) = (CapSet::Effective, Capability::CAP_NET_ADMIN);
+    caps::drop(None, set, admin).expect("given away for now");
+    let tested = test();
+    caps::raise(None, set, admin).expect("taken again");
+    tested
 }

@@ -8,9 +8,12 @@ use crate::{
 /// What kube-proxy calls its tables, one of each family.
 pub const KUBE_PROXY: &str = "kube-proxy";
 
-/// Returns whether a family has a table of that name.
-pub fn is_there(table: &str) -> bool {
-    matches!(Rules::with_table(table, &Family::ALL), Ok(Some((_, families))) if !families.is_empty())
+/// Returns whether a family has a table of that name, or may have one: that is not known.
+pub fn may_be_there(table: &str) -> bool {
+    match Rules::with_table(table, &Family::ALL) {
+        Ok(found) => found.is_some_and(|(_, families)| !families.is_empty()),
+        Err(_) => true,
+    }
 }
 
 /// Removes the tables of that name.
@@ -47,4 +50,20 @@ pub fn retire(table: &str, families: &[Family]) -> Result<Vec<Family>, Error> {
         rules.unlink_table(family, table)?;
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::namespace::{in_namespace, sh, without_net_admin};
+
+    #[test]
+    fn a_table_that_may_not_be_listed_may_be_there() {
+        in_namespace(|| {
+            assert!(!may_be_there(KUBE_PROXY));
+            assert!(without_net_admin(|| may_be_there(KUBE_PROXY)));
+            sh("nft add table ip6 kube-proxy");
+            assert!(may_be_there(KUBE_PROXY));
+        });
+    }
 }

@@ -95,7 +95,9 @@ impl StaleState {
                 let preserved = running.preserved(mode);
                 match mode {
                     ModeName::Ipvs => !running.is(mode) && ipvs::is_there(&preserved).await,
-                    ModeName::Nftables => !running.is(mode) && nftables::is_there(nftables::TABLE),
+                    ModeName::Nftables => {
+                        !running.is(mode) && nftables::may_be_there(nftables::TABLE)
+                    }
                     ModeName::Iptables => iptables::is_there(&preserved).await,
                     ModeName::Userspace => {
                         let routed = if running.is(mode) {
@@ -107,7 +109,7 @@ impl StaleState {
                     }
                 }
             }
-            StaleState::Nftables => nftables::is_there(nftables::KUBE_PROXY),
+            StaleState::Nftables => nftables::may_be_there(nftables::KUBE_PROXY),
         }
     }
 

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use caps::{CapSet, Capability};
 use proptest::{prelude::*, test_runner::TestRunner};
 use socket2::{Domain, Type};
 
@@ -17,7 +16,7 @@ use super::{
 use crate::{
     kernel::{
         addresses,
-        namespace::{block_on, in_namespace, ip, sh},
+        namespace::{block_on, in_namespace, ip, sh, without_net_admin},
         routes, rules,
     },
     modes::userspace::capture::{Capture, Method, OtherPorts, Target},
@@ -255,11 +254,7 @@ fn a_connected_socket_takes_a_route_that_came_later() {
 fn a_table_that_may_not_be_listed_is_not_taken_for_removed() {
     in_namespace(|| {
         sh("nft add table ip tripod-draining");
-        // Of this thread alone.
-        let (set, admin) = (CapSet::Effective, Capability::CAP_NET_ADMIN);
-        caps::drop(None, set, admin).expect("given away for now");
-        let removed = retire::cleanup(Family::V4);
-        caps::raise(None, set, admin).expect("taken again");
+        let removed = without_net_admin(|| retire::cleanup(Family::V4));
         assert!(removed.is_err(), "{removed:?}");
         retire::cleanup(Family::V4).expect("removed");
         assert_eq!(sh("nft list tables"), "");
