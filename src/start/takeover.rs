@@ -197,12 +197,7 @@ impl<M: Mode> Mode for TakeOver<M> {
         if self.found.is_none() {
             // Userspace mode removes what captures in another way itself.
             let found = present(self.stale.clone(), self.running()).await;
-            if self.programs.are_forbidden()
-                && !found.is_empty()
-                && clearing::takes_programs().await
-            {
-                self.programs.miss();
-            }
+            miss(&self.programs, &found).await;
             if found.contains(&StaleState::Of(ModeName::Userspace)) {
                 open_connections::prepare(&self.running()).await;
             }
@@ -212,6 +207,8 @@ impl<M: Mode> Mode for TakeOver<M> {
         if let Some(clearing) = self.clearing.as_mut().filter(|c| c.is_finished()) {
             clearing.end(&mut self.stale).await;
             self.clearing = None;
+            // An old process may have written its rules after they were looked for.
+            miss(&self.programs, &self.stale).await;
         }
         let full = |(family, outcome): (_, &Option<Result<_, _>>)| {
             let changes = asked.get(family);
@@ -244,12 +241,14 @@ impl<M: Mode> Mode for TakeOver<M> {
             check_at,
             clearing,
             handover,
+            programs,
             ..
         } = self;
         let back = async {
             if let Some(under_way) = clearing {
                 under_way.end(stale).await;
                 *clearing = None;
+                miss(programs, stale).await;
             }
             let found = found.as_deref().unwrap_or_default();
             let watches = stale.is_empty() && !found.is_empty();
@@ -275,6 +274,13 @@ impl<M: Mode> Mode for TakeOver<M> {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.mode.engines()
+    }
+}
+
+/// Misses `programs` where they may not be started, and it takes them to remove what is `left`.
+async fn miss(programs: &Programs, left: &[StaleState]) {
+    if programs.are_forbidden() && !left.is_empty() && clearing::takes_programs().await {
+        programs.miss();
     }
 }
 

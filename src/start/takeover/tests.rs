@@ -108,6 +108,12 @@ impl Bench {
     }
 
     async fn sync(&mut self, full: bool, outcome: Outcome) {
+        self.sync_beside(full, outcome).await;
+        self.cleared().await;
+    }
+
+    /// Syncs, and leaves what is being removed under way.
+    async fn sync_beside(&mut self, full: bool, outcome: Outcome) {
         self.0.mode.0 = outcome;
         let changes = Changes {
             full,
@@ -117,7 +123,6 @@ impl Bench {
         let synced = self.0.sync(&map, PerFamily::each(|_| Some(&changes))).await;
         let failed = matches!(synced.v4, Some(Err(_)));
         assert_eq!(failed, matches!(outcome, Outcome::Fails));
-        self.cleared().await;
     }
 
     /// Waits until nothing is being removed any more.
@@ -323,4 +328,38 @@ fn who_may_start_no_programs_ends_where_they_have_to_remove_rules() {
             });
         });
     }
+}
+
+/// As when a kube-proxy that ends beside this process wrote its rules after they were looked for.
+#[test]
+fn who_may_start_no_programs_ends_where_rules_came_while_others_were_removed() {
+    in_namespace(|| {
+        block_on(async {
+            let programs = Programs::forbidden();
+            let mut bench = Bench::new(programs.clone());
+            bench.0.pass = |work, _| {
+                Some(Passed {
+                    failed: work.stale.clone(),
+                    ..Passed::default()
+                })
+            };
+            for (script, expected) in [
+                ("true", false),
+                ("true", false),
+                ("iptables-nft -t nat -N KUBE-SVC-OLD", true),
+            ] {
+                sh(script);
+                bench.sync_beside(true, Outcome::Well).await;
+                let missed = tokio::time::timeout(Duration::ZERO, programs.missed()).await;
+                assert_eq!(missed.is_ok(), expected, "{script}");
+                let is_finished = |bench: &Bench| {
+                    let clearing = bench.0.clearing.as_ref();
+                    clearing.is_none_or(Clearing::is_finished)
+                };
+                while !is_finished(&bench) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+        });
+    });
 }
