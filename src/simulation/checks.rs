@@ -135,6 +135,10 @@ impl Watch {
             return None;
         }
         let history = &self.histories[probe.service];
+        // What others took away of the rules of a Service that is refused stays away.
+        if self.refused == Some(probe.service) && !history.in_force {
+            return None;
+        }
         let now = history
             .versions
             .iter()

@@ -325,6 +325,10 @@ impl Watch {
 
     /// Has the kernel take no elements of one Service, or all again.
     pub(super) fn refuse(&mut self, state: &mut State, refused: Option<(usize, Errno)>) {
+        // A sync that runs may have been refused by then.
+        if self.refused.is_some() && self.syncing.iter().any(|(_, since)| since.is_some()) {
+            self.goes_wrong();
+        }
         self.refused = refused.map(|(service, _)| service);
         // A table that is written anew is without it.
         if let Some(service) = self.refused {
