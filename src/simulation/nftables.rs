@@ -1,5 +1,7 @@
 //! nftables mode.
 
+mod forgotten;
+
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use nix::errno::Errno;

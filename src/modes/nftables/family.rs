@@ -81,7 +81,8 @@ impl ServedFamily {
         let done = self.table.sync(map, changes, options, watcher)?;
         self.flows
             .came_in_force(failed.over(self.table.state.failed()), map);
-        if done.rewritten {
+        let were_late = self.table.forgotten.take_late();
+        if done.rewritten || were_late {
             self.flows.rules_were_missing(family, map);
         }
         self.flows

@@ -28,6 +28,10 @@ const REST: u32 = 10;
 pub struct Forgotten {
     routes: Routes,
     not_before: Option<Instant>,
+    /// They are not forgotten yet, and may still be sent there.
+    is_late: bool,
+    /// Some were forgotten late.
+    were_late: bool,
 }
 
 impl Forgotten {
@@ -41,6 +45,13 @@ impl Forgotten {
     /// Forgets them: the map of clients was written anew, without them.
     pub fn clear(&mut self) {
         self.routes = Routes::default();
+        self.were_late |= std::mem::take(&mut self.is_late);
+    }
+
+    /// Returns true if clients were forgotten since the last time, but not at once: flows of
+    /// UDP that they began meanwhile lead to endpoints that are gone.
+    pub fn take_late(&mut self) -> bool {
+        std::mem::take(&mut self.were_late)
     }
 
     /// Deletes the entries of these clients, unless the map was searched just now.
@@ -54,7 +65,11 @@ impl Forgotten {
         sets: &Sets,
     ) -> Result<(), Error> {
         let now = Instant::now();
-        if self.routes.is_empty() || self.not_before.is_some_and(|due| now < due) {
+        if self.routes.is_empty() {
+            return Ok(());
+        }
+        if self.not_before.is_some_and(|due| now < due) {
+            self.is_late = true;
             return Ok(());
         }
         let outcome = self.search(rules, options, sets.get(SetId::Affinity));
@@ -66,6 +81,7 @@ impl Forgotten {
         if outcome.is_ok() {
             self.clear();
         }
+        self.is_late = outcome.is_err();
         outcome
     }
 

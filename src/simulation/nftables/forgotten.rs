@@ -1,0 +1,100 @@
+//! Clients of UDP with session affinity that cannot be forgotten at once when their endpoint goes.
+
+use std::{sync::Arc, time::Duration};
+
+use nix::{errno::Errno, libc};
+use parking_lot::Mutex;
+use prometheus::Registry;
+
+use super::OfNftables;
+use crate::{
+    kernel::{
+        conntrack::flows::{Tuple, UDP},
+        simulated::{Call, Fault, Kernel, Observer, State},
+    },
+    modes::{Mode, nftables::Nftables},
+    net::Protocol,
+    runner::metrics::Metrics,
+    services::{
+        Changes, ServiceMap, SessionAffinity,
+        service_ports::{endpoint, endpoints, service_port},
+    },
+    simulation::{self, stopped_clock, subject::Subject},
+};
+
+/// Lists of elements (`NFT_MSG_GETSETELEM`): of the map of clients.
+const ELEMENTS: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8 | libc::NFT_MSG_GETSETELEM as u16;
+const DNS: [u8; 4] = [10, 96, 0, 10];
+/// Longer than from one check to the next, whether others changed something.
+const CHECKS: Duration = Duration::from_secs(5);
+
+/// Refuses lists of elements, when asked to.
+#[derive(Clone, Default)]
+struct Refusing(Arc<Mutex<bool>>);
+
+impl Observer for Refusing {
+    fn before(&mut self, call: Call, _: &mut State) -> Fault {
+        if call == Call::Dump(ELEMENTS) && *self.0.lock() {
+            Fault::Refused(Errno::ENOMEM, 0)
+        } else {
+            Fault::None
+        }
+    }
+
+    fn after(&mut self, _: Call, _: &mut State) {}
+}
+
+/// The Service with endpoints that have these last numbers.
+fn service(all: &[u8]) -> ServiceMap {
+    let mut dns = service_port("dns", DNS);
+    dns.name.protocol = Protocol::Udp;
+    dns.session_affinity = SessionAffinity::ClientIp {
+        timeout: Duration::from_secs(10_800),
+    };
+    let all = all.iter().map(|last| endpoint(([10, 244, 0, *last], 80)));
+    dns.endpoints = endpoints(all);
+    [dns].into_iter().collect()
+}
+
+async fn sync(mode: &mut Nftables, map: &ServiceMap, full: bool) {
+    let changes = Changes {
+        ports: map.iter().map(|port| port.name.clone()).collect(),
+        full,
+        ..Changes::default()
+    };
+    simulation::sync(mode, map, &changes).await;
+}
+
+#[test]
+fn flows_end_that_clients_began_before_they_were_forgotten() {
+    stopped_clock().block_on(async {
+        let refusing = Refusing::default();
+        let kernel = Kernel::new(refusing.clone());
+        let _installed = kernel.install();
+        let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
+        let mut mode = OfNftables.mode(&OfNftables.kernel(), &metrics);
+        sync(&mut mode, &service(&[1, 2]), true).await;
+        *refusing.0.lock() = true;
+        let now = service(&[2]);
+        sync(&mut mode, &now, false).await;
+        // Who is remembered is led to the endpoint that is gone.
+        kernel.change(|state| {
+            let (client, called) = (([10, 9, 0, 1], 40_000).into(), (DNS, 80).into());
+            let tuple = |source, destination| Tuple {
+                source,
+                destination,
+            };
+            let reply = tuple(([10, 244, 0, 1], 80).into(), client);
+            let conntrack = &mut state.conntrack;
+            conntrack.enter(UDP, tuple(client, called), reply);
+        });
+        *refusing.0.lock() = false;
+        let modified = tokio::time::timeout(CHECKS, mode.externally_modified());
+        assert!(modified.await.is_err(), "nobody else changes anything");
+        sync(&mut mode, &now, true).await;
+        kernel.change(|state| {
+            let left: Vec<_> = state.conntrack.flows().map(ToString::to_string).collect();
+            assert_eq!(left, [""; 0]);
+        });
+    });
+}
