@@ -284,8 +284,8 @@ async fn miss(programs: &Programs, left: &[StaleState]) {
     }
 }
 
-/// Removes `what` modes ever installed, and sockets in the file system that no process has
-/// any more. All are tried, even if one fails.
+/// Removes `what` modes ever installed, and sockets and findings in the file system that no
+/// process has any more. All are tried, even if one fails.
 ///
 /// # Errors
 /// When something could not be removed; the error names it.
@@ -306,7 +306,7 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
             failed.push(format!("{family} rules of tripod trace: {error}"));
         }
     }
-    failed.extend(remove_sockets(&settings.own));
+    failed.extend(remove_files(&settings.own));
     if failed.is_empty() {
         tracing::info!(
             "{}",
@@ -325,10 +325,10 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
 /// below `/host`.
 const NODE_ROOTS: [&str; 2] = ["/", "/host"];
 
-/// Removes the sockets by which processes of Tripod find each other and are asked, unless
-/// a process has them, with the folders that are theirs alone. Returns what could not be
+/// Removes the sockets by which processes of Tripod find each other and are asked, and what
+/// `--init-only` found out, unless a process has them, with the folders that are theirs alone. Returns what could not be
 /// removed, and why.
-fn remove_sockets(own: &Own) -> Vec<String> {
+fn remove_files(own: &Own) -> Vec<String> {
     let mut removed = Removed::default();
     for path in [&own.status_socket, &own.holder_socket]
         .into_iter()

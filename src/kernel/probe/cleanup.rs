@@ -36,14 +36,12 @@ pub enum Error {
 }
 
 /// Removes what probes make and remove again, should one have been killed in
-/// between: chains, a link, a set, counters, a route and a routing rule; and
-/// the findings. What is not there is fine.
+/// between: chains, a link, a set, counters, a route and a routing rule. What is
+/// not there is fine.
 ///
 /// # Errors
 /// The first thing that could not be removed, after all others were tried.
 pub async fn cleanup() -> Result<(), Error> {
-    // The file need not exist.
-    let _ = std::fs::remove_file(super::findings::PATH);
     let mut outcome = objects().map_err(Error::from);
     for family in Family::ALL {
         let removed = OWNED.remove(&[family], &Preserved::nothing()).await;

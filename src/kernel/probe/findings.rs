@@ -10,7 +10,7 @@ use std::{
     fs::{self, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use nix::libc;
@@ -114,6 +114,28 @@ fn is_stored(ability: &Ability) -> bool {
     )
 }
 
+/// Returns where findings are written before they are at `path`.
+fn draft(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
+/// Removes the findings at `path`, and what a process that was killed had of them. Returns
+/// whether there were any.
+///
+/// # Errors
+/// When they cannot be removed.
+pub fn remove(path: &Path) -> io::Result<bool> {
+    let mut found = false;
+    for path in [path, &draft(path)] {
+        match fs::remove_file(path) {
+            Ok(()) => found = true,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
 impl Findings {
     /// Returns the findings of `kernel`; `None` if they are not worth storing,
     /// because nothing was tried in a namespace of its own. What is unknown is
@@ -170,7 +192,7 @@ impl Findings {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let draft = path.with_extension("new");
+        let draft = draft(path);
         match fs::remove_file(&draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
@@ -252,7 +274,7 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::PermissionsExt, path::PathBuf};
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
     use crate::kernel::namespace::is_root;

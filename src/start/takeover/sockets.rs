@@ -1,4 +1,5 @@
-//! Sockets in the file system that processes of Tripod leave behind.
+//! Sockets in the file system that processes of Tripod leave behind, and what they found out
+//! about the kernel.
 
 use std::{
     fs, io,
@@ -6,9 +7,13 @@ use std::{
 };
 
 use super::super::succession;
-use crate::{hold, kernel::socket::unix, status_api};
+use crate::{
+    hold,
+    kernel::{probe::findings, socket::unix},
+    status_api,
+};
 
-/// What became of sockets and their folders.
+/// What became of these files and their folders.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Removed {
     /// Those that are gone now.
@@ -33,16 +38,32 @@ impl Removed {
         }
     }
 
-    /// Removes the sockets at their usual places below `root`, and the folders that are
-    /// theirs alone.
+    /// Removes the sockets, and the findings of `--init-only`, at their usual places below
+    /// `root`, and the folders that are theirs alone.
     pub(super) fn usual(&mut self, root: &Path) {
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         self.folder(&below(succession::FOLDER));
-        for path in [status_api::SOCKET, hold::SOCKET].map(below) {
-            self.socket(&path);
-            if let Some(folder) = path.parent() {
-                self.empty_folder(folder);
-            }
+        let sockets = [status_api::SOCKET, hold::SOCKET].map(below);
+        for path in &sockets {
+            self.socket(path);
+        }
+        self.findings(&below(findings::PATH));
+        for folder in sockets.iter().filter_map(|path| path.parent()) {
+            self.empty_folder(folder);
+        }
+    }
+
+    /// Removes the findings at `path`, unless a process listens in their folder: it needs
+    /// them when it is started anew.
+    fn findings(&mut self, path: &Path) {
+        let folder = path.parent().unwrap_or(path);
+        if self.used.iter().any(|used| used.starts_with(folder)) {
+            return;
+        }
+        match findings::remove(path) {
+            Ok(true) => self.gone.push(path.to_owned()),
+            Ok(false) => {}
+            Err(error) => self.failed.push(format!("{}: {error}", path.display())),
         }
     }
 
@@ -106,6 +127,25 @@ mod tests {
         assert_eq!(nothing, Removed::default());
     }
 
+    #[test]
+    fn what_init_only_found_out_stays_for_a_process_that_runs() {
+        let root = std::env::temp_dir().join(format!("tripod-found-{}", std::process::id()));
+        let socket = root.join(status_api::SOCKET.trim_start_matches('/'));
+        fs::create_dir_all(socket.parent().unwrap()).unwrap();
+        let found = root.join("run/tripod/kernel.json");
+        fs::write(&found, "{}").unwrap();
+        let running = UnixListener::bind(&socket).unwrap();
+        Removed::default().usual(&root);
+        assert!(
+            found.exists(),
+            "the process needs it when it is started anew"
+        );
+        drop(running);
+        Removed::default().usual(&root);
+        assert!(!found.exists());
+        fs::remove_dir_all(root).unwrap();
+    }
+
     /// A pod sees the node's files below a folder.
     #[test]
     fn folders_of_tripod_go_with_the_last_socket() {
@@ -118,6 +158,11 @@ mod tests {
                 UnixListener::bind(&path).map(drop).unwrap();
                 path
             });
+        let found = root.join("run/tripod/kernel.json");
+        let draft = root.join("run/tripod/kernel.new");
+        for file in [&found, &draft] {
+            fs::write(file, "{}").unwrap();
+        }
         let left = root.join("run/other");
         fs::create_dir(&left).unwrap();
         fs::remove_file(&held).unwrap();
@@ -126,6 +171,7 @@ mod tests {
         removed.socket(&held);
         removed.usual(&root);
         assert!(removed.gone.contains(&next) && removed.gone.contains(&asked));
+        assert!(removed.gone.contains(&found));
         assert_eq!(removed.used, [held]);
         assert!(!root.join("run/tripod").exists(), "{removed:?}");
         drop(holder);
