@@ -91,6 +91,40 @@ fn themes(browser: &Browser<'_>, mut look: impl FnMut(&str)) {
     }
 }
 
+/// A Service is named as to the subcommand.
+fn explains_services(browser: &Browser<'_>) {
+    let label = browser.text("#explain label");
+    assert!(
+        label.contains("or Service: [NAMESPACE/]NAME[:PORT]"),
+        "{label}"
+    );
+    for (to, shown) in [
+        (
+            "default/shop:tcp\u{e007}",
+            "[fd00:96::1]:80 TCP from pod: forwarded",
+        ),
+        (
+            "shop:80/udp\u{e007}",
+            "10.96.0.1:80 UDP from pod: forwarded",
+        ),
+        (
+            "default/shop\u{e007}",
+            "several ports, of which one is to be named",
+        ),
+        (
+            "default/shop:http\u{e007}",
+            "no such port: it has tcp 80/TCP, udp 80/UDP",
+        ),
+        ("default/nobody\u{e007}", "default/nobody"),
+        ("10.96.0.2\u{e007}", "to is ADDRESS:PORT"),
+        ("10.96.0.2:80\u{e007}", "10.244.0.11"),
+    ] {
+        browser.script("document.getElementById('to').value = ''");
+        browser.type_into("#to", to);
+        shows(browser, "#explained", shown);
+    }
+}
+
 #[test]
 fn it_shows_the_mode_and_finds_a_service() {
     Lab::run(|lab| {
@@ -130,6 +164,7 @@ fn it_shows_the_mode_and_finds_a_service() {
         browser.type_into("#to", "10.96.0.2:80\u{e007}");
         shows(&browser, "#explained", "10.244.0.11");
         shows(&browser, "#explained", "forwarded");
+        explains_services(&browser);
         choose(&browser, "kernel", "true");
         browser.script("document.getElementById('explain').requestSubmit()");
         shows(&browser, "#explained", "present: listener ");
