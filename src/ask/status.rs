@@ -178,6 +178,9 @@ fn sync(sync: &FamilySync) -> String {
     if let Some(since) = &sync.under_way_since {
         parts.push(format!("one is under way, begun {}", ago(since)));
     }
+    if let Some(why) = &sync.not_served {
+        parts.push(format!("its Services are not served: {why}"));
+    }
     if sync.draining > 0 {
         parts.push(format!("{} draining", sync.draining));
     }

@@ -84,6 +84,9 @@ pub struct SyncReport {
     pub lingering: usize,
     /// Real servers that stay only for the connections that they have.
     pub draining: usize,
+    /// Why ServicePorts of the family are not served, and count as no failure: this node does
+    /// not have the family.
+    pub not_served: Option<String>,
     /// How soon another sync is due even if nothing changes until then.
     pub next_check: Option<Duration>,
     /// What of their Services' preferences cannot be done in this mode, for

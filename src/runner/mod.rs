@@ -368,6 +368,7 @@ impl<M: Mode> Runner<M> {
                         took: ended - begun,
                         full,
                         draining: report.lingering + report.draining,
+                        not_served: report.not_served.clone(),
                     };
                     let outcome = self.in_force(family, report);
                     self.status.synced(family, sync, self.failures.of(family));

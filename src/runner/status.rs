@@ -48,6 +48,13 @@ pub struct FamilyStatus {
     pub failures: Arc<Failures>,
 }
 
+impl FamilyStatus {
+    /// Returns whether the first sync is over, in force or failed.
+    pub fn first_sync_is_over(&self) -> bool {
+        self.last.is_some() || self.failure.is_some()
+    }
+}
+
 /// A sync that came in force.
 #[derive(Clone, Debug)]
 pub struct Sync {
@@ -59,6 +66,8 @@ pub struct Sync {
     pub full: bool,
     /// Addresses and real servers that stay only for the connections that they have.
     pub draining: usize,
+    /// Why ServicePorts of the family are not served, which is no failure.
+    pub not_served: Option<String>,
 }
 
 impl Status {

@@ -33,7 +33,9 @@ pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>) {
         sleep(CHECK_INTERVAL).await;
         let (now, seconds) = (Instant::now(), begun.elapsed().as_secs_f64());
         let families = runner.families();
-        let has_ended = families.iter().all(|(_, status)| ended(status));
+        let has_ended = families
+            .iter()
+            .all(|(_, status)| status.first_sync_is_over());
         if now < next && !has_ended {
             continue;
         }
@@ -48,11 +50,6 @@ pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>) {
             tracing::info!("first sync, after {seconds:.0} s: {text}");
         }
     }
-}
-
-/// Returns whether the first sync of a family is over, in force or failed.
-fn ended(status: &FamilyStatus) -> bool {
-    status.last.is_some() || status.failure.is_some()
 }
 
 /// ServicePorts of both families.
@@ -90,7 +87,9 @@ fn left(
     families: &PerFamily<FamilyStatus>,
     now: SystemTime,
 ) -> String {
-    let open = families.iter().filter(|(_, status)| !ended(status));
+    let open = families
+        .iter()
+        .filter(|(_, status)| !status.first_sync_is_over());
     let open: Vec<Family> = open.map(|(family, _)| family).collect();
     let listing = kinds.iter().filter(|(_, kind)| !kind.complete);
     let listing: Vec<String> = listing
@@ -154,14 +153,18 @@ mod tests {
             took: Duration::from_secs(5),
             full: true,
             draining: 0,
+            not_served: None,
         });
         assert_eq!(
             text(&kinds, &families, 2_499),
             "2499 of 5000 ServicePorts are in force, those of IPv6 are being put in force for 4 s \
              now"
         );
-        assert!(!ended(&families.v6));
+        assert!(!families.v6.first_sync_is_over());
         families.v6.failure = Some(Trouble::now(None, "refused".to_owned()));
-        assert!(ended(&families.v6), "a failure is logged elsewhere");
+        assert!(
+            families.v6.first_sync_is_over(),
+            "a failure is logged elsewhere"
+        );
     }
 }

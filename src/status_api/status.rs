@@ -122,6 +122,10 @@ pub struct FamilySync {
     pub overdue: bool,
     /// Addresses and endpoints that stay until their last connection ends.
     pub draining: usize,
+    /// Why Services of the family are not served, which is no failure: the node does not have
+    /// the family. `None`: they are. An earlier version has nothing of it.
+    #[serde(default)]
+    pub not_served: Option<String>,
 }
 
 /// A sync that came in force.

@@ -1,13 +1,18 @@
 //! `tripod diff`: nothing differs once all is in force, and what another program
 //! changes is named.
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
 use super::{Printed, SOON, started, started_in, started_in_with, tripod};
 use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, eventually, run,
+    Capture, Host, Lab, Service, Share, Tripod, eventually, run, tripod_binary,
     uml::{Profile, in_guest},
 };
 
@@ -282,6 +287,62 @@ fn in_ipvs_mode() {
             },
         ],
     );
+}
+
+/// Puts a script before each program that writes rules: where it changes those of `node`, and
+/// not those of a namespace in which it is tried out, it does not end. Returns where to look for
+/// programs.
+fn endless_programs(node: &Host) -> String {
+    const FOLDER: &str = "/run/endless";
+    let path = std::env::var("PATH").unwrap_or_default();
+    fs::create_dir_all(FOLDER).expect("a folder");
+    let namespace = node.enter(|| fs::read_link("/proc/thread-self/ns/net"));
+    let namespace = namespace.expect("a namespace");
+    let script = format!(
+        "#!/bin/sh\n\
+         case \"$*:$(readlink /proc/self/ns/net)\" in *--noflush*:\"{}\") exec sleep 600 ;; esac\n\
+         PATH='{path}' exec \"$(basename \"$0\")\" \"$@\"\n",
+        namespace.display(),
+    );
+    for name in ["iptables-restore", "ip6tables-restore"] {
+        let file = format!("{FOLDER}/{name}");
+        fs::write(&file, &script).expect("a script");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("its mode");
+    }
+    format!("{FOLDER}:{path}")
+}
+
+/// Questions to the mode wait for its syncs, of which the first one may take long: here it does
+/// not end.
+#[test]
+fn nothing_is_asked_of_a_mode_in_its_first_sync() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let mut command = lab.node.command(tripod_binary());
+        command
+            .env("PATH", endless_programs(&lab.node))
+            .args(["--proxy-mode=iptables", "--hostname-override=node"])
+            .args(["--conntrack-max-per-core=0", "--manifests"])
+            .arg(lab.manifests());
+        let running = Tripod::spawn(command);
+        eventually("the Services are known", SOON, || {
+            match tripod(&lab.node, &["services"]) {
+                printed if printed.text.contains("default/web") => Ok(()),
+                printed => Err(format!("{printed:?}\n{}", running.log())),
+            }
+        });
+        let to = web.cluster()[0].to_string();
+        for arguments in [&["diff"][..], &["explain", "--desired-only", "--to", &to]] {
+            let begun = Instant::now();
+            let printed = tripod(&lab.node, arguments);
+            assert_eq!(printed.status, Some(2), "{printed:?}");
+            let why = "error: the first sync is not complete: IPv4 is under way for ";
+            assert!(printed.error.starts_with(why), "{printed:?}");
+            assert!(begun.elapsed() < Duration::from_secs(5), "{arguments:?}");
+        }
+    });
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod circles;
 mod command_line;
 mod descriptors;
 mod ended;
+mod families;
 mod gap;
 mod guest;
 mod idle;

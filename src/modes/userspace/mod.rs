@@ -25,6 +25,7 @@ mod return_path;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod unserved;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,6 +57,7 @@ use self::{
     observe::node_addresses,
     plan::listen::NodeContext,
     return_path::ReturnPath,
+    unserved::Unserved,
 };
 use super::{
     Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport,
@@ -87,6 +89,7 @@ pub struct Userspace {
     return_path: ReturnPath,
     families: PerFamily<FamilyState<Pending>>,
     node: NodeContext,
+    unserved: Unserved,
     /// The other processes that the current sync acts on.
     others: OtherProcesses,
     /// Those that a sync was asked for about.
@@ -134,6 +137,7 @@ impl Userspace {
             options,
             capture,
             families: PerFamily::default(),
+            unserved: Unserved::default(),
             others: OtherProcesses::default(),
             reported: OtherProcesses::default(),
             handover,
@@ -196,6 +200,7 @@ impl Userspace {
         self.node.opens_listeners = !self.yields();
         if full || self.node.addresses.is_empty() {
             self.node.addresses = node_addresses()?;
+            self.unserved.observe(&self.capture);
             self.capture
                 .serve_node_ports(Arc::clone(&self.node.node_ports));
         }
@@ -268,12 +273,18 @@ impl Userspace {
             reports.get_mut(name.family).examined += 1;
         }
         let (families, scheduler) = (&mut self.families, self.options.scheduler);
+        let unserved = &self.unserved;
         let plan = |port: &ServicePort| {
             let reasons = plan::unsupported(port, scheduler).into_iter();
             let unsupported = reasons.map(|reason| reason.at(&port.name));
             let report = reports.get_mut(port.name.family);
             report.unsupported.extend(unsupported);
-            Some(plan::plan(port, scheduler))
+            let is_served = unserved.why(port.name.family).is_none();
+            Some(if is_served {
+                plan::plan(port, scheduler)
+            } else {
+                Vec::new()
+            })
         };
         let done = |name: ServicePortName, opened: Result<(), String>| {
             let state = families.get_mut(name.family);
@@ -436,7 +447,8 @@ impl Mode for Userspace {
             Some(match captured.get_mut(family).take() {
                 Some(Err(error)) => Err(error.into()),
                 done => {
-                    let report = self.finish(family, done.and_then(Result::ok), report);
+                    let mut report = self.finish(family, done.and_then(Result::ok), report);
+                    report.not_served = self.unserved.report(family, map);
                     if extent == Some(Extent::Full) {
                         self.executor.close_given(family);
                         self.executor.give_up_left(family);

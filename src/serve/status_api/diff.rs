@@ -17,7 +17,7 @@ const MOST: usize = 1_000;
 
 impl StatusApi {
     pub(super) fn diff(self: &Arc<Self>) -> Reply {
-        if let Some(answer) = self.unknown() {
+        if let Some(answer) = self.not_ready() {
             return answer.into();
         }
         let api = Arc::clone(self);

@@ -31,7 +31,7 @@ impl StatusApi {
             Ok(asked) => asked,
             Err(why) => return refused(StatusCode::BAD_REQUEST, why).into(),
         };
-        if let Some(answer) = self.unknown() {
+        if let Some(answer) = self.not_ready() {
             return answer.into();
         }
         Reply::later(answer(Arc::clone(self), packet, reading))
@@ -79,6 +79,8 @@ pub(super) fn read(query: &str) -> Result<(Packet, Reading), String> {
 
 fn destination(value: &str) -> Result<SocketAddr, String> {
     let parsed = value.parse::<SocketAddr>().ok().filter(|to| to.port() > 0);
+    // An IPv4 address that is written as one of IPv6 is called over IPv4.
+    let parsed = parsed.map(|to| SocketAddr::new(to.ip().to_canonical(), to.port()));
     parsed.ok_or_else(|| "to is ADDRESS:PORT, with an IPv6 address in brackets".to_owned())
 }
 
@@ -89,8 +91,10 @@ fn caller(value: &str) -> Result<Caller, String> {
         "outside" => Caller::Outside,
         address => {
             let ip = address.trim_start_matches('[').trim_end_matches(']');
-            let ip: Result<IpAddr, _> = ip.parse();
-            Caller::At(ip.map_err(|_| "from is an address, pod, node or outside")?)
+            let ip = ip.parse::<IpAddr>();
+            let ip = ip.ok().filter(|ip| !ip.is_unspecified());
+            let ip = ip.ok_or("from is an address, pod, node or outside")?;
+            Caller::At(ip.to_canonical())
         }
     })
 }
@@ -321,6 +325,11 @@ mod tests {
                 "to=%5Bfd00%3A%3A1%5D%3A53&from=outside",
                 Ok(packet("[fd00::1]:53", Protocol::Tcp, Caller::Outside)),
             ),
+            (
+                "to=[::ffff:10.96.0.1]:80&from=::ffff:10.244.0.9",
+                Ok(packet("10.96.0.1:80", Protocol::Tcp, at("10.244.0.9"))),
+            ),
+            ("to=10.96.0.1:80&from=0.0.0.0", Err("from is an address")),
             ("", Err("to=ADDRESS:PORT is missing")),
             ("to=10.96.0.1", Err("to is ADDRESS:PORT")),
             ("to=10.96.0.1:0", Err("to is ADDRESS:PORT")),

@@ -195,6 +195,7 @@ fn address_kind(kind: AddressKind) -> String {
         AddressKind::ExternalIp => "externalIP",
         AddressKind::LoadBalancerIp => "loadBalancerIP",
         AddressKind::NodePort => "nodePort",
+        AddressKind::HealthCheckNodePort => "healthCheckNodePort",
     };
     word.to_owned()
 }

@@ -1,6 +1,6 @@
 //! Answers `/v1/status` and `/v1/health`.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::SystemTime};
 
 use hyper::StatusCode;
 
@@ -92,6 +92,15 @@ impl StatusApi {
         Some(refused(StatusCode::SERVICE_UNAVAILABLE, why))
     }
 
+    /// Returns the answer to what is asked of the mode, while that cannot answer: the objects
+    /// are not known, or the first sync, which may take long, has not ended.
+    pub(super) fn not_ready(&self) -> Option<Answer> {
+        self.unknown().or_else(|| {
+            let why = first_sync(&self.runner.families(), SystemTime::now())?;
+            Some(refused(StatusCode::SERVICE_UNAVAILABLE, why))
+        })
+    }
+
     fn objects(&self) -> Objects {
         let kinds = self.objects.kinds().into_iter();
         let kinds = kinds.map(|(name, kind)| ObjectKind {
@@ -159,6 +168,7 @@ fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync 
         trouble: status.failure.as_ref().map(trouble),
         overdue: !health.is_healthy(family),
         draining: status.last.as_ref().map_or(0, |sync| sync.draining),
+        not_served: (status.last.as_ref()).and_then(|sync| sync.not_served.clone()),
     }
 }
 
@@ -195,6 +205,29 @@ fn counts(ports: &ServicePorts) -> Counts {
         counts.endpoints_in_use += usage.filter(|(_, why)| why.is_none()).count();
     }
     counts
+}
+
+/// Returns that the first sync is not complete, and how far it is in each of `families` at the
+/// time `now`; `None`: it has ended, if only with a failure.
+fn first_sync(families: &PerFamily<FamilyStatus>, now: SystemTime) -> Option<String> {
+    let is_again = |status: &FamilyStatus| status.last.is_none() && status.under_way.is_some();
+    let waits = |status: &FamilyStatus| !status.first_sync_is_over() || is_again(status);
+    families.iter().find(|(_, status)| waits(status))?;
+    let words = families.iter().map(|(family, status)| {
+        let since = |since| now.duration_since(since).unwrap_or_default().as_secs();
+        match (&status.last, status.under_way, &status.failure) {
+            (Some(_), ..) => format!("{family} is in force"),
+            (None, Some(begun), _) => format!("{family} is under way for {} s", since(begun)),
+            (None, None, Some(trouble)) => format!("{family} failed: {}", trouble.why),
+            (None, None, None) => format!("{family} has not begun"),
+        }
+    });
+    let words: Vec<String> = words.collect();
+    Some(format!(
+        "the first sync is not complete: {}; ask again when it is, tripod services shows what is \
+         to be served",
+        words.join(", ")
+    ))
 }
 
 fn conflicts(ports: &ServicePorts) -> Listed<Conflict> {
@@ -266,4 +299,64 @@ fn problems(objects: &Objects, syncs: &[FamilySync], failing: usize) -> Vec<Stri
         problems.push(format!("{failing} things are not in force as asked"));
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::{runner::status::Sync, trouble};
+
+    #[test]
+    fn the_first_sync_is_waited_for_until_it_ends() {
+        let begun = SystemTime::UNIX_EPOCH;
+        let now = begun + Duration::from_secs(7);
+        let new = FamilyStatus::default;
+        let under_way = FamilyStatus {
+            under_way: Some(begun),
+            ..new()
+        };
+        let failed = FamilyStatus {
+            failure: Some(trouble::Trouble {
+                since: begun,
+                why: "no lock".to_owned(),
+            }),
+            ..new()
+        };
+        let in_force = FamilyStatus {
+            last: Some(Sync {
+                ended: begun,
+                took: Duration::ZERO,
+                full: true,
+                draining: 0,
+                not_served: None,
+            }),
+            failures: Arc::default(),
+            ..new()
+        };
+        let again = FamilyStatus {
+            under_way: Some(begun),
+            ..in_force.clone()
+        };
+        for (v4, v6, expected) in [
+            (new(), new(), "IPv4 has not begun, IPv6 has not begun"),
+            (
+                in_force.clone(),
+                under_way.clone(),
+                "IPv4 is in force, IPv6 is under way for 7 s",
+            ),
+            (
+                failed.clone(),
+                under_way,
+                "IPv4 failed: no lock, IPv6 is under way for 7 s",
+            ),
+            (in_force, again, ""),
+            (failed.clone(), failed, ""),
+        ] {
+            let found = first_sync(&PerFamily { v4, v6 }, now).unwrap_or_default();
+            assert_eq!(found.is_empty(), expected.is_empty(), "{found}");
+            assert!(found.contains(expected), "{found}");
+        }
+    }
 }

@@ -98,6 +98,24 @@ impl Capture {
         self.families.as_ref().map(|_, family| family.method())
     }
 
+    /// Returns why `family` cannot be captured on this node, which does not have it; `None`: it
+    /// can be.
+    pub fn why_unserved(&self, family: Family) -> Option<String> {
+        match self.families.get(family).way {
+            Way::Redirect(_) => None,
+            Way::Local(_) => Local::why_unavailable(family),
+        }
+    }
+
+    /// Returns whether node ports of `family` are captured at each loopback address, not at
+    /// those alone that the node has.
+    pub fn redirects_loopback(&self, family: Family) -> bool {
+        match &self.families.get(family).way {
+            Way::Redirect(redirect) => redirect.matches_local_addresses(),
+            Way::Local(_) => false,
+        }
+    }
+
     /// Returns what rules of an earlier process capture of `family`, each with the local port
     /// that they lead to.
     ///

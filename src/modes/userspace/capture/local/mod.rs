@@ -80,6 +80,12 @@ impl Local {
         })
     }
 
+    /// Returns why this node does not have `family`, as far as that can be found out; `None`: it
+    /// does.
+    pub fn why_unavailable(family: Family) -> Option<String> {
+        observe::why_unavailable(family)
+    }
+
     /// Removes everything that this way of capture ever installs in these
     /// families, also what an earlier process left. Twice is harmless; nothing
     /// of others is removed.
@@ -194,9 +200,10 @@ impl Local {
     pub fn differences(&mut self, desired: &Desired) -> Result<Differing, Error> {
         let family = self.family;
         let ports = self.ports.is_ok();
-        let Some(environment) = observe::environment(&mut self.socket, family, ports)? else {
+        if observe::why_unavailable(family).is_some() {
             return Ok(Differing::new());
-        };
+        }
+        let environment = observe::environment(&mut self.socket, family, ports)?;
         let applied = Applied::of(desired, &environment, &mut Report::default());
         let mut observed: HashSet<Object> = HashSet::new();
         observed.extend(observe::installed(&mut self.socket, family)?);
@@ -236,12 +243,12 @@ impl Local {
     fn reconcile(&mut self, desired: &Desired, report: &mut Report) -> Result<(), Error> {
         let family = self.family;
         let ports = self.ports.is_ok();
-        let Some(environment) = observe::environment(&mut self.socket, family, ports)? else {
+        if let Some(why) = observe::why_unavailable(family) {
             let ours = desired.keys().filter(|f| f.family == family);
-            let reason = format!("this kernel has no {family}");
-            report.failed.extend(ours.map(|f| (*f, reason.clone())));
+            report.failed.extend(ours.map(|f| (*f, why.clone())));
             return Ok(());
-        };
+        }
+        let environment = observe::environment(&mut self.socket, family, ports)?;
         links::set_up(&mut self.socket, environment.loopback)?;
         if let Err(why) = &self.ports {
             let ability = Ability::PortRules(family);

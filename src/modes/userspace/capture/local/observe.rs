@@ -7,11 +7,14 @@ use socket2::{Domain, Type};
 
 use super::plan::{Environment, Object};
 use crate::{
-    kernel::{addresses, links, netlink::Socket, routes, rules},
+    kernel::{addresses, links, netlink::Socket, routes, rules, sysctl},
     modes::userspace::capture::Error,
     net::Family,
     node::addresses::SERVICE_LINK,
 };
+
+/// The setting by which a node goes without IPv6 though its kernel has it.
+const OFF: &str = "net.ipv6.conf.lo.disable_ipv6";
 
 /// Returns what the kernel has of ours.
 ///
@@ -28,8 +31,23 @@ pub fn installed(socket: &mut Socket, family: Family) -> Result<Vec<Object>, Err
     Ok(objects)
 }
 
-/// Returns what the kernel and the node offer, where routing rules match ports if
-/// `matches_ports`; `None` if the kernel does not have the family.
+/// Returns why this node does not have `family`; `None`: it does, or that is not known.
+pub fn why_unavailable(family: Family) -> Option<String> {
+    let domain = match family {
+        Family::V4 => Domain::IPV4,
+        Family::V6 => Domain::IPV6,
+    };
+    let opened = socket2::Socket::new(domain, Type::DGRAM, None);
+    if opened.is_err_and(|error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32)) {
+        return Some(format!("this kernel has no {family}"));
+    }
+    // The kernel refuses routes by a link without IPv6 (`fib6_nh_init` in net/ipv6/route.c).
+    let is_off = family == Family::V6 && sysctl::read(OFF).is_ok_and(|value| value == "1");
+    is_off.then(|| format!("{family} is off on link lo, to which they are routed ({OFF}=1)"))
+}
+
+/// Returns what the kernel and the node offer, which have the family, where routing rules match
+/// ports if `matches_ports`.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
@@ -37,16 +55,7 @@ pub fn environment(
     socket: &mut Socket,
     family: Family,
     matches_ports: bool,
-) -> Result<Option<Environment>, Error> {
-    let domain = match family {
-        Family::V4 => Domain::IPV4,
-        Family::V6 => Domain::IPV6,
-    };
-    if let Err(error) = socket2::Socket::new(domain, Type::DGRAM, None)
-        && error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32)
-    {
-        return Ok(None);
-    }
+) -> Result<Environment, Error> {
     let loopback = links::index("lo")?;
     // What ipvs mode has left is removed later; its addresses are still to be captured then.
     let all = addresses::list(socket)?.into_iter();
@@ -54,11 +63,11 @@ pub fn environment(
         .filter(|address| address.interface != SERVICE_LINK)
         .collect();
     let is_loopback = |ip: &IpAddr| ip.is_loopback() && Family::of(ip) == family;
-    Ok(Some(Environment {
+    Ok(Environment {
         family,
         matches_ports,
         loopback,
         has_loopback_address: own.iter().any(|a| is_loopback(&a.address)),
         own: own.iter().map(|a| a.address).collect(),
-    }))
+    })
 }

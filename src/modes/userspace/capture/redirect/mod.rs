@@ -106,6 +106,12 @@ impl Redirect {
         self.writer.engine
     }
 
+    /// Returns whether the kernel says to rules which addresses are the node's; otherwise
+    /// they name those that it has.
+    pub fn matches_local_addresses(&self) -> bool {
+        self.features.contains(Extension::Addrtype)
+    }
+
     /// Returns false if another process changed the rules in force, as far as that shows
     /// without reading them.
     pub fn is_unmodified(&mut self) -> bool {

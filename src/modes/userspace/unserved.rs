@@ -1,0 +1,37 @@
+//! IP families whose Services are not served, as the node does not have the family.
+
+use super::capture::Capture;
+use crate::{
+    log_once::LogOnce,
+    net::{Family, PerFamily},
+    services::ServiceMap,
+};
+
+/// Why families are not served. That is no failure: no client of theirs is there.
+#[derive(Debug, Default)]
+pub(super) struct Unserved {
+    why: PerFamily<Option<String>>,
+    logged: PerFamily<LogOnce>,
+}
+
+impl Unserved {
+    /// Finds out which families the node does not have, of those that are captured by `capture`.
+    pub(super) fn observe(&mut self, capture: &Capture) {
+        self.why = PerFamily::each(|family| capture.why_unserved(family));
+    }
+
+    /// Returns why `family` is not served; `None`: it is.
+    pub(super) fn why(&self, family: Family) -> Option<&String> {
+        self.why.get(family).as_ref()
+    }
+
+    /// Returns the same if `map` has ServicePorts of `family`, and logs it once.
+    pub(super) fn report(&mut self, family: Family, map: &ServiceMap) -> Option<String> {
+        let is_named = || map.iter().any(|port| port.name.family == family);
+        let why = self.why(family).filter(|_| is_named()).cloned();
+        for why in self.logged.get_mut(family).replace(why.clone()) {
+            tracing::warn!("{family} Services are not served: {why}");
+        }
+        why
+    }
+}
