@@ -1,6 +1,9 @@
 //! Prints what becomes of a packet.
 
-use std::{net::SocketAddr, process::ExitCode};
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::ExitCode,
+};
 
 use super::{
     connection::{self, Failure},
@@ -36,7 +39,8 @@ pub(super) async fn print(
 ) -> Result<ExitCode, Failure> {
     let Asked { to, from, kernel } = *asked;
     let mut items: Vec<Explanation> = Vec::new();
-    for (to, protocol) in destination::resolve(connection, to, from.parse().ok()).await? {
+    let caller = from.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
+    for (to, protocol) in destination::resolve(connection, to, caller).await? {
         items.push(connection.get(&path(to, &protocol, from, kernel)).await?);
     }
     let tables = |detail| {

@@ -58,6 +58,9 @@ pub(super) fn parse(text: &str) -> Result<Destination, String> {
         && address.port() > 0
     {
         let protocol = protocol.unwrap_or_else(|| "tcp".to_owned());
+        // What is sent to an IPv4 address that is written as one of IPv6 is IPv4 (RFC 4291,
+        // 2.5.5.2).
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         return Ok(Destination::Address(address, protocol));
     }
     let service = service(rest, protocol).ok_or(
@@ -111,6 +114,7 @@ mod tests {
         for (text, expected) in [
             ("10.96.0.10:80", address("10.96.0.10:80", "tcp")),
             ("10.96.0.10:53/UDP", address("10.96.0.10:53", "udp")),
+            ("[::ffff:10.96.0.10]:80", address("10.96.0.10:80", "tcp")),
             ("[fd00::10]:80/sctp", address("[fd00::10]:80", "sctp")),
             ("web", service("default", "web", None, None)),
             ("web:http", service("default", "web", Some("http"), None)),

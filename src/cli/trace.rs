@@ -50,7 +50,10 @@ pub(super) fn command() -> Command {
     let from = Arg::new("from")
         .long("from")
         .value_name("ADDRESS")
-        .value_parser(|text: &str| text.parse::<IpAddr>().map_err(|error| error.to_string()))
+        .value_parser(|text: &str| {
+            let ip = text.parse::<IpAddr>().map_err(|error| error.to_string())?;
+            Ok::<_, String>(ip.to_canonical())
+        })
         .help("Only packets from this address");
     let count = Arg::new("count")
         .long("count")
@@ -83,6 +86,16 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
     let to = matches.get_one::<Destination>("to").cloned();
     let to = to.ok_or("--to is missing")?;
     let from = matches.get_one::<IpAddr>("from").copied();
+    if let Destination::Address(to, _) = &to
+        && to.ip().is_unspecified()
+    {
+        let ip = to.ip();
+        return Err(format!(
+            "--to {to}: {ip} is the address of no packet; the kernel sends to the caller's own \
+             host, as to {}, what is to go there",
+            Family::of(&ip).loopback().addr()
+        ));
+    }
     if let (Some(from), Destination::Address(to, _)) = (from, &to)
         && Family::of(&from) != Family::of(&to.ip())
     {

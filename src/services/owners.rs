@@ -35,6 +35,8 @@ pub enum AddressKind {
     LoadBalancerIp,
     /// A port of `spec.ports[].nodePort`, on the node's own addresses.
     NodePort,
+    /// `spec.healthCheckNodePort`, on the node's own addresses.
+    HealthCheckNodePort,
 }
 
 impl fmt::Display for AddressKind {
@@ -44,6 +46,7 @@ impl fmt::Display for AddressKind {
             AddressKind::ExternalIp => "external IP",
             AddressKind::LoadBalancerIp => "load-balancer IP",
             AddressKind::NodePort => "node port",
+            AddressKind::HealthCheckNodePort => "health-check node port",
         })
     }
 }
@@ -81,6 +84,7 @@ impl fmt::Display for Conflict {
             (AddressKind::ClusterIp, kind) if kind != AddressKind::ClusterIp => {
                 "cluster IPs go first"
             }
+            (_, AddressKind::HealthCheckNodePort) => "node ports go before health checks",
             _ => "goes first by creation time and name",
         })
     }
@@ -123,12 +127,14 @@ impl Contender {
         self.service.name == *service && usize::from(self.port) == port
     }
 
-    /// Orders contenders: the least of them owns the address.
+    /// Orders contenders: the least of them owns the address. Health checks are last: a
+    /// process answers them, and packets to node ports are led elsewhere before.
     fn rank(&self, other: &Contender) -> Ordering {
         fn key(contender: &Contender) -> impl Ord + '_ {
             let service = &contender.service;
             let chosen_by_author = contender.kind != AddressKind::ClusterIp;
             (
+                contender.kind == AddressKind::HealthCheckNodePort,
                 chosen_by_author,
                 service.created,
                 &service.name,
@@ -181,10 +187,15 @@ fn named_addresses(service: &Arc<Service>) -> Vec<(Address, Contender)> {
                 add(address, kind);
             }
         }
-        if let Some(node_port) = port.node_port {
+        let node_port = port
+            .node_port
+            .map(|at| (at, port.protocol, AddressKind::NodePort));
+        // The Service has it, of which the first port stands here.
+        let check = serving.health_check_node_port.filter(|_| number == 0);
+        let check = check.map(|at| (at, Protocol::Tcp, AddressKind::HealthCheckNodePort));
+        for (at, protocol, kind) in node_port.into_iter().chain(check) {
             for family in serving.cluster_ips.iter().map(Family::of) {
-                let address = Address::node_port(family, node_port, port.protocol);
-                add(address, AddressKind::NodePort);
+                add(Address::node_port(family, at, protocol), kind);
             }
         }
     }
@@ -387,6 +398,23 @@ impl AddressOwnership {
             }
             owned
         });
+        port.health_check_node_port = port.health_check_node_port.filter(|at| {
+            let everywhere = Address::node_port(family, *at, Protocol::Tcp);
+            let owner = self.owner(&everywhere);
+            // Health checks that have the same port are told apart where they are served.
+            let owner = owner.filter(|owner| owner.kind == AddressKind::NodePort);
+            let first = owner.filter(|_| index == 0);
+            conflicts.extend(first.and_then(|owner| {
+                Some(Conflict {
+                    kind: AddressKind::HealthCheckNodePort,
+                    ip: None,
+                    port: *at,
+                    owner: owner.name(&everywhere.ip)?,
+                    owner_kind: owner.kind,
+                })
+            }));
+            owner.is_none()
+        });
         port.conflicts = conflicts.into();
     }
 
@@ -395,7 +423,8 @@ impl AddressOwnership {
     fn owner(&self, address: &Address) -> Option<&Contender> {
         let first = |address: &Address| self.contenders.get(address).and_then(Contenders::first);
         let named = first(address);
-        let node_port = first(&node_port(address)).filter(|_| self.node.contains(&address.ip));
+        let node_port = first(&node_port(address))
+            .filter(|owner| owner.kind == AddressKind::NodePort && self.node.contains(&address.ip));
         named
             .into_iter()
             .chain(node_port)

@@ -102,7 +102,8 @@ pub struct ServicePort {
     pub internal_traffic_policy: TrafficPolicy,
     /// Policy for traffic to external, load-balancer IPs and node ports.
     pub external_traffic_policy: TrafficPolicy,
-    /// `spec.healthCheckNodePort`, where the external policy is Local.
+    /// `spec.healthCheckNodePort`, where the external policy is Local; `None`, too, where
+    /// another Service has it as a node port.
     pub health_check_node_port: Option<u16>,
     /// What the Service asks for under `tripod.proxy/`; `None`: nothing.
     /// [`ServicePort::preferences`] reads it.

@@ -57,7 +57,7 @@ impl Run<'_> {
             return Ok(());
         };
         // Ranges let in some of those whom the word is for, as a rule.
-        let depends = ranged && word != "node" && probe.target == Target::LoadBalancer;
+        let depends = ranged && probe.target == Target::LoadBalancer;
         let expected = Expected {
             or_depends: depends,
             ..expected

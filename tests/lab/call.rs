@@ -1,7 +1,7 @@
 //! Clients: what they send, and which backend answers.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -72,7 +72,18 @@ pub fn ask(host: &Host, to: SocketAddr) -> io::Result<String> {
 
 /// As [`ask`], by a client that waits no longer than that for each step.
 pub fn ask_within(host: &Host, to: SocketAddr, patience: Duration) -> io::Result<String> {
-    let mut stream = host.enter(|| connect_within(None, to, patience))?;
+    ask_from_within(host, None, to, patience)
+}
+
+/// As [`ask_within`], from one of the host's addresses, if that is given.
+pub fn ask_from_within(
+    host: &Host,
+    from: Option<IpAddr>,
+    to: SocketAddr,
+    patience: Duration,
+) -> io::Result<String> {
+    let from = from.map(|ip| SocketAddr::new(ip, 0));
+    let mut stream = host.enter(|| connect_within(from, to, patience))?;
     say(&mut stream, "name")
 }
 

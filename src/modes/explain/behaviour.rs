@@ -15,10 +15,18 @@ use crate::{
 pub struct Behaviour {
     /// The mode that runs.
     pub mode: ModeName,
+    /// Why no Service of the IP family is served; `None`: they are.
+    pub unserved: Option<String>,
     /// How this node's pods are distinguished.
     pub pods: Pods,
     /// The node's own addresses, those of Services apart.
     pub own: Vec<IpAddr>,
+    /// The address by which modes of the kernel know the node where source ranges let it
+    /// in. Userspace mode knows all of its own.
+    pub node_ip: Option<IpAddr>,
+    /// Service addresses are the node's, too: it calls each from that very one, unless it
+    /// names another source.
+    pub has_service_addresses: bool,
     /// On which of them node ports are served.
     pub served: Arc<Served>,
     /// How node ports are served on loopback addresses.
@@ -72,8 +80,10 @@ pub enum Loopback {
         /// Whether they are.
         served: bool,
     },
-    /// By sockets of this process, as on other addresses.
+    /// By sockets of this process, at those that the node has, as on other addresses.
     Sockets,
+    /// By rules that lead to sockets of this process, at each of them.
+    Redirected,
     /// TCP is relayed by sockets of this process at these addresses; elsewhere nothing
     /// is served.
     Relayed(Vec<IpAddr>),

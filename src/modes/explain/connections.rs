@@ -58,10 +58,11 @@ pub async fn connections(packet: Packet) -> Result<Vec<Connection>, Error> {
     // The socket belongs to the network namespace of the thread that opens it.
     let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
     let work = move || {
+        let destination = packet.destination();
         let to = Match {
             protocol: packet.protocol.number(),
-            destination: Some(packet.to.ip()),
-            port: Some(packet.to.port()),
+            destination: Some(destination.ip()),
+            port: Some(destination.port()),
             reply: Reply::Any,
         };
         let flows = flows::list(&mut socket, Family::of(&packet.to.ip()), &[to])?;
@@ -109,7 +110,7 @@ pub fn stale(
     let Some(at) = connection.translated_to else {
         // IPVS changes no entry that is used again (`ip_vs_update_conntrack`), and this
         // process may relay what is sent to loopback addresses.
-        let by_rules = mode != ModeName::Ipvs && !packet.to.ip().is_loopback();
+        let by_rules = mode != ModeName::Ipvs && !packet.destination().ip().is_loopback();
         let is_forwarded = explanation.verdict == Verdict::Forwarded;
         return (by_rules && is_forwarded).then_some(Stale::Untranslated);
     };

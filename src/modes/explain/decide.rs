@@ -1,14 +1,14 @@
 //! What becomes of a packet.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use hashbrown::HashSet;
-use ipnet::IpNet;
 
 use super::{
     Behaviour, Caller, Candidate, Explanation, Loopback, Origin, OtherPorts, Packet, Pods,
-    Selection, Verdict,
+    Selection, Verdict, endpoints,
     frontend::{self, Frontend, is_own},
+    ranges::{self, Admission},
 };
 use crate::{
     net::{Family, ModeName, Protocol},
@@ -28,7 +28,13 @@ pub fn decide(
     selection: &dyn Fn(&ServicePort) -> Selection,
     packet: &Packet,
 ) -> Explanation {
+    let asked = packet;
+    let packet = &Packet {
+        to: asked.destination(),
+        ..*asked
+    };
     let mut way = Way {
+        map,
         behaviour,
         selection,
         packet,
@@ -43,13 +49,23 @@ pub fn decide(
         },
     };
     way.name_caller();
+    if way.is_for_the_caller_itself(asked) {
+        return way.explanation;
+    }
+    if let Some(why) = &behaviour.unserved {
+        let family = Family::of(&packet.to.ip());
+        let mode = behaviour.mode;
+        let why = format!("{mode} mode serves no {family} Services on this node: {why}");
+        way.end(Verdict::NotServed, why);
+        return way.explanation;
+    }
     match frontend::of(map, behaviour, packet) {
         Frontend::Of(port, role) => way.service(port, role),
         Frontend::OtherPort(port, role) => way.other_port(port, role),
         Frontend::HealthCheck(port) => way.health_check(port),
         Frontend::None => way.unowned(),
     }
-    way.name_dead_ends(map);
+    way.name_dead_ends();
     way.explanation
 }
 
@@ -62,7 +78,8 @@ fn origin(behaviour: &Behaviour, packet: &Packet) -> Origin {
         Caller::Outside => return Origin::Outside,
         Caller::At(ip) => ip,
     };
-    if is_own(behaviour, ip) {
+    // Nobody else calls an address from that very one: it would be a martian.
+    if is_own(behaviour, ip) || ip == packet.to.ip() {
         return Origin::Node;
     }
     match &behaviour.pods {
@@ -75,6 +92,7 @@ fn origin(behaviour: &Behaviour, packet: &Packet) -> Origin {
 
 /// The way of a packet, as far as it is known.
 struct Way<'a> {
+    map: &'a ServiceMap,
     behaviour: &'a Behaviour,
     selection: &'a dyn Fn(&ServicePort) -> Selection,
     packet: &'a Packet,
@@ -88,14 +106,15 @@ impl Way<'_> {
 
     /// Names the candidates that are addresses of Services themselves: the kernel's modes
     /// translate a packet once, and userspace mode does not call itself.
-    fn name_dead_ends(&mut self, map: &ServiceMap) {
+    fn name_dead_ends(&mut self) {
         let protocol = self.packet.protocol;
         let candidates = self.explanation.candidates.iter();
         let candidates: HashSet<SocketAddr> = candidates.map(|one| one.address).collect();
         if candidates.is_empty() {
             return;
         }
-        for port in map.iter().filter(|port| port.name.protocol == protocol) {
+        let ports = self.map.iter();
+        for port in ports.filter(|port| port.name.protocol == protocol) {
             let addresses = port.addresses().map(|ip| SocketAddr::new(ip, port.port));
             for address in addresses.filter(|address| candidates.contains(address)) {
                 let name = &port.name;
@@ -129,6 +148,30 @@ impl Way<'_> {
             (Origin::Outside, ..) => "outside the cluster".to_owned(),
         };
         self.step(format!("the caller is {who}"));
+    }
+
+    /// Returns whether the packet, which was `asked` about, stays with its caller, which is
+    /// not this node.
+    fn is_for_the_caller_itself(&mut self, asked: &Packet) -> bool {
+        let to = self.packet.to.ip();
+        let any = asked.to.ip();
+        if any.is_unspecified() {
+            self.step(format!("{any} stands for the caller's own host"));
+        }
+        let is_loopback = to.is_loopback() || any.is_unspecified();
+        if !is_loopback || self.explanation.origin == Origin::Node {
+            if any.is_unspecified() {
+                self.step(format!("so that it is sent to {to}"));
+            }
+            return false;
+        }
+        let what = if any.is_unspecified() {
+            "so that it never reaches this node"
+        } else {
+            "it is a loopback address, which is the caller's own: it never reaches this node"
+        };
+        self.end(Verdict::NotServed, what);
+        true
     }
 
     /// No Service has the address.
@@ -199,10 +242,13 @@ impl Way<'_> {
             };
             return self.end(verdict, "userspace mode does not carry SCTP");
         }
-        if role == AddressKind::NodePort && !self.serves_node_port() {
-            return;
+        if role == AddressKind::NodePort {
+            self.name_unserved_check(port);
+            if !self.serves_node_port() {
+                return;
+            }
         }
-        if role == AddressKind::LoadBalancerIp && !self.is_let_in(port) {
+        if !self.is_let_in(port, role) {
             return;
         }
         let policy = match role {
@@ -259,6 +305,23 @@ impl Way<'_> {
         stays
     }
 
+    /// Names the Service whose health-check node port is the node port of `port`.
+    fn name_unserved_check(&mut self, port: &ServicePort) {
+        let lost = self.map.iter().find(|other| {
+            let mut lost = other.conflicts.iter();
+            lost.any(|lost| {
+                lost.kind == AddressKind::HealthCheckNodePort && lost.owner == port.name
+            })
+        });
+        if let Some(other) = lost {
+            let service = &other.name.service;
+            self.step(format!(
+                "{service} has it as its health-check node port, which is not answered: node \
+                 ports go before health checks"
+            ));
+        }
+    }
+
     /// Returns whether a node port is served at the destination, which is the node's.
     fn serves_node_port(&mut self) -> bool {
         let ip = self.packet.to.ip();
@@ -275,9 +338,12 @@ impl Way<'_> {
             }
         } else {
             match &self.behaviour.loopback {
-                Loopback::Sockets => (!served).then_some(
-                    "node ports are not served at loopback addresses (nodePortAddresses)",
-                ),
+                Loopback::Sockets | Loopback::Redirected if !served => {
+                    Some("node ports are not served at loopback addresses (nodePortAddresses)")
+                }
+                Loopback::Sockets => (!self.behaviour.own.contains(&ip))
+                    .then_some("sockets listen at the node's own addresses, of which this is none"),
+                Loopback::Redirected => None,
                 Loopback::Rules { .. } if Family::of(&ip) == Family::V6 => {
                     Some("rules cannot serve node ports at ::1")
                 }
@@ -303,42 +369,41 @@ impl Way<'_> {
     }
 
     /// Returns whether the source ranges of `port` let the caller in.
-    fn is_let_in(&mut self, port: &ServicePort) -> bool {
-        let ranges = &port.load_balancer_source_ranges;
-        if ranges.is_empty() {
-            return true;
-        }
-        let within = |ip: IpAddr| ranges.iter().any(|range: &IpNet| range.contains(&ip));
-        let family = port.name.family;
-        let is_in = match (self.packet.from, self.explanation.origin) {
-            // The node calls with any of its addresses.
-            (Caller::Node, _) | (Caller::At(_), Origin::Node) => {
-                let mut own = self.behaviour.own.iter().copied();
-                Some(own.any(|ip| Family::of(&ip) == family && within(ip)))
+    fn is_let_in(&mut self, port: &ServicePort, role: AddressKind) -> bool {
+        let origin = self.explanation.origin;
+        let mode = self.behaviour.mode;
+        match ranges::admission(port, role, self.behaviour, self.packet, origin) {
+            Admission::Unguarded => return true,
+            Admission::ExternalIpFirst => {
+                self.step(format!(
+                    "it is a load-balancer IP of the Service, too: in {mode} mode external IPs go \
+                     first, and loadBalancerSourceRanges are not for them"
+                ));
+                return true;
             }
-            (Caller::At(ip), _) => Some(within(ip)),
-            _ if ranges.iter().any(|range| range.prefix_len() == 0) => Some(true),
-            (Caller::Pod, Origin::Pod) => match &self.behaviour.pods {
-                Pods::Within(networks) => {
-                    let of_family = |network: &&IpNet| Family::of(&network.addr()) == family;
-                    all_within(ranges, networks.iter().filter(of_family))
-                }
-                Pods::Through(_) => None,
-            },
-            (Caller::Pod | Caller::Outside, _) => None,
-        };
-        match is_in {
-            Some(true) => self.step("the caller is in loadBalancerSourceRanges"),
-            Some(false) => {
+            Admission::Admitted => {
+                self.step("loadBalancerSourceRanges let the caller in");
+                return true;
+            }
+            Admission::Excluded => {
                 let why = "the caller is not in loadBalancerSourceRanges";
                 self.end(Verdict::Dropped, why);
             }
-            None => {
+            Admission::From(sources) => {
+                let sources: Vec<String> = sources.iter().map(ToString::to_string).collect();
+                let why = format!(
+                    "it depends on the source address: loadBalancerSourceRanges let this node in \
+                     that calls from {}: give --from an address",
+                    sources.join(", ")
+                );
+                self.end(Verdict::Depends, why);
+            }
+            Admission::Unknown => {
                 let why = "loadBalancerSourceRanges let some callers in: give --from an address";
                 self.end(Verdict::Depends, why);
             }
         }
-        is_in == Some(true)
+        false
     }
 
     /// No endpoint gets the packet, for the reason `none`.
@@ -410,26 +475,4 @@ impl Way<'_> {
                 .to_owned(),
         });
     }
-}
-
-/// Returns whether all addresses of `networks` are in `ranges`, or none; `None`: some are.
-fn all_within<'a>(ranges: &[IpNet], networks: impl IntoIterator<Item = &'a IpNet>) -> Option<bool> {
-    let (mut all, mut none) = (true, true);
-    for network in networks {
-        all &= ranges.iter().any(|range| range.contains(network));
-        // Of two networks that overlap one has the other.
-        none &= !(ranges.iter()).any(|range| range.contains(network) || network.contains(range));
-    }
-    match (all, none) {
-        (true, false) => Some(true),
-        (false, true) => Some(false),
-        _ => None,
-    }
-}
-
-/// Returns those of `indices` that take new connections.
-fn endpoints<'a>(port: &'a ServicePort, indices: &[u32]) -> Vec<&'a Endpoint> {
-    let all = &port.endpoints.all;
-    let named = indices.iter().filter_map(|at| all.get(*at as usize));
-    named.filter(|endpoint| endpoint.weight > 0).collect()
 }

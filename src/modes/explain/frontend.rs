@@ -55,20 +55,22 @@ pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet
         }
     }
     if is_own(behaviour, ip) {
-        for port in ports() {
-            let is_node_port = port.node_port == Some(number);
-            let is_excluded = || port.node_port_excluded().any(|excluded| excluded == ip);
-            if is_node_port && port.name.protocol == packet.protocol && !is_excluded() {
-                return Frontend::Of(port, AddressKind::NodePort);
-            }
-            // Health checks are HTTP, so that the port is free over other protocols.
-            let is_health_check = port.health_check_node_port == Some(number);
-            if is_health_check && packet.protocol == Protocol::Tcp {
-                return Frontend::HealthCheck(port);
-            }
+        let has = |of: Option<u16>| of == Some(number);
+        let mut node_ports = ports().filter(|port| {
+            has(port.node_port)
+                && port.name.protocol == packet.protocol
+                && !port.node_port_excluded().any(|excluded| excluded == ip)
+        });
+        if let Some(port) = node_ports.next() {
+            return Frontend::Of(port, AddressKind::NodePort);
         }
-        // Its other ports are the node's own affair.
-        return Frontend::None;
+        // Health checks are HTTP, so that the port is free over other protocols.
+        let mut checks = ports().filter(|port| has(port.health_check_node_port));
+        return match checks.next() {
+            Some(port) if packet.protocol == Protocol::Tcp => Frontend::HealthCheck(port),
+            // Its other ports are the node's own affair.
+            _ => Frontend::None,
+        };
     }
     other
 }

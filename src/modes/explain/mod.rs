@@ -8,10 +8,11 @@ mod connections;
 mod decide;
 mod forward;
 mod frontend;
+mod ranges;
 #[cfg(test)]
 mod tests;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use self::decide::decide;
 pub use self::{
@@ -22,7 +23,7 @@ pub use self::{
 use crate::{
     kernel::netlink,
     net::{Family, Protocol},
-    services::{AddressKind, ServiceMap, ServicePort, ServicePortName},
+    services::{AddressKind, Endpoint, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// A mode, as far as it says how packets find their way in it.
@@ -93,6 +94,23 @@ pub enum Origin {
     Outside,
 }
 
+impl Packet {
+    /// Returns where it is sent: to the unspecified address is to the caller itself, from
+    /// where it calls, else at loopback (`ip_route_output_key_hash_rcu` in
+    /// net/ipv4/route.c, `tcp_v6_connect` in net/ipv6/tcp_ipv6.c).
+    pub fn destination(&self) -> SocketAddr {
+        if !self.to.ip().is_unspecified() {
+            return self.to;
+        }
+        let ip = match (self.to.ip(), self.from) {
+            (IpAddr::V4(_), Caller::At(from)) => from,
+            (IpAddr::V4(_), _) => Ipv4Addr::LOCALHOST.into(),
+            (IpAddr::V6(_), _) => Ipv6Addr::LOCALHOST.into(),
+        };
+        SocketAddr::new(ip, self.to.port())
+    }
+}
+
 /// What becomes of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -138,4 +156,11 @@ pub struct Explanation {
     /// What the kernel, or this process, is to hold for the ServicePort, in the words of
     /// [`Difference::object`](crate::modes::Difference::object).
     pub objects: Vec<String>,
+}
+
+/// Returns those of `indices` that take new connections.
+fn endpoints<'a>(port: &'a ServicePort, indices: &[u32]) -> Vec<&'a Endpoint> {
+    let all = &port.endpoints.all;
+    let named = indices.iter().filter_map(|at| all.get(*at as usize));
+    named.filter(|endpoint| endpoint.weight > 0).collect()
 }

@@ -1,5 +1,7 @@
 //! What no case of the conformance tests asks; those hold the rest against packets.
 
+mod callers;
+
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use super::*;
@@ -19,8 +21,11 @@ fn ip(text: &str) -> IpAddr {
 fn behaviour(pods: Pods) -> Behaviour {
     Behaviour {
         mode: ModeName::Nftables,
+        unserved: None,
         pods,
         own: vec![ip("192.0.2.1")],
+        node_ip: Some(ip("192.0.2.1")),
+        has_service_addresses: false,
         served: Arc::new(Served::All),
         loopback: Loopback::Relayed(Vec::new()),
         other_ports: OtherPorts::RefusedAtClusterIps,

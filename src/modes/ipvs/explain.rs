@@ -10,12 +10,15 @@ use crate::{
 };
 
 impl Explain for Ipvs {
-    fn behaviour(&mut self, map: &ServiceMap, _: Family) -> Result<Behaviour, Error> {
+    fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
             mode: ModeName::Ipvs,
+            unserved: None,
             pods: Pods::new(&self.options.detect_local, this_node),
             own: node::addresses::own()?,
+            node_ip: *self.desired.node().node_ip.get(family),
+            has_service_addresses: true,
             served: self.node_ports.served(),
             loopback: Loopback::Relayed(self.node_ports.loopback().to_vec()),
             other_ports: OtherPorts::RefusedEverywhere,

@@ -16,13 +16,22 @@ use crate::{
 impl Explain for Userspace {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let this_node = map.this_node().map(|node| &**node);
+        let methods = self.capture.methods();
+        let method = *methods.get(family);
         Ok(Behaviour {
             mode: ModeName::Userspace,
+            unserved: self.unserved.why(family).cloned(),
             pods: Pods::new(&self.options.detect_local, this_node),
             own: node::addresses::own()?,
+            node_ip: None,
+            has_service_addresses: method == Method::Local,
             served: self.options.node_ports.served(),
-            loopback: Loopback::Sockets,
-            other_ports: match self.capture.methods().get(family) {
+            loopback: if self.capture.redirects_loopback(family) {
+                Loopback::Redirected
+            } else {
+                Loopback::Sockets
+            },
+            other_ports: match method {
                 Method::Redirect => OtherPorts::PassOn,
                 Method::Local => OtherPorts::RefusedAtClusterIps,
             },

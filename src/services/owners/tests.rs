@@ -220,6 +220,32 @@ fn node_ports_and_addresses_of_the_node() {
             &["a: node port 192.0.2.1 30080 is the external IP of b"],
         ),
         (
+            "a health check loses its port to a newer node port",
+            [
+                (
+                    old,
+                    "{type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30080, \
+                     clusterIP: 10.0.0.2, ports: [{port: 80}]}"
+                        .into(),
+                ),
+                (new, node_port("10.0.0.1", 30080)),
+            ],
+            &["a: health-check node port * 30080 is the node port of b"],
+        ),
+        (
+            "an external IP of the node does not lose its port to a health check",
+            [
+                (
+                    old,
+                    "{type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30080, \
+                     clusterIP: 10.0.0.3, ports: [{port: 80}]}"
+                        .into(),
+                ),
+                (new, at_node(30080)),
+            ],
+            &[],
+        ),
+        (
             "a cluster IP of the node wins it from an older one",
             [
                 (old, node_port("10.0.0.1", 30080)),

@@ -1,0 +1,160 @@
+//! Whom `loadBalancerSourceRanges` let in.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{Behaviour, Caller, Origin, Packet, Pods, frontend::is_own};
+use crate::{
+    net::{Family, ModeName},
+    services::{AddressKind, ServicePort},
+};
+
+/// Whether a caller is let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// No ranges count at the destination.
+    Unguarded,
+    /// The Service has ranges, which do not count at the destination: it is an external IP
+    /// of the Service, too.
+    ExternalIpFirst,
+    /// The caller is.
+    Admitted,
+    /// The caller is not.
+    Excluded,
+    /// This node is, where it calls from one of these addresses of its.
+    From(Vec<IpAddr>),
+    /// That depends on the caller's address, which is not known.
+    Unknown,
+}
+
+/// Returns whether `port` lets in the caller of `packet`, whose destination is the address
+/// of that `role` to it.
+pub(super) fn admission(
+    port: &ServicePort,
+    role: AddressKind,
+    behaviour: &Behaviour,
+    packet: &Packet,
+    origin: Origin,
+) -> Admission {
+    let to = packet.to.ip();
+    if port.load_balancer_source_ranges.is_empty() || !port.load_balancer_ips.contains(&to) {
+        return Admission::Unguarded;
+    }
+    // What nobody serves is refused to all: only IPVS has the rules of the ranges all the same.
+    let guards = match behaviour.mode {
+        ModeName::Ipvs => true,
+        ModeName::Nftables | ModeName::Iptables => port.endpoints.any_takes_connections(),
+        ModeName::Userspace => [&port.endpoints.cluster, &port.endpoints.local]
+            .into_iter()
+            .any(|indices| !super::endpoints(port, indices).is_empty()),
+    };
+    if !guards {
+        return Admission::Unguarded;
+    }
+    // Sets are looked up before all else; rules, and sockets, are first those of the external
+    // IP.
+    let by_role = matches!(behaviour.mode, ModeName::Iptables | ModeName::Userspace);
+    if by_role && role != AddressKind::LoadBalancerIp {
+        return Admission::ExternalIpFirst;
+    }
+    let ranges = Ranges {
+        ranges: &port.load_balancer_source_ranges,
+        behaviour,
+        to,
+    };
+    match (packet.from, origin) {
+        (Caller::Node, _) => ranges.node(),
+        (Caller::At(ip), Origin::Node) => Admission::of(ranges.admit_node_at(ip)),
+        (Caller::At(ip), _) => Admission::of(ranges.contain(ip)),
+        _ if ranges.ranges.iter().any(|range| range.prefix_len() == 0) => Admission::Admitted,
+        (Caller::Pod, Origin::Pod) => ranges.pods(),
+        (Caller::Pod | Caller::Outside, _) => Admission::Unknown,
+    }
+}
+
+impl Admission {
+    fn of(is_admitted: bool) -> Admission {
+        if is_admitted {
+            Admission::Admitted
+        } else {
+            Admission::Excluded
+        }
+    }
+}
+
+/// The ranges of a ServicePort, at a destination.
+struct Ranges<'a> {
+    ranges: &'a [IpNet],
+    behaviour: &'a Behaviour,
+    to: IpAddr,
+}
+
+impl Ranges<'_> {
+    fn contain(&self, ip: IpAddr) -> bool {
+        self.ranges.iter().any(|range| range.contains(&ip))
+    }
+
+    /// Returns whether they let this node in where it calls from its address `source`. The
+    /// very address that it calls stands for the node's own (`allowFromNode` of kube-proxy).
+    fn admit_node_at(&self, source: IpAddr) -> bool {
+        let is_called = source == self.to;
+        let node_ip = self.behaviour.node_ip;
+        let has_node_ip = || node_ip.is_some_and(|ip| self.contain(ip));
+        match self.behaviour.mode {
+            // Packets of the node do not pass the rules of the ranges. Those that stand in
+            // for them are left out where the node's own address is in the ranges.
+            ModeName::Ipvs => {
+                let is_dummy = is_called && !is_own(self.behaviour, source);
+                has_node_ip() || !is_dummy && self.contain(source)
+            }
+            ModeName::Nftables | ModeName::Iptables => {
+                self.contain(source) || is_called && has_node_ip()
+            }
+            ModeName::Userspace => {
+                let is_itself = is_called || source.is_loopback();
+                let mut own = self.behaviour.own.iter();
+                self.contain(source) || is_itself && own.any(|ip| self.contain(*ip))
+            }
+        }
+    }
+
+    /// Returns what holds for this node, which may call from any address of its.
+    fn node(&self) -> Admission {
+        let family = Family::of(&self.to);
+        let called = self.behaviour.has_service_addresses.then_some(self.to);
+        let own = self.behaviour.own.iter().copied();
+        let own = own.filter(|ip| Family::of(ip) == family && !ip.is_loopback());
+        let mut sources: Vec<IpAddr> = own.chain(called).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        let all = sources.len();
+        sources.retain(|ip| self.admit_node_at(*ip));
+        match sources.len() {
+            0 => Admission::Excluded,
+            admitted if admitted == all => Admission::Admitted,
+            _ => Admission::From(sources),
+        }
+    }
+
+    /// Returns what holds for pods of this node, as far as their networks say it.
+    fn pods(&self) -> Admission {
+        let Pods::Within(networks) = &self.behaviour.pods else {
+            return Admission::Unknown;
+        };
+        let family = Family::of(&self.to);
+        let of_family = |network: &&IpNet| Family::of(&network.addr()) == family;
+        let (mut all, mut none) = (true, true);
+        for network in networks.iter().filter(of_family) {
+            all &= self.ranges.iter().any(|range| range.contains(network));
+            // Of two networks that overlap one has the other.
+            let overlaps = |range: &IpNet| range.contains(network) || network.contains(range);
+            none &= !self.ranges.iter().any(overlaps);
+        }
+        match (all, none) {
+            (true, false) => Admission::Admitted,
+            (false, true) => Admission::Excluded,
+            _ => Admission::Unknown,
+        }
+    }
+}

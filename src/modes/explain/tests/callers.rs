@@ -1,0 +1,169 @@
+//! What depends on the caller: source ranges, and what is its own.
+
+use std::sync::Arc;
+
+use super::*;
+
+/// The node may call from any of its addresses, and ranges may hold some of them.
+#[test]
+fn ranges_let_in_some_addresses_of_the_node() {
+    use ModeName::{Iptables, Ipvs, Nftables, Userspace};
+    use Verdict::{Depends, Dropped, Forwarded};
+    let (first, second, called) = ("192.0.2.1/32", "192.0.2.2/32", "203.0.113.1/32");
+    // Nothing stands for the node without a source.
+    let cases: [(ModeName, &[&str], &str, Verdict); 14] = [
+        (Nftables, &[second], "", Depends),
+        (Nftables, &[second], "192.0.2.2", Forwarded),
+        (Nftables, &[second], "192.0.2.1", Dropped),
+        (Nftables, &["192.0.2.0/24"], "", Forwarded),
+        (Nftables, &["198.51.100.0/24"], "", Dropped),
+        // From the very address that it calls it is known by its own one.
+        (Iptables, &[first], "203.0.113.1", Forwarded),
+        (Iptables, &[second], "203.0.113.1", Dropped),
+        // IPVS has no rules for what the node sends, where it is let in.
+        (Ipvs, &[first], "", Forwarded),
+        (Ipvs, &[first], "192.0.2.2", Forwarded),
+        (Ipvs, &[second], "", Depends),
+        (Ipvs, &[second, called], "203.0.113.1", Dropped),
+        (Userspace, &[second], "203.0.113.1", Forwarded),
+        (Userspace, &[second], "192.0.2.1", Dropped),
+        (Userspace, &[second], "", Depends),
+    ];
+    for (mode, ranges, from, expected) in cases {
+        let own = ["192.0.2.1", "192.0.2.2", "127.0.0.1", "2001:db8::1"];
+        let behaviour = Behaviour {
+            mode,
+            own: own.map(ip).into(),
+            has_service_addresses: matches!(mode, Ipvs | Userspace),
+            ..behaviour(pods())
+        };
+        let caller = if from.is_empty() {
+            Caller::Node
+        } else {
+            Caller::At(ip(from))
+        };
+        let found = ranged(&behaviour, ranges, caller, |_| {});
+        let verdict = found.verdict;
+        assert_eq!(verdict, expected, "{mode}: {ranges:?}: {from}: {found:?}");
+    }
+}
+
+/// Returns what becomes of a packet to the load balancer with these ranges, and what
+/// `change` makes of it.
+fn ranged(
+    behaviour: &Behaviour,
+    ranges: &[&str],
+    from: Caller,
+    change: fn(&mut ServicePort),
+) -> Explanation {
+    let mut web = ServicePort::clone(map().iter().next().unwrap());
+    web.load_balancer_source_ranges = ranges.iter().map(|of| of.parse().unwrap()).collect();
+    change(&mut web);
+    let packet = Packet {
+        to: "203.0.113.1:80".parse().unwrap(),
+        protocol: Protocol::Tcp,
+        from,
+    };
+    decided(&[web].into_iter().collect(), behaviour, &packet)
+}
+
+#[test]
+fn ranges_are_not_for_all_that_is_called() {
+    let excluded = Caller::At(ip("198.51.101.7"));
+    let external = |web: &mut ServicePort| web.external_ips = [ip("203.0.113.1")].into();
+    let empty = |web: &mut ServicePort| web.endpoints = Arc::default();
+    let cases: [(ModeName, fn(&mut ServicePort), Verdict); 8] = [
+        (ModeName::Nftables, external, Verdict::Dropped),
+        (ModeName::Ipvs, external, Verdict::Dropped),
+        (ModeName::Iptables, external, Verdict::Forwarded),
+        (ModeName::Userspace, external, Verdict::Forwarded),
+        (ModeName::Nftables, empty, Verdict::Refused),
+        (ModeName::Ipvs, empty, Verdict::Dropped),
+        (ModeName::Iptables, empty, Verdict::Refused),
+        (ModeName::Userspace, empty, Verdict::Refused),
+    ];
+    for (mode, change, expected) in cases {
+        let behaviour = Behaviour {
+            mode,
+            ..behaviour(pods())
+        };
+        let found = ranged(&behaviour, &["198.51.100.0/24"], excluded, change);
+        assert_eq!(found.verdict, expected, "{mode}: {found:?}");
+    }
+}
+
+/// What is sent to loopback stays with the caller, and so does what is sent to no address.
+#[test]
+fn loopback_is_the_callers_own() {
+    let web = ServicePort {
+        node_port: Some(30_080),
+        endpoints: endpoints([endpoint(([10, 244, 1, 1], 8080))]),
+        ..service_port("web", [10, 96, 0, 1])
+    };
+    let map = [web].into_iter().collect();
+    let redirected = Loopback::Redirected;
+    for (loopback, to, from, expected) in [
+        (
+            &redirected,
+            "127.0.0.1:30080",
+            Caller::Pod,
+            Verdict::NotServed,
+        ),
+        (
+            &redirected,
+            "0.0.0.0:30080",
+            Caller::Pod,
+            Verdict::NotServed,
+        ),
+        (
+            &redirected,
+            "127.0.0.1:30080",
+            Caller::Node,
+            Verdict::Forwarded,
+        ),
+        (
+            &redirected,
+            "127.0.0.5:30080",
+            Caller::Node,
+            Verdict::Forwarded,
+        ),
+        (
+            &redirected,
+            "0.0.0.0:30080",
+            Caller::Node,
+            Verdict::Forwarded,
+        ),
+        (
+            &redirected,
+            "0.0.0.0:30080",
+            Caller::At(ip("192.0.2.1")),
+            Verdict::Forwarded,
+        ),
+        (
+            &Loopback::Sockets,
+            "127.0.0.1:30080",
+            Caller::Node,
+            Verdict::Forwarded,
+        ),
+        (
+            &Loopback::Sockets,
+            "127.0.0.5:30080",
+            Caller::Node,
+            Verdict::Refused,
+        ),
+    ] {
+        let behaviour = Behaviour {
+            mode: ModeName::Userspace,
+            own: vec![ip("192.0.2.1"), ip("127.0.0.1")],
+            loopback: loopback.clone(),
+            ..behaviour(pods())
+        };
+        let packet = Packet {
+            to: to.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            from,
+        };
+        let found = decided(&map, &behaviour, &packet);
+        assert_eq!(found.verdict, expected, "{to} from {from:?}: {found:?}");
+    }
+}
