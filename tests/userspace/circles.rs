@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::SOON;
-use crate::lab::{Lab, Service, ask, eventually, udp_ask};
+use super::{SOON, comes_to_reach};
+use crate::lab::{BACKEND_PORT, Lab, Service, ask, eventually, udp_ask};
 
 on_each_capture!(
     a_service_whose_endpoint_is_itself_costs_nothing,
     two_services_in_a_circle_cost_nothing,
     an_endpoint_beside_the_circle_is_reached,
     an_endpoint_that_is_a_node_port_costs_nothing,
+    who_has_the_address_of_an_endpoint_is_named,
 );
 
 /// Gives `service` these endpoints, over TCP and UDP.
@@ -124,4 +125,28 @@ fn an_endpoint_that_is_a_node_port_costs_nothing(lab: &mut Lab) {
         ]);
     }
     assert!(tripod.descriptors() < before + 10);
+}
+
+/// A Service may name the address of another one's pod as its external IP.
+fn who_has_the_address_of_an_endpoint_is_named(lab: &mut Lab) {
+    lab.add_backends(&["a", "b"]);
+    let web = Service::new("web", 10);
+    lab.publish(&web, &["a"]);
+    let endpoint = SocketAddr::new(lab.backend("a").host().addresses[0], BACKEND_PORT);
+    let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": BACKEND_PORT});
+    let other = Service::new("other", 11)
+        .spec("externalIPs", json!([endpoint.ip()]))
+        .spec("ports", json!([port("TCP"), port("UDP")]));
+    lab.publish(&other, &["b"]);
+    let tripod = lab.tripod();
+    let [to, _] = web.cluster();
+    assert!(ask(&lab.client, to).is_err());
+    tripod.logs_once(&[
+        "WARN",
+        "service=default/web:tcp",
+        &format!("endpoint={endpoint}"),
+        "it is itself an address of Service default/other:tcp",
+    ]);
+    lab.withdraw(&other);
+    comes_to_reach("it is called again", &["a"], || ask(&lab.client, to));
 }

@@ -72,7 +72,8 @@ fn ranges_are_not_for_all_that_is_called() {
     let excluded = Caller::At(ip("198.51.101.7"));
     let external = |web: &mut ServicePort| web.external_ips = [ip("203.0.113.1")].into();
     let empty = |web: &mut ServicePort| web.endpoints = Arc::default();
-    let cases: [(ModeName, fn(&mut ServicePort), Verdict); 8] = [
+    type Change = fn(&mut ServicePort);
+    let cases: [(ModeName, Change, Verdict); 8] = [
         (ModeName::Nftables, external, Verdict::Dropped),
         (ModeName::Ipvs, external, Verdict::Dropped),
         (ModeName::Iptables, external, Verdict::Forwarded),

@@ -13,7 +13,10 @@ use super::super::{
     capture::Frontend,
     plan::{GroupName, listen::NodeContext},
 };
-use crate::net::{Family, Protocol};
+use crate::{
+    net::{Family, Protocol},
+    services::ServicePortName,
+};
 
 /// Which service group each frontend belongs to. Syncs write it, the data path reads it.
 #[derive(Debug, Default)]
@@ -55,13 +58,17 @@ impl Captured {
         self.owners.read().get(frontend).cloned()
     }
 
-    /// Returns whether calls of `to` come to this process.
-    pub fn has(&self, protocol: Protocol, to: SocketAddr) -> bool {
+    /// Returns the ServicePort for which calls of `to` come to this process; `None`: they do
+    /// not.
+    pub fn owner_at(&self, protocol: Protocol, to: SocketAddr) -> Option<ServicePortName> {
         let (ip, port) = (to.ip(), to.port());
         let owners = self.owners.read();
-        owners.contains_key(&Frontend::service(protocol, ip, port))
-            || (owners.contains_key(&Frontend::node_port(protocol, Family::of(&ip), port))
-                && self.node.read().contains(&ip))
+        let owner = owners.get(&Frontend::service(protocol, ip, port));
+        let owner = owner.or_else(|| {
+            let owner = owners.get(&Frontend::node_port(protocol, Family::of(&ip), port));
+            owner.filter(|_| self.node.read().contains(&ip))
+        });
+        owner.map(|group| group.port.clone())
     }
 }
 
@@ -104,9 +111,11 @@ mod tests {
         ];
         for (protocol, to, expected) in cases {
             let to: SocketAddr = to.parse().expect("table");
-            assert_eq!(captured.has(protocol, to), expected, "{to}");
+            let owner = captured.owner_at(protocol, to);
+            assert_eq!(owner, expected.then(|| port.name.clone()), "{to}");
         }
         captured.remove(&service);
-        assert!(!captured.has(Protocol::Tcp, "10.96.0.1:80".parse().expect("an address")));
+        let to = "10.96.0.1:80".parse().expect("an address");
+        assert_eq!(captured.owner_at(Protocol::Tcp, to), None);
     }
 }

@@ -160,21 +160,24 @@ impl Shared {
     /// Returns whether a call of `endpoint` would come back to this process; logs that
     /// once for each group, and when it is over.
     fn comes_back(&self, group: &ServiceGroup, protocol: Protocol, endpoint: SocketAddr) -> bool {
-        let comes_back = self.captured.has(protocol, endpoint);
-        if comes_back && group.comes_back_logged.is_first() {
+        let owner = self.captured.owner_at(protocol, endpoint);
+        if let Some(owner) = &owner
+            && group.comes_back_logged.is_first()
+        {
             tracing::warn!(
                 service = %group.label,
                 %endpoint,
-                "this endpoint is not called: it is itself the address of a Service, so that each \
-                 call would come back here; give the Service the endpoints that serve it"
+                "this endpoint is not called: it is itself an address of Service {owner}, so that \
+                 each call would come back here; give this Service the endpoints that serve it, or \
+                 that one no externalIPs that are addresses of pods"
             );
         }
-        if !comes_back && group.comes_back_logged.is_over() {
+        if owner.is_none() && group.comes_back_logged.is_over() {
             tracing::info!(
                 service = %group.label,
                 "for a minute no endpoint was met that is itself the address of a Service"
             );
         }
-        comes_back
+        owner.is_some()
     }
 }
