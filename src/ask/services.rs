@@ -196,7 +196,7 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
         remarks.push((Tone::Bad, text));
     }
     for unsupported in &port.unsupported {
-        let text = format!("{} is not honoured: {}", unsupported.what, unsupported.why);
+        let text = format!("{} is not supported: {}", unsupported.what, unsupported.why);
         remarks.push((Tone::Warning, text));
     }
     let limited = port.limited.unwrap_or_default();

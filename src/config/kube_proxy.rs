@@ -45,7 +45,7 @@ pub struct KubeProxyConfiguration {
     pub iptables: Iptables,
     /// Settings of ipvs mode.
     pub ipvs: Ipvs,
-    /// Settings of kube-proxy's nftables mode.
+    /// Settings of nftables mode.
     pub nftables: Nftables,
     /// Settings for Windows, which nothing reads.
     pub winkernel: Winkernel,
@@ -144,7 +144,7 @@ pub struct Ipvs {
     pub udp_timeout: Duration,
 }
 
-/// Settings of kube-proxy's nftables mode.
+/// Settings of nftables mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nftables {
     /// Bit of the packet mark that asks for SNAT, 0 to 31.

@@ -198,13 +198,13 @@ impl Ejector {
             }
             Err(why) => {
                 self.opening.failed(Instant::now());
-                let note = format!("{} is not honoured here: {why}", Preferences::EJECT);
+                let note = format!("{} is not supported here: {why}", Preferences::EJECT);
                 let mut current = Vec::new();
                 for service in watched.all_services() {
                     let message = format!("Service {service}: {note}");
                     if self.logged.is_new(&message) {
                         tracing::warn!("{message}");
-                        let event = events::Event::not_honoured(service.clone(), note.clone());
+                        let event = events::Event::unsupported(service.clone(), note.clone());
                         self.recorder.post(event);
                     }
                     current.push(message);

@@ -133,7 +133,7 @@ mod tests {
 
     fn event(service: usize, note: &str) -> Event {
         let service = service_name(&format!("web-{service}"));
-        Event::not_honoured(service, note.to_owned())
+        Event::unsupported(service, note.to_owned())
     }
 
     fn count(name: &str, count: i32) -> Verdict {

@@ -93,7 +93,7 @@ impl Event {
 
     /// Returns the Event that `service` asks for something that this node
     /// cannot do; `note` says what, and why.
-    pub fn not_honoured(service: ServiceName, note: String) -> Event {
+    pub fn unsupported(service: ServiceName, note: String) -> Event {
         Event {
             regarding: Regarding::Service(service),
             severity: Severity::Warning,

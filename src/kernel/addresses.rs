@@ -47,9 +47,7 @@ impl Address {
         };
         !is_retired && self.prefix == Family::of(&self.address).bits()
     }
-}
 
-impl Address {
     /// Returns whether it is an IPv6 address that other hosts cannot call
     /// without naming a link (RFC 4291, 2.5.6). IPv4's 169.254.0.0/16 is
     /// different: its addresses are routed where that is configured, and node
@@ -75,7 +73,7 @@ impl Address {
 }
 
 /// Returns the addresses that other programs gave this node, in both families:
-/// what its interfaces have, without those that Tripod assigned ([`list_own`]).
+/// what its interfaces have, without those that Tripod assigned ([`list_assigned`]).
 ///
 /// # Errors
 /// When the kernel cannot list addresses.
@@ -88,7 +86,7 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Address>, Error> {
 ///
 /// # Errors
 /// When the kernel cannot list addresses.
-pub fn list_own(socket: &mut Socket) -> Result<Vec<Address>, Error> {
+pub fn list_assigned(socket: &mut Socket) -> Result<Vec<Address>, Error> {
     Ok(dump(socket)?.into_iter().filter(|a| a.own).collect())
 }
 

@@ -11,7 +11,8 @@ use crate::{
 /// How traffic of this node's pods is distinguished from other traffic, in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DetectLocal {
-    /// It cannot be distinguished: nothing is treated as traffic from outside.
+    /// It cannot be distinguished: nothing is masqueraded because it comes from outside, and
+    /// with an external traffic policy of Local every pod is treated as a client from outside.
     #[default]
     Unknown,
     /// By its source, which is in this network of the family.

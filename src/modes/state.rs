@@ -98,12 +98,12 @@ impl<P> FamilyState<P> {
     }
 
     /// `name` is applied anew: why it failed before does not matter any more.
-    pub fn retry(&mut self, name: &ServicePortName) {
+    pub fn clear_failure(&mut self, name: &ServicePortName) {
         self.failed.remove(name);
     }
 
     /// Everything is applied anew: no failure from before matters any more.
-    pub fn retry_all(&mut self) {
+    pub fn clear_failures(&mut self) {
         self.failed = FailedPorts::default();
         self.unfinished.clear();
     }
@@ -156,14 +156,14 @@ mod tests {
         state.fail(name("a"), "busy".to_owned());
         state.fail(name("b"), "busy".to_owned());
         state.leave_unfinished("a rule".to_owned());
-        state.retry(&name("b"));
+        state.clear_failure(&name("b"));
         let mut report = SyncReport::default();
         state.report(&mut report);
         assert_eq!(report.failed.get(&name("a")).unwrap(), "full; busy");
         assert_eq!(report.failed.len(), 1);
         assert_eq!(report.unfinished, ["a rule"]);
         assert!(state.has_failed(&name("a")) && !state.has_failed(&name("b")));
-        state.retry_all();
+        state.clear_failures();
         assert!(state.is_complete());
     }
 }

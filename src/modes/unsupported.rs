@@ -5,7 +5,7 @@ use crate::{
     services::{Changes, Forwarding, Preferences, Retry, ServiceMap, ServicePort, ServicePortName},
 };
 
-/// A preference that the running mode cannot honour. Logged once, with an Event
+/// A preference that the running mode does not support. Logged once, with an Event
 /// on the Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsupported {

@@ -80,9 +80,7 @@ impl Family {
     pub(crate) fn from_number(number: u8) -> Option<Family> {
         Family::ALL.into_iter().find(|f| f.number() == number)
     }
-}
 
-impl Family {
     /// Returns the name that Kubernetes has for it.
     pub fn name(self) -> &'static str {
         match self {

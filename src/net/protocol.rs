@@ -35,9 +35,7 @@ impl Protocol {
         let mut all = Protocol::ALL.into_iter();
         all.find(|protocol| protocol.number() == number)
     }
-}
 
-impl Protocol {
     /// Returns the name that Kubernetes has for it.
     pub fn name(self) -> &'static str {
         match self {

@@ -16,7 +16,7 @@ pub const SERVICE_LINK: &str = "kube-ipvs0";
 /// # Errors
 /// When the kernel cannot list them.
 pub fn own() -> Result<Vec<IpAddr>, Error> {
-    let own = list_own()?.into_iter();
+    let own = list()?.into_iter();
     Ok(own.map(|address| address.address).collect())
 }
 
@@ -24,7 +24,7 @@ pub fn own() -> Result<Vec<IpAddr>, Error> {
 ///
 /// # Errors
 /// When the kernel cannot list them.
-pub fn list_own() -> Result<Vec<Address>, Error> {
+pub fn list() -> Result<Vec<Address>, Error> {
     let all = addresses::list(&mut Socket::open(Protocol::Route)?)?;
     let own = all
         .into_iter()

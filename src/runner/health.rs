@@ -26,7 +26,9 @@ pub struct Health {
 #[derive(Debug, Default)]
 struct State {
     syncs: PerFamily<Syncs>,
-    node: Eligibility,
+    /// The node is being deleted or about to be: load balancers should not send to it. A node
+    /// without an object, as with a folder of manifests, is not.
+    is_node_leaving: bool,
 }
 
 #[derive(Debug, Default)]
@@ -37,23 +39,13 @@ struct Syncs {
     waiting: Option<Instant>,
 }
 
-/// Whether load balancers should send to this node.
-#[derive(Debug, Default)]
-enum Eligibility {
-    /// No Node object was ever received; a folder of manifests need not have
-    /// one.
-    #[default]
-    Unknown,
-    Known(bool),
-}
-
 /// The health at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Whether no family is overdue.
     pub healthy: bool,
-    /// Whether the Node object exists and the node is neither being deleted nor
-    /// about to be.
+    /// Whether the node is neither being deleted nor about to be, as far as its Node
+    /// object is known.
     pub node_eligible: bool,
     /// The time of the last sync that succeeded, of either family; `None`:
     /// there was none.
@@ -105,22 +97,14 @@ impl Health {
         };
     }
 
-    /// Sets this node's object, or that there is none now.
-    pub fn set_node(&self, node: Option<&Node>) {
-        let mut state = self.state();
-        match (node, &state.node) {
-            (Some(node), _) => {
-                state.node = Eligibility::Known(!node.deleting && !node.to_be_deleted);
-            }
-            (None, Eligibility::Known(_)) => state.node = Eligibility::Known(false),
-            (None, Eligibility::Unknown) => {}
-        }
+    /// Records what this node's object says.
+    pub fn set_node(&self, node: &Node) {
+        self.state().is_node_leaving = node.deleting || node.to_be_deleted;
     }
 
     /// Returns the health at this moment.
     pub fn snapshot(&self) -> Snapshot {
         let state = self.state();
-        let node_eligible = !matches!(state.node, Eligibility::Known(false));
         let now = Instant::now();
         let mut families = Vec::with_capacity(Family::ALL.len());
         for (family, syncs) in state.syncs.iter() {
@@ -137,7 +121,7 @@ impl Health {
         }
         Snapshot {
             healthy: families.iter().all(|(_, health)| health.healthy),
-            node_eligible,
+            node_eligible: !state.is_node_leaving,
             last_updated: families.iter().filter_map(|(_, h)| h.last_updated).max(),
             families,
         }
@@ -228,13 +212,12 @@ mod tests {
         let deleted = node(json!({ "metadata": deleted }));
         let taint = json!({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"});
         let tainted = node(json!({"metadata": {"name": "n"}, "spec": {"taints": [taint]}}));
+        assert!(health.snapshot().node_eligible, "no object is known");
         for (object, eligible) in [
-            (None, true),
-            (Some(&good), true),
-            (Some(&deleted), false),
-            (Some(&tainted), false),
-            (Some(&good), true),
-            (None, false),
+            (&good, true),
+            (&deleted, false),
+            (&tainted, false),
+            (&good, true),
         ] {
             health.set_node(object);
             let snapshot = health.snapshot();

@@ -41,7 +41,7 @@ use self::{
     no_local::NoLocalEndpoints,
     question::{Explained, Question, Questions, Reading},
     schedule::{Outcome, SyncScheduler, Turn},
-    status::{Extent, PastSync, Status, Sync},
+    status::{Extent, PastSync, Status, SuccessfulSync},
     this_node::ThisNode,
     trim::Trimmer,
     unsupported::ReportedPreferences,
@@ -267,7 +267,9 @@ impl<M: Mode> Runner<M> {
         self.metrics.services.seen(events.services);
         self.metrics.endpoints.seen(events.slices);
         let node = self.tracker.node();
-        self.health.set_node(node.map(|node| &**node));
+        if let Some(node) = node {
+            self.health.set_node(node);
+        }
         let (this_node, is_known) = (self.this_node.as_mut(), node.is_some());
         let map = self.tracker.map();
         let have_node_ports = || {
@@ -363,7 +365,7 @@ impl<M: Mode> Runner<M> {
                     for pause in [lingering, report.next_check].into_iter().flatten() {
                         scheduler.sync_by(family, ended + pause);
                     }
-                    let sync = Sync {
+                    let sync = SuccessfulSync {
                         ended: SystemTime::now(),
                         took: ended - begun,
                         full,

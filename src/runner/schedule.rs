@@ -27,9 +27,9 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// For a mode whose syncs cost microseconds, as userspace mode's do: at
-    /// most about a hundred syncs a second, a full one every 30 s (kube-proxy's
-    /// default). kube-proxy's own minimum, 1 s, is meant for iptables.
+    /// For all modes, as each writes only what changed: at most about a hundred syncs a
+    /// second, a full one every 30 s (kube-proxy's default). kube-proxy's own minimum is 1 s.
+    /// A program that takes longer than the interval sets the pace itself.
     ///
     /// Measured (`cargo bench --bench cluster -- intervals`): in a storm of
     /// 20,000 changes among 5,000 Services, 1 ms, 10 ms, 100 ms and 1 s all

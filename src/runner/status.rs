@@ -39,7 +39,7 @@ pub struct Status {
 #[derive(Clone, Debug, Default)]
 pub struct FamilyStatus {
     /// The last sync that came in force.
-    pub last: Option<Sync>,
+    pub last: Option<SuccessfulSync>,
     /// The time at which the sync that is under way began.
     pub under_way: Option<SystemTime>,
     /// Why syncs took no effect since the last one that did.
@@ -57,7 +57,7 @@ impl FamilyStatus {
 
 /// A sync that came in force.
 #[derive(Clone, Debug)]
-pub struct Sync {
+pub struct SuccessfulSync {
     /// The time at which it ended.
     pub ended: SystemTime,
     /// How long it took.
@@ -132,7 +132,7 @@ impl Status {
         self.history.lock().push(family, sync);
     }
 
-    pub(super) fn synced(&self, family: Family, sync: Sync, failures: Arc<Failures>) {
+    pub(super) fn synced(&self, family: Family, sync: SuccessfulSync, failures: Arc<Failures>) {
         *self.families.lock().get_mut(family) = FamilyStatus {
             last: Some(sync),
             under_way: None,

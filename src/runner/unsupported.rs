@@ -76,10 +76,10 @@ impl ReportedPreferences {
                 || ports.values().any(|reasons| reasons.contains(&reason));
             if !known {
                 let Reason { what, why } = &reason;
-                let note = format!("{what} is not honoured in {mode} mode: {why}");
+                let note = format!("{what} is not supported in {mode} mode: {why}");
                 tracing::warn!("Service {service}: {note}");
                 self.recorder
-                    .post(events::Event::not_honoured(service, note));
+                    .post(events::Event::unsupported(service, note));
             }
             ports.entry(port).or_default().insert(reason);
         }
@@ -160,7 +160,7 @@ mod tests {
             posted
         };
         let both = [unsupported(&http, "no lc"), unsupported(&admin, "no lc")];
-        let note = "tripod.proxy/scheduler is not honoured in iptables mode: no lc";
+        let note = "tripod.proxy/scheduler is not supported in iptables mode: no lc";
         assert_eq!(report(true, &[], &both), [note]);
         assert_eq!(report(true, &[], &both), [""; 0], "a full sync");
         assert_eq!(report(false, &[&other], &[]), [""; 0]);
@@ -217,7 +217,7 @@ mod tests {
         let [note] = &notes[..] else {
             panic!("{notes:?}");
         };
-        let begins = "tripod.proxy/scheduler is not honoured in ipvs mode: metadata.annotations";
+        let begins = "tripod.proxy/scheduler is not supported in ipvs mode: metadata.annotations";
         assert!(note.starts_with(begins), "{note}");
         assert_eq!(posted(None, true), [""; 0], "a full sync");
         assert_eq!(posted(Some(service("wrr")), false), [""; 0]);

@@ -81,8 +81,8 @@ pub(super) fn select(candidates: Vec<Candidate<'_>>, uses: Uses, node: &ThisNode
 }
 
 impl Endpoints {
-    /// Has those that are `ejected` take no new connections, but where no other is left
-    /// that traffic of a policy may reach.
+    /// Sets the weight of endpoints that are `ejected` to 0, except where a policy leaves
+    /// traffic no other one.
     pub(super) fn eject(&mut self, ejected: &BTreeSet<SocketAddr>) {
         let takes = |at: &&u32| self.all.get(**at as usize).is_some_and(|e| e.weight > 0);
         let is_ejected = |at: &u32| {

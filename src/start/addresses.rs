@@ -39,7 +39,7 @@ impl NodeAddresses for Addresses {
     fn serving_node_ports(&mut self, node: Option<&Node>) -> io::Result<BTreeSet<IpAddr>> {
         self.node_ports.update(node);
         self.seen = None;
-        let own = node::addresses::list_own().map_err(io::Error::other)?;
+        let own = node::addresses::list().map_err(io::Error::other)?;
         let addresses = own.iter().map(|address| address.address);
         let serving = served_of(addresses, &self.node_ports.served());
         self.seen = Some(own);
@@ -51,7 +51,7 @@ impl NodeAddresses for Addresses {
         // as it was makes no work: neither the lifetimes that IPv6 routers renew, nor the
         // many addresses that ipvs mode itself adds at its start.
         while self.changes.changed().await? == Change::Other {
-            let now = node::addresses::list_own().ok();
+            let now = node::addresses::list().ok();
             if now.is_none() || now != self.seen {
                 break;
             }

@@ -111,7 +111,7 @@ fn left(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{runner::status::Sync, trouble::Trouble};
+    use crate::{runner::status::SuccessfulSync, trouble::Trouble};
 
     #[test]
     fn it_says_what_is_waited_for() {
@@ -148,7 +148,7 @@ mod tests {
             "0 of 5000 ServicePorts are in force, those of IPv4 and IPv6 are being put in force \
              for 4 s now"
         );
-        families.v4.last = Some(Sync {
+        families.v4.last = Some(SuccessfulSync {
             ended: now,
             took: Duration::from_secs(5),
             full: true,

@@ -63,7 +63,8 @@ pub(super) const FOLDER: &str = "/run/tripod/succession/";
 /// A socket in that folder, for the rules of what files this process reaches.
 pub(super) const FIRST: &str = "/run/tripod/succession/userspace-0";
 
-/// The socket for all but clients' endpoints, without its number.
+/// The socket for all but clients' endpoints, without its number. All modes have it by the
+/// name that released versions look for.
 const SOCKET: &str = "userspace-";
 
 /// How many processes of a node may listen at a time, and of other network namespaces that

@@ -43,7 +43,7 @@ fn a_malformed_annotation_concerns_its_service_alone() {
             }
         }
         for (key, service) in &services {
-            let of = format!("default/{}: {key} is not honoured", service.name);
+            let of = format!("default/{}: {key} is not supported", service.name);
             tripod.logs_once(&[&of]);
         }
         // The same for one that comes later, and for its neighbours.
@@ -60,6 +60,6 @@ fn a_malformed_annotation_concerns_its_service_alone() {
                 }
             });
         }
-        tripod.logs_once(&["default/late: tripod.proxy/scheduler is not honoured"]);
+        tripod.logs_once(&["default/late: tripod.proxy/scheduler is not supported"]);
     });
 }

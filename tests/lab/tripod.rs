@@ -179,7 +179,7 @@ impl Tripod {
     }
 
     /// Waits until one line of the log has all these words, and no other: what
-    /// a sync could not honour is logged after it, when calls may have been
+    /// a sync found unsupported is logged after it, when calls may have been
     /// answered already.
     pub fn logs_once(&self, words: &[&str]) {
         let what = format!("the log says {words:?}");

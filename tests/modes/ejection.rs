@@ -227,7 +227,7 @@ fn a_kernel_that_says_nothing_of_connections_is_named_until_it_does() {
     with_each_mode_after(silent, |_, lab, tripod, web| {
         tripod.logs_once(&[
             "WARN",
-            "Service default/web: tripod.proxy/eject is not honoured here",
+            "Service default/web: tripod.proxy/eject is not supported here",
             "nf_conntrack_events is 0; set it to 1",
         ]);
         // It is tried again when other endpoints are to be watched.
@@ -235,7 +235,7 @@ fn a_kernel_that_says_nothing_of_connections_is_named_until_it_does() {
         lab.publish(web, &["a"]);
         tripod.logs_once(&[
             "INFO",
-            "no longer so: Service default/web: tripod.proxy/eject is not honoured here",
+            "no longer so: Service default/web: tripod.proxy/eject is not supported here",
         ]);
     });
 }

@@ -87,7 +87,7 @@ fn changes_by_other_programs_are_noticed_and_own_ones_are_not() {
                 .unwrap()
                 .remove(0)
                 .unwrap();
-            assert_eq!(list_own(&mut socket).unwrap()[0].address, service);
+            assert_eq!(list_assigned(&mut socket).unwrap()[0].address, service);
             assert!(
                 !list(&mut socket)
                     .unwrap()
@@ -110,7 +110,7 @@ fn changes_by_other_programs_are_noticed_and_own_ones_are_not() {
                 noticed.await.expect(step).unwrap();
             }
             unassign(&mut socket, 1, &[service]).unwrap();
-            assert!(list_own(&mut socket).unwrap().is_empty());
+            assert!(list_assigned(&mut socket).unwrap().is_empty());
             // An address of a pod; without detection of duplicates, it is there
             // at once.
             ip("link add pod type veth peer name far");

@@ -318,7 +318,7 @@ impl FamilyRules {
             let repair = format!("rules that another process had changed were restored: {changed}");
             self.repairs.log(self.family, &repair);
         }
-        self.state.retry_all();
+        self.state.clear_failures();
         let Refusals {
             refused,
             may_repeat,

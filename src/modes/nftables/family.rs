@@ -259,10 +259,10 @@ impl FamilyTable {
         let mut names = self.dirty(&applied, map, changes);
         let examined = names.len();
         if changes.full || changes.retry {
-            self.state.retry_all();
+            self.state.clear_failures();
         }
         for name in &names {
-            self.state.retry(name);
+            self.state.clear_failure(name);
         }
         loop {
             let ports = names.iter().map(|name| (name, map.get(name)));
@@ -329,7 +329,7 @@ impl FamilyTable {
         options: Options,
         watcher: &mut Watcher,
     ) -> Result<Done, Error> {
-        self.state.retry_all();
+        self.state.clear_failures();
         let affinity = self.sets.get(SetId::Affinity).clone();
         let mut outcome = Err(Error::Unstable);
         for attempt in 0..ATTEMPTS {

@@ -288,7 +288,7 @@ impl Userspace {
         };
         let done = |name: ServicePortName, opened: Result<(), String>| {
             let state = families.get_mut(name.family);
-            state.retry(&name);
+            state.clear_failure(&name);
             if let Err(why) = opened {
                 state.fail(name, why);
             }

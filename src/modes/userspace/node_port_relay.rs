@@ -187,7 +187,7 @@ impl NodePortRelay {
         let (state, failures) = (self.families.get_mut(family), &self.metrics.failures);
         let plan = |port: &ServicePort| Some(vec![plan::node_port(port, self.scheduler)?]);
         let done = |name: ServicePortName, opened: Result<(), String>| {
-            state.retry(&name);
+            state.clear_failure(&name);
             if let Err(why) = opened {
                 failures.with_label_values(&label).inc();
                 state.fail(name, why);

@@ -306,7 +306,7 @@ mod tests {
     use std::{sync::Arc, time::Duration};
 
     use super::*;
-    use crate::{runner::status::Sync, trouble};
+    use crate::{runner::status::SuccessfulSync, trouble};
 
     #[test]
     fn the_first_sync_is_waited_for_until_it_ends() {
@@ -325,7 +325,7 @@ mod tests {
             ..new()
         };
         let in_force = FamilyStatus {
-            last: Some(Sync {
+            last: Some(SuccessfulSync {
                 ended: begun,
                 took: Duration::ZERO,
                 full: true,

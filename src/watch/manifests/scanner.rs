@@ -139,7 +139,7 @@ impl FolderScanner {
         ))
     }
 
-    /// Parses what was found, on a thread of its own:: thousands of objects
+    /// Parses what was found, on a thread of its own: thousands of objects
     /// take a while, and probes are answered on this one.
     async fn parse(&mut self, found: BTreeMap<OsString, Found>) -> Outcome {
         if found.is_empty() {

@@ -117,7 +117,7 @@ impl Execution<'_> {
     /// When a socket fails, or traffic could not be taken over from iptables mode; then
     /// all that was pending still is.
     pub async fn run(mut self, dirty: &Dirty) -> Result<Made, Error> {
-        self.state.retry_all();
+        self.state.clear_failures();
         self.run_steps(dirty).await?;
         *self.state.pending() = self.progress.again;
         self.state.applied();

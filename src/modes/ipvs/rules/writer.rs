@@ -225,9 +225,9 @@ impl RuleWriter {
     pub fn poll(&mut self) -> Option<Outcome> {
         self.under_way.as_ref()?;
         match self.answers.try_recv() {
-            Ok(answer) => Some(self.take(answer)),
+            Ok(answer) => self.take(answer),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(self.take(ended())),
+            Err(TryRecvError::Disconnected) => self.take(ended()),
         }
     }
 
@@ -243,19 +243,14 @@ impl RuleWriter {
         let answer = timeout_at(since + longest, self.answers.recv())
             .await
             .ok()?;
-        Some(self.take(answer.unwrap_or_else(ended)))
+        self.take(answer.unwrap_or_else(ended))
     }
 
-    fn take(&mut self, answer: Answer) -> Outcome {
-        let Some(done) = self.under_way.take() else {
-            // No answer comes without a request.
-            return Outcome::InForce {
-                sets: FilledSets::default(),
-                repaired: Vec::new(),
-            };
-        };
+    /// Returns what came of the request under way; `None`: there is none.
+    fn take(&mut self, answer: Answer) -> Option<Outcome> {
+        let done = self.under_way.take()?;
         self.takes_over_later = answer.takes_over_later;
-        match answer.outcome {
+        Some(match answer.outcome {
             Ok(repaired) => {
                 self.backoff.succeeded();
                 if done.rules.is_some() {
@@ -273,7 +268,7 @@ impl RuleWriter {
                 let previous = done.rules.map_or(Previous::Lost, |_| answer.previous);
                 Outcome::Failed { error, previous }
             }
-        }
+        })
     }
 
     /// Returns true if an answer has been missing for longer than it should.

@@ -24,7 +24,7 @@ pub fn installed(socket: &mut Socket, family: Family) -> Result<Vec<Object>, Err
     let mut objects: Vec<Object> = Vec::new();
     objects.extend(rules::list(socket, family)?.into_iter().map(Object::Rule));
     objects.extend(routes::list(socket, family)?.into_iter().map(Object::Route));
-    let own = addresses::list_own(socket)?.into_iter();
+    let own = addresses::list_assigned(socket)?.into_iter();
     let own = own.filter(|a| Family::of(&a.address) == family);
     objects.extend(own.map(|a| Object::Address(a.address)));
     objects.retain(Object::is_ours);
