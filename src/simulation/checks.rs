@@ -74,7 +74,8 @@ impl Watch {
         self.check_sticky(state, families);
         let probes = self.probes.iter().filter(|probe| is_of(probe.service));
         for probe in probes.cloned().collect::<Vec<_>>() {
-            if self.damaged.get(world::family(probe.service)).is_some() {
+            let is_damaged = self.damaged.get(world::family(probe.service)).is_some();
+            if is_damaged || self.histories[probe.service].is_damaged {
                 continue;
             }
             let found = self.outcomes(state, probe.service, &probe.packet);
@@ -91,7 +92,7 @@ impl Watch {
         let sets: Vec<_> = now()
             .map(|spec| spec.map_or_else(Vec::new, reachable))
             .collect();
-        let by_steps = self.rules.changes_by_steps() && history.versions.len() > 1;
+        let by_steps = self.rules.changes_by_steps(history.in_force) && history.versions.len() > 1;
         let admits = |spec: &Spec| spec.admits(probe.called, probe.caller);
         let lets_in = by_steps && now().flatten().any(admits);
         let has = |to: &SocketAddr| now().flatten().any(|spec| spec.has(to));
@@ -135,10 +136,6 @@ impl Watch {
             return None;
         }
         let history = &self.histories[probe.service];
-        // What others took away of the rules of a Service that is refused stays away.
-        if self.refused == Some(probe.service) && !history.in_force {
-            return None;
-        }
         let now = history
             .versions
             .iter()

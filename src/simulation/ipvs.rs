@@ -123,6 +123,12 @@ impl Rules for OfIpvs {
         state.ipvs.disconnect(&connection(packet, to));
     }
 
+    /// While the rules of source ranges cannot be written, virtual servers that are open go on,
+    /// and follow their endpoints.
+    fn changes_by_steps(&self, in_force: bool) -> bool {
+        !in_force
+    }
+
     /// Endpoints follow whatever fails, and no virtual server of a cluster IP waits for rules.
     fn has_source_rules(&self, called: Called, program_failed: bool) -> bool {
         called != Called::ClusterIp && !program_failed

@@ -120,9 +120,10 @@ pub(super) trait Rules: Send {
         spec.serving().any(|to| to == at)
     }
 
-    /// Returns whether a change of a Service comes in force step by step: meanwhile those whom
+    /// Returns whether a change of a Service that is, or is not, `in_force` otherwise comes in
+    /// force step by step: meanwhile those whom
     /// it lets in, as it is or was, may get any endpoint that it has, as it is or was.
-    fn changes_by_steps(&self) -> bool {
+    fn changes_by_steps(&self, _in_force: bool) -> bool {
         false
     }
 

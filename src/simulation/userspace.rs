@@ -188,7 +188,7 @@ impl Rules for OfUserspace {
 
     /// A service group gets its endpoints before rules lead those addresses elsewhere that are
     /// not treated as the others of the group any more.
-    fn changes_by_steps(&self) -> bool {
+    fn changes_by_steps(&self, _: bool) -> bool {
         true
     }
 

@@ -36,6 +36,9 @@ pub(super) struct History {
     pub(super) versions: VecDeque<(u64, Option<Arc<Spec>>)>,
     /// The first one was reported to be in force.
     pub(super) in_force: bool,
+    /// Another process changed what there is of it, and no sync could repair that yet, since
+    /// the Service failed.
+    pub(super) is_damaged: bool,
     /// Earlier ones of which not all rules could be taken away yet, as the last sync said.
     pub(super) left: Vec<Arc<Spec>>,
     /// Earlier ones whose clients stayed on their endpoints: their entries are deleted
@@ -110,6 +113,7 @@ impl Watch {
                 .map(|_| History {
                     versions: [(0, None)].into(),
                     in_force: false,
+                    is_damaged: false,
                     left: Vec::new(),
                     remembered: Vec::new(),
                 })
@@ -208,7 +212,7 @@ impl Watch {
                 let sticky = earlier.filter(|spec| spec.has_affinity());
                 history.remembered.extend(sticky);
             }
-            history.in_force = true;
+            (history.in_force, history.is_damaged) = (true, false);
         }
         *self.failing.get_mut(family) = None;
         *self.syncing.get_mut(family) = None;
@@ -222,7 +226,10 @@ impl Watch {
             }
         };
         let damaged = self.damaged.get_mut(family);
-        damaged.take_if(|at| known.is_some_and(|known| *at <= known));
+        let repaired = damaged.take_if(|at| known.is_some_and(|known| *at <= known));
+        for number in failed.iter().filter(|_| repaired.is_some()) {
+            self.histories[*number].is_damaged = true;
+        }
     }
 
     /// A sync of `family` is reported to have failed.

@@ -22,7 +22,9 @@ seed. After each change packets are led through the rules, with all that chance 
 
 - none reaches an endpoint to which its Service, as it is or was since it was last in force,
   leads nobody of its kind (in iptables mode: or was while a sync said that rules are left which it
-  could not take away), and none that `loadBalancerSourceRanges` keep out reaches any;
+  could not take away; in ipvs mode: while the rules of source ranges could not be written, who was
+  let in before is led to the endpoints that the Service has now), and none that
+  `loadBalancerSourceRanges` keep out reaches any;
 - what was in force and stays is never refused, dropped or led past;
 - who is led to an endpoint is masqueraded where the Service, as it is or was, says so, and only
   there (in ipvs mode: but for cluster IPs, and while the program failed last that writes rules);
