@@ -153,7 +153,7 @@ impl Xtables {
                 (Some((name, table)), None) => {
                     let mut change = Change {
                         xtables: self,
-                        name: *name,
+                        name,
                         table,
                         family,
                         number,

@@ -280,7 +280,10 @@ async fn restored_in(writer: Writer) {
         .into_iter()
         .enumerate()
     {
-        desired.insert(many[step], Target::at(40_003));
+        // A full sync finds nothing to write.
+        if extent == Extent::Changed {
+            desired.insert(many[step], Target::at(40_003));
+        }
         let scope = Scope {
             extent,
             changed: vec![many[step]],
