@@ -204,7 +204,7 @@ simulate:
 	TRIPOD_SIMULATE_SEED=$(SEED) TRIPOD_SIMULATE_STEPS=$(STEPS) CARGO_PROFILE_RELEASE_LTO=off \
 	    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --release --lib -- \
 	    simulation::nftables::random simulation::iptables::random simulation::ipvs::random \
-	    simulation::userspace::random --nocapture
+	    simulation::userspace::redirect::random simulation::userspace::local::random --nocapture
 
 # The simulation with one thing broken at a time; then docs/mutants.csv and docs/reliability.md.
 mutants:

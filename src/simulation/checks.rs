@@ -1,12 +1,19 @@
 //! What must hold, after every change and when everything has settled.
 
-use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
 use super::{
+    probes::called_at,
+    subject::Repairs,
     watch::{Sticky, Watch},
-    world::{self, Probe, SERVICES, Spec},
+    world::{self, Called, Probe, SERVICES, Spec},
 };
 use crate::{
     kernel::simulated::{
@@ -56,8 +63,12 @@ impl Watch {
     pub(super) fn check(&mut self, state: &State, families: &[Family]) {
         let is_of = |service| families.contains(&world::family(service));
         self.forget_flows();
-        let flows = self.flows.iter().filter(|flow| is_of(flow.service));
-        for flow in flows.cloned().collect::<Vec<_>>() {
+        let by_parts = self.rules.repairs() == Repairs::ReadOfAll;
+        for flow in self.flows.clone() {
+            let family = world::family(flow.service);
+            if !families.contains(&family) || by_parts && self.damaged.get(family).is_some() {
+                continue;
+            }
             let led = flow.packet.established;
             let dispositions = self.dispositions(state, flow.service, &flow.packet);
             let goes_on = dispositions
@@ -72,6 +83,12 @@ impl Watch {
             self.fail(&format!("{family} {name} of others is gone"));
         }
         self.check_sticky(state, families);
+        for family in families {
+            let is_whole = self.damaged.get(*family).is_none();
+            if let Some(open) = self.rules.exposed(state, *family).filter(|_| is_whole) {
+                self.fail(&format!("{open} is open"));
+            }
+        }
         let probes = self.probes.iter().filter(|probe| is_of(probe.service));
         for probe in probes.cloned().collect::<Vec<_>>() {
             let is_damaged = self.damaged.get(world::family(probe.service)).is_some();
@@ -161,8 +178,9 @@ impl Watch {
         });
     }
 
-    /// Clients stay on their endpoints, for as long as those can be reached.
-    fn check_sticky(&mut self, state: &State, families: &[Family]) {
+    /// Clients whose endpoints cannot be reached any more need not stay there, also when they
+    /// can be again.
+    pub(super) fn forget_sticky(&mut self) {
         let external = self.rules.external_policy();
         let histories = &self.histories;
         let now = Instant::now();
@@ -181,6 +199,11 @@ impl Watch {
             let stays = |(_, spec): &(u64, Option<Arc<Spec>>)| spec.as_deref().is_some_and(stays);
             now < sticky.until && versions.all(stays)
         });
+    }
+
+    /// Clients stay on their endpoints, for as long as those can be reached.
+    fn check_sticky(&mut self, state: &State, families: &[Family]) {
+        self.forget_sticky();
         for at in 0..self.sticky.len() {
             let Sticky { probe, on, .. } = &self.sticky[at];
             let (probe, on) = (probe.clone(), *on);
@@ -188,7 +211,9 @@ impl Watch {
                 continue;
             }
             let dispositions = self.dispositions(state, probe.service, &probe.packet);
-            let may_go = self.left_out || self.refused == Some(probe.service);
+            let history = &self.histories[probe.service];
+            let begins = !self.rules.outlives_process() && !history.in_force;
+            let may_go = begins || self.left_out || self.refused == Some(probe.service);
             let others = self.visited(&probe);
             let stays = |disposition: &Disposition| match disposition {
                 Disposition::Passes(to) => *to == on || others.contains(to),
@@ -219,9 +244,10 @@ impl Watch {
             history.remembered.clear();
         }
         self.check(state, &Family::ALL);
-        if let Some(open) = self.rules.open(state, &Watch::own()) {
-            self.fail(&format!("{open} is open"));
+        if let Some(wrong) = self.rules.wrong(state, &Watch::own()) {
+            self.fail(&wrong);
         }
+        self.check_unneeded(state);
         let external = self.rules.external_policy();
         for probe in self.probes.clone() {
             let history = &self.histories[probe.service];
@@ -243,6 +269,38 @@ impl Watch {
             }
         }
         self.check_udp(state);
+    }
+
+    /// Nothing is there, but for what others have.
+    pub(super) fn check_cleaned(&self, state: &State) {
+        if let Some(left) = self.rules.remains(state) {
+            self.fail(&format!("{left} is left by a cleanup"));
+        }
+        let there = self.rules.foreign(state);
+        if let Some((family, name)) = self.foreign.difference(&there).next() {
+            self.fail(&format!("{family} {name} of others is gone"));
+        }
+    }
+
+    /// Nothing is there for addresses that neither a Service has nor a connection uses.
+    pub(super) fn check_unneeded(&self, state: &State) {
+        let now = self.histories.iter().enumerate();
+        let now = now.filter_map(|(number, history)| {
+            let (_, spec) = history.versions.back()?;
+            Some((number, spec.clone()?))
+        });
+        let now: Vec<_> = now.collect();
+        let is_used = |ip: &IpAddr| {
+            let has = |(number, spec): &(usize, Arc<Spec>)| {
+                let mut all = Called::ALL.into_iter();
+                all.any(|called| spec.has_address(called) && called_at(*number, called).ip() == *ip)
+            };
+            let mut flows = self.flows.iter();
+            now.iter().any(has) || flows.any(|flow| flow.packet.destination.ip() == *ip)
+        };
+        if let Some(unneeded) = self.rules.unneeded(state, &is_used) {
+            self.fail(&format!("{unneeded} is left"));
+        }
     }
 
     /// No flow of a UDP client is led to an endpoint that does not serve.

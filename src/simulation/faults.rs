@@ -68,7 +68,9 @@ impl Faults {
         match random.below(6) {
             0 => Fault::Unsent(random.one(&[Errno::ENOBUFS, Errno::ENOMEM])),
             1 => Fault::Unanswered,
-            2 if matches!(call, Call::Dump(_) | Call::Members(_)) => Fault::Interrupted,
+            2 if matches!(call, Call::Dump(_) | Call::Members(_) | Call::Policy(..)) => {
+                Fault::Interrupted
+            }
             _ => Fault::Refused(errno, random.below(64)),
         }
     }

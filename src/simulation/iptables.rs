@@ -12,7 +12,7 @@ use prometheus::Registry;
 use super::{
     docker,
     random::Random,
-    subject::{PROGRAM_HANGS, Removals, Repairs, Rules, Subject},
+    subject::{PROGRAM_HANGS, Removals, Repairs, Rules, StaysOn, Subject},
     world,
 };
 use crate::{
@@ -78,8 +78,8 @@ impl Rules for OfIptables {
         state.xtables.remember(update);
     }
 
-    fn shares_affinity(&self) -> bool {
-        true
+    fn stays_on(&self) -> StaysOn {
+        StaysOn::Any
     }
 
     fn repairs(&self) -> Repairs {

@@ -111,10 +111,6 @@ impl Rules for OfIpvs {
         state.ipvs.remember(update);
     }
 
-    fn shares_affinity(&self) -> bool {
-        false
-    }
-
     fn connect(&self, state: &mut State, packet: &Packet, to: SocketAddr) {
         state.ipvs.connect(connection(packet, to));
     }

@@ -35,14 +35,14 @@ use self::{
     faults::Faults,
     process::{Process, SYNC_PERIOD},
     random::Random,
-    subject::Subject,
+    subject::{Repairs, Subject},
     watch::Watch,
     watching::Watching,
     world::{SERVICES, Spec},
 };
 use crate::{
     kernel::simulated::Kernel,
-    modes::{Mode, SyncReport},
+    modes::{Difference, Mode, SyncReport},
     net::{Family, PerFamily},
     services::{Changes, ServiceMap},
 };
@@ -97,7 +97,7 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
             networks_known: false,
             version: 1,
         };
-        simulation.begin();
+        simulation.begin(false);
         for step in 1..=steps {
             simulation.step().await;
             if step.is_multiple_of(STEPS_TO_SETTLE) {
@@ -105,6 +105,7 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
             }
         }
         simulation.settle().await;
+        simulation.clean_up().await;
         simulation.watch.lock().counts
     })
 }
@@ -127,8 +128,9 @@ fn all(seeds: u64, steps: usize, subject: impl Subject) {
 }
 
 impl<S: Subject> Simulation<S> {
-    /// Begins a process, which knows of nothing but the objects.
-    fn begin(&mut self) {
+    /// Begins a process, which knows of nothing but the objects, and of the clients of the one
+    /// before where that left them.
+    fn begin(&mut self, knows_clients: bool) {
         self.kernel.revive();
         let specs = self.specs.iter().flatten();
         let mut objects = vec![world::node()];
@@ -144,6 +146,7 @@ impl<S: Subject> Simulation<S> {
             &self.watch,
             self.version,
             objects,
+            knows_clients,
         );
         self.watch.lock().faults = faults;
         self.process = Some(process);
@@ -153,7 +156,16 @@ impl<S: Subject> Simulation<S> {
         if let Some(process) = self.process.take() {
             process.kill().await;
         }
-        self.begin();
+        self.begin(false);
+    }
+
+    /// Has a process take the place of the one that runs, which leaves its clients to it.
+    async fn restart(&mut self) {
+        let leaves = self.subject.leave();
+        if let Some(process) = self.process.take() {
+            process.kill().await;
+        }
+        self.begin(leaves);
     }
 
     /// Lets time pass; a process that was killed meanwhile begins anew.
@@ -183,7 +195,8 @@ impl<S: Subject> Simulation<S> {
                 // Before it is noticed.
                 (0..3).for_each(|_| self.call());
             }
-            86..90 => self.kill().await,
+            86..88 => self.kill().await,
+            88..90 => self.restart().await,
             90 => self.outage().await,
             91..93 => self.refuse(),
             93 => self.change_networks(),
@@ -282,15 +295,9 @@ impl<S: Subject> Simulation<S> {
         self.kernel
             .change(|state| self.watch.lock().refuse(state, None));
         self.pass(self.subject.patience() + SETTLED).await;
-        let Some(process) = &self.process else { return };
-        let compared = process.questions.compare().await.expect("it runs");
-        for family in Family::ALL {
-            let differences = compared.get(family).as_ref();
-            let differences = differences.map(|found| found.as_ref().expect("it can be read"));
-            if let Some(first) = differences.and_then(|found| found.first()) {
-                let why = format!("{family} differs: {first:?}");
-                self.watch.lock().fail(&why);
-            }
+        for (family, first) in self.differences().await {
+            let why = format!("{family} differs: {first:?}");
+            self.watch.lock().fail(&why);
         }
         self.kernel
             .change(|state| self.watch.lock().check_exactly(state));
@@ -301,6 +308,27 @@ impl<S: Subject> Simulation<S> {
         self.kernel
             .change(|state| self.watch.lock().check_udp(state));
         self.edit_during_a_sync().await;
+    }
+
+    /// What the mode ever installed is removed, although calls fail at first, and nothing else.
+    async fn clean_up(&mut self) {
+        if let Some(process) = self.process.take() {
+            process.kill().await;
+        }
+        self.kernel.revive();
+        self.watch.lock().begins(false);
+        self.watch.lock().faults = self.subject.faults();
+        let _ = self.subject.cleanup().await;
+        self.kernel.revive();
+        self.watch.lock().faults = Faults::default();
+        let cleaned = self.subject.cleanup().await;
+        let watch = self.watch.lock();
+        if let Err(why) = cleaned {
+            watch.fail(&format!("it cannot be cleaned up: {why}"));
+        }
+        drop(watch);
+        self.kernel
+            .change(|state| self.watch.lock().check_cleaned(state));
     }
 
     /// What another process changes while a sync runs is repaired, too.
@@ -314,6 +342,27 @@ impl<S: Subject> Simulation<S> {
         self.pass(Duration::from_secs(2)).await;
         self.watch.lock().faults = Faults::default();
         self.pass(self.subject.noticed_after_a_sync()).await;
+        if self.subject.repairs() == Repairs::ReadOfAll {
+            // That sync may have been about to remove what was changed.
+            let differs = self.differences().await;
+            self.watch
+                .lock()
+                .is_whole(|family| !differs.iter().any(|(one, _)| *one == family));
+        }
         self.watch.lock().check_repaired();
+    }
+
+    /// Returns the first difference of each family between what is in the kernel and what is
+    /// to be there.
+    async fn differences(&self) -> Vec<(Family, Difference)> {
+        let Some(process) = &self.process else {
+            return Vec::new();
+        };
+        let compared = process.questions.compare().await.expect("it runs");
+        let first = compared.into_iter().filter_map(|(family, found)| {
+            let mut found = found?.expect("it can be read").into_iter();
+            Some((family, found.next()?))
+        });
+        first.collect()
     }
 }

@@ -70,10 +70,6 @@ impl Rules for OfNftables {
         state.nftables.remember(family, TABLE, update);
     }
 
-    fn shares_affinity(&self) -> bool {
-        false
-    }
-
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
         let family = random.one(&Family::ALL);
         let rules = &mut state.nftables;

@@ -51,6 +51,7 @@ impl Process {
         watch: &Arc<Mutex<Watch>>,
         version: u64,
         objects: Vec<Event>,
+        knows_clients: bool,
     ) -> Process {
         let (batches, received) = mpsc::channel(1024);
         let health = Arc::new(Health::new(2 * SYNC_PERIOD));
@@ -63,6 +64,7 @@ impl Process {
             sent: Arc::clone(&sent),
             batches: batches.clone(),
             syncs: VecDeque::new(),
+            lingers: false,
             failed: PerFamily::default(),
         };
         let options = schedule::Options {
@@ -75,7 +77,7 @@ impl Process {
         let runner = tokio::spawn(async move {
             runner.run(received, Some(Addresses)).await;
         });
-        watch.lock().begins();
+        watch.lock().begins(knows_clients);
         let process = Process {
             health,
             questions,
@@ -117,8 +119,11 @@ struct Reported<M> {
     watch: Arc<Mutex<Watch>>,
     sent: Arc<AtomicU64>,
     batches: mpsc::Sender<Batch>,
-    /// When the last ones began, and how much had happened by then.
+    /// When the last ones began, and how much had happened by then; but for those that were
+    /// to look whether connections ended.
     syncs: VecDeque<(Instant, u64)>,
+    /// Connections were open at the end of the last one for which an address lingers.
+    lingers: bool,
     /// Services that were not in force after the last sync.
     failed: PerFamily<BTreeSet<usize>>,
 }
@@ -135,7 +140,9 @@ impl<M> Reported<M> {
         let now = Instant::now();
         let watch = self.watch.lock();
         let happened = watch.counts.happened();
-        self.syncs.push_back((now, happened));
+        if !std::mem::take(&mut self.lingers) {
+            self.syncs.push_back((now, happened));
+        }
         while self.syncs.front().is_some_and(|(at, _)| *at + WINDOW < now) {
             self.syncs.pop_front();
         }
@@ -167,6 +174,7 @@ impl<M: Mode> Mode for Reported<M> {
             match outcome {
                 None => {}
                 Some(Ok(report)) => {
+                    self.lingers |= report.lingering > 0;
                     let names = report.failed.keys();
                     let names = names.map(|name| name.service.name.to_string());
                     let failed: BTreeSet<usize> = names

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::{
     faults::Faults,
     random::Random,
-    world::{Called, ExternalPolicy, Flow, Spec},
+    world::{Called, ExternalPolicy, Flow, Open, Spec},
 };
 use crate::{
     kernel::{
@@ -60,6 +60,17 @@ const FAULTS: Faults = Faults {
 /// How long a call may take where a program that hangs is given up after two minutes.
 pub(super) const PROGRAM_HANGS: Duration = Duration::from_secs(125);
 
+/// On which endpoint a client stays that calls a Service in several ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StaysOn {
+    /// In each way on the one that it got so.
+    OfKind,
+    /// On any of these.
+    Any,
+    /// On the one that it got last, where that may be called so.
+    Last,
+}
+
 /// Which changes by others a sync repairs that comes in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repairs {
@@ -67,6 +78,9 @@ pub(super) enum Repairs {
     All,
     /// Those that were made before it read the rules.
     Read,
+    /// The same, if it left out no Service: object by object, so that meanwhile what one change
+    /// left there may go that made up for another one.
+    ReadOfAll,
     /// Those that were made before a sync began which read the rules, if nothing went wrong
     /// meanwhile.
     ReadWithoutFault,
@@ -87,6 +101,12 @@ pub(super) trait Subject: Rules + Copy + 'static {
 
     /// Makes the mode for such a kernel, as a process does that begins.
     fn mode(&self, kernel: &probe::Kernel, metrics: &Metrics) -> Self::Mode;
+
+    /// Removes what the mode ever installs, as `tripod cleanup` does. Fails with why it could
+    /// not.
+    async fn cleanup(&self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// What of the kernel a mode changes.
@@ -101,9 +121,11 @@ pub(super) trait Rules: Send {
     /// Has the kernel remember what it does when a packet is led so.
     fn remember(&self, state: &mut State, family: Family, update: &Update);
 
-    /// Returns whether a client of one kind of calls may be sent to the endpoint that it
-    /// got by another kind.
-    fn shares_affinity(&self) -> bool;
+    /// Returns which of the endpoints of a client that calls a Service in several ways it
+    /// stays on.
+    fn stays_on(&self) -> StaysOn {
+        StaysOn::OfKind
+    }
 
     /// Has the kernel know of a connection that was led to an endpoint, where that is not
     /// connection tracking alone.
@@ -132,9 +154,42 @@ pub(super) trait Rules: Send {
         true
     }
 
-    /// Returns what is open and must be closed, beside calls of Services.
-    fn open(&self, _: &State, _own: &[IpAddr]) -> Option<String> {
+    /// Returns what keeps a connection open in the process, until it is dropped.
+    fn accept(&self, _: &Packet) -> Option<Open> {
         None
+    }
+
+    /// Has the process leave to the next one what it knows of its clients. Returns whether it
+    /// did.
+    fn leave(&self) -> bool {
+        false
+    }
+
+    /// Returns what is open and must be closed at any time in a family, beside calls of
+    /// Services.
+    fn exposed(&self, _: &State, _: Family) -> Option<String> {
+        None
+    }
+
+    /// Returns what is not as it is to be when everything has settled, beside calls of
+    /// Services, and beside [`Rules::exposed`].
+    fn wrong(&self, _: &State, _own: &[IpAddr]) -> Option<String> {
+        None
+    }
+
+    /// Returns what is there of the mode for an address that is not in use.
+    fn unneeded(&self, _: &State, _is_used: &dyn Fn(&IpAddr) -> bool) -> Option<String> {
+        None
+    }
+
+    /// Returns what is there of the mode at all, which nothing may be after a cleanup.
+    fn remains(&self, _: &State) -> Option<String> {
+        None
+    }
+
+    /// Returns whether another process may change something right before a call.
+    fn may_edit_before(&self, _: Call) -> bool {
+        true
     }
 
     /// Returns whether callers are masqueraded, or not, by rules that are in force before a

@@ -14,7 +14,7 @@ use super::{
     counts::Counts,
     faults::Faults,
     random::Random,
-    subject::{Removals, Repairs, Rules},
+    subject::{Removals, Repairs, Rules, StaysOn},
     world::{self, Flow, Probe, SERVICES, Spec},
 };
 use crate::{
@@ -147,6 +147,7 @@ impl Watch {
     pub(super) fn desire(&mut self, number: usize, version: u64, spec: Option<Arc<Spec>>) {
         self.counts.changes += 1;
         self.histories[number].versions.push_back((version, spec));
+        self.forget_sticky();
     }
 
     /// Says what happens, for whoever reads of a failure.
@@ -220,6 +221,7 @@ impl Watch {
         let known = match self.rules.repairs() {
             Repairs::All => Some(self.at_begin),
             Repairs::Read => *self.read.get(family),
+            Repairs::ReadOfAll => self.read.get(family).filter(|_| failed.is_empty()),
             Repairs::ReadWithoutFault => {
                 let read = self.read.get(family).map(|_| self.at_begin);
                 read.filter(|_| !self.may_fail)
@@ -249,13 +251,16 @@ impl Watch {
         self.calls = 0;
     }
 
-    /// A process begins.
-    pub(super) fn begins(&mut self) {
+    /// A process begins, which `knows_clients` of the one before or does not.
+    pub(super) fn begins(&mut self, knows_clients: bool) {
         self.failing = PerFamily::default();
         self.syncing = PerFamily::default();
         self.removals = PerFamily::default();
         if !self.rules.outlives_process() {
             self.flows.clear();
+            if !knows_clients {
+                self.sticky.clear();
+            }
             for history in &mut self.histories {
                 history.in_force = false;
             }
@@ -283,6 +288,13 @@ impl Watch {
     pub(super) fn goes_wrong(&mut self) {
         self.may_fail = true;
         self.went_wrong = Some(Instant::now());
+    }
+
+    /// What others changed is repaired of the families that are as they are to be.
+    pub(super) fn is_whole(&mut self, is_whole: impl Fn(Family) -> bool) {
+        for (family, damaged) in self.damaged.iter_mut() {
+            damaged.take_if(|_| is_whole(family));
+        }
     }
 
     /// Returns the connections that go on.
@@ -383,9 +395,16 @@ impl Watch {
             self.rules.remember(state, family, update);
         }
         if !updates.is_empty() {
-            if self.rules.shares_affinity() {
-                let client = (probe.service, probe.packet.source.ip());
-                self.visited.entry(client).or_default().insert(to);
+            let client = (probe.service, probe.packet.source.ip());
+            let is_of_client = |one: &Probe| (one.service, one.packet.source.ip()) == client;
+            match self.rules.stays_on() {
+                StaysOn::OfKind => {}
+                StaysOn::Any => drop(self.visited.entry(client).or_default().insert(to)),
+                StaysOn::Last => {
+                    let all = self.sticky.iter_mut();
+                    let of_client = all.filter(|sticky| is_of_client(&sticky.probe));
+                    of_client.for_each(|sticky| sticky.on = to);
+                }
             }
             let same = |one: &Sticky| one.probe.packet == probe.packet;
             self.sticky.retain(|sticky| !same(sticky));
@@ -423,7 +442,9 @@ impl Watch {
             }
         }
         self.rules.connect(state, &probe.packet, to);
+        let open = self.rules.accept(&probe.packet);
         self.flows.push(Flow {
+            open,
             service: probe.service,
             called: probe.called,
             caller: probe.caller,

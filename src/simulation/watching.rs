@@ -21,8 +21,13 @@ impl Observer for Watching {
         if watch.calls > CALLS {
             watch.fail("a sync makes call after call");
         }
-        let Watch { random, faults, .. } = &mut *watch;
-        if random.chance(faults.edits) {
+        let Watch {
+            rules,
+            random,
+            faults,
+            ..
+        } = &mut *watch;
+        if random.chance(faults.edits) && rules.may_edit_before(call) {
             if faults.once {
                 faults.edits = 0;
             }

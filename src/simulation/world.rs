@@ -4,7 +4,10 @@
 mod objects;
 
 use std::{
+    any::Any,
+    fmt,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
@@ -81,6 +84,16 @@ pub(super) enum Called {
     NodePort,
 }
 
+impl Called {
+    /// All of them.
+    pub(super) const ALL: [Called; 4] = [
+        Called::ClusterIp,
+        Called::ExternalIp,
+        Called::LoadBalancer,
+        Called::NodePort,
+    ];
+}
+
 /// Whom a Service whose external policy is Local leads to endpoints of this node alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExternalPolicy {
@@ -100,6 +113,22 @@ pub(super) struct Probe {
     pub(super) packet: Packet,
 }
 
+/// What keeps a connection open in the process.
+#[derive(Clone)]
+pub(super) struct Open(#[expect(dead_code, reason = "it is dropped")] Arc<dyn Any + Send + Sync>);
+
+impl Open {
+    pub(super) fn new(connection: Arc<dyn Any + Send + Sync>) -> Open {
+        Open(connection)
+    }
+}
+
+impl fmt::Debug for Open {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Open")
+    }
+}
+
 /// A connection that goes on.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
@@ -107,6 +136,9 @@ pub(super) struct Flow {
     pub(super) called: Called,
     pub(super) caller: Caller,
     pub(super) packet: Packet,
+    /// What keeps it open in the process.
+    #[expect(dead_code, reason = "it is dropped")]
+    pub(super) open: Option<Open>,
 }
 
 /// Returns the family of a Service.
@@ -287,6 +319,14 @@ impl Spec {
             Called::ExternalIp => self.external_ip,
             Called::LoadBalancer => self.load_balancer && self.may_call(caller),
             Called::NodePort => self.node_port,
+        }
+    }
+
+    /// Returns whether the Service has the address, or node port, that is called so.
+    pub(super) fn has_address(&self, called: Called) -> bool {
+        match called {
+            Called::LoadBalancer => self.load_balancer,
+            other => self.admits(other, Caller::Outside),
         }
     }
 

@@ -32,6 +32,11 @@ impl Stored {
         )
     }
 
+    /// Returns whether there is one of that type.
+    pub(super) fn has(&self, kind: u16) -> bool {
+        self.0.iter().any(|(one, _)| *one == kind)
+    }
+
     /// Appends them.
     pub(super) fn write(&self, request: Request) -> Request {
         let each = |request: Request, (kind, payload): &(u16, Box<[u8]>)| {

@@ -130,6 +130,8 @@ pub(crate) enum Call {
     Dump(u16),
     /// A list of the members of a set, which is of that family.
     Members(Family),
+    /// A list of the routes or rules of a family, by the type of the message that asks for it.
+    Policy(Family, u16),
     /// Requests that are carried out one by one: the type of the first, and how many.
     Requests(u16, usize),
     /// A request that changes nothing, by the type of its message.

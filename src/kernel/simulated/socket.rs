@@ -18,6 +18,7 @@ use super::{
     ipvs::Ipvs,
     message::{Refusal, acknowledgement, datagram, done},
     nftables::{self, Ruleset},
+    route,
 };
 use crate::{
     kernel::{
@@ -41,6 +42,8 @@ enum Incoming {
 /// One that receives notifications.
 pub(super) struct Listener {
     port: u32,
+    protocol: Protocol,
+    groups: Vec<u32>,
     joined: bool,
     incoming: VecDeque<Vec<u8>>,
 }
@@ -66,6 +69,8 @@ impl Kernel {
         if listens {
             inner.listeners.push(Listener {
                 port,
+                protocol,
+                groups: groups.to_vec(),
                 joined: true,
                 incoming: VecDeque::new(),
             });
@@ -85,8 +90,17 @@ impl Inner {
     /// Tells those who listen what another process changed.
     pub(super) fn notify(&mut self) {
         let messages = self.state.nftables.take_notifications();
+        let of_routes = self.state.links.take_notifications();
         for listener in self.listeners.iter_mut().filter(|listener| listener.joined) {
-            listener.incoming.extend(messages.iter().cloned());
+            if listener.protocol == Protocol::Netfilter {
+                listener.incoming.extend(messages.iter().cloned());
+                continue;
+            }
+            let joined = of_routes
+                .iter()
+                .filter(|(group, _)| listener.groups.contains(group));
+            let joined = joined.map(|(_, message)| message.clone());
+            listener.incoming.extend(joined);
         }
     }
 
@@ -111,7 +125,7 @@ impl Inner {
         }
         let mut answers = VecDeque::new();
         let refusal = match fault {
-            Fault::Refused(errno, at) => Some((errno, at % messages.len())),
+            Fault::Refused(errno, at) => Some((errno, refused(protocol, &messages, at))),
             _ => None,
         };
         let interrupted = fault == Fault::Interrupted;
@@ -120,7 +134,7 @@ impl Inner {
                 let run = self.state.nftables.transact(&messages, refusal);
                 answers.extend(run.into_iter().map(Incoming::Datagram));
             }
-            Call::Dump(_) | Call::Members(_) => {
+            Call::Dump(_) | Call::Members(_) | Call::Policy(..) => {
                 answers.extend(match refusal {
                     Some((errno, _)) => vec![Incoming::Datagram(done(first, Err(errno)))],
                     None => self.dump(protocol, first, interrupted),
@@ -158,6 +172,12 @@ impl Inner {
         if of_netfilter && first.kind == libc::NFNL_MSG_BATCH_BEGIN as u16 {
             Call::Transaction(count)
         } else if i32::from(first.flags) & libc::NLM_F_DUMP == libc::NLM_F_DUMP {
+            if protocol == Protocol::Route
+                && matches!(first.kind, libc::RTM_GETRULE | libc::RTM_GETROUTE)
+                && let Some(family) = first.body.first().and_then(|one| Family::from_number(*one))
+            {
+                return Call::Policy(family, first.kind);
+            }
             let of_sets = of_netfilter && subsystem(first.kind) == libc::NFNL_SUBSYS_IPSET;
             let asked = of_sets.then(|| self.state.sets.asked_family(first));
             asked
@@ -229,6 +249,15 @@ impl Inner {
         answers.extend(answer.map(Incoming::Datagram));
         Ok(())
     }
+}
+
+/// Returns which of several messages is refused, for the number `at`. Not the one that deletes
+/// the kernel's own route to the address which the message before it adds: whoever may do that
+/// may do this, and nothing has to be allocated for it.
+fn refused(protocol: Protocol, messages: &[Message<'_>], at: usize) -> usize {
+    let at = at % messages.len();
+    let withdraws = protocol == Protocol::Route && route::withdraws(&messages[at]);
+    at - usize::from(withdraws && at > 0)
 }
 
 /// Returns true for a request that is answered and changes nothing.

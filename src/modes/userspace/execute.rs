@@ -49,7 +49,9 @@ pub struct Executor {
     /// What is closed at the end of a sync.
     closing: BTreeMap<ServicePortName, Vec<Closing>>,
     /// Released frontends that stay captured while connections use them.
-    lingering: BTreeMap<Frontend, Vec<InUse>>,
+    lingering: BTreeSet<Frontend>,
+    /// The connections of frontends that came in by listeners which are closed.
+    used: BTreeMap<Frontend, Vec<InUse>>,
     /// Sockets of an ended process that no group has taken.
     given: GivenSockets,
     /// Local ports to which rules of an ended process lead.
@@ -89,7 +91,8 @@ impl Executor {
             desired: Desired::new(),
             changed: BTreeSet::new(),
             closing: BTreeMap::new(),
-            lingering: BTreeMap::new(),
+            lingering: BTreeSet::new(),
+            used: BTreeMap::new(),
             given: GivenSockets::default(),
             left: LeftPorts::default(),
             filter_logged: false,
@@ -199,7 +202,7 @@ impl Executor {
 
     /// Returns the frontends that stay captured until their last connection ends.
     pub fn lingering(&self) -> impl Iterator<Item = &Frontend> {
-        self.lingering.keys()
+        self.lingering.iter()
     }
 
     /// Runs the steps of a difference that are due at once, and keeps the others
@@ -282,7 +285,7 @@ impl Executor {
                 match release {
                     Release::Now => self.capture(&frontend, None),
                     Release::Unused if self.desired.contains_key(&frontend) => {
-                        self.lingering.entry(frontend).or_default();
+                        self.lingering.insert(frontend);
                     }
                     Release::Unused => {}
                 }

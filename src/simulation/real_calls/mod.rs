@@ -63,15 +63,9 @@ struct Probe {
 
 impl Probe {
     fn all() -> Vec<Probe> {
-        let called = [
-            Called::ClusterIp,
-            Called::ExternalIp,
-            Called::LoadBalancer,
-            Called::NodePort,
-        ];
         let mut all = Vec::new();
         for service in 0..SERVICES {
-            for called in called {
+            for called in Called::ALL {
                 let of_caller = |caller| Probe {
                     service,
                     called,

@@ -1,19 +1,28 @@
 //! Routing netlink: links and their addresses (`net/core/rtnetlink.c`, `net/ipv4/devinet.c`,
-//! `net/ipv6/addrconf.c`), and the local routes that stand in for those of an address
-//! while it is replaced.
+//! `net/ipv6/addrconf.c`), each with the local route that the kernel makes for it, and routes
+//! and rules beside these.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+mod policy;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, net::IpAddr};
 
 use nix::{errno::Errno, libc};
 
-use super::message::{ByKind, Refusal, datagram, list};
+pub(crate) use self::policy::Led;
+use self::policy::Policy;
+use super::{
+    message::{ByKind, Refusal, datagram, list},
+    packet::Packet,
+};
 use crate::{
     kernel::{
+        PROTOCOL,
+        addresses::LABEL,
         netlink::{Message, Request},
         octets,
+        routes::TABLE_LOCAL,
     },
     net::Family,
 };
@@ -22,6 +31,9 @@ use crate::{
 const LINK_HEADER: usize = 16;
 const ADDRESS_HEADER: usize = 8;
 const ROUTE_HEADER: usize = 12;
+/// The loopback link.
+const LOOPBACK: &str = "lo";
+const LOOPBACK_INDEX: u32 = 1;
 /// The kind of links that can be made here.
 const DUMMY: &str = "dummy";
 /// Scope of IPv6 addresses of a single link.
@@ -32,8 +44,8 @@ const SCOPE_LINK: u8 = libc::RT_SCOPE_LINK;
 pub(crate) struct Links {
     links: BTreeMap<u32, Link>,
     addresses: Vec<Address>,
-    /// Local routes beside those of addresses.
-    local: BTreeSet<IpAddr>,
+    /// Routes beside those of addresses, and rules.
+    policy: Policy,
     /// The index of the newest link.
     newest: u32,
 }
@@ -53,6 +65,8 @@ struct Address {
     scope: u8,
     flags: u32,
     label: Option<String>,
+    /// The kernel's own local route to it is there.
+    delivered: bool,
 }
 
 impl Default for Links {
@@ -60,10 +74,12 @@ impl Default for Links {
         let mut links = Links {
             links: BTreeMap::new(),
             addresses: Vec::new(),
-            local: BTreeSet::new(),
+            policy: Policy::default(),
             newest: 0,
         };
-        links.add("lo", &[([127, 0, 0, 1].into(), 8)]);
+        let loopback = [(Family::V4, 8), (Family::V6, 128)];
+        let loopback = loopback.map(|(family, length)| (family.localhost(), length));
+        links.add(LOOPBACK, &loopback);
         links
     }
 }
@@ -85,6 +101,7 @@ impl Links {
                 },
                 flags: libc::IFA_F_PERMANENT,
                 label: None,
+                delivered: true,
             }));
     }
 
@@ -105,16 +122,89 @@ impl Links {
         };
         let is_of_link =
             |address: &Address| address.index == index && Family::of(&address.ip) == family;
-        let of_link: Vec<usize> = (0..self.addresses.len())
-            .filter(|at| is_of_link(&self.addresses[*at]))
-            .collect();
-        let found = of_link.get(at % of_link.len().max(1));
-        found.map(|at| self.addresses.remove(*at)).is_some()
+        !policy::remove(&mut self.addresses, is_of_link, Some(at)).is_empty()
     }
 
-    /// Returns whether packets to an address are delivered here.
+    /// Returns whether packets to an address are delivered here, by the table that is asked
+    /// before all rules.
     pub(crate) fn is_local(&self, ip: &IpAddr) -> bool {
-        self.local.contains(ip) || self.addresses.iter().any(|address| address.ip == *ip)
+        let mut addresses = self.addresses.iter();
+        let found = self.policy.found(Family::of(ip), TABLE_LOCAL, ip);
+        found == Some(libc::RTN_LOCAL)
+            || addresses.any(|address| address.delivered && address.ip == *ip)
+    }
+
+    /// Returns whether the node may answer from an address to which it does not deliver
+    /// by the kernel's own route (`fib_validate_source`). IPv6 asks for none.
+    pub(crate) fn may_answer_from(&self, ip: &IpAddr) -> bool {
+        ip.is_ipv6() || self.is_local(ip) || self.addresses.iter().any(|one| one.ip == *ip)
+    }
+
+    /// Returns where a packet is led.
+    pub(crate) fn led(&self, family: Family, packet: &Packet) -> Led {
+        if self.is_local(&packet.destination.ip()) {
+            return Led::Here;
+        }
+        self.policy.led(family, packet)
+    }
+
+    /// Returns what there is of Tripod's: the addresses that routes or labels name, and how
+    /// many rules.
+    pub(crate) fn of_tripod(&self) -> (Vec<IpAddr>, usize) {
+        let labelled = self.addresses.iter().filter(|one| one.is_of_tripod());
+        let labelled = labelled.map(|one| one.ip);
+        let led = self.policy.destinations(PROTOCOL);
+        (
+            led.chain(labelled).collect(),
+            self.policy.rules_of(PROTOCOL),
+        )
+    }
+
+    /// Has new routes to an address refused; `None`: none are.
+    pub(crate) fn refuse(&mut self, refused: Option<(IpAddr, Errno)>) {
+        self.policy.refuse(refused);
+    }
+
+    /// Changes what is Tripod's in a family as another process would. Returns whether it is
+    /// different now.
+    pub(crate) fn edit(&mut self, family: Family, edit: Edit) -> bool {
+        let Links {
+            policy, addresses, ..
+        } = self;
+        match edit {
+            Edit::RemoveRoutes(at) => policy.remove_routes(family, PROTOCOL, at),
+            Edit::RemoveRules(at) => policy.remove_rules(family, PROTOCOL, at),
+            Edit::RemoveAddress(_) | Edit::Deliver if family == Family::V6 => false,
+            Edit::RemoveAddress(at) => {
+                let removed = policy::remove(addresses, Address::is_of_tripod, Some(at));
+                !removed.is_empty()
+            }
+            Edit::Deliver => {
+                let labelled = addresses.iter_mut().filter(|one| one.is_of_tripod());
+                labelled.fold(false, |changed, address| {
+                    changed | !std::mem::replace(&mut address.delivered, true)
+                })
+            }
+        }
+    }
+
+    /// Adds a rule and a route of another process, if there are none.
+    pub(crate) fn enter(&mut self, family: Family) {
+        self.policy.enter(family, libc::RTPROT_STATIC);
+    }
+
+    /// Returns whether these are there.
+    pub(crate) fn has_entered(&self, family: Family) -> bool {
+        self.policy.has_both(family, libc::RTPROT_STATIC)
+    }
+
+    /// Returns what was deleted since the last call, as messages, each with the group that is
+    /// notified of it.
+    pub(super) fn take_notifications(&mut self) -> Vec<(u32, Vec<u8>)> {
+        let deleted = self.policy.take_deleted().into_iter();
+        deleted
+            .map(|(group, message)| (group, datagram(&message, 0, 0)))
+            .collect()
     }
 
     fn insert(&mut self, name: &str, kind: Option<&str>) -> u32 {
@@ -145,8 +235,7 @@ impl Links {
                 let all = self.links.iter();
                 all.map(|(index, link)| link.message(*index)).collect()
             }
-            // There are none beside those that the kernel has by itself.
-            libc::RTM_GETRULE => Vec::new(),
+            libc::RTM_GETRULE | libc::RTM_GETROUTE => self.policy.list(of)?,
             _ => return Err(Errno::EOPNOTSUPP.into()),
         };
         Ok(list(of, listed, interrupted))
@@ -165,7 +254,10 @@ impl Links {
             libc::RTM_DELLINK => self.delete_link(message)?,
             libc::RTM_NEWADDR => self.new_address(message)?,
             libc::RTM_DELADDR => self.delete_address(message)?,
-            libc::RTM_NEWROUTE | libc::RTM_DELROUTE => self.route(message)?,
+            libc::RTM_DELROUTE if withdraws(message) => self.withdraw(message)?,
+            libc::RTM_NEWROUTE | libc::RTM_DELROUTE | libc::RTM_NEWRULE | libc::RTM_DELRULE => {
+                self.policy.request(message)?;
+            }
             _ => return Err(Errno::EOPNOTSUPP.into()),
         }
         Ok(None)
@@ -187,6 +279,11 @@ impl Links {
     }
 
     fn new_link(&mut self, message: &Message<'_>) -> Result<(), Errno> {
+        if i32::from(message.flags) & libc::NLM_F_CREATE == 0 {
+            // It is set up, as all are here.
+            let index = self.named(message)?;
+            return self.links.get(&index).map(drop).ok_or(Errno::ENODEV);
+        }
         let attributes = ByKind::of(message.attributes(LINK_HEADER));
         let name = attributes.text(libc::IFLA_IFNAME).ok_or(Errno::EINVAL)?;
         if self.index(name).is_ok() {
@@ -250,19 +347,38 @@ impl Links {
         Ok(())
     }
 
-    fn route(&mut self, message: &Message<'_>) -> Result<(), Errno> {
+    /// Deletes the kernel's own route to an address.
+    fn withdraw(&mut self, message: &Message<'_>) -> Result<(), Errno> {
         let attributes = ByKind::of(message.attributes(ROUTE_HEADER));
         let destination = attributes.get(libc::RTA_DST);
         let ip = destination.and_then(|one| one.ip().ok());
-        let ip = ip.ok_or(Errno::EINVAL)?;
-        let is_new = message.kind == libc::RTM_NEWROUTE;
-        match (is_new, is_new && !self.local.insert(ip)) {
-            (true, true) => Err(Errno::EEXIST),
-            (true, false) => Ok(()),
-            (false, _) if self.local.remove(&ip) => Ok(()),
-            (false, _) => Err(Errno::ESRCH),
-        }
+        let (ip, index) = (ip.ok_or(Errno::EINVAL)?, attributes.u32(libc::RTA_OIF));
+        let mut addresses = self.addresses.iter_mut();
+        let found = addresses.find(|one| {
+            let is_of_link = index.is_none_or(|index| one.index == index);
+            one.delivered && one.ip == ip && is_of_link
+        });
+        found.ok_or(Errno::ESRCH)?.delivered = false;
+        Ok(())
     }
+}
+
+/// Returns whether a request deletes a route that the kernel made by itself.
+pub(super) fn withdraws(message: &Message<'_>) -> bool {
+    let header = message.header::<ROUTE_HEADER>();
+    let of_kernel = header.is_ok_and(|header| header[5] == libc::RTPROT_KERNEL);
+    message.kind == libc::RTM_DELROUTE && of_kernel
+}
+
+/// What another process does with what is Tripod's: with all, or with the one with that number,
+/// modulo how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Edit {
+    RemoveRoutes(Option<usize>),
+    RemoveRules(Option<usize>),
+    RemoveAddress(usize),
+    /// Loopback goes down and up: the kernel makes its own routes to its addresses again.
+    Deliver,
 }
 
 impl Link {
@@ -311,7 +427,12 @@ impl Address {
             ip,
             flags,
             label: attributes.text(libc::IFA_LABEL).map(str::to_owned),
+            delivered: true,
         })
+    }
+
+    fn is_of_tripod(&self) -> bool {
+        self.label.as_deref() == Some(LABEL)
     }
 
     fn message(&self) -> Request {

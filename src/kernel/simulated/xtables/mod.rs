@@ -193,6 +193,12 @@ impl Xtables {
         changed
     }
 
+    /// Returns the name of a chain that `is_meant`, if there is one in any table.
+    pub(crate) fn find_chain(&self, is_meant: fn(&str) -> bool) -> Option<&str> {
+        let mut chains = self.tables.values().flat_map(|table| table.chains.keys());
+        chains.find(|name| is_meant(name)).map(String::as_str)
+    }
+
     /// Returns how nf_tables notifies of what was changed since the last time.
     pub(super) fn take_changes(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.changes)

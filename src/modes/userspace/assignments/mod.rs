@@ -109,7 +109,10 @@ impl Assignments {
             });
             Some((of_flows(name), flows.collect::<Vec<_>>()))
         });
-        let all = affinities.chain(flows);
+        // Of Services that this process does not serve yet.
+        let inherited = known.inherited.iter();
+        let inherited = inherited.map(|(subject, all)| (subject.clone(), all.clone()));
+        let all = affinities.chain(flows).chain(inherited);
         let records = all.flat_map(|(subject, assigned)| record::encode(&subject, &assigned));
         records.take(MOST_RECORDS).collect()
     }

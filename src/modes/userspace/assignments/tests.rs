@@ -67,3 +67,12 @@ fn records_of_each_version_are_read() {
         assert_eq!(read.collect::<Vec<_>>(), expected, "version {version}");
     }
 }
+
+#[test]
+fn what_no_service_has_taken_yet_goes_on_to_the_next_process() {
+    let records = || recorded().map(|(subject, one)| record::encode(&subject, &[one]).concat());
+    let assignments = Assignments::default();
+    assert_eq!(assignments.inherit(records()), 2);
+    let given: std::collections::HashSet<_> = assignments.records().into_iter().collect();
+    assert_eq!(given, records().into());
+}

@@ -34,8 +34,10 @@ impl Executor {
                     return;
                 };
                 let frontend = Frontend::service(port.protocol, address.ip(), address.port());
-                if let Some(uses) = self.lingering.get_mut(&frontend) {
-                    uses.push(in_use);
+                // A listener may close long before its frontend is released: while no endpoint
+                // is ready, for instance.
+                if self.desired.contains_key(&frontend) {
+                    self.used.entry(frontend).or_default().push(in_use);
                 }
             }
             Closing::Group(kind) => {
@@ -52,15 +54,15 @@ impl Executor {
     /// Stops capturing released frontends of `families` that no connection uses any
     /// more.
     pub fn end_lingering(&mut self, families: PerFamily<bool>) {
-        let unused: Vec<Frontend> = self
-            .lingering
-            .iter()
-            .filter(|(frontend, _)| *families.get(frontend.family))
-            .filter(|(_, uses)| uses.iter().all(|u| u.strong_count() == 0))
-            .map(|(frontend, _)| *frontend)
-            .collect();
-        for frontend in unused {
-            self.lingering.remove(&frontend);
+        self.used.retain(|_, uses| {
+            uses.retain(|one| one.strong_count() > 0);
+            !uses.is_empty()
+        });
+        let used = &self.used;
+        let unused = self.lingering.extract_if(.., |frontend| {
+            *families.get(frontend.family) && !used.contains_key(frontend)
+        });
+        for frontend in unused.collect::<Vec<_>>() {
             self.capture(&frontend, None);
         }
     }

@@ -2,16 +2,17 @@
 //! packets are led by rules to sockets that are real.
 
 use std::{
-    net::SocketAddr,
+    any::Any,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Weak},
 };
 
 use crate::{
     modes::userspace::{
         Userspace,
-        proxy::{group::ServiceGroup, workers::Worker},
+        proxy::{group::ServiceGroup, tcp::ListenerAddress, workers::Worker},
     },
-    net::{Family, Protocol},
+    net::Protocol,
     sched::Flow,
 };
 
@@ -19,8 +20,13 @@ use crate::{
 #[derive(Clone, Default)]
 pub(crate) struct Listening(Vec<Weak<Worker>>);
 
-/// What listens on a port.
-pub(crate) struct Listener(Arc<ServiceGroup>);
+/// What listens at an address.
+pub(crate) struct Listener {
+    at: SocketAddr,
+    group: Arc<ServiceGroup>,
+    /// What TCP connections that come in there keep.
+    address: Option<Arc<ListenerAddress>>,
+}
 
 impl Userspace {
     /// Returns what says who listens where, at any time.
@@ -30,40 +36,44 @@ impl Userspace {
 }
 
 impl Listening {
-    /// Returns what listens on a wildcard address; `None`: nothing does.
-    pub(crate) fn at(&self, protocol: Protocol, family: Family, port: u16) -> Option<Listener> {
-        let mut all = self.all(protocol, family);
-        let found = all.find(|(address, _)| address.port() == port);
-        found.map(|(_, group)| Listener(group))
+    /// Returns what listens at an address.
+    pub(crate) fn at(&self, protocol: Protocol, at: SocketAddr) -> Vec<Listener> {
+        let all = self.all(protocol).filter(|listener| listener.at == at);
+        all.collect()
     }
 
-    /// Returns the ports with a listener.
-    pub(crate) fn ports(&self, protocol: Protocol, family: Family) -> Vec<u16> {
-        let all = self.all(protocol, family);
-        all.map(|(address, _)| address.port()).collect()
+    /// Returns the addresses with a listener.
+    pub(crate) fn addresses(&self, protocol: Protocol) -> Vec<SocketAddr> {
+        self.all(protocol).map(|listener| listener.at).collect()
     }
 
-    fn all(
-        &self,
-        protocol: Protocol,
-        family: Family,
-    ) -> impl Iterator<Item = (SocketAddr, Arc<ServiceGroup>)> {
+    /// Returns all that listens.
+    pub(crate) fn all(&self, protocol: Protocol) -> impl Iterator<Item = Listener> {
         let workers = self.0.iter().filter_map(Weak::upgrade);
-        let sockets = workers.flat_map(move |worker| match protocol {
+        workers.flat_map(move |worker| match protocol {
             Protocol::Tcp => {
                 let all = worker.tcp.all().into_iter();
-                let place =
-                    all.map(|one| (one.socket.local_addr(), Arc::clone(&one.address.group)));
-                place.collect::<Vec<_>>()
+                let listeners = all.filter_map(|one| {
+                    let at = one.socket.local_addr().ok()?;
+                    let address = Arc::clone(&one.address);
+                    let group = Arc::clone(&address.group);
+                    Some(Listener {
+                        at,
+                        group,
+                        address: Some(address),
+                    })
+                });
+                listeners.collect::<Vec<_>>()
             }
             Protocol::Udp | Protocol::Sctp => {
                 let all = worker.udp.all().into_iter();
-                all.map(|one| one.place()).collect()
+                let listeners = all.filter_map(|one| {
+                    let (at, group) = one.place();
+                    let (at, address) = (at.ok()?, None);
+                    Some(Listener { at, group, address })
+                });
+                listeners.collect()
             }
-        });
-        sockets.filter_map(move |(address, group)| {
-            let address = address.ok()?;
-            (Family::of(&address.ip()) == family).then_some((address, group))
         })
     }
 }
@@ -71,14 +81,30 @@ impl Listening {
 impl Listener {
     /// Returns the ServicePort that it is for.
     pub(crate) fn service_port(&self) -> &str {
-        &self.0.label
+        &self.group.label
+    }
+
+    /// Returns what a TCP connection keeps that came in there, as long as it is open.
+    pub(crate) fn connection(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        let address = self.address.as_ref()?;
+        Some(Arc::clone(address) as Arc<dyn Any + Send + Sync>)
     }
 
     /// Returns the endpoints that a new flow may get; none: it is refused.
     pub(crate) fn endpoints(&self, flow: &Flow) -> Vec<SocketAddr> {
-        if !self.0.admits(flow) {
+        if !self.group.admits(flow) {
             return Vec::new();
         }
-        self.0.candidates(flow)
+        self.group.candidates(flow)
+    }
+
+    /// Returns whether clients stay on their endpoints.
+    pub(crate) fn has_affinity(&self) -> bool {
+        self.group.has_affinity()
+    }
+
+    /// Has a client stay on an endpoint, as if its connection was led there.
+    pub(crate) fn pin(&self, client: IpAddr, endpoint: SocketAddr) {
+        self.group.pin(client, endpoint);
     }
 }

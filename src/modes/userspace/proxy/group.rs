@@ -199,14 +199,34 @@ impl ServiceGroup {
         backends.usable(address)
     }
 
-    /// Returns the endpoints that a new flow may get, whatever is known of failures and of
-    /// where its client stays.
+    /// Returns the endpoints that [`ServiceGroup::pick`] may return for a new flow, whatever is
+    /// known of failures: the one that its client stays on, or all.
     #[cfg(test)]
     pub fn candidates(&self, flow: &Flow) -> Vec<SocketAddr> {
         let routing = self.routing.load();
         let backends = routing.backends_for(flow, &self.cluster_local);
+        let mut stays = None;
+        if let Some(affinity) = &routing.affinity {
+            // Nothing chosen: its client is pinned as before.
+            let _: Option<()> = affinity.pin(flow.client.ip(), |current| {
+                let chosen = self.choose(flow, backends, current, &mut Tried::default());
+                stays = current.filter(|on| chosen.is_some_and(|chosen| chosen.address == *on));
+                None
+            });
+        }
+        if let Some(on) = stays {
+            return vec![on];
+        }
         let usable = backends.servers().iter().filter(|server| server.weight > 0);
         usable.map(|server| server.address).collect()
+    }
+
+    /// Has a client stay on an endpoint, if clients do.
+    #[cfg(test)]
+    pub fn pin(&self, client: IpAddr, endpoint: SocketAddr) {
+        if let Some(affinity) = &self.routing.load().affinity {
+            affinity.pin(client, |_| Some((endpoint, ())));
+        }
     }
 
     /// Returns whether clients stay on their endpoints.
@@ -224,11 +244,22 @@ impl ServiceGroup {
             return backends.pick(flow, tried, &self.failing);
         };
         affinity.pin(flow.client.ip(), |current| {
-            let endpoint = current
-                .filter(|address| !tried.has(address))
-                .and_then(|address| backends.usable(address))
-                .or_else(|| backends.pick(flow, tried, &self.failing))?;
+            let endpoint = self.choose(flow, backends, current, tried)?;
             Some((endpoint.address, endpoint))
         })
+    }
+
+    /// Returns the endpoint for a new flow of a client that is pinned to `current`.
+    fn choose(
+        &self,
+        flow: &Flow,
+        backends: &Backends,
+        current: Option<SocketAddr>,
+        tried: &mut Tried,
+    ) -> Option<Endpoint> {
+        current
+            .filter(|address| !tried.has(address))
+            .and_then(|address| backends.usable(address))
+            .or_else(|| backends.pick(flow, tried, &self.failing))
     }
 }

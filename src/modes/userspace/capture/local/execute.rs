@@ -7,11 +7,7 @@ use super::{
     plan::{self, Object},
 };
 use crate::{
-    kernel::{
-        addresses,
-        netlink::{self, Socket},
-        routes, rules,
-    },
+    kernel::{addresses, netlink::Socket, routes, rules},
     modes::userspace::capture::Error,
     net::Family,
 };
@@ -20,11 +16,7 @@ use crate::{
 ///
 /// # Errors
 /// When the kernel could not be asked, or something could not be removed.
-pub fn run(
-    socket: &mut Socket,
-    loopback: u32,
-    difference: Difference,
-) -> Result<HashMap<Object, netlink::Error>, Error> {
+pub fn run(socket: &mut Socket, loopback: u32, difference: Difference) -> Result<Refused, Error> {
     remove(socket, loopback, difference.blocking)?;
     let refused = insert(socket, loopback, difference.add)?;
     remove(socket, loopback, difference.remove)?;
@@ -54,23 +46,25 @@ impl Batch {
 }
 
 /// Adds `objects`, what refuses packets before what lets them in; returns those
-/// that the kernel refused. Sockets that are connected already follow it too.
+/// that the kernel refused, with what is not added for lack of them. Sockets that are connected already follow it too.
 pub fn insert(
     socket: &mut Socket,
     loopback: u32,
     mut objects: Vec<Object>,
-) -> Result<HashMap<Object, netlink::Error>, Error> {
+) -> Result<Refused, Error> {
     let mut refused = HashMap::new();
     objects.sort_by_cached_key(|o| (o.phase(), o.clone()));
     for phase in objects.chunk_by(|a, b| a.phase() == b.phase()) {
+        let (held_back, phase) = split(phase, &refused);
+        refused.extend(held_back);
         // A phase holds one kind of object, so the outcomes are in its order.
-        let batch = Batch::new(phase);
+        let batch = Batch::new(&phase);
         let mut outcomes = addresses::assign(socket, loopback, &batch.addresses)?;
         outcomes.extend(routes::add(socket, &batch.routes)?);
         outcomes.extend(rules::add(socket, &batch.rules)?);
-        for (object, outcome) in phase.iter().zip(outcomes) {
+        for (object, outcome) in phase.into_iter().zip(outcomes) {
             if let Err(error) = outcome {
-                refused.insert(object.clone(), error);
+                refused.insert(object, error.to_string());
             }
         }
     }
@@ -79,6 +73,23 @@ pub fn insert(
         outdate_cached_routes(socket)?;
     }
     Ok(refused)
+}
+
+/// What was refused or is held back, each with the reason.
+pub type Refused = HashMap<Object, String>;
+
+/// Returns those of `objects` that are held back, as something was `refused` that keeps others
+/// from following them, each with the reason; and the rest.
+fn split(objects: &[Object], refused: &Refused) -> (Refused, Vec<Object>) {
+    let (mut held_back, mut rest) = (HashMap::new(), Vec::new());
+    for object in objects {
+        let mut refused = refused.iter();
+        match refused.find(|(guard, _)| object.is_guarded_by(guard)) {
+            Some((_, why)) => drop(held_back.insert(object.clone(), why.clone())),
+            None => rest.push(object.clone()),
+        }
+    }
+    (held_back, rest)
 }
 
 /// Makes connected IPv6 sockets ask for their route again.
@@ -97,7 +108,8 @@ fn outdate_cached_routes(socket: &mut Socket) -> Result<(), Error> {
     Ok(rules::delete(socket, &scratch)?)
 }
 
-/// Removes `objects`, the other way round.
+/// Removes `objects`, the other way round: what refuses packets stays while something could
+/// not be removed that lets them in.
 ///
 /// # Errors
 /// With the first thing that could not be removed.
@@ -105,6 +117,9 @@ pub fn remove(socket: &mut Socket, loopback: u32, mut objects: Vec<Object>) -> R
     objects.sort_by_cached_key(|o| (u8::MAX - o.phase(), o.clone()));
     let mut outcome = Ok(());
     for phase in objects.chunk_by(|a, b| a.phase() == b.phase()) {
+        if outcome.is_err() && phase.iter().any(Object::refuses) {
+            break;
+        }
         let batch = Batch::new(phase);
         outcome = outcome
             .and(rules::delete(socket, &batch.rules))

@@ -26,18 +26,19 @@ mod retire;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 
 pub use self::retire::Prepared;
 use self::{
     diff::Applied,
+    execute::Refused,
     plan::{Environment, Object},
 };
 use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope};
 use crate::{
     kernel::{
         links,
-        netlink::{self, Protocol, Socket},
+        netlink::{Protocol, Socket},
         probe::{Ability, Kernel},
         route_deletions::RouteDeletions,
     },
@@ -275,7 +276,7 @@ impl Local {
     /// refused, and makes the next sync full in that case.
     fn finish<'a>(
         &mut self,
-        refused: &HashMap<Object, netlink::Error>,
+        refused: &Refused,
         candidates: impl Iterator<Item = &'a Frontend>,
         environment: Environment,
         report: &mut Report,
@@ -287,7 +288,7 @@ impl Local {
         for frontend in candidates {
             let objects = self.applied.objects(frontend, &environment);
             if let Some(error) = objects.iter().find_map(|o| refused.get(o)) {
-                report.failed.push((*frontend, error.to_string()));
+                report.failed.push((*frontend, error.clone()));
             }
         }
     }

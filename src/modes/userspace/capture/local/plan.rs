@@ -101,6 +101,28 @@ impl Object {
         }
     }
 
+    /// Returns whether it keeps packets from what is added after it.
+    pub fn refuses(&self) -> bool {
+        match self {
+            Object::Address(_) => false,
+            Object::Route(route) => route.kind == Kind::Prohibit,
+            Object::Rule(rule) => [PRIORITY_SKIP, PRIORITY_REFUSE].contains(&rule.priority),
+        }
+    }
+
+    /// Returns whether it may not be there without `guard`: UDP packets with ports, of all
+    /// addresses, follow a rule for those without ports where no rule has them skip it, or
+    /// none is there that they would go on at.
+    pub fn is_guarded_by(&self, guard: &Object) -> bool {
+        let (Object::Rule(rule), Object::Rule(guard)) = (self, guard) else {
+            return false;
+        };
+        let udp = Some(Protocol::Udp.number());
+        rule.priority == PRIORITY_PORTLESS
+            && rule.ip_protocol == udp
+            && [PRIORITY_SKIP, PRIORITY_REFUSE].contains(&guard.priority)
+    }
+
     /// Returns whether an object with our mark is one that this mode makes.
     pub fn is_ours(&self) -> bool {
         match self {

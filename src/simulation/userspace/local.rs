@@ -1,0 +1,313 @@
+//! Local capture: its routes, rules and addresses are in the simulated kernel.
+
+mod refusals;
+
+use std::{
+    cell::Cell,
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use nix::{errno::Errno, libc};
+
+use super::{
+    super::{
+        probes::called_at,
+        process::SYNC_PERIOD,
+        random::Random,
+        subject::{PROGRAM_HANGS, Repairs, Rules, StaysOn, Subject},
+        world::{self, Called, Flow, Open, SERVICES, Spec},
+    },
+    LISTENING,
+};
+use crate::{
+    kernel::{
+        namespace::{in_namespace, ip},
+        probe::Kernel,
+        simulated::{
+            Call, State,
+            packet::{Disposition, Outcome, Outcomes, Packet, Update},
+            route::{Edit, Led},
+        },
+        xtables::Engine,
+    },
+    modes::userspace::{Userspace, capture::Requested},
+    net::{Family, Protocol},
+    runner::metrics::Metrics,
+};
+
+/// So many steps are run each time.
+const STEPS: usize = 400;
+/// With so many seeds.
+const SEEDS: u64 = 6;
+/// A port that no Service has.
+const OTHER_PORT: u16 = 22;
+/// In the place of the port of packets without ports, as of fragments.
+const NO_PORT: u16 = 0;
+/// What others have there.
+const FOREIGN: &str = "rule and route";
+
+thread_local! {
+    /// What was changed last is noticed by full syncs alone.
+    static IS_UNNOTICED: Cell<bool> = Cell::default();
+}
+
+/// Userspace mode with local capture.
+#[derive(Clone, Copy)]
+struct OfLocal;
+
+impl Subject for OfLocal {
+    type Mode = Userspace;
+
+    fn kernel(&self) -> Kernel {
+        Kernel::with_everything(&[]).with_simulated_programs(Engine::NfTables)
+    }
+
+    fn mode(&self, kernel: &Kernel, _: &Metrics) -> Userspace {
+        super::mode(kernel, Requested::Local)
+    }
+
+    async fn cleanup(&self) -> Result<(), String> {
+        super::clean_up().await
+    }
+}
+
+/// Returns a packet from outside to another port of an address.
+fn to_other_port(at: IpAddr, protocol: u8, port: u16) -> Packet {
+    Packet {
+        source: (world::ip(Family::of(&at), 9, 1), 40_000).into(),
+        destination: (at, port).into(),
+        protocol,
+        input: Some("eth0"),
+        established: None,
+    }
+}
+
+/// Returns each Service's addresses, but for those of the node.
+fn addresses(family: Family) -> impl Iterator<Item = (usize, Called, IpAddr)> {
+    let called = [Called::ClusterIp, Called::ExternalIp, Called::LoadBalancer];
+    let services = (0..SERVICES).filter(move |number| world::family(*number) == family);
+    services.flat_map(move |number| {
+        called.map(|called| (number, called, called_at(number, called).ip()))
+    })
+}
+
+impl Rules for OfLocal {
+    fn prepare(&self, state: &mut State) {
+        state.xtables.engine = Engine::NfTables;
+        world::add_link(state);
+    }
+
+    fn outcomes(&self, state: &State, family: Family, packet: &Packet, _: &[IpAddr]) -> Outcomes {
+        let disposition = match state.links.led(family, packet) {
+            Led::Elsewhere => Disposition::Passes(packet.destination),
+            Led::Prohibited => Disposition::Refused,
+            Led::Here => {
+                let mut served = super::served(packet, packet.destination);
+                if !state.links.may_answer_from(&packet.destination.ip()) {
+                    // The kernel's own answers are not sent.
+                    for outcome in &mut served {
+                        if outcome.disposition == Disposition::Refused {
+                            outcome.disposition = Disposition::Dropped;
+                        }
+                    }
+                }
+                return served.into_iter().collect();
+            }
+        };
+        let outcome = Outcome {
+            disposition,
+            masqueraded: false,
+            updates: Vec::new(),
+        };
+        [outcome].into()
+    }
+
+    fn remember(&self, _: &mut State, _: Family, update: &Update) {
+        super::remember(update);
+    }
+
+    /// A ServicePort has one table of clients.
+    fn stays_on(&self) -> StaysOn {
+        StaysOn::Last
+    }
+
+    fn leave(&self) -> bool {
+        super::leave()
+    }
+
+    /// Nothing is tracked.
+    fn serves(&self, _: &Spec, _: SocketAddr) -> bool {
+        true
+    }
+
+    fn accept(&self, packet: &Packet) -> Option<Open> {
+        let at = packet.destination;
+        let listeners = LISTENING.with_borrow(|all| all.at(super::protocol(packet), at));
+        let mut connections = listeners.iter().filter_map(|one| one.connection());
+        connections.next().map(Open::new)
+    }
+
+    /// Groups of a Service have an address one after the other.
+    fn changes_by_steps(&self, _: bool) -> bool {
+        true
+    }
+
+    /// Its sockets close.
+    fn outlives_process(&self) -> bool {
+        false
+    }
+
+    /// No other port of a Service's address is delivered to what listens on the node.
+    fn exposed(&self, state: &State, family: Family) -> Option<String> {
+        let protocols = [Protocol::Tcp, Protocol::Udp];
+        let mut all = addresses(family).flat_map(|(.., at)| {
+            protocols.map(|protocol| to_other_port(at, protocol.number(), OTHER_PORT))
+        });
+        let open = all.find(|packet| state.links.led(family, packet) == Led::Here);
+        open.map(|packet| format!("{packet:?}"))
+    }
+
+    /// Other ports of a cluster IP are refused, those of other addresses are others'; ICMP
+    /// and fragments get to where their Service is served.
+    fn wrong(&self, state: &State, _: &[IpAddr]) -> Option<String> {
+        let mut all = Family::ALL.into_iter().flat_map(|family| {
+            let of_family = addresses(family);
+            of_family.map(move |(number, called, at)| (family, number, called, at))
+        });
+        all.find_map(|(family, number, called, at)| {
+            let protocol = world::protocol(number);
+            let led = |protocol, port| state.links.led(family, &to_other_port(at, protocol, port));
+            let is_led = |protocol, port, to| {
+                let is = led(protocol, port);
+                (is != to).then(|| format!("{at} port {port}/{protocol} is led {is:?}, not {to:?}"))
+            };
+            if led(protocol.number(), world::PORT) != Led::Here {
+                return is_led(protocol.number(), OTHER_PORT, Led::Elsewhere);
+            }
+            let others = if called == Called::ClusterIp {
+                Led::Prohibited
+            } else {
+                Led::Elsewhere
+            };
+            let fragments = if protocol == Protocol::Udp {
+                Led::Here
+            } else {
+                others
+            };
+            let icmp = match family {
+                Family::V4 => libc::IPPROTO_ICMP,
+                Family::V6 => libc::IPPROTO_ICMPV6,
+            };
+            let answers = !state.links.may_answer_from(&at);
+            is_led(protocol.number(), OTHER_PORT, others)
+                .or_else(|| is_led(Protocol::Udp.number(), NO_PORT, fragments))
+                .or_else(|| is_led(icmp as u8, NO_PORT, Led::Here))
+                .or_else(|| answers.then(|| format!("{at} cannot answer")))
+        })
+    }
+
+    fn unneeded(&self, state: &State, is_used: &dyn Fn(&IpAddr) -> bool) -> Option<String> {
+        let (addresses, rules) = state.links.of_tripod();
+        if addresses.is_empty() && rules > 0 {
+            return Some(format!("{rules} rules"));
+        }
+        let unused = addresses.into_iter().find(|one| !is_used(one));
+        unused.map(|address| format!("what is for {address}"))
+    }
+
+    fn remains(&self, state: &State) -> Option<String> {
+        self.unneeded(state, &|_| false)
+    }
+
+    /// Endpoints see the node, which is no rule's doing.
+    fn has_source_rules(&self, _: Called, _: bool) -> bool {
+        false
+    }
+
+    /// A flow of UDP gets another endpoint when its own leaves.
+    fn goes_on(&self, flow: &Flow, _: Option<&Spec>) -> bool {
+        world::protocol(flow.service) == Protocol::Tcp
+    }
+
+    fn repairs(&self) -> Repairs {
+        Repairs::ReadOfAll
+    }
+
+    /// Rules are listed right before routes, and addresses are assigned anew in any case.
+    fn reads(&self, call: Call, family: Family) -> bool {
+        call == Call::Policy(family, libc::RTM_GETROUTE)
+    }
+
+    fn may_edit_before(&self, call: Call) -> bool {
+        !matches!(call, Call::Policy(_, libc::RTM_GETROUTE))
+    }
+
+    fn noticed(&self) -> Duration {
+        if IS_UNNOTICED.get() {
+            SYNC_PERIOD + Duration::from_secs(5)
+        } else {
+            Duration::from_secs(2)
+        }
+    }
+
+    fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
+        let family = random.one(&Family::ALL);
+        let at = random.below(64);
+        let links = &mut state.links;
+        let choice = random.below(9);
+        let changed = match choice {
+            // As systemd-networkd does when it begins.
+            0 => {
+                let rules = links.edit(family, Edit::RemoveRules(None));
+                links.edit(family, Edit::RemoveRoutes(None)) || rules
+            }
+            1 | 2 => links.edit(family, Edit::RemoveRules(Some(at))),
+            3 | 4 => links.edit(family, Edit::RemoveRoutes(Some(at))),
+            5 => links.edit(family, Edit::RemoveAddress(at)),
+            6 => links.edit(family, Edit::Deliver),
+            _ => {
+                links.enter(family);
+                return None;
+            }
+        };
+        let is_unnoticed = choice == 5 || choice == 6;
+        if changed {
+            IS_UNNOTICED.set(is_unnoticed);
+        }
+        changed.then_some(family)
+    }
+
+    fn foreign(&self, state: &State) -> BTreeSet<(Family, &'static str)> {
+        let families = Family::ALL.into_iter();
+        let entered = families.filter(|family| state.links.has_entered(*family));
+        entered.map(|family| (family, FOREIGN)).collect()
+    }
+
+    /// Routes to its cluster IP.
+    fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>) {
+        let address = |(service, errno)| (world::cluster_ip(service), errno);
+        state.links.refuse(refused.map(address));
+    }
+
+    fn patience(&self) -> Duration {
+        PROGRAM_HANGS
+    }
+}
+
+/// Runs a test in a network namespace that has the node's addresses.
+fn in_node(test: impl FnOnce() + Send + 'static) {
+    in_namespace(|| {
+        for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
+            let node = world::node_address(family);
+            ip(&format!("address add {node}/{length} dev lo"));
+        }
+        test();
+    });
+}
+
+#[test]
+fn random_runs_keep_what_is_promised() {
+    in_node(|| crate::simulation::all(SEEDS, STEPS, OfLocal));
+}

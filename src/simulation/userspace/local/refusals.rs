@@ -1,0 +1,180 @@
+//! What is open, and what goes on, while the kernel refuses single requests and when Services go.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nix::{errno::Errno, libc};
+use parking_lot::Mutex;
+use prometheus::Registry;
+
+use super::{OfLocal, in_node};
+use crate::{
+    kernel::simulated::{Call, Fault, Kernel, Observer, State, packet::Packet, route::Led},
+    modes::{Mode, userspace::Userspace},
+    net::{Family, PerFamily, Protocol},
+    runner::metrics::Metrics,
+    services::{
+        Changes, ServiceMap, ServicePort,
+        service_ports::{endpoint, endpoints, service_port},
+    },
+    simulation::{
+        stopped_clock,
+        subject::{Rules, Subject},
+    },
+};
+
+/// Longer than anything here takes unless it hangs.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Refuses the first message of the request with this number among those of its type that
+/// come next.
+#[derive(Clone, Default)]
+struct Refusing(Arc<Mutex<Option<(u16, usize)>>>);
+
+impl Observer for Refusing {
+    fn before(&mut self, call: Call, _: &mut State) -> Fault {
+        let mut refused = self.0.lock();
+        let Some((kind, number)) = &mut *refused else {
+            return Fault::None;
+        };
+        if !matches!(call, Call::Requests(of, _) if of == *kind) {
+            return Fault::None;
+        }
+        if *number > 0 {
+            *number -= 1;
+            return Fault::None;
+        }
+        *refused = None;
+        Fault::Refused(Errno::EBUSY, 0)
+    }
+
+    fn after(&mut self, _: Call, _: &mut State) {}
+}
+
+/// A node in userspace mode.
+struct Node {
+    kernel: Kernel,
+    refusing: Refusing,
+    mode: Userspace,
+}
+
+impl Node {
+    /// Has the node serve Services, of which all count as changed. Returns whether everything
+    /// is in force.
+    async fn serve(&mut self, map: &ServiceMap, before: &ServiceMap) -> bool {
+        let all = map.iter().chain(before.iter());
+        let changes = Changes {
+            ports: all.map(|port| port.name.clone()).collect(),
+            full: true,
+            ..Changes::default()
+        };
+        let asked = PerFamily::each(|_| Some(&changes));
+        let outcomes = self.mode.sync(map, asked).await;
+        outcomes.into_iter().all(|(_, outcome)| {
+            let report = outcome.expect("an answer");
+            report.is_ok_and(|report| report.failed.is_empty())
+        })
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
+        let mut found = None;
+        self.kernel.change(|state| found = Some(read(state)));
+        found.expect("it was called")
+    }
+}
+
+/// Does something with a node of its own.
+fn on_node(test: impl AsyncFnOnce(Node) + Send + 'static) {
+    in_node(|| {
+        stopped_clock().block_on(async {
+            let refusing = Refusing::default();
+            let kernel = Kernel::new(refusing.clone());
+            let _installed = kernel.install();
+            kernel.change(|state| OfLocal.prepare(state));
+            let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
+            let mode = OfLocal.mode(&OfLocal.kernel(), &metrics);
+            test(Node {
+                kernel,
+                refusing,
+                mode,
+            })
+            .await;
+        });
+    });
+}
+
+/// The second Service of the simulation, or the first, whose cluster IPs are looked at.
+fn service(protocol: Protocol, last: u8) -> ServicePort {
+    let mut port = ServicePort {
+        endpoints: endpoints([endpoint(([10, 244, 0, 1], 8080))]),
+        ..service_port("web", [10, 96, 0, last])
+    };
+    port.name.protocol = protocol;
+    port
+}
+
+/// Whichever rule is refused that comes or goes, UDP packets to other ports of a cluster IP do
+/// not get to what listens on the node.
+#[test]
+fn no_refused_rule_has_other_udp_ports_delivered() {
+    on_node(async |mut node| {
+        let none = ServiceMap::default();
+        let both: ServiceMap = [service(Protocol::Udp, 2), service(Protocol::Tcp, 1)]
+            .into_iter()
+            .collect();
+        for kind in [libc::RTM_NEWRULE, libc::RTM_DELRULE] {
+            let mut number = 0;
+            loop {
+                *node.refusing.0.lock() = Some((kind, number));
+                let came = node.serve(&both, &none).await;
+                let open = node.read(|state| OfLocal.exposed(state, Family::V4));
+                assert_eq!(open, None, "rules come: {kind} {number}");
+                let went = node.serve(&none, &both).await;
+                let open = node.read(|state| OfLocal.exposed(state, Family::V4));
+                assert_eq!(open, None, "rules go: {kind} {number}");
+                let was_refused = node.refusing.0.lock().take().is_none();
+                assert_eq!(was_refused, !came || !went, "it is said");
+                if !was_refused {
+                    break;
+                }
+                number += 1;
+            }
+            assert!(number > 2, "{number} requests were refused");
+        }
+    });
+}
+
+#[test]
+fn a_connection_goes_on_whose_service_had_no_endpoint_before_it_went() {
+    on_node(async |mut node| {
+        let web = service(Protocol::Tcp, 1);
+        let without = ServicePort {
+            endpoints: endpoints([]),
+            ..web.clone()
+        };
+        let [web, without] = [web, without].map(|port| [port].into_iter().collect::<ServiceMap>());
+        let packet = Packet {
+            source: ([10, 9, 0, 1], 40_000).into(),
+            destination: ([10, 96, 0, 1], 80).into(),
+            protocol: Protocol::Tcp.number(),
+            input: Some("eth0"),
+            established: None,
+        };
+        let none = ServiceMap::default();
+        node.serve(&web, &none).await;
+        let open = OfLocal.accept(&packet).expect("it listens");
+        node.serve(&without, &web).await;
+        node.serve(&none, &without).await;
+        let led = |node: &Node| node.read(|state| state.links.led(Family::V4, &packet));
+        assert_eq!(led(&node), Led::Here, "the connection is open");
+        drop(open);
+        // The worker may not have closed its listener yet.
+        let begun = Instant::now();
+        while led(&node) != Led::Elsewhere {
+            assert!(begun.elapsed() < DEADLINE, "the address is still captured");
+            node.serve(&none, &none).await;
+        }
+    });
+}

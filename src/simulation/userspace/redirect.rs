@@ -1,0 +1,217 @@
+//! Redirect capture: its rules are in the simulated kernel, with either engine.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use nix::errno::Errno;
+
+use super::{
+    super::{
+        docker,
+        random::Random,
+        subject::{PROGRAM_HANGS, Repairs, Rules, StaysOn, Subject},
+        world::{self, Called, Flow, Spec},
+    },
+    LISTENING,
+};
+use crate::{
+    kernel::{
+        probe::Kernel,
+        simulated::{
+            State,
+            packet::{Disposition, Outcome, Outcomes, Packet, Update},
+        },
+        xtables::Engine,
+    },
+    modes::userspace::{Userspace, capture::Requested},
+    net::{Family, Protocol},
+    runner::metrics::Metrics,
+};
+
+/// So many steps are run each time.
+const STEPS: usize = 400;
+/// With so many seeds.
+const SEEDS: u64 = 6;
+/// An established connection passes no rules that ask for the port to which it was led.
+const ANY_PORT: u16 = 1;
+
+/// Userspace mode with redirect capture.
+#[derive(Clone, Copy)]
+struct OfRedirect(Engine);
+
+impl Subject for OfRedirect {
+    type Mode = Userspace;
+
+    fn kernel(&self) -> Kernel {
+        Kernel::with_everything(&[]).with_simulated_programs(self.0)
+    }
+
+    fn mode(&self, kernel: &Kernel, _: &Metrics) -> Userspace {
+        super::mode(kernel, Requested::Redirect)
+    }
+
+    async fn cleanup(&self) -> Result<(), String> {
+        super::clean_up().await
+    }
+}
+
+/// Returns whether a chain is one that redirect capture has for itself.
+fn is_ours(chain: &str) -> bool {
+    chain.starts_with("TRIPOD-")
+}
+
+/// Returns the address that a listener with this local port is bound to.
+fn listened_on(family: Family, port: u16) -> SocketAddr {
+    (family.unspecified(), port).into()
+}
+
+impl Rules for OfRedirect {
+    fn prepare(&self, state: &mut State) {
+        state.xtables.engine = self.0;
+        world::add_link(state);
+    }
+
+    fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
+        let led = packet.established.map(|_| {
+            let node = world::node_address(family);
+            SocketAddr::new(node, ANY_PORT)
+        });
+        let by_rules = Packet {
+            established: led,
+            ..packet.clone()
+        };
+        let found = state.outcomes_by_rules(family, &by_rules, own);
+        let of = |outcome: Outcome| match outcome.disposition {
+            Disposition::Passes(to) if to != packet.destination => {
+                super::served(packet, listened_on(family, to.port()))
+            }
+            _ => vec![outcome],
+        };
+        found.into_iter().flat_map(of).collect()
+    }
+
+    fn remember(&self, _: &mut State, _: Family, update: &Update) {
+        super::remember(update);
+    }
+
+    /// A ServicePort has one table of clients.
+    fn stays_on(&self) -> StaysOn {
+        StaysOn::Last
+    }
+
+    fn leave(&self) -> bool {
+        super::leave()
+    }
+
+    /// To the port that rules lead to.
+    fn tracked(
+        &self,
+        state: &State,
+        family: Family,
+        packet: &Packet,
+        to: SocketAddr,
+    ) -> SocketAddr {
+        let own = Family::ALL.map(world::node_address);
+        let found = state.outcomes_by_rules(family, packet, &own);
+        let passes = |outcome: &Outcome| match outcome.disposition {
+            Disposition::Passes(to) => Some(to),
+            _ => None,
+        };
+        found.iter().find_map(passes).unwrap_or(to)
+    }
+
+    fn serves(&self, spec: &Spec, at: SocketAddr) -> bool {
+        let family = Family::of(&at.ip());
+        let at = listened_on(family, at.port());
+        let listeners = LISTENING.with_borrow(|all| all.at(Protocol::Udp, at));
+        let mut listeners = listeners.iter();
+        listeners.any(|listener| listener.service_port() == spec.service_port())
+    }
+
+    /// A service group gets its endpoints before rules lead those addresses elsewhere that are
+    /// not treated as the others of the group any more.
+    fn changes_by_steps(&self, _: bool) -> bool {
+        true
+    }
+
+    /// Its sockets close.
+    fn outlives_process(&self) -> bool {
+        false
+    }
+
+    /// A port to which rules lead refuses who calls it directly.
+    fn wrong(&self, state: &State, own: &[IpAddr]) -> Option<String> {
+        let ports = |protocol| {
+            let addresses = LISTENING.with_borrow(|all| all.addresses(protocol));
+            addresses.into_iter().map(move |at| (protocol, at))
+        };
+        let mut all = [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(ports);
+        let found = all.find(|(protocol, at)| {
+            let family = Family::of(&at.ip());
+            let packet = Packet {
+                source: (world::ip(family, 9, 1), 40_000).into(),
+                destination: (world::node_address(family), at.port()).into(),
+                protocol: protocol.number(),
+                input: Some("eth0"),
+                established: None,
+            };
+            let outcomes = state.outcomes_by_rules(family, &packet, own);
+            let refused = |outcome: &Outcome| outcome.disposition == Disposition::Refused;
+            !outcomes.iter().all(refused)
+        });
+        found.map(|(protocol, at)| format!("{at}/{protocol} is open"))
+    }
+
+    /// Whether there are legacy tables is asked of the real kernel.
+    fn remains(&self, state: &State) -> Option<String> {
+        let is_seen = self.0 == Engine::NfTables;
+        let chain = state.xtables.find_chain(is_ours).filter(|_| is_seen);
+        chain.map(|name| format!("chain {name}"))
+    }
+
+    /// Endpoints see the node, which is no rule's doing.
+    fn has_source_rules(&self, _: Called, _: bool) -> bool {
+        false
+    }
+
+    /// A flow of UDP gets another endpoint when its own leaves.
+    fn goes_on(&self, flow: &Flow, _: Option<&Spec>) -> bool {
+        world::protocol(flow.service) == Protocol::Tcp
+    }
+
+    fn repairs(&self) -> Repairs {
+        Repairs::Read
+    }
+
+    fn noticed_after_a_sync(&self) -> Duration {
+        docker::noticed_after_a_sync(self.0, self.noticed())
+    }
+
+    fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {
+        docker::edit(state, random, &["nat", "filter"], is_ours)
+    }
+
+    fn foreign(&self, state: &State) -> BTreeSet<(Family, &'static str)> {
+        docker::chains(state)
+    }
+
+    /// Rules lead to many Services at once: there are none of one alone that could be refused.
+    fn refuse(&self, _: &mut State, _: Option<(usize, Errno)>) {}
+
+    fn patience(&self) -> Duration {
+        PROGRAM_HANGS
+    }
+}
+
+#[test]
+fn random_runs_keep_what_is_promised_with_legacy_tables() {
+    crate::simulation::all(SEEDS, STEPS, OfRedirect(Engine::Legacy));
+}
+
+#[test]
+fn random_runs_keep_what_is_promised_with_nf_tables() {
+    crate::simulation::all(SEEDS, STEPS, OfRedirect(Engine::NfTables));
+}
