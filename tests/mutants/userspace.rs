@@ -8,10 +8,8 @@ const CAPTURE: &str = "src/modes/userspace/capture/per_family.rs";
 const CHAINS: &str = "src/modes/userspace/capture/redirect/chains.rs";
 const REDIRECT: &str = "src/modes/userspace/capture/redirect/mod.rs";
 const LOCAL: &str = "src/modes/userspace/capture/local/mod.rs";
-const LOCAL_DIFF: &str = "src/modes/userspace/capture/local/diff.rs";
 const LOCAL_EXECUTE: &str = "src/modes/userspace/capture/local/execute.rs";
 const CLOSE: &str = "src/modes/userspace/execute/close.rs";
-const GROUP: &str = "src/modes/userspace/proxy/group.rs";
 const ASSIGNMENTS: &str = "src/modes/userspace/assignments/mod.rs";
 
 /// All of them.
@@ -53,52 +51,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "routing rules are added although the one that guards them was refused",
     ),
     noticed(
-        LOCAL_EXECUTE,
-        "if outcome.is_err() && phase.iter().any(Object::refuses) {",
-        "if false {",
-        "what refuses packets goes although what lets them in could not be removed",
-    ),
-    noticed(
-        LOCAL_EXECUTE,
-        "    objects.sort_by_cached_key(|o| (u8::MAX - o.phase(), o.clone()));",
-        "    objects.sort_by_cached_key(|o| (o.phase(), o.clone()));",
-        "routes and rules are removed in the order in which they are added",
-    ),
-    noticed(
-        LOCAL,
-        "        if refused.is_empty() {\n            self.environment",
-        "        if true {\n            self.environment",
-        "routes and rules that were refused are not tried again",
-    ),
-    noticed(
         LOCAL,
         "let deleted = self.deletions.happened().unwrap_or(true);",
         "let deleted = false;",
         "that another process deleted routes or rules is not noticed",
     ),
     noticed(
-        LOCAL_DIFF,
-        "        difference.remove.retain(is_unused);",
-        "        let _ = is_unused;",
-        "a rule goes with one Service that others need",
-    ),
-    noticed(
         CLOSE,
         "if self.desired.contains_key(&frontend) {",
         "if self.lingering.contains(&frontend) {",
         "the route of open connections goes that came in by a listener which closed before",
-    ),
-    noticed(
-        DIFF,
-        "                Method::Local => Release::Unused,",
-        "                Method::Local => Release::Now,",
-        "the route of open connections goes with their Service",
-    ),
-    noticed(
-        GROUP,
-        "            .filter(|address| !tried.has(address))\n            .and_then",
-        "            .filter(|address| tried.has(address))\n            .and_then",
-        "clients with session affinity do not stay on their endpoints",
     ),
     noticed(
         ASSIGNMENTS,
