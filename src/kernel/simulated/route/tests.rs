@@ -139,7 +139,7 @@ fn contents(socket: &mut Socket) -> Vec<String> {
         let rules = rules::list(socket, family).expect("rules");
         lines.extend(rules.iter().map(|one| format!("{one:?}")));
     }
-    let mut own: Vec<_> = addresses::list_own(socket).expect("addresses");
+    let mut own: Vec<_> = addresses::list_assigned(socket).expect("addresses");
     own.sort_by_key(|one| one.address);
     lines.extend(own.iter().map(|one| one.address.to_string()));
     lines
