@@ -14,7 +14,7 @@ use crate::{
     kernel::{
         addresses,
         ipset::{Element, IpSets, TEMPORARY},
-        ipvs::{Change, Ipvs, ListedReal, RealServer, ServerId},
+        ipvs::{Change, Ipvs, ServerId},
         links,
         netlink::{self, Protocol, Socket},
         xtables::{
@@ -128,13 +128,13 @@ pub fn virtual_servers(exclude: &[IpNet]) -> Result<Vec<ServerId>, Error> {
 /// servers take no new ones from now on, and stay for those that they have.
 /// Answers how many those are.
 ///
-/// Of the `bypassed` families IPVS gets packets before the mode that runs. There a virtual
-/// server that takes no new connections would refuse them, so it goes on as it is while it has
-/// an established one, and is deleted then.
+/// Of the `preceded` families IPVS gets packets before the mode that runs. There a virtual
+/// server that takes no new connections would refuse them, so that it is deleted at once, and
+/// its connections end.
 ///
 /// # Errors
 /// When IPVS cannot be read or changed.
-pub fn retire(exclude: &[IpNet], bypassed: &[Family]) -> Result<u32, Error> {
+pub fn retire(exclude: &[IpNet], preceded: &[Family]) -> Result<u32, Error> {
     let servers = virtual_servers(exclude)?;
     if servers.is_empty() {
         return Ok(0);
@@ -142,23 +142,20 @@ pub fn retire(exclude: &[IpNet], bypassed: &[Family]) -> Result<u32, Error> {
     let mut ipvs = Ipvs::open()?;
     let (mut connections, mut changes) = (0u32, Vec::new());
     for id in servers {
-        let reals = ipvs.list_real(&id)?;
-        let count = |of: fn(&ListedReal) -> u32| reals.iter().map(of).sum::<u32>();
-        let (active, inactive) = (count(|real| real.active), count(|real| real.inactive));
-        if bypassed.contains(&Family::of(&id.address.ip())) {
-            match active {
-                0 => changes.push(Change::Delete(id)),
-                _ => connections = connections.saturating_add(active),
-            }
+        if preceded.contains(&Family::of(&id.address.ip())) {
+            changes.push(Change::Delete(id));
             continue;
         }
-        connections = connections.saturating_add(active).saturating_add(inactive);
-        let weighed = reals.into_iter().map(|real| real.server);
-        changes.extend(
-            weighed
-                .filter(|real| real.weight > 0)
-                .map(|real| Change::EditReal(id, RealServer { weight: 0, ..real })),
-        );
+        for real in ipvs.list_real(&id)? {
+            connections = connections
+                .saturating_add(real.active)
+                .saturating_add(real.inactive);
+            let mut server = real.server;
+            if server.weight > 0 {
+                server.weight = 0;
+                changes.push(Change::EditReal(id, server));
+            }
+        }
     }
     let outcomes = ipvs.apply(&changes)?;
     outcomes.into_iter().collect::<Result<(), _>>()?;

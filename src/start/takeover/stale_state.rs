@@ -54,8 +54,8 @@ impl StaleState {
         let mut open = 0;
         let families = match self {
             StaleState::Of(ModeName::Ipvs) if !running.is(ModeName::Ipvs) => {
-                let bypassed = running.with_local_capture();
-                let open = ipvs::retire(exclude, &bypassed).map_err(|error| words(&error))?;
+                let preceded = running.with_local_capture();
+                let open = ipvs::retire(exclude, &preceded).map_err(|error| words(&error))?;
                 return Ok(open as usize);
             }
             StaleState::Of(ModeName::Iptables) if !bare.is_empty() => {

@@ -136,6 +136,24 @@ pub(super) fn join_cluster(lab: &Lab, kubelet: &str) {
     }
 }
 
+fn start(lab: &Lab, flags: &[&str]) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .args(flags)
+        .arg(format!("--manifests={}", lab.manifests().display()))
+        .args(["--strict-proxy-mode", "--conntrack-max-per-core=0", "--v=4"])
+        .args(FLAGS);
+    Tripod::spawn(command)
+}
+
+/// Waits until the log has this.
+fn says(tripod: &Tripod, sign: &str) {
+    eventually(sign, SOON, || match tripod.logged(&[sign]) {
+        0 => Err(tripod.log()),
+        _ => Ok(()),
+    });
+}
+
 /// Starts with `flags` on a node whose kubelet has its rules in `kubelet`.
 fn take_over(old: Old, flags: &[&str], kubelet: &str) {
     let mut lab = Lab::new(Capture::Redirect);
@@ -172,13 +190,7 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
     under_load(call, |calls| {
         let mut before = open();
         calls.wait(6);
-        let mut command = node.command(tripod_binary());
-        command
-            .args(flags)
-            .arg(format!("--manifests={}", lab.manifests().display()))
-            .args(["--strict-proxy-mode", "--conntrack-max-per-core=0", "--v=4"])
-            .args(FLAGS);
-        let tripod = tripod.insert(Tripod::spawn(command));
+        let tripod = tripod.insert(start(lab, flags));
         // Connections through IPVS keep it for as long as it remembers them,
         // two minutes after their end; and those that need translation keep
         // the rules for which the kernel does it, if this mode has none.
@@ -191,10 +203,7 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
         } else {
             "nothing is left of other modes"
         };
-        eventually("it has taken over", SOON, || match tripod.logged(&[sign]) {
-            0 => Err(tripod.log()),
-            _ => Ok(()),
-        });
+        says(tripod, sign);
         served(&mut before, "open since before");
         let mut after = open();
         calls.wait(30);
@@ -239,7 +248,34 @@ take_over! {
     ipvs_to_ipvs: "full", Old::Mode("ipvs", "legacy"), IPVS, "legacy";
     ipvs_to_iptables: "full", Old::Mode("ipvs", "legacy"), IPTABLES, "legacy";
     ipvs_to_redirect: "full", Old::Mode("ipvs", "legacy"), REDIRECT, "legacy";
-    ipvs_to_local: "full", Old::Mode("ipvs", "legacy"), LOCAL, "legacy";
+}
+
+/// IPVS gets packets before local capture: what is left there ends, so that it does not refuse
+/// new connections, and routes do not go with its link.
+#[test]
+fn ipvs_to_local() {
+    run(Share::Beside, || {
+        if kernel() != "full" {
+            return;
+        }
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 10).with_node_port();
+        lab.three_backends().publish_all(&web);
+        let lab = &lab;
+        let node = &lab.node;
+        join_cluster(lab, "legacy");
+        Old::Mode("ipvs", "legacy").leave(lab);
+        let node_port = SocketAddr::new(node.addresses[0], web.node_port());
+        let [cluster, _] = web.cluster();
+        let _open = Long::open(&lab.outside, node_port);
+        let tripod = start(lab, &LOCAL);
+        says(&tripod, "nothing is left of other modes");
+        for _ in 0..20 {
+            ask(&lab.outside, node_port).expect("a node port");
+            ask(node, cluster).expect("a cluster IP");
+            udp_ask(node, cluster).expect("a cluster IP over UDP");
+        }
+    });
 }
 
 /// Tripod ran with `flags` and has ended, and kube-proxy has written its rules: what only
