@@ -52,8 +52,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         ROUTES,
-        "            if is_of_outside {",
-        "            if is_of_outside || true {",
+        "            if !differ || is_local {",
+        "            if true {",
         "clients from outside stay on endpoints of other nodes with a policy of Local",
     ),
     unnoticed(
