@@ -21,7 +21,7 @@ use crate::{
     kernel::{
         probe::Kernel,
         simulated::{
-            Call, State,
+            State,
             ipvs::Connection,
             packet::{Outcomes, Packet, Update},
             xtables::Edit,
@@ -150,12 +150,7 @@ impl Rules for OfIpvs {
     }
 
     fn repairs(&self) -> Repairs {
-        Repairs::ReadWithoutFault
-    }
-
-    /// A sync that reads everything of a family reads its sets.
-    fn reads(&self, call: Call, family: Family) -> bool {
-        call == Call::Members(family)
+        Repairs::FullWithoutFault
     }
 
     /// Rules are written beside the syncs, and after a failure once in half a minute at least.

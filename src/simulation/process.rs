@@ -161,8 +161,7 @@ impl<M: Mode> Mode for Reported<M> {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         self.count();
         let known = self.known();
-        let families = PerFamily::each(|family| asked.get(family).is_some());
-        self.watch.lock().sync_begins(&families);
+        self.watch.lock().sync_begins(asked);
         let outcomes = self.mode.sync(map, asked).await;
         // Nobody hears what a process says that was killed.
         if self.kernel.is_dead() {

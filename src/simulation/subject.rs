@@ -81,9 +81,8 @@ pub(super) enum Repairs {
     /// The same, if it left out no Service: object by object, so that meanwhile what one change
     /// left there may go that made up for another one.
     ReadOfAll,
-    /// Those that were made before a sync began which read the rules, if nothing went wrong
-    /// meanwhile.
-    ReadWithoutFault,
+    /// Those that were made before a full sync began, if nothing went wrong meanwhile.
+    FullWithoutFault,
 }
 
 /// A mode that is simulated.

@@ -22,6 +22,7 @@ use crate::{
         State,
         packet::{Disposition, Outcome, Outcomes, Packet},
     },
+    modes::Asked,
     net::{Family, PerFamily, Protocol},
 };
 
@@ -71,6 +72,8 @@ pub(super) struct Watch {
     pub(super) edits: u64,
     /// The value of `edits` at the beginning of the sync that runs.
     at_begin: u64,
+    /// Whether the last sync was to compare everything.
+    is_full: PerFamily<bool>,
     /// The value of `edits` when the sync that runs began to read the rules.
     pub(super) read: PerFamily<Option<u64>>,
     /// Calls of the sync that runs.
@@ -125,6 +128,7 @@ impl Watch {
             damaged: PerFamily::default(),
             edits: 0,
             at_begin: 0,
+            is_full: PerFamily::default(),
             read: PerFamily::default(),
             calls: 0,
             may_fail: false,
@@ -166,10 +170,11 @@ impl Watch {
         self.recorded.push_back(what);
     }
 
-    /// A sync of these families begins.
-    pub(super) fn sync_begins(&mut self, families: &PerFamily<bool>) {
+    /// A sync begins that is asked for this.
+    pub(super) fn sync_begins(&mut self, asked: Asked<'_>) {
         let now = Instant::now();
-        self.syncing = PerFamily::each(|family| families.get(family).then_some(now));
+        self.syncing = asked.map(|_, changes| changes.map(|_| now));
+        self.is_full = asked.map(|_, changes| changes.is_some_and(|changes| changes.full));
         self.counts.syncs += 1;
         self.calls = 0;
         self.at_begin = self.edits;
@@ -222,9 +227,9 @@ impl Watch {
             Repairs::All => Some(self.at_begin),
             Repairs::Read => *self.read.get(family),
             Repairs::ReadOfAll => self.read.get(family).filter(|_| failed.is_empty()),
-            Repairs::ReadWithoutFault => {
-                let read = self.read.get(family).map(|_| self.at_begin);
-                read.filter(|_| !self.may_fail)
+            Repairs::FullWithoutFault => {
+                let is_full = *self.is_full.get(family) && !self.may_fail;
+                is_full.then_some(self.at_begin)
             }
         };
         let damaged = self.damaged.get_mut(family);
