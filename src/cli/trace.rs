@@ -93,7 +93,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
         return Err(format!(
             "--to {to}: {ip} is the address of no packet; the kernel sends to the caller's own \
              host, as to {}, what is to go there",
-            Family::of(&ip).loopback().addr()
+            Family::of(&ip).localhost()
         ));
     }
     if let (Some(from), Destination::Address(to, _)) = (from, &to)
@@ -111,4 +111,19 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
         output: ask::chosen(matches),
         socket: ask::chosen_socket(matches),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unspecified_address_is_the_destination_of_no_packet() {
+        for (to, own) in [("0.0.0.0:80", "127.0.0.1"), ("[::]:80", "::1")] {
+            let matches = command().try_get_matches_from(["trace", "--to", to]);
+            let refused = read(&matches.expect("known flags")).err();
+            let refused = refused.expect("it is refused");
+            assert!(refused.contains(&format!(", as to {own}, ")), "{refused}");
+        }
+    }
 }

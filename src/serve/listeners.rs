@@ -76,7 +76,7 @@ impl Listeners {
     /// use it.
     pub(super) fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
         let mut sockets = self.0.sockets.lock();
-        let mut places = bound_to(address);
+        let mut places = bound_to(address).into_iter();
         let given = places.find_map(|place| sockets.given.remove(&place));
         let was_given = given.is_some();
         let socket = match given {

@@ -37,12 +37,13 @@ fn of_ipv4(port: u16) -> SocketAddr {
 }
 
 /// Returns the addresses that a listener of `address` may be bound to by [`bind`].
-pub(super) fn bound_to(address: SocketAddr) -> impl Iterator<Item = SocketAddr> {
-    let is_wildcard = address.ip().is_unspecified();
+pub(super) fn bound_to(address: SocketAddr) -> Vec<SocketAddr> {
     let port = address.port();
-    let wildcards = is_wildcard.then(|| [of_both_families(port), of_ipv4(port)]);
-    let wildcards = wildcards.into_iter().flatten();
-    wildcards.chain((!is_wildcard).then_some(address))
+    if address.ip().is_unspecified() {
+        vec![of_both_families(port), of_ipv4(port)]
+    } else {
+        vec![address]
+    }
 }
 
 fn has_no_ipv6(error: &io::Error) -> bool {

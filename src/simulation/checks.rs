@@ -78,10 +78,7 @@ impl Watch {
                 self.fail(&format!("{flow:?} is broken: {dispositions:?}"));
             }
         }
-        let there = self.rules.foreign(state);
-        if let Some((family, name)) = self.foreign.difference(&there).next() {
-            self.fail(&format!("{family} {name} of others is gone"));
-        }
+        self.check_foreign(state);
         self.check_sticky(state, families);
         for family in families {
             let is_whole = self.damaged.get(*family).is_none();
@@ -276,6 +273,11 @@ impl Watch {
         if let Some(left) = self.rules.remains(state) {
             self.fail(&format!("{left} is left by a cleanup"));
         }
+        self.check_foreign(state);
+    }
+
+    /// What others have is there.
+    fn check_foreign(&self, state: &State) {
         let there = self.rules.foreign(state);
         if let Some((family, name)) = self.foreign.difference(&there).next() {
             self.fail(&format!("{family} {name} of others is gone"));

@@ -2,6 +2,7 @@
 //! reported over HTTP and in Events.
 
 use std::{
+    collections::BTreeSet,
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     pin::pin,
@@ -363,13 +364,12 @@ fn service_health(
 ///
 /// # Errors
 /// When this node's addresses cannot be listed.
-fn health_check_addresses(node_ports: &NodePorts) -> io::Result<Vec<IpAddr>> {
+fn health_check_addresses(node_ports: &NodePorts) -> io::Result<BTreeSet<IpAddr>> {
     let served = node_ports.served();
     if *served == Served::All {
-        return Ok(vec![Ipv6Addr::UNSPECIFIED.into()]);
+        return Ok([Ipv6Addr::UNSPECIFIED.into()].into());
     }
-    let serving = addresses::serving(&served).map_err(io::Error::other)?;
-    Ok(serving.into_iter().collect())
+    addresses::serving(&served).map_err(io::Error::other)
 }
 
 #[cfg(test)]

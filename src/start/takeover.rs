@@ -326,8 +326,8 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
 const NODE_ROOTS: [&str; 2] = ["/", "/host"];
 
 /// Removes the sockets by which processes of Tripod find each other and are asked, and what
-/// `--init-only` found out, unless a process has them, with the folders that are theirs alone. Returns what could not be
-/// removed, and why.
+/// `--init-only` found out, unless a process has them, with the folders that are theirs alone.
+/// Returns what could not be removed, and why.
 fn remove_files(own: &Own) -> Vec<String> {
     let mut removed = Removed::default();
     for path in [&own.status_socket, &own.holder_socket]

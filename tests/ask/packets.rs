@@ -44,7 +44,7 @@ fn publish(lab: &Lab) {
     lab.publish(&balancer("empty", 4, &[POD]), &[]);
     let port = Service::new("port", 5).with_node_port();
     lab.publish(&port, &["a"]);
-    // Nobody but who writes manifests can give it the node port of another Service.
+    // Only who writes manifests can give it the node port of another Service.
     let checked = Service::new("checked", 6)
         .with_load_balancer()
         .spec("externalTrafficPolicy", "Local")
@@ -102,7 +102,7 @@ fn outcome(&(to, host, _, source): &Call<'_>) -> &'static [&'static str] {
     match ask_from_within(host, source, to, PATIENCE) {
         Ok(_) => &["forwarded"],
         Err(error) => match error.kind() {
-            // Nobody says who refuses.
+            // Nothing says who refuses.
             ErrorKind::ConnectionRefused => &["refused", "notServed"],
             // The outside host, to which all is routed, answers nothing that is for others.
             ErrorKind::TimedOut | ErrorKind::WouldBlock => &["dropped", "notServed"],

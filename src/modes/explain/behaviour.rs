@@ -40,6 +40,13 @@ pub struct Behaviour {
     pub dropped_networks: Vec<IpNet>,
 }
 
+impl Behaviour {
+    /// Returns why no Service of a family is served that the mode cannot serve on this kernel.
+    pub fn unable() -> String {
+        "it lacks what that takes; see tripod probe".to_owned()
+    }
+}
+
 /// What rules can do on this kernel, of what they do elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {

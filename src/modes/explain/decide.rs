@@ -78,7 +78,7 @@ fn origin(behaviour: &Behaviour, packet: &Packet) -> Origin {
         Caller::Outside => return Origin::Outside,
         Caller::At(ip) => ip,
     };
-    // Nobody else calls an address from that very one: it would be a martian.
+    // No other host calls an address from that very one: it would be a martian.
     if is_own(behaviour, ip) || ip == packet.to.ip() {
         return Origin::Node;
     }

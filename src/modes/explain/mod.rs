@@ -12,7 +12,7 @@ mod ranges;
 #[cfg(test)]
 mod tests;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use self::decide::decide;
 pub use self::{
@@ -102,10 +102,9 @@ impl Packet {
         if !self.to.ip().is_unspecified() {
             return self.to;
         }
-        let ip = match (self.to.ip(), self.from) {
-            (IpAddr::V4(_), Caller::At(from)) => from,
-            (IpAddr::V4(_), _) => Ipv4Addr::LOCALHOST.into(),
-            (IpAddr::V6(_), _) => Ipv6Addr::LOCALHOST.into(),
+        let ip = match (Family::of(&self.to.ip()), self.from) {
+            (Family::V4, Caller::At(from)) => from,
+            (family, _) => family.localhost(),
         };
         SocketAddr::new(ip, self.to.port())
     }

@@ -41,7 +41,7 @@ pub(super) fn admission(
     if port.load_balancer_source_ranges.is_empty() || !port.load_balancer_ips.contains(&to) {
         return Admission::Unguarded;
     }
-    // What nobody serves is refused to all: only IPVS has the rules of the ranges all the same.
+    // What has no endpoint is refused to all: only IPVS has the rules of the ranges all the same.
     let guards = match behaviour.mode {
         ModeName::Ipvs => true,
         ModeName::Nftables | ModeName::Iptables => port.endpoints.any_takes_connections(),

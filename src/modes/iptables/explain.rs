@@ -21,8 +21,7 @@ impl Explain for Iptables {
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
             mode: ModeName::Iptables,
-            unserved: (options.is_none())
-                .then(|| "it lacks what that takes; see tripod probe".to_owned()),
+            unserved: options.is_none().then(Behaviour::unable),
             pods: Pods::new(&setup.configured.detect_local, this_node),
             own: node::addresses::own()?,
             node_ip: options.as_ref().and_then(|options| options.node_ip),

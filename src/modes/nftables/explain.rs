@@ -16,8 +16,7 @@ impl Explain for Nftables {
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
             mode: ModeName::Nftables,
-            unserved: (options.is_none())
-                .then(|| "it lacks what that takes; see tripod probe".to_owned()),
+            unserved: options.is_none().then(Behaviour::unable),
             pods: Pods::new(&self.setup.configured.detect_local, this_node),
             own: node::addresses::own()?,
             node_ip: options.as_ref().and_then(|options| options.node_ip),

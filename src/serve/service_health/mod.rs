@@ -55,7 +55,7 @@ struct Part {
 
 /// Follows the service map, and has the ports opened and closed.
 pub struct ServiceHealth {
-    addresses: Box<dyn FnMut() -> io::Result<Vec<IpAddr>> + Send>,
+    addresses: Box<dyn FnMut() -> io::Result<BTreeSet<IpAddr>> + Send>,
     parts: HashMap<ServiceName, BTreeMap<ServicePortName, Part>>,
     desired: watch::Sender<Desired>,
     sockets: ports::Sockets,
@@ -82,14 +82,14 @@ impl HealthListeners {
 
 impl ServiceHealth {
     /// Starts without any port. `addresses` lists where node ports are served
-    /// now, and is asked at each full sync; while it fails, the last addresses stay;
-    /// a wildcard stands for every address of both families; `listeners` are those of this process. All ports close when
-    /// this is dropped. Must be called within a tokio runtime.
+    /// now, and is asked at each full sync; while it fails, the last addresses stay; a
+    /// wildcard stands for every address of both families; `listeners` are those of this
+    /// process. All ports close when this is dropped. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
     pub fn start(
-        addresses: impl FnMut() -> io::Result<Vec<IpAddr>> + Send + 'static,
+        addresses: impl FnMut() -> io::Result<BTreeSet<IpAddr>> + Send + 'static,
         listeners: Listeners,
         health: Arc<Health>,
         events: Recorder,
@@ -216,10 +216,7 @@ impl AfterSync for ServiceHealth {
         let checks = self.checks();
         self.desired.send_if_modified(|desired| {
             let now = Desired {
-                addresses: addresses.map_or_else(
-                    || std::mem::take(&mut desired.addresses),
-                    |addresses| addresses.into_iter().collect(),
-                ),
+                addresses: addresses.unwrap_or_else(|| std::mem::take(&mut desired.addresses)),
                 checks,
             };
             let before = std::mem::replace(desired, now);

@@ -74,7 +74,7 @@ impl Bench {
         let (recorder, events) = Recorder::new(16);
         Bench {
             serving: ServiceHealth::start(
-                || Ok(vec![here()]),
+                || Ok([here()].into()),
                 Listeners::default(),
                 Arc::clone(&health),
                 recorder,

@@ -90,7 +90,7 @@ fn flows_end_that_clients_began_before_they_were_forgotten() {
         });
         *refusing.0.lock() = false;
         let modified = tokio::time::timeout(CHECKS, mode.externally_modified());
-        assert!(modified.await.is_err(), "nobody else changes anything");
+        assert!(modified.await.is_err(), "no other process changes anything");
         sync(&mut mode, &now, true).await;
         kernel.change(|state| {
             let left: Vec<_> = state.conntrack.flows().map(ToString::to_string).collect();

@@ -50,13 +50,18 @@ impl<K: Kind> Known<K> {
     pub(super) fn begin_list(&mut self) {
         if !self.listing {
             for name in std::mem::take(&mut self.unsent) {
-                let object = self.objects.get(&name);
-                let object = object.map(|entry| Arc::clone(&entry.object));
+                let object = self.object(&name);
                 self.before_list.insert(name, object);
             }
         }
         self.list = self.list.wrapping_add(1);
         self.listing = true;
+    }
+
+    /// Returns an object as it is now; `None`: it is gone.
+    fn object(&self, name: &K::Name) -> Option<Arc<K>> {
+        let entry = self.objects.get(name)?;
+        Some(Arc::clone(&entry.object))
     }
 
     /// Ends a complete list: what was not in it is gone.
@@ -133,8 +138,7 @@ impl<K: Kind> Known<K> {
         }
         // The set itself is dropped: after the first list it is large.
         for name in std::mem::take(&mut self.unsent) {
-            let object = self.objects.get(&name);
-            let object = object.map(|entry| Arc::clone(&entry.object));
+            let object = self.object(&name);
             events.push(event(name, object));
         }
     }

@@ -236,7 +236,8 @@ impl Objects {
         };
         if timeout(PATIENCE, all).await.is_err() {
             warn!(
-                "Services and EndpointSlices come in force without other objects that could not                  be listed in {PATIENCE:?}; `tripod status` names them"
+                "Services and EndpointSlices come in force without other objects that could not \
+                 be listed in {PATIENCE:?}; `tripod status` names them"
             );
         }
     }

@@ -31,7 +31,7 @@ use crate::{
 const LINK_HEADER: usize = 16;
 const ADDRESS_HEADER: usize = 8;
 const ROUTE_HEADER: usize = 12;
-/// The loopback link.
+/// The loopback link, from which packets come that the node sends itself.
 const LOOPBACK: &str = "lo";
 const LOOPBACK_INDEX: u32 = 1;
 /// The kind of links that can be made here.

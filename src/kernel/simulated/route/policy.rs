@@ -12,6 +12,7 @@ use super::super::{
     message::{ByKind, Stored},
     packet::Packet,
 };
+use super::LOOPBACK;
 use crate::{
     kernel::{
         netlink::{Message, Request},
@@ -26,8 +27,6 @@ const HEADER: usize = 12;
 const METRIC: u32 = 1024;
 /// The table of another process's routes, and the priority of its rule.
 const FOREIGN: u32 = 100;
-/// What the kernel has packets come from that the node sends itself.
-const LOOPBACK: &str = "lo";
 
 /// All routes and rules, but for those that the kernel makes for addresses.
 #[derive(Clone, Debug, Default)]

@@ -46,7 +46,8 @@ impl Batch {
 }
 
 /// Adds `objects`, what refuses packets before what lets them in; returns those
-/// that the kernel refused, with what is not added for lack of them. Sockets that are connected already follow it too.
+/// that the kernel refused, with what is not added for lack of them. Sockets that are
+/// connected already follow it too.
 pub fn insert(
     socket: &mut Socket,
     loopback: u32,

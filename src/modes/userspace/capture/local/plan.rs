@@ -114,13 +114,11 @@ impl Object {
     /// addresses, follow a rule for those without ports where no rule has them skip it, or
     /// none is there that they would go on at.
     pub fn is_guarded_by(&self, guard: &Object) -> bool {
-        let (Object::Rule(rule), Object::Rule(guard)) = (self, guard) else {
+        let (Object::Rule(rule), Object::Rule(_)) = (self, guard) else {
             return false;
         };
         let udp = Some(Protocol::Udp.number());
-        rule.priority == PRIORITY_PORTLESS
-            && rule.ip_protocol == udp
-            && [PRIORITY_SKIP, PRIORITY_REFUSE].contains(&guard.priority)
+        rule.priority == PRIORITY_PORTLESS && rule.ip_protocol == udp && guard.refuses()
     }
 
     /// Returns whether an object with our mark is one that this mode makes.
