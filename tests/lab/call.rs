@@ -223,15 +223,30 @@ pub fn udp_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<Udp
 /// kernel's choice it may be one that was just closed, and every proxy keeps
 /// the client that comes from there at its endpoint: no new client at all.
 pub fn bind_new(address: SocketAddr) -> io::Result<UdpSocket> {
+    match address.port() {
+        0 => from_new_port(|port| UdpSocket::bind((address.ip(), port))),
+        _ => UdpSocket::bind(address),
+    }
+}
+
+/// As [`tcp`], from a port that no other connection of this process has to any address.
+/// Where two have the same, IPVS gives the answers of one to the other (docs/ipvs.md).
+pub fn tcp_from_new_port(host: &Host, to: SocketAddr) -> io::Result<TcpStream> {
+    let any: IpAddr = match to {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    from_new_port(|port| tcp_from(host, (any, port).into(), to))
+}
+
+/// Calls `bind` with ports that this process had not before, until one is free.
+fn from_new_port<T>(bind: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
     /// Neither the kernel's ephemeral ports nor node ports.
     const PORTS: Range<u16> = 10_000..30_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    if address.port() != 0 {
-        return UdpSocket::bind(address);
-    }
     loop {
         let port = PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % PORTS.len() as u16;
-        match UdpSocket::bind((address.ip(), port)) {
+        match bind(port) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             bound => return bound,
         }

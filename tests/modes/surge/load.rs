@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::{CHECK_PORT, SOON};
-use crate::lab::{Host, Lab, Service, bind_new, eventually, get, say, tcp, udp, udp_say};
+use crate::lab::{
+    Host, Lab, Service, bind_new, eventually, get, say, tcp_from_new_port, udp, udp_say,
+};
 
 /// How long a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -175,7 +177,7 @@ impl Open {
             (&lab.outside, node_port),
         ];
         let tcp = called.iter().cycle().take(15).map(|(host, to)| {
-            let mut stream = tcp(host, *to).expect("a connection");
+            let mut stream = tcp_from_new_port(host, *to).expect("a connection");
             let name = say(&mut stream, "name").expect("an answer");
             (stream, name)
         });
