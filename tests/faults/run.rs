@@ -15,7 +15,8 @@ use super::{
     questions::Question,
 };
 use crate::lab::{
-    Capture, Host, Lab, Programs, Service, Tripod, eventually, figure, get, say, tcp, tripod_binary,
+    Capture, Host, Lab, Programs, Service, Tripod, eventually, figure, get, say, tcp_from_new_port,
+    tripod_binary,
 };
 
 /// For what waits for nothing.
@@ -137,7 +138,7 @@ impl<'a> Bench<'a> {
             }
         }
         let caller = self.caller();
-        let mut open = tcp(caller, self.web.cluster()[struck]).expect("a connection");
+        let mut open = tcp_from_new_port(caller, self.web.cluster()[struck]).expect("a connection");
         say(&mut open, "name").expect("an answer");
 
         self.bring(fault, &greedy);

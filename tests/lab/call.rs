@@ -241,8 +241,8 @@ pub fn tcp_from_new_port(host: &Host, to: SocketAddr) -> io::Result<TcpStream> {
 
 /// Calls `bind` with ports that this process had not before, until one is free.
 fn from_new_port<T>(bind: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
-    /// Neither the kernel's ephemeral ports nor node ports.
-    const PORTS: Range<u16> = 10_000..30_000;
+    /// Neither the kernel's ephemeral ports, nor node ports, nor the proxy's own (10249, 10256).
+    const PORTS: Range<u16> = 11_000..30_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
         let port = PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % PORTS.len() as u16;

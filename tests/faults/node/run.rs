@@ -13,8 +13,8 @@ use super::{
 use crate::{
     faults::fault::Mode,
     lab::{
-        Capture, Host, Lab, Service, Tripod, eventually, figure, say, tcp, tripod_binary, udp,
-        udp_say,
+        Capture, Host, Lab, Service, Tripod, eventually, figure, say, tcp_from_new_port,
+        tripod_binary, udp, udp_say,
     },
 };
 
@@ -241,7 +241,7 @@ impl<'a> Bench<'a> {
 
 /// An open connection that was answered.
 fn connected((from, to): &Target<'_>) -> TcpStream {
-    let mut stream = tcp(from, *to).expect("a connection");
+    let mut stream = tcp_from_new_port(from, *to).expect("a connection");
     say(&mut stream, "name").expect("an answer");
     stream
 }

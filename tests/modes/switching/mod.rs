@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::lab::{Host, eventually, say, tcp};
+use crate::lab::{Host, eventually, say, tcp_from_new_port};
 
 /// Time that a mode may take to come, in a slow guest.
 const SOON: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ struct Long(TcpStream, String);
 
 impl Long {
     fn open(from: &Host, to: SocketAddr) -> Long {
-        let mut stream = tcp(from, to).expect("a connection");
+        let mut stream = tcp_from_new_port(from, to).expect("a connection");
         let name = say(&mut stream, "name").expect("an answer");
         Long(stream, name)
     }
