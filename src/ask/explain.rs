@@ -1,19 +1,20 @@
 //! Prints what becomes of a packet.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    process::ExitCode,
-};
+use std::process::ExitCode;
+
+use serde::Serialize;
 
 use super::{
     connection::{self, Failure},
-    destination, json,
+    json,
     paint::{Paint, Tone},
     print as put, table, yaml,
 };
 use crate::{
-    cli::{Destination, Output},
-    status_api::{Candidate, Connection, EXPLAIN_PATH, Explanation, ExplanationList, VERSION},
+    cli::Output,
+    status_api::{
+        Addressee, Candidate, Connection, Destination, EXPLAIN_PATH, Explanation, ExplanationList,
+    },
 };
 
 /// What is asked of a packet.
@@ -27,8 +28,14 @@ pub(super) struct Asked<'a> {
 }
 
 /// Returns the path at which the API says what becomes of a packet.
-pub(super) fn path(to: SocketAddr, protocol: &str, from: &str, kernel: bool) -> String {
-    format!("{EXPLAIN_PATH}?to={to}&protocol={protocol}&from={from}&kernel={kernel}")
+pub(super) fn path(to: &Destination, from: &str, kernel: bool) -> String {
+    let Destination {
+        addressee,
+        protocol,
+    } = to;
+    let protocol = protocol.as_ref();
+    let protocol = protocol.map_or_else(String::new, |protocol| format!("&protocol={protocol}"));
+    format!("{EXPLAIN_PATH}?to={addressee}{protocol}&from={from}&kernel={kernel}")
 }
 
 /// Prints what becomes of a packet; of one to a Service, at each of its cluster IPs.
@@ -37,37 +44,35 @@ pub(super) async fn print(
     asked: &Asked<'_>,
     output: Output,
 ) -> Result<ExitCode, Failure> {
-    let Asked { to, from, kernel } = *asked;
-    let mut items: Vec<Explanation> = Vec::new();
-    let caller = from.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
-    for (to, protocol) in destination::resolve(connection, to, caller).await? {
-        items.push(connection.get(&path(to, &protocol, from, kernel)).await?);
-    }
+    let path = path(asked.to, asked.from, asked.kernel);
+    let text = match asked.to.addressee {
+        Addressee::Address(_) => {
+            let one: Explanation = connection.get(&path).await?;
+            text(&one, std::slice::from_ref(&one), output)?
+        }
+        Addressee::Service(_) => {
+            let list: ExplanationList = connection.get(&path).await?;
+            text(&list, &list.items, output)?
+        }
+    };
+    put(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns `answer`, which has these `items`, as `output` has it.
+fn text(answer: &impl Serialize, items: &[Explanation], output: Output) -> Result<String, Failure> {
     let tables = |detail| {
         let tables = items
             .iter()
             .map(|one| table(one, detail, Paint::of_stdout()));
         tables.collect::<Vec<_>>().join("\n")
     };
-    let text = match (output, to, &*items) {
-        (Output::Table, ..) => tables(Detail::First),
-        (Output::Wide, ..) => tables(Detail::All),
-        (Output::Json, Destination::Address(..), [one]) => json(one)?,
-        (Output::Yaml, Destination::Address(..), [one]) => yaml(one)?,
-        (output, ..) => {
-            let list = ExplanationList {
-                api_version: VERSION.to_owned(),
-                kind: "ExplanationList".to_owned(),
-                items,
-            };
-            match output {
-                Output::Yaml => yaml(&list)?,
-                _ => json(&list)?,
-            }
-        }
-    };
-    put(&text)?;
-    Ok(ExitCode::SUCCESS)
+    match output {
+        Output::Table => Ok(tables(Detail::First)),
+        Output::Wide => Ok(tables(Detail::All)),
+        Output::Json => json(answer),
+        Output::Yaml => yaml(answer),
+    }
 }
 
 /// Objects of the ServicePort that are printed, unless all are asked for.

@@ -2,7 +2,6 @@
 //! print what it answers.
 
 mod connection;
-mod destination;
 mod diff;
 mod explain;
 mod paint;
@@ -29,9 +28,10 @@ use self::{
     paint::Paint,
 };
 use crate::{
-    cli::{self, Ask, Destination, Output, Probe, Question, Repeat},
+    cli::{self, Ask, Output, Probe, Question, Repeat},
     status_api::{
-        DIFF_PATH, Diff, Explanation, HEALTH_PATH, Health, STATUS_PATH, ServicePort, Status,
+        Addressee, DIFF_PATH, Destination, Diff, Explanation, ExplanationList, HEALTH_PATH, Health,
+        STATUS_PATH, ServicePort, Status,
     },
 };
 
@@ -145,8 +145,11 @@ async fn explanation_of(
     protocol: &str,
     from: &str,
 ) -> Result<Explanation, String> {
-    let path = explain::path(to, protocol, from, false);
-    let answer = connection.get(&path).await;
+    let to = Destination {
+        addressee: Addressee::Address(to),
+        protocol: Some(protocol.to_owned()),
+    };
+    let answer = connection.get(&explain::path(&to, from, false)).await;
     answer.map_err(|failure| failure.to_string())
 }
 
@@ -161,8 +164,18 @@ pub async fn addresses(
     destination: &Destination,
     from: Option<IpAddr>,
 ) -> Result<Vec<(SocketAddr, String)>, String> {
-    let resolved = destination::resolve(&Connection::new(socket), destination, from).await;
-    resolved.map_err(|failure| failure.to_string())
+    if let Addressee::Address(to) = &destination.addressee {
+        let protocol = destination.protocol.as_deref().unwrap_or("tcp");
+        return Ok(vec![(*to, protocol.to_owned())]);
+    }
+    let path = explain::path(destination, &pod_or(from), false);
+    let answer = Connection::new(socket).get::<ExplanationList>(&path).await;
+    let items = answer.map_err(|failure| failure.to_string())?.items;
+    let address = |one: Explanation| match one.to.parse() {
+        Ok(to) => Ok((to, one.protocol.to_ascii_lowercase())),
+        Err(_) => Err(format!("the running Tripod names {} as an address", one.to)),
+    };
+    items.into_iter().map(address).collect()
 }
 
 /// Returns the ServicePorts of all namespaces or of one, or those of the Service of this

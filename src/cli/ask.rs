@@ -5,8 +5,8 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::destination::{self, Destination};
-use crate::status_api::SOCKET;
+use super::destination;
+use crate::status_api::{Destination, SOCKET};
 
 /// A question to the running proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]

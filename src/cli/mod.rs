@@ -31,7 +31,6 @@ use options::{CommandLine, Subcommand};
 pub use self::{
     ask::{Ask, Output, Probe, Question, Repeat},
     cleanup::Cleanup,
-    destination::{Destination, NamedService},
     hold::Hold,
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},

@@ -6,9 +6,13 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::{
     ask::{self, Output},
-    destination::{self, Destination},
+    destination,
 };
-use crate::{duration, net::Family};
+use crate::{
+    duration,
+    net::Family,
+    status_api::{Addressee, Destination},
+};
 
 /// Which packets are followed, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +90,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
     let to = matches.get_one::<Destination>("to").cloned();
     let to = to.ok_or("--to is missing")?;
     let from = matches.get_one::<IpAddr>("from").copied();
-    if let Destination::Address(to, _) = &to
+    if let Addressee::Address(to) = &to.addressee
         && to.ip().is_unspecified()
     {
         let ip = to.ip();
@@ -96,7 +100,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
             Family::of(&ip).localhost()
         ));
     }
-    if let (Some(from), Destination::Address(to, _)) = (from, &to)
+    if let (Some(from), Addressee::Address(to)) = (from, &to.addressee)
         && Family::of(&from) != Family::of(&to.ip())
     {
         return Err("--to and --from are addresses of different IP families".to_owned());

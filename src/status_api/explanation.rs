@@ -60,8 +60,7 @@ pub struct Explanation {
     pub error: Option<String>,
 }
 
-/// What becomes of packets to a Service: one for each of its cluster IPs. The API has each
-/// by itself; `tripod explain` prints them together.
+/// What becomes of packets to a Service: one for each of its cluster IPs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplanationList {

@@ -4,6 +4,7 @@
 //! Fields may be added to version 1, none is removed or changes its meaning; readers
 //! pass over those that they do not know. What is not known is `null`, never 0.
 
+mod destination;
 mod diff;
 mod explanation;
 mod services;
@@ -13,6 +14,7 @@ mod syncs;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    destination::{Addressee, Destination, NamedService},
     diff::{Diff, Difference, FamilyDiff},
     explanation::{
         Candidate, Connection, Connections, Explanation, ExplanationList, Object, PassedOver,
@@ -48,9 +50,10 @@ pub const SERVICES_PATH: &str = "/v1/services";
 /// Path of [`Diff`].
 pub const DIFF_PATH: &str = "/v1/diff";
 
-/// Path of [`Explanation`]; the parameter `to` is an address with a port, `protocol` is
-/// `tcp`, `udp` or `sctp`, `from` an address, `pod`, `node` or `outside`, and `kernel` is
-/// `false` where what the kernel holds is not to be read.
+/// Path of [`Explanation`] and [`ExplanationList`]; the parameter `to` is an address with a
+/// port or a Service ([`Destination`]), `protocol` is `tcp`, `udp` or `sctp`, `from` an
+/// address, `pod`, `node` or `outside`, and `kernel` is `false` where what the kernel holds
+/// is not to be read.
 pub const EXPLAIN_PATH: &str = "/v1/explain";
 
 /// The first of many things, and how many there are.

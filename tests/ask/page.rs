@@ -116,7 +116,7 @@ fn explains_services(browser: &Browser<'_>) {
             "no such port: it has tcp 80/TCP, udp 80/UDP",
         ),
         ("default/nobody\u{e007}", "default/nobody"),
-        ("10.96.0.2\u{e007}", "to is ADDRESS:PORT"),
+        ("10.96.0.2\u{e007}", "it must be an address with its port"),
         ("10.96.0.2:80\u{e007}", "10.244.0.11"),
     ] {
         browser.script("document.getElementById('to').value = ''");

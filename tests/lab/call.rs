@@ -232,11 +232,16 @@ pub fn bind_new(address: SocketAddr) -> io::Result<UdpSocket> {
 /// As [`tcp`], from a port that no other connection of this process has to any address.
 /// Where two have the same, IPVS gives the answers of one to the other (docs/ipvs.md).
 pub fn tcp_from_new_port(host: &Host, to: SocketAddr) -> io::Result<TcpStream> {
+    host.enter(|| connect_from_new_port(to, PATIENCE))
+}
+
+/// As [`tcp_from_new_port`], in the calling thread's namespace.
+pub fn connect_from_new_port(to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    from_new_port(|port| tcp_from(host, (any, port).into(), to))
+    from_new_port(|port| connect_within(Some((any, port).into()), to, patience))
 }
 
 /// Calls `bind` with ports that this process had not before, until one is free.

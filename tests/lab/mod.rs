@@ -34,8 +34,8 @@ mod wait;
 pub use backend::{Backend, answer_in};
 pub use browser::Browser;
 pub use call::{
-    FirstByte, ask, ask_from_within, ask_within, bind_new, none_gets_through, say, tcp, tcp_from,
-    tcp_from_new_port, udp, udp_ask, udp_from, udp_say,
+    FirstByte, ask, ask_from_within, ask_within, bind_new, connect_from_new_port,
+    none_gets_through, say, tcp, tcp_from, tcp_from_new_port, udp, udp_ask, udp_from, udp_say,
 };
 pub use host::Host;
 pub use machine::Share;

@@ -1,6 +1,7 @@
 //! What is asked of `tripod trace`.
 
 use super::*;
+use crate::status_api::Destination;
 
 #[test]
 fn packets_that_are_followed() {
@@ -10,7 +11,7 @@ fn packets_that_are_followed() {
     };
     let usual = trace(&["--to=[fd00::a]:53/udp"]);
     let expected = Trace {
-        to: Destination::Address("[fd00::a]:53".parse().unwrap(), "udp".to_owned()),
+        to: Destination::read("[fd00::a]:53/udp").unwrap(),
         from: None,
         count: 10,
         timeout: Duration::from_secs(10),
@@ -27,7 +28,7 @@ fn packets_that_are_followed() {
         "--status-socket=/s",
     ]);
     let expected = Trace {
-        to: Destination::Address("10.96.0.10:80".parse().unwrap(), "tcp".to_owned()),
+        to: Destination::read("10.96.0.10:80").unwrap(),
         from: Some([10, 244, 0, 9].into()),
         count: 1,
         timeout: Duration::from_secs(60),

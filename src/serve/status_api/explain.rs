@@ -1,14 +1,12 @@
 //! Answers `/v1/explain`.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{net::IpAddr, sync::Arc};
 
 use hyper::StatusCode;
 
 use super::{
     About, StatusApi, address_kind, connections,
+    destination::{self, Unresolved},
     diff::{difference, unanswered},
     json, refused,
 };
@@ -18,7 +16,8 @@ use crate::{
     serve::http::{Answer, Reply},
     services::ServicePort,
     status_api::{
-        Candidate, Connections, Explanation, Listed, NoEndpoints, Object, PassedOver, VERSION,
+        Addressee, Candidate, Connections, Destination, Explanation, ExplanationList, Listed,
+        NoEndpoints, Object, PassedOver, VERSION,
     },
 };
 
@@ -27,36 +26,62 @@ const MOST: usize = 100;
 
 impl StatusApi {
     pub(super) fn explain(self: &Arc<Self>, query: &str) -> Reply {
-        let (packet, reading) = match read(query) {
+        let asked = match read(query) {
             Ok(asked) => asked,
             Err(why) => return refused(StatusCode::BAD_REQUEST, why).into(),
         };
         if let Some(answer) = self.not_ready() {
             return answer.into();
         }
-        Reply::later(answer(Arc::clone(self), packet, reading))
+        Reply::later(answer(Arc::clone(self), asked))
+    }
+
+    /// Returns the packets that are asked about; of a Service one for each of its cluster
+    /// IPs.
+    fn packets(&self, asked: &Asked) -> Result<Vec<Packet>, Unresolved> {
+        let Asked {
+            to, protocol, from, ..
+        } = asked;
+        let found = match to {
+            Addressee::Address(to) => vec![(*to, protocol.unwrap_or(Protocol::Tcp))],
+            Addressee::Service(service) => {
+                let ports = self.runner.ports().unwrap_or_default();
+                destination::cluster_ips(service, *protocol, *from, &ports)?
+            }
+        };
+        let packet = |(to, protocol)| Packet {
+            to,
+            protocol,
+            from: *from,
+        };
+        Ok(found.into_iter().map(packet).collect())
     }
 }
 
-/// Returns the packet that the parameters `to`, `protocol` and `from` name, and whether
-/// the kernel is to be read for it.
-pub(super) fn read(query: &str) -> Result<(Packet, Reading), String> {
-    let (mut to, mut protocol, mut from) = (None, Protocol::Tcp, Caller::Pod);
+/// What is asked.
+#[derive(Debug, PartialEq)]
+pub(super) struct Asked {
+    to: Addressee,
+    /// `None`: it is not named.
+    protocol: Option<Protocol>,
+    from: Caller,
+    /// Whether the kernel is to be read for it.
+    reading: Reading,
+}
+
+/// Returns what the parameters ask.
+pub(super) fn read(query: &str) -> Result<Asked, String> {
+    let (mut to, mut protocol, mut from) = (None, None, Caller::Pod);
     let mut reading = Reading::Whole;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        // The brackets of IPv6 addresses, and the colon, where they are encoded.
-        let value = value.replace("%5B", "[").replace("%5D", "]");
-        let value = value.replace("%3A", ":").replace("%3a", ":");
-        let value = value.replace("%5b", "[").replace("%5d", "]");
+        let value = decoded(value);
         match name {
-            "to" => to = Some(destination(&value)?),
-            "protocol" => {
-                let upper = value.to_ascii_uppercase();
-                let mut all = Protocol::ALL.into_iter();
-                let found = all.find(|protocol| protocol.name() == upper);
-                protocol = found.ok_or("protocol is tcp, udp or sctp")?;
+            "to" => {
+                let read = Destination::read(&value);
+                to = Some(read.map_err(|why| format!("to={value}: {why}"))?);
             }
+            "protocol" => protocol = Some(named(&value)?),
             "from" => from = caller(&value)?,
             "kernel" => {
                 reading = match &*value {
@@ -68,20 +93,44 @@ pub(super) fn read(query: &str) -> Result<(Packet, Reading), String> {
             _ => return Err("the parameters are to, protocol, from and kernel".to_owned()),
         }
     }
-    let to = to.ok_or("to=ADDRESS:PORT is missing")?;
-    if let Caller::At(ip) = from
+    let Destination {
+        addressee: to,
+        protocol: of_to,
+    } = to.ok_or("to=ADDRESS:PORT or to=[NAMESPACE/]SERVICE[:PORT] is missing")?;
+    let of_to = of_to.as_deref().map(named).transpose()?;
+    if let (Some(one), Some(other)) = (protocol, of_to)
+        && one != other
+    {
+        return Err(format!("protocol is {one}, and to names {other}"));
+    }
+    if let (Caller::At(ip), Addressee::Address(to)) = (from, &to)
         && Family::of(&ip) != Family::of(&to.ip())
     {
         return Err("to and from are addresses of different IP families".to_owned());
     }
-    Ok((Packet { to, protocol, from }, reading))
+    Ok(Asked {
+        to,
+        protocol: protocol.or(of_to),
+        from,
+        reading,
+    })
 }
 
-fn destination(value: &str) -> Result<SocketAddr, String> {
-    let parsed = value.parse::<SocketAddr>().ok().filter(|to| to.port() > 0);
-    // An IPv4 address that is written as one of IPv6 is called over IPv4.
-    let parsed = parsed.map(|to| SocketAddr::new(to.ip().to_canonical(), to.port()));
-    parsed.ok_or_else(|| "to is ADDRESS:PORT, with an IPv6 address in brackets".to_owned())
+/// Decodes what addresses and names of Services have of the characters that some programs
+/// encode: brackets, colon and slash.
+fn decoded(value: &str) -> String {
+    let encoded = [("%5B", "["), ("%5D", "]"), ("%3A", ":"), ("%2F", "/")];
+    let decode = |value: String, (code, character): (&str, &str)| {
+        let value = value.replace(code, character);
+        value.replace(&code.to_ascii_lowercase(), character)
+    };
+    encoded.into_iter().fold(value.to_owned(), decode)
+}
+
+fn named(protocol: &str) -> Result<Protocol, String> {
+    let mut all = Protocol::ALL.into_iter();
+    let found = all.find(|known| known.name().eq_ignore_ascii_case(protocol));
+    found.ok_or_else(|| "protocol is tcp, udp or sctp".to_owned())
 }
 
 fn caller(value: &str) -> Result<Caller, String> {
@@ -99,12 +148,40 @@ fn caller(value: &str) -> Result<Caller, String> {
     })
 }
 
-async fn answer(api: Arc<StatusApi>, packet: Packet, reading: Reading) -> Answer {
-    let mode = api.about.mode;
-    let mut explained = match api.questions.explain(packet, reading).await {
-        Ok(explained) => explained,
-        Err(why) => return unanswered(why),
+async fn answer(api: Arc<StatusApi>, asked: Asked) -> Answer {
+    let packets = match api.packets(&asked) {
+        Ok(packets) => packets,
+        Err(unresolved) => return refused(unresolved.status, unresolved.why),
     };
+    let mut items = Vec::new();
+    for packet in packets {
+        match explained(&api, packet, asked.reading).await {
+            Ok(explanation) => items.push(explanation),
+            Err(answer) => return answer,
+        }
+    }
+    match (&asked.to, &*items) {
+        (Addressee::Address(_), [one]) => json(one),
+        _ => json(&ExplanationList {
+            api_version: VERSION.to_owned(),
+            kind: "ExplanationList".to_owned(),
+            items,
+        }),
+    }
+}
+
+/// Returns what becomes of a packet, or the answer that says why that is not known.
+async fn explained(
+    api: &StatusApi,
+    packet: Packet,
+    reading: Reading,
+) -> Result<Explanation, Answer> {
+    let mode = api.about.mode;
+    let mut explained = api
+        .questions
+        .explain(packet, reading)
+        .await
+        .map_err(unanswered)?;
     let family = Family::of(&packet.to.ip());
     if let Some(Some(Ok(found))) = (explained.compared.as_mut()).map(|all| all.get_mut(family)) {
         let port = explained.service_port.as_ref();
@@ -151,7 +228,7 @@ fn explanation(
     explained: Explained,
     forward_policies: Option<Vec<String>>,
     (connections, connections_error): (Option<Connections>, Option<String>),
-) -> Answer {
+) -> Result<Explanation, Answer> {
     let mode = about.mode;
     let Explained {
         explanation,
@@ -160,7 +237,7 @@ fn explanation(
     } = explained;
     let explanation = match explanation {
         Ok(explanation) => explanation,
-        Err(error) => return refused(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+        Err(error) => return Err(refused(StatusCode::SERVICE_UNAVAILABLE, error.to_string())),
     };
     let family = Family::of(&packet.to.ip());
     let is_read = compared.is_some();
@@ -201,7 +278,7 @@ fn explanation(
         items: others.into_iter().take(MOST).map(difference).collect(),
     };
     let port = service_port.as_deref();
-    json(&Explanation {
+    Ok(Explanation {
         api_version: VERSION.to_owned(),
         kind: "Explanation".to_owned(),
         mode: mode.to_string(),
@@ -306,34 +383,54 @@ mod tests {
 
     #[test]
     fn parameters_name_a_packet() {
-        let packet = |to: &str, protocol, from| Packet {
-            to: to.parse().unwrap(),
+        let packet = |to: &str, protocol, from| Asked {
+            to: Destination::read(to).unwrap().addressee,
             protocol,
             from,
+            reading: Reading::Whole,
         };
         let at = |ip: &str| Caller::At(ip.parse().unwrap());
         for (query, expected) in [
             (
                 "to=10.96.0.1:80",
-                Ok(packet("10.96.0.1:80", Protocol::Tcp, Caller::Pod)),
+                Ok(packet("10.96.0.1:80", None, Caller::Pod)),
+            ),
+            (
+                "to=10.96.0.1:53/udp",
+                Ok(packet("10.96.0.1:53", Some(Protocol::Udp), Caller::Pod)),
+            ),
+            (
+                "to=shop%2Fweb:http&protocol=TCP&from=10.244.0.9",
+                Ok(packet(
+                    "shop/web:http",
+                    Some(Protocol::Tcp),
+                    at("10.244.0.9"),
+                )),
             ),
             (
                 "to=[fd00::1]:53&protocol=udp&from=fd00::2",
-                Ok(packet("[fd00::1]:53", Protocol::Udp, at("fd00::2"))),
+                Ok(packet("[fd00::1]:53", Some(Protocol::Udp), at("fd00::2"))),
             ),
             (
                 "to=%5Bfd00%3A%3A1%5D%3A53&from=outside",
-                Ok(packet("[fd00::1]:53", Protocol::Tcp, Caller::Outside)),
+                Ok(packet("[fd00::1]:53", None, Caller::Outside)),
             ),
             (
                 "to=[::ffff:10.96.0.1]:80&from=::ffff:10.244.0.9",
-                Ok(packet("10.96.0.1:80", Protocol::Tcp, at("10.244.0.9"))),
+                Ok(packet("10.96.0.1:80", None, at("10.244.0.9"))),
             ),
             ("to=10.96.0.1:80&from=0.0.0.0", Err("from is an address")),
-            ("", Err("to=ADDRESS:PORT is missing")),
-            ("to=10.96.0.1", Err("to is ADDRESS:PORT")),
-            ("to=10.96.0.1:0", Err("to is ADDRESS:PORT")),
+            (
+                "",
+                Err("to=ADDRESS:PORT or to=[NAMESPACE/]SERVICE[:PORT] is missing"),
+            ),
+            ("to=10.96.0.1", Err("to=10.96.0.1: it must be an address")),
+            ("to=10.96.0.1:0", Err("it must be an address with its port")),
             ("to=10.96.0.1:80&protocol=icmp", Err("tcp, udp or sctp")),
+            (
+                "to=web/udp&protocol=tcp",
+                Err("protocol is TCP, and to names UDP"),
+            ),
             (
                 "to=10.96.0.1:80&from=web",
                 Err("an address, pod, node or outside"),
@@ -343,7 +440,7 @@ mod tests {
             ("to=10.96.0.1:80&port=1", Err("the parameters are")),
         ] {
             match (read(query), expected) {
-                (Ok((found, _)), Ok(expected)) => assert_eq!(found, expected, "{query}"),
+                (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{query}"),
                 (Err(why), Err(words)) => assert!(why.contains(words), "{query}: {why}"),
                 (found, expected) => panic!("{query}: {found:?}, expected {expected:?}"),
             }

@@ -2,6 +2,7 @@
 //! it is asked.
 
 mod connections;
+mod destination;
 mod diff;
 mod explain;
 mod node;

@@ -192,7 +192,7 @@ impl<'a> Selected<'a> {
 const MOST_OTHERS: usize = 5;
 
 /// Returns that there is no such Service, and which others may be meant.
-fn unknown(namespace: &str, name: &str, ports: &ServicePorts) -> String {
+pub(super) fn unknown(namespace: &str, name: &str, ports: &ServicePorts) -> String {
     let services = ports.keys().map(|port| &port.service);
     let others: BTreeSet<_> = services.filter(|other| &*other.name == name).collect();
     let shown = others.iter().take(MOST_OTHERS).map(ToString::to_string);

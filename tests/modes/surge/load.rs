@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::{CHECK_PORT, SOON};
 use crate::lab::{
-    Host, Lab, Service, bind_new, eventually, get, say, tcp_from_new_port, udp, udp_say,
+    Host, Lab, Service, bind_new, connect_from_new_port, eventually, get, say, tcp_from_new_port,
+    udp, udp_say,
 };
 
 /// How long a client waits for an answer.
@@ -141,8 +142,7 @@ fn probe(lab: &Lab, load: &Load) {
 }
 
 fn call_tcp(to: SocketAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = connect_from_new_port(to, PATIENCE)?;
     say(&mut stream, "name").map(drop)
 }
 
