@@ -10,11 +10,14 @@ PACKAGES := iproute2 util-linux iptables procps
 TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace valgrind bsdutils chromium chromium-driver \
     buildah runc groff-base
 
-# Tools of crates.io that packages are made with; built in the way that takes least time.
+# Tools of crates.io that packages and the book of docs/ are made with; built in the way that
+# takes least time.
 DIST_TOOLS = $(TARGET)/tools/bin
+install-tools = $(CARGO) install --quiet --debug --locked --root $(TARGET)/tools
 define install-dist-tools
-[ -x $(DIST_TOOLS)/cargo-deb ] && [ -x $(DIST_TOOLS)/cargo-cyclonedx ] \
-    || $(CARGO) install --quiet --debug --locked --root $(TARGET)/tools cargo-deb@3.8.0 cargo-cyclonedx@0.5.9
+{ [ -x $(DIST_TOOLS)/cargo-deb ] && [ -x $(DIST_TOOLS)/cargo-cyclonedx ] \
+    || $(install-tools) cargo-deb@3.8.0 cargo-cyclonedx@0.5.9; } && \
+{ [ -x $(DIST_TOOLS)/mdbook ] || $(install-tools) --no-default-features mdbook@0.5.4; }
 endef
 
 # Helm, and kubectl for kustomize, are in a package of the npm registry.
@@ -58,7 +61,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static reproducible aarch64 deb dist unit lab guest build-tests test conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
+.PHONY: help demo static reproducible aarch64 deb dist book unit lab guest build-tests test conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
@@ -67,6 +70,7 @@ help:
 	@echo 'make aarch64     the same for aarch64: target/static/tripod-aarch64'
 	@echo 'make deb         a package for nodes without a cluster, into target/dist'
 	@echo 'make dist        the package, both static binaries, an SBOM and SHA256SUMS, into target/dist'
+	@echo 'make book        docs/ as a book of pages, into target/book (by mdBook)'
 	@echo 'make unit        the tests that need no privileges (under two minutes)'
 	@echo 'make lab         the tests in network namespaces; one or some: make lab T=userspace::retry'
 	@echo 'make guest       the tests in other kernels; one or some: make guest T=modes::guest_bare'
@@ -114,6 +118,9 @@ deb: dist-tools
 	PATH="$(DIST_TOOLS):$$PATH" deploy/dist/package.sh $(RELEASE)/tripod
 	mkdir -p $(DIST) && rm -f $(DIST)/*.deb
 	PATH="$(DIST_TOOLS):$$PATH" $(CARGO) deb --quiet --no-build --output $(DIST)/
+
+book: dist-tools
+	$(DIST_TOOLS)/mdbook build docs
 
 dist: static aarch64 deb
 	cp $(STATIC)/tripod $(DIST)/tripod-x86_64

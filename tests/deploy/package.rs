@@ -13,7 +13,7 @@ use serde_json::Value;
 use tripod::cli::{self, Job};
 
 use crate::{
-    lab::{Share, Tripod, is_inside, run, skip, tripod_binary},
+    lab::{Share, Tripod, is_inside, is_installed, path_with_tools, run, skip, tripod_binary},
     modes::probe::node,
 };
 
@@ -26,24 +26,12 @@ fn output(program: &str, arguments: &[&str]) -> String {
         .current_dir(MANIFEST)
         // The test's own, which name another package's sources.
         .env_remove("RUSTC")
-        .env("PATH", tools())
+        .env("PATH", path_with_tools())
         .output()
         .unwrap_or_else(|e| panic!("{program}: {e}"));
     let errors = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{program} {arguments:?}: {errors}");
     String::from_utf8_lossy(&done.stdout).into_owned()
-}
-
-/// `PATH` with the tools that `make test` installs.
-fn tools() -> String {
-    let path = std::env::var("PATH").unwrap_or_default();
-    format!("{MANIFEST}/target/tools/bin:{path}")
-}
-
-fn is_there(program: &str) -> bool {
-    let tools = tools();
-    let mut folders = tools.split(':');
-    folders.any(|folder| Path::new(folder).join(program).is_file())
 }
 
 /// The package, unpacked; `None`: it cannot be made here.
@@ -81,7 +69,7 @@ fn package() -> Option<&'static Package> {
     static PACKAGE: OnceLock<Option<Package>> = OnceLock::new();
     let package = PACKAGE.get_or_init(|| {
         let needed = ["cargo-deb", "cargo-cyclonedx", "dpkg-deb", "dpkg"];
-        if !needed.iter().all(|program| is_there(program)) {
+        if !needed.iter().all(|program| is_installed(program)) {
             return None;
         }
         let root = Path::new(MANIFEST).join("target/package/root");
@@ -172,7 +160,7 @@ fn pages_completion_and_licences_are_in_it() {
 #[test]
 fn the_units_are_valid() {
     let Some(package) = package() else { return };
-    if !is_there("systemd-analyze") {
+    if !is_installed("systemd-analyze") {
         return skip("systemd-analyze is not installed");
     }
     let program = package.at("usr/bin/tripod").display().to_string();

@@ -1,6 +1,7 @@
 //! What the documents say holds: links lead somewhere, commands and flags are those of
 //! the program, those of others name what is there, and the contents list every page.
 
+mod book;
 mod commands;
 mod dependencies;
 mod kubectl;

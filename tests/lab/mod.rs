@@ -16,6 +16,7 @@ mod browser;
 mod call;
 mod checks;
 mod host;
+mod installed;
 mod machine;
 mod manifests;
 mod memory;
@@ -38,6 +39,7 @@ pub use call::{
     none_gets_through, say, tcp, tcp_from, tcp_from_new_port, udp, udp_ask, udp_from, udp_say,
 };
 pub use host::Host;
+pub use installed::{is_installed, path_with_tools};
 pub use machine::Share;
 pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
 pub use memory::MemoryCgroup;

@@ -5,10 +5,12 @@ mod build;
 mod bundle;
 mod containerd;
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path};
 
 use super::{chroot, config_map, daemon_set};
-use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, skip, udp_ask};
+use crate::lab::{
+    Capture, Lab, Service, Share, Tripod, ask, eventually, is_installed, run, skip, udp_ask,
+};
 
 use self::{
     bundle::{Bundle, Confinement},
@@ -17,10 +19,6 @@ use self::{
 
 /// In the sandbox's own `/run`.
 const PLACE: &str = "/run/image";
-
-fn is_there(program: &str) -> bool {
-    Command::new(program).arg("--version").output().is_ok()
-}
 
 /// Ends the container, however the test ends: its processes are not the test's.
 struct Container<'a>(&'a Bundle);
@@ -56,7 +54,7 @@ fn with_image(body: impl FnOnce(&Lab, &Service, &Path, &Path)) {
     let Some(binary) = chroot::static_binary() else {
         return;
     };
-    if !is_there("buildah") || !is_there("runc") {
+    if !is_installed("buildah") || !is_installed("runc") {
         return skip("buildah and runc are not installed: apt-get install buildah runc");
     }
     run(Share::Beside, || {
