@@ -136,6 +136,10 @@ fn what_stays_is_not_privileged() {
     assert_eq!(context.privileged, Some(false));
     assert_eq!(context.allow_privilege_escalation, Some(false));
     assert_eq!(context.read_only_root_filesystem, Some(true));
+    // As a privileged one has it, or the node's files could not be written under SELinux.
+    let selinux = context.se_linux_options.as_ref();
+    let selinux = selinux.and_then(|options| options.type_.as_deref());
+    assert_eq!(selinux, Some("spc_t"));
     let capabilities = Capabilities {
         add: Some(
             ["NET_ADMIN", "NET_RAW", "NET_BIND_SERVICE"]
