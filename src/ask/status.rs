@@ -78,6 +78,14 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
     lines.extend(kinds.filter_map(|kind| object_kind(kind, detail)));
     sections.plain("objects", lines);
     sections.plain("last sync", status.syncs.iter().map(sync).collect());
+    let draining = shown(&status.draining, detail, |draining| {
+        let address = &draining.address;
+        draining.endpoint.as_ref().map_or_else(
+            || format!("{address}, no longer served"),
+            |endpoint| format!("{endpoint} of {address}"),
+        )
+    });
+    sections.plain("draining", draining);
     let counts = &status.counts;
     let mut required = objects.kinds.iter().filter(|kind| kind.required);
     let serving = if required.all(|kind| kind.complete) {

@@ -29,7 +29,7 @@ pub use failed::FailedPorts;
 pub use metrics::Metrics;
 pub use unsupported::{Reason, Unsupported};
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
     kernel::{conntrack, netlink, xtables::Engine},
@@ -67,6 +67,18 @@ fn tcp_be_liberal(configured: bool, applied: Option<bool>, changes: &Changes) ->
     observed.or(applied).unwrap_or(configured)
 }
 
+/// How many of what drains a report names.
+pub const MOST_DRAINS: usize = 100;
+
+/// What stays only for the connections that it has.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Drain {
+    /// The address that clients called, with port and protocol.
+    pub address: String,
+    /// The endpoint that left; `None`: the address itself is no longer served.
+    pub endpoint: Option<SocketAddr>,
+}
+
 /// What one sync of one family did.
 #[derive(Clone, Debug, Default)]
 pub struct SyncReport {
@@ -84,6 +96,8 @@ pub struct SyncReport {
     pub lingering: usize,
     /// Real servers that stay only for the connections that they have.
     pub draining: usize,
+    /// The first [`MOST_DRAINS`] of those addresses and real servers.
+    pub drains: Vec<Drain>,
     /// Why ServicePorts of the family are not served, and count as no failure: this node does
     /// not have the family.
     pub not_served: Option<String>,

@@ -365,11 +365,14 @@ impl<M: Mode> Runner<M> {
                     for pause in [lingering, report.next_check].into_iter().flatten() {
                         scheduler.sync_by(family, ended + pause);
                     }
+                    let mut drains = report.drains.clone();
+                    drains.sort_unstable();
                     let sync = SuccessfulSync {
                         ended: SystemTime::now(),
                         took: ended - begun,
                         full,
                         draining: report.lingering + report.draining,
+                        drains: drains.into(),
                         not_served: report.not_served.clone(),
                     };
                     let outcome = self.in_force(family, report);

@@ -17,6 +17,7 @@ pub use super::{
 };
 pub use crate::modes::Reason;
 use crate::{
+    modes::Drain,
     net::{Family, PerFamily},
     services::{ServiceMap, ServicePorts},
     trouble::Trouble,
@@ -66,6 +67,8 @@ pub struct SuccessfulSync {
     pub full: bool,
     /// Addresses and real servers that stay only for the connections that they have.
     pub draining: usize,
+    /// The first of them.
+    pub drains: Arc<[Drain]>,
     /// Why ServicePorts of the family are not served, which is no failure.
     pub not_served: Option<String>,
 }

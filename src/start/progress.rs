@@ -153,6 +153,7 @@ mod tests {
             took: Duration::from_secs(5),
             full: true,
             draining: 0,
+            drains: [].into(),
             not_served: None,
         });
         assert_eq!(

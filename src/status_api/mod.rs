@@ -21,8 +21,8 @@ pub use self::{
     },
     services::{Address, Endpoint, Limited, NoEndpoints, ServicePort, ServicePortList, Traffic},
     status::{
-        Conflict, Counts, Failing, FamilySync, Health, HealthCheckFailing, LastSync, Mode,
-        ObjectKind, Objects, Status, Trouble, Unsupported,
+        Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
+        Mode, ObjectKind, Objects, Status, Trouble, Unsupported,
     },
     syncs::{PastSync, SyncList},
 };

@@ -34,6 +34,9 @@ pub struct Status {
     pub objects: Objects,
     /// How syncs of each IP family go.
     pub syncs: Vec<FamilySync>,
+    /// What stays until its last connection ends. An earlier version has nothing of it.
+    #[serde(default)]
+    pub draining: Listed<Draining>,
     /// How much there is.
     pub counts: Counts,
     /// What is not in force as asked.
@@ -126,6 +129,16 @@ pub struct FamilySync {
     /// the family. `None`: they are. An earlier version has nothing of it.
     #[serde(default)]
     pub not_served: Option<String>,
+}
+
+/// What stays until its last connection ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Draining {
+    /// The address that clients called, with port and protocol.
+    pub address: String,
+    /// The endpoint that left its Service; `null`: the address itself is no longer served.
+    pub endpoint: Option<String>,
 }
 
 /// A sync that came in force.

@@ -152,7 +152,8 @@ fn published(service: &Service) -> (Lab, SocketAddr) {
     (lab, service.external()[0])
 }
 
-/// Waits until `tripod status` counts so many real servers of IPv4 that drain.
+/// Waits until `tripod status` counts so many real servers of IPv4 that drain, and names
+/// that of `a`, if any.
 fn await_draining(lab: &Lab, expected: u64) {
     eventually(
         "the count of those that drain",
@@ -163,9 +164,16 @@ fn await_draining(lab: &Lab, expected: u64) {
             let status = status.expect("running tripod status").stdout;
             let status: Value =
                 serde_json::from_slice(&status).map_err(|error| error.to_string())?;
-            match &status["syncs"][0]["draining"] {
-                found if *found == expected => Ok(()),
-                found => Err(format!("{found}")),
+            let draining = &status["draining"];
+            let (total, first) = (&draining["total"], &draining["items"][0]["endpoint"]);
+            let named = expected > 0;
+            if status["syncs"][0]["draining"] == *total
+                && *total == expected
+                && (*first == "10.244.0.11:8080") == named
+            {
+                Ok(())
+            } else {
+                Err(format!("{draining:#}"))
             }
         },
     );

@@ -153,6 +153,14 @@ impl Drains {
         })
     }
 
+    /// Returns the real servers that are drained, each with its virtual server.
+    pub fn all(&self) -> impl Iterator<Item = (&Frontend, SocketAddr)> {
+        let all = self.frontends.iter();
+        all.flat_map(|(frontend, draining)| {
+            draining.reals.keys().map(move |real| (frontend, *real))
+        })
+    }
+
     /// Returns how many real servers are drained.
     pub fn len(&self) -> usize {
         let of = |draining: &Draining| draining.reals.len();

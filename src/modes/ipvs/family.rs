@@ -1,6 +1,6 @@
 //! One IP family: what is known of it between syncs, and its part of a sync.
 
-use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, mem, net::SocketAddr, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
 use nix::errno::Errno;
@@ -22,7 +22,7 @@ use super::{
 use crate::{
     kernel::{ipset::Element, netlink},
     modes::{
-        Difference, Metrics, SyncReport, Unsupported,
+        Difference, Drain, MOST_DRAINS, Metrics, SyncReport, Unsupported,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
     },
@@ -260,6 +260,7 @@ impl ServedFamily {
             unsupported: work.unsupported,
             next_check: self.next_check(),
             draining: self.drains.len(),
+            drains: self.drains.all().take(MOST_DRAINS).map(drain).collect(),
             ..SyncReport::default()
         };
         self.state.report(&mut report);
@@ -329,5 +330,13 @@ impl ServedFamily {
         });
         let rules = self.rules.next_check();
         rules.into_iter().chain(drained).min()
+    }
+}
+
+/// Names what is drained.
+fn drain((frontend, real): (&Frontend, SocketAddr)) -> Drain {
+    Drain {
+        address: frontend.to_string(),
+        endpoint: Some(real),
     }
 }

@@ -200,11 +200,6 @@ impl Executor {
         mem::take(&mut self.changed)
     }
 
-    /// Returns the frontends that stay captured until their last connection ends.
-    pub fn lingering(&self) -> impl Iterator<Item = &Frontend> {
-        self.lingering.iter()
-    }
-
     /// Runs the steps of a difference that are due at once, and keeps the others
     /// for [`Executor::close`]. Fails with why what is not in force is not.
     fn open(&mut self, port: &ServicePortName, difference: Difference) -> Result<(), String> {

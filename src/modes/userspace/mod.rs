@@ -363,8 +363,7 @@ impl Userspace {
         report
             .unfinished
             .extend(self.return_path.unfinished(family).cloned());
-        let lingering = self.executor.lingering();
-        report.lingering = lingering.filter(|f| f.family == family).count();
+        self.executor.report_lingering(family, &mut report);
         report
     }
 

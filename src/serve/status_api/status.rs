@@ -11,8 +11,8 @@ use crate::{
     serve::http::Answer,
     services::{ServicePortName, ServicePorts},
     status_api::{
-        Conflict, Counts, Failing, FamilySync, Health, HealthCheckFailing, LastSync, Listed, Mode,
-        ObjectKind, Objects, Status, Trouble, Unsupported, VERSION,
+        Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
+        Listed, Mode, ObjectKind, Objects, Status, Trouble, Unsupported, VERSION,
     },
 };
 
@@ -52,6 +52,7 @@ impl StatusApi {
             },
             objects,
             syncs,
+            draining: draining(&families),
             counts: counts(&ports),
             failing,
             health_checks_failing,
@@ -170,6 +171,20 @@ fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync 
         draining: status.last.as_ref().map_or(0, |sync| sync.draining),
         not_served: (status.last.as_ref()).and_then(|sync| sync.not_served.clone()),
     }
+}
+
+fn draining(families: &PerFamily<FamilyStatus>) -> Listed<Draining> {
+    let (mut total, mut items) = (0, Vec::new());
+    for (_, status) in families.iter() {
+        let Some(sync) = &status.last else { continue };
+        total += sync.draining;
+        let drains = sync.drains.iter().take(MOST - items.len());
+        items.extend(drains.map(|drain| Draining {
+            address: drain.address.clone(),
+            endpoint: drain.endpoint.map(|endpoint| endpoint.to_string()),
+        }));
+    }
+    Listed { total, items }
 }
 
 fn failing<'a>(families: impl Iterator<Item = (Family, &'a FamilyStatus)>) -> Listed<Failing> {
@@ -330,6 +345,7 @@ mod tests {
                 took: Duration::ZERO,
                 full: true,
                 draining: 0,
+                drains: [].into(),
                 not_served: None,
             }),
             failures: Arc::default(),

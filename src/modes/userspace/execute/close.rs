@@ -4,8 +4,11 @@ use std::mem;
 
 use super::Executor;
 use crate::{
-    modes::userspace::{capture::Frontend, diff::Closing, plan::GroupName},
-    net::PerFamily,
+    modes::{
+        Drain, MOST_DRAINS, SyncReport,
+        userspace::{capture::Frontend, diff::Closing, plan::GroupName},
+    },
+    net::{Family, PerFamily},
     services::ServicePortName,
 };
 
@@ -65,5 +68,18 @@ impl Executor {
         for frontend in unused.collect::<Vec<_>>() {
             self.capture(&frontend, None);
         }
+    }
+
+    /// Reports the frontends of `family` that stay captured until their last connection
+    /// ends.
+    pub fn report_lingering(&self, family: Family, report: &mut SyncReport) {
+        let all = self.lingering.iter();
+        let all = all.filter(|frontend| frontend.family == family);
+        let drain = |frontend: &Frontend| Drain {
+            address: frontend.to_string(),
+            endpoint: None,
+        };
+        report.lingering = all.clone().count();
+        report.drains = all.take(MOST_DRAINS).map(drain).collect();
     }
 }
