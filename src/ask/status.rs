@@ -29,9 +29,13 @@ impl Detail {
 
 /// Returns why a probe of the pod fails; nothing: it does not.
 pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
+    let serves_any = health.syncs.iter().any(|sync| sync.last.is_some());
     let why = |sync: &FamilySync| {
         let family = &sync.family;
-        if sync.overdue {
+        if serves_any && sync.overdue && sync.last.is_none() {
+            // As `/livez` has it, the node may not be able to serve it.
+            None
+        } else if sync.overdue {
             Some(format!("changes of {family} have waited for too long"))
         } else if probe == Probe::Readiness && sync.last.is_none() {
             Some(format!("nothing of {family} is in force yet"))

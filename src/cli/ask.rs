@@ -105,7 +105,8 @@ addresses of probes, metrics and health-check node ports can be served.
 
 With --probe it exits with 0 or 1 for a probe of the kubelet in the pod (exec):
 liveness fails when a change waits for too long, readiness also until a first sync of
-each IP family is in force.";
+each IP family is in force. A family that was never in force does not count any more
+once it has waited for too long while the other one is in force.";
 
 const SERVICES_HELP: &str = "\
 Exits with 0, with 1 if there is no such Service, and with 2 if the proxy does not

@@ -2,9 +2,11 @@
 //!
 //! A family is unhealthy when something has waited for a sync of it longer
 //! than the timeout. Waiting for the first objects is no fault of the proxy's,
-//! so a proxy that starts is healthy (kube-proxy's `pkg/proxy/healthcheck` has
-//! the same rules, but for one: there, a proxy whose very first sync never
-//! succeeds stays healthy).
+//! so a proxy that starts is healthy. A family that was never in force does not
+//! count while the other one is: a node may not be able to serve it, and starting
+//! the proxy again would end what it serves of the other. kube-proxy's
+//! `pkg/proxy/healthcheck` has the same rules, but for one: there, a proxy none of
+//! whose syncs ever succeeded stays healthy.
 
 use std::time::{Duration, SystemTime};
 
@@ -42,7 +44,8 @@ struct Syncs {
 /// The health at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whether no family is overdue.
+    /// Whether no family is overdue, apart from one that was never in force while the
+    /// other one was.
     pub healthy: bool,
     /// Whether the node is neither being deleted nor about to be, as far as its Node
     /// object is known.
@@ -68,6 +71,24 @@ impl Snapshot {
     pub fn is_healthy(&self, family: Family) -> bool {
         let mut families = self.families.iter();
         families.all(|(of, health)| *of != family || health.healthy)
+    }
+
+    /// Returns whether what is served of `concerned` families is healthy: none of them is
+    /// overdue, apart from one that is left out, and not all of them are left out.
+    pub fn is_healthy_for(&self, concerned: PerFamily<bool>) -> bool {
+        let concerned = concerned.iter().filter(|(_, is_concerned)| **is_concerned);
+        let mut counted = concerned
+            .map(|(family, _)| family)
+            .filter(|family| !self.is_left_out(*family))
+            .peekable();
+        counted.peek().is_some() && counted.all(|family| self.is_healthy(family))
+    }
+
+    /// Returns whether `family` is overdue and was never in force, while the other one was.
+    fn is_left_out(&self, family: Family) -> bool {
+        let was_never =
+            |(of, health): &(Family, FamilyHealth)| *of == family && health.last_updated.is_none();
+        self.last_updated.is_some() && self.families.iter().any(was_never)
     }
 }
 
@@ -119,12 +140,14 @@ impl Health {
                 families.push((family, health));
             }
         }
-        Snapshot {
-            healthy: families.iter().all(|(_, health)| health.healthy),
+        let mut snapshot = Snapshot {
+            healthy: true,
             node_eligible: !state.is_node_leaving,
             last_updated: families.iter().filter_map(|(_, h)| h.last_updated).max(),
             families,
-        }
+        };
+        snapshot.healthy = snapshot.is_healthy_for(PerFamily::each(|_| true));
+        snapshot
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -202,6 +225,38 @@ mod tests {
             healthy: false,
         };
         assert_eq!(snapshot.families, [(Family::V4, overdue)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_family_that_was_never_in_force_does_not_count_while_the_other_is() {
+        let health = Health::new(TIMEOUT);
+        let of = |v4, v6| health.snapshot().is_healthy_for(PerFamily { v4, v6 });
+        for family in Family::ALL {
+            health.queued(family);
+        }
+        advance(TIMEOUT).await;
+        assert!(!health.snapshot().healthy, "nothing is served");
+        assert!(!of(true, true) && !of(true, false) && !of(false, true));
+
+        health.updated(Family::V4);
+        let snapshot = health.snapshot();
+        assert!(snapshot.healthy && !snapshot.is_healthy(Family::V6));
+        let named = snapshot.families.iter().map(|(f, h)| (*f, h.healthy));
+        assert!(named.eq([(Family::V4, true), (Family::V6, false)]));
+        assert!(of(true, true) && of(true, false) && !of(false, true));
+
+        health.queued(Family::V4);
+        advance(TIMEOUT).await;
+        assert!(
+            !health.snapshot().healthy,
+            "the family that is served counts"
+        );
+        health.updated(Family::V4);
+        health.updated(Family::V6);
+        health.queued(Family::V6);
+        advance(TIMEOUT).await;
+        assert!(!health.snapshot().healthy, "it was in force once");
+        assert!(!of(true, true) && of(true, false) && !of(false, true));
     }
 
     #[test]

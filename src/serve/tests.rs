@@ -197,6 +197,16 @@ async fn probes_are_answered_in_kube_proxys_words() {
     health.updated(Family::V6);
     expect("/livez", 200, &livez);
 
+    // One family never came in force: it is named, and the pod goes on.
+    let health = Arc::new(Health::new(TIMEOUT));
+    let left_out = self::probes(&health);
+    health.updated(Family::V4);
+    health.queued(Family::V6);
+    advance(TIMEOUT).await;
+    let never = r#""IPv6":{"lastUpdated":"0001-01-01T00:00:00Z","healthy":false}}}"#;
+    let (both, _) = livez.split_once(r#""IPv6""#).unwrap();
+    assert_eq!(probe(&left_out, "/livez"), (200, format!("{both}{never}")));
+
     assert_eq!(probes.answer(get("/")).status, StatusCode::NOT_FOUND);
 }
 

@@ -1,8 +1,8 @@
 //! Messages between processes of Tripod on one node, of which one takes over
 //! from another.
 //!
-//! A process in any mode whose first sync is in force in both IP families listens on a unix
-//! socket in [`FOLDER`]. One that is about to sync for the first time finds these sockets
+//! A process in any mode whose first sync is in force in both IP families, or in one of them
+//! while the other one fails for long, listens on a unix socket in [`FOLDER`]. One that is about to sync for the first time finds these sockets
 //! and sends over each connection, which stays open as long as it runs:
 //!
 //! ```text
@@ -40,7 +40,7 @@ use tokio::{
         UnixListener, UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
-    sync::mpsc::{Receiver, channel},
+    sync::mpsc::{Receiver, Sender, channel},
     task::JoinSet,
     time::timeout,
 };
@@ -78,6 +78,10 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// How long a successor may take to serve. One that takes longer may still
 /// succeed, but meanwhile no process would capture what it does not.
 const FIRST_SYNC: Duration = Duration::from_secs(30);
+
+/// How long a family that fails is waited for once the other one is in force: the node may not
+/// be able to serve it. It is short of [`FIRST_SYNC`], and several attempts are made meanwhile.
+const OTHER_FAMILY: Duration = Duration::from_secs(15);
 
 /// Sent when a predecessor has given way, and when a successor serves.
 const DONE: u8 = 1;
@@ -121,16 +125,21 @@ pub(super) fn announced(
     (receive, serving)
 }
 
-/// Signals once that this process serves.
+/// Signals what this process serves.
 pub(super) struct Serving {
     /// Those that were in force. What gives way does so for both.
     families: PerFamily<bool>,
-    served: Option<tokio::sync::mpsc::Sender<()>>,
+    /// Sends the first of them; is dropped when both were in force.
+    served: Option<Sender<Family>>,
 }
 
 impl AfterSync for Serving {
     fn synced(&mut self, family: Family, _: &ServiceMap, _: &Changes) {
         *self.families.get_mut(family) = true;
+        if let Some(served) = &self.served {
+            // One that waits to be read is enough.
+            let _ = served.try_send(family);
+        }
         if self.families.iter().all(|(_, synced)| *synced) {
             // The receiver waits for the sender to be dropped.
             self.served = None;
@@ -184,14 +193,29 @@ async fn ask_all(sockets: usize, handover: &Handover) -> Vec<GaveWay> {
     predecessors
 }
 
+/// Waits until both families are in force, at most for [`OTHER_FAMILY`] after the first one is.
+async fn both_served(mut serving: Receiver<Family>) {
+    let Some(first) = serving.recv().await else {
+        return;
+    };
+    // The channel ends when the other one is in force.
+    let other = async { while serving.recv().await.is_some() {} };
+    if timeout(OTHER_FAMILY, other).await.is_err() {
+        tracing::warn!(
+            "{first} has been in force for {OTHER_FAMILY:?}, and the other IP family is not: \
+             serving without it until its sync succeeds (tripod status says why it fails)"
+        );
+    }
+}
+
 /// Waits until this process is `serving`, and has those before it and those after it know.
 async fn once_it_serves(
-    mut serving: Receiver<()>,
+    serving: Receiver<Family>,
     predecessors: Vec<GaveWay>,
     handover: Handover,
     listeners: Listeners,
 ) {
-    let _ = serving.recv().await;
+    both_served(serving).await;
     handover.serves();
     listeners.serve();
     for predecessor in predecessors {

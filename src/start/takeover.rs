@@ -38,8 +38,8 @@ use crate::{
     services::ServiceMap,
 };
 
-/// How long stale state stays in force because ServicePorts fail: they may need
-/// it, but it does not follow their endpoints.
+/// How long stale state stays in force because ServicePorts fail, or all of an IP family
+/// does: they may need it, but it does not follow their endpoints.
 const GRACE: Duration = Duration::from_secs(5 * 60);
 /// How long an old process may go on beside this one and put back what it had.
 /// A process that appears later is not the one that was replaced.
@@ -72,7 +72,7 @@ pub(super) struct TakeOver<M> {
     check_at: Instant,
     /// How the last sync of each family went.
     families: PerFamily<Synced>,
-    /// The time at which this mode first synced.
+    /// The time at which this mode first synced an IP family.
     synced: Option<Instant>,
     /// The time at which this mode came in force.
     since: Option<Instant>,
@@ -126,9 +126,9 @@ impl<M: Mode> TakeOver<M> {
         self.gave_way = gives_way;
     }
 
-    /// Returns whether this mode carries all that is desired now, or never
-    /// will. Until then the stale state carries the traffic of a family that
-    /// was never synced.
+    /// Returns whether this mode carries all that is desired now, or has carried at least
+    /// one IP family for [`GRACE`]: the rest may fail for ever, as where the node cannot
+    /// serve the other family. Until then the stale state carries what is not in force.
     fn is_in_force(&mut self, outcomes: &Outcomes) -> bool {
         for (family, outcome) in outcomes.iter() {
             let Some(Ok(report)) = outcome else {
@@ -145,7 +145,7 @@ impl<M: Mode> TakeOver<M> {
             let mut families = self.families.iter();
             families.all(|(_, synced)| states.contains(synced))
         };
-        if are(&[Synced::Partly, Synced::Wholly]) {
+        if !are(&[Synced::Not]) {
             let waited = now - *self.synced.get_or_insert(now);
             if are(&[Synced::Wholly]) || waited >= GRACE {
                 self.since.get_or_insert(now);
@@ -210,12 +210,15 @@ impl<M: Mode> Mode for TakeOver<M> {
             // An old process may have written its rules after they were looked for.
             miss(&self.programs, &self.stale).await;
         }
+        let is_in_force = self.is_in_force(&outcomes);
         let full = |(family, outcome): (_, &Option<Result<_, _>>)| {
             let changes = asked.get(family);
             changes.is_some_and(|changes| changes.full) && matches!(outcome, Some(Ok(_)))
         };
-        let fully = outcomes.iter().all(full);
-        if self.is_in_force(&outcomes)
+        // A family that never synced is not waited for: it has had its time.
+        let has_synced = |family| *self.families.get(family) != Synced::Not;
+        let fully = outcomes.iter().all(|of| !has_synced(of.0) || full(of));
+        if is_in_force
             && fully
             && let Some(since) = self.since
         {

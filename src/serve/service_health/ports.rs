@@ -244,8 +244,7 @@ async fn listen(
             let health = health.snapshot();
             // A family that fails does not concern Services of the other.
             let healthy = check.map_or(health.healthy, |check| {
-                let mut families = check.families.iter();
-                families.all(|(family, has)| !*has || health.is_healthy(family))
+                health.is_healthy_for(check.families)
             });
             answer(&service, count, healthy)
         })

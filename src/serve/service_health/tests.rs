@@ -254,6 +254,9 @@ async fn a_service_of_both_families_is_healthy_when_both_are() {
     eventually(both, is_healthy).await;
     bench.health.updated(Family::V4);
     bench.health.queued(Family::V6);
+    eventually(both, is_healthy).await;
+    bench.health.updated(Family::V6);
+    bench.health.queued(Family::V6);
     eventually(both, |a| a.is_some_and(|a| a.contains("HTTP/1.1 503 "))).await;
     eventually(check, is_healthy).await;
 }

@@ -158,6 +158,39 @@ async fn who_says_something_else_is_passed_over() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_family_that_fails_is_waited_for_and_no_longer_than_a_predecessor_waits() {
+    let announce = || {
+        let (served, serving) = channel(1);
+        let families = PerFamily::default();
+        let served = Some(served);
+        (
+            Serving { families, served },
+            tokio::spawn(both_served(serving)),
+        )
+    };
+    let map = ServiceMap::default();
+    let synced = |serving: &mut Serving, family| serving.synced(family, &map, &Changes::default());
+
+    let (mut serving, waits) = announce();
+    tokio::time::sleep(2 * FIRST_SYNC).await;
+    assert!(!waits.is_finished(), "nothing is served");
+    synced(&mut serving, Family::V4);
+    tokio::time::sleep(OTHER_FAMILY / 2).await;
+    synced(&mut serving, Family::V4);
+    tokio::time::sleep(OTHER_FAMILY / 4).await;
+    assert!(!waits.is_finished(), "the other one may still succeed");
+    tokio::time::sleep(OTHER_FAMILY / 4 + Duration::from_millis(1)).await;
+    assert!(waits.is_finished(), "the node may not be able to serve it");
+
+    let (mut serving, waits) = announce();
+    synced(&mut serving, Family::V6);
+    synced(&mut serving, Family::V4);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert!(waits.is_finished(), "both are in force");
+    assert!(OTHER_FAMILY < FIRST_SYNC);
+}
+
 #[test]
 fn the_sockets_have_the_names_that_other_versions_look_for() {
     let name = |kind| format!("{FOLDER}{kind}");

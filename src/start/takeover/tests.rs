@@ -229,6 +229,21 @@ fn what_always_fails_does_not_preserve_stale_state_for_ever() {
 }
 
 #[test]
+fn a_family_that_never_syncs_does_not_preserve_stale_state_for_ever() {
+    bench(async |mut bench| {
+        bench.sync(true, Outcome::FailsForIpv6).await;
+        pass(GRACE - Duration::from_secs(10)).await;
+        bench.sync(true, Outcome::FailsForIpv6).await;
+        assert_eq!(remaining_chains(), 2, "it may carry what fails");
+        pass(Duration::from_secs(10)).await;
+        bench.sync(false, Outcome::FailsForIpv6).await;
+        assert_eq!(remaining_chains(), 2, "there is time until a full sync");
+        bench.sync(true, Outcome::FailsForIpv6).await;
+        assert_eq!(remaining_chains(), 0, "the other family is in force");
+    });
+}
+
+#[test]
 fn what_cannot_be_removed_is_retried() {
     bench(async |mut bench| {
         let rule = "OUTPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT";
