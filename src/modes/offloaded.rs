@@ -4,7 +4,7 @@ use std::{io, panic::resume_unwind, sync::Arc};
 
 use tokio::{
     runtime::{self, Runtime},
-    sync::Mutex,
+    sync::{Mutex, oneshot},
     task::spawn_blocking,
 };
 
@@ -96,8 +96,15 @@ impl<M: Mode + 'static> Mode for Offloaded<M> {
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
         let mut mode = Arc::clone(&self.mode).lock_owned().await;
         let map = map.clone();
+        // Dropped with this future: a comparison that nobody awaits keeps no sync waiting.
+        let (_awaited, given_up) = oneshot::channel::<()>();
         on_its_own_thread(move |runtime| match runtime {
-            Ok(runtime) => runtime.block_on(mode.compare(&map)),
+            Ok(runtime) => runtime.block_on(async {
+                tokio::select! {
+                    compared = mode.compare(&map) => compared,
+                    _ = given_up => Compared::default(),
+                }
+            }),
             Err(error) => comparison::both_failed(SyncError::Runtime(error)),
         })
         .await
@@ -127,6 +134,9 @@ mod tests {
     use super::*;
     use crate::{modes::SyncReport, net::PerFamily};
 
+    /// Longer than anything here takes unless it hangs.
+    const DEADLINE: Duration = Duration::from_secs(20);
+
     /// Blocks in each sync until the test lets it go on.
     struct Slow {
         go: Receiver<()>,
@@ -140,13 +150,14 @@ mod tests {
 
         async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
             self.at.push(thread::current().id());
-            let signal = self.go.recv_timeout(Duration::from_secs(20));
+            let signal = self.go.recv_timeout(DEADLINE);
             signal.expect("the other tasks run meanwhile");
             asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())))
         }
 
+        /// Waits for an answer that does not come.
         async fn compare(&mut self, _: &ServiceMap) -> Compared {
-            Compared::default()
+            std::future::pending().await
         }
 
         async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> ExplainResult {
@@ -163,6 +174,18 @@ mod tests {
             v4: Some(changes),
             v6: None,
         }
+    }
+
+    #[tokio::test]
+    async fn a_comparison_that_is_given_up_keeps_no_sync_waiting() {
+        let (sender, go) = channel();
+        let mut mode = Offloaded::new(Slow { go, at: Vec::new() });
+        let (map, changes) = (ServiceMap::default(), Changes::default());
+        let given_up = tokio::time::timeout(Duration::from_millis(10), mode.compare(&map));
+        given_up.await.unwrap_err();
+        sender.send(()).unwrap();
+        let synced = tokio::time::timeout(DEADLINE, mode.sync(&map, v4(&changes)));
+        assert!(matches!(synced.await.expect("it begins").v4, Some(Ok(_))));
     }
 
     #[tokio::test]

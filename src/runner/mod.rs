@@ -221,14 +221,14 @@ impl<M: Mode> Runner<M> {
         // Who asked may not wait any more.
         match question {
             Question::Compare(reply) if !reply.is_closed() => {
-                let _ = reply.send(self.mode.compare(map).await);
+                let _ = reply.send(question::compare(&mut self.mode, map).await);
             }
             Question::Explain(packet, reading, reply) if !reply.is_closed() => {
                 let explanation = self.mode.explain(map, &packet).await;
                 let served_by = explanation.as_ref().ok().and_then(|e| e.served_by.as_ref());
                 let service_port = served_by.and_then(|(name, _)| map.get(name).cloned());
                 let compared = match reading {
-                    Reading::Whole => Some(self.mode.compare(map).await),
+                    Reading::Whole => Some(question::compare(&mut self.mode, map).await),
                     Reading::Nothing => None,
                 };
                 let _ = reply.send(Explained {

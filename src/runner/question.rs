@@ -1,11 +1,17 @@
 //! What others ask of a runner while it runs: what only its mode can find out. It is
 //! answered between syncs.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 
-use crate::services::ServicePort;
+use crate::{
+    modes::{Mode, comparison},
+    services::{ServiceMap, ServicePort},
+};
 
 pub use crate::modes::{
     Compared, Difference, Explanation, Found, Packet, SyncError,
@@ -15,6 +21,19 @@ pub use crate::modes::{
 /// Questions that may wait at a time. Each may take a reading of all that the kernel
 /// holds.
 const WAITING: usize = 16;
+
+/// How long a mode may take to compare, since syncs wait meanwhile. The commands that ask wait
+/// a little longer for an answer.
+const LONGEST_COMPARISON: Duration = Duration::from_secs(15);
+
+/// Returns how the kernel differs from what `mode` is to have there for `map`. Both families fail
+/// where that takes longer than [`LONGEST_COMPARISON`].
+pub(super) async fn compare<M: Mode>(mode: &mut M, map: &ServiceMap) -> Compared {
+    let compared = timeout(LONGEST_COMPARISON, mode.compare(map)).await;
+    compared.unwrap_or_else(|_| {
+        comparison::both_failed(SyncError::ComparisonTooLong(LONGEST_COMPARISON))
+    })
+}
 
 /// Asks a runner.
 #[derive(Clone, Debug)]

@@ -210,3 +210,26 @@ async fn what_newly_fails_does_not_wait_for_what_has_failed_for_long() {
     let times = times(&asked, Family::V4);
     assert_eq!(times, [20_000, 21_000, 23_000, 27_000, 35_000]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn syncs_wait_for_a_comparison_no_longer_than_it_may_take() {
+    let mut bench = Bench::new();
+    bench.send(Vec::new()).await;
+    bench.behaviour.lock().unwrap().comparisons_hang = true;
+    let questions = bench.questions.clone();
+    let answer = tokio::spawn(async move { questions.compare().await });
+    settle().await;
+    bench.asked.lock().unwrap().clear();
+    let service = bench.service("web", "10.0.0.1");
+    bench.send(vec![service]).await;
+    pass(14_900 * MS).await;
+    assert!(bench.asked.lock().unwrap().is_empty(), "it waits");
+    pass(100 * MS).await;
+    assert_eq!(times(&bench.asked.lock().unwrap(), Family::V4), [15_000]);
+    let compared = answer.await.expect("it ends").expect("an answer");
+    for (family, found) in compared {
+        let why = found.expect("it is served").expect_err("it is unknown");
+        let words = "could not be compared within 15s";
+        assert!(why.to_string().contains(words), "{family}: {why}");
+    }
+}

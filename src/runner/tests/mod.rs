@@ -57,6 +57,7 @@ struct Behaviour {
     fails_for: Vec<ServicePortName>,
     takes: Duration,
     lingering: usize,
+    comparisons_hang: bool,
 }
 
 impl Mode for RecordingMode {
@@ -106,6 +107,10 @@ impl Mode for RecordingMode {
     }
 
     async fn compare(&mut self, _: &ServiceMap) -> Compared {
+        let hangs = self.behaviour.lock().unwrap().comparisons_hang;
+        if hangs {
+            std::future::pending::<()>().await;
+        }
         Compared::default()
     }
 
@@ -156,6 +161,7 @@ struct Bench {
     followed: Arc<Mutex<Followed>>,
     behaviour: Arc<Mutex<Behaviour>>,
     health: Arc<Health>,
+    questions: Questions,
     registry: Registry,
     names: Names,
     _runner: JoinHandle<()>,
@@ -188,6 +194,7 @@ impl Bench {
         let tracker = Tracker::new("node");
         let mut runner = Runner::new(mode, tracker, options, Arc::clone(&health), metrics);
         runner.follow(Follower(Arc::clone(&followed)));
+        let questions = runner.questions();
         let _runner = tokio::spawn(async move {
             runner
                 .run(from_batches, Some(Addresses(from_addresses)))
@@ -201,6 +208,7 @@ impl Bench {
             followed,
             behaviour,
             health,
+            questions,
             registry,
             names: Names::default(),
             _runner,

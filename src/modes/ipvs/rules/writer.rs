@@ -341,9 +341,15 @@ async fn work(
 ) {
     while let Some(request) = asked.recv().await {
         let outcome = match request {
-            Request::Compare(rules, reply) => {
-                // Who asked may not wait any more.
-                let _ = reply.send(tables.compare(&rules).await);
+            Request::Compare(rules, mut reply) => {
+                // Who asked may not wait any more, and rules that are to be written are not
+                // to wait for it then.
+                tokio::select! {
+                    compared = tables.compare(&rules) => {
+                        let _ = reply.send(compared);
+                    }
+                    () = reply.closed() => {}
+                }
                 continue;
             }
             Request::Ensure(rules) => tables.ensure(rules).await,
