@@ -131,7 +131,10 @@ impl Watch {
                 "{probe:?} has another source than it may: {odd:?}"
             ));
         }
-        let may_close = self.left_out || self.refused == Some(probe.service) || !history.in_force;
+        let is_left_out = *self.left_out.get(world::family(probe.service));
+        let may_close = is_left_out && self.rules.closes_what_is_left_out()
+            || self.refused == Some(probe.service)
+            || !history.in_force;
         let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
         let is_closed = |outcome: &&Outcome| match outcome.disposition {
             Disposition::Passes(to) => !may(&to),
@@ -210,7 +213,8 @@ impl Watch {
             let dispositions = self.dispositions(state, probe.service, &probe.packet);
             let history = &self.histories[probe.service];
             let begins = !self.rules.outlives_process() && !history.in_force;
-            let may_go = begins || self.left_out || self.refused == Some(probe.service);
+            let is_left_out = *self.left_out.get(world::family(probe.service));
+            let may_go = begins || is_left_out || self.refused == Some(probe.service);
             let others = self.visited(&probe);
             let stays = |disposition: &Disposition| match disposition {
                 Disposition::Passes(to) => *to == on || others.contains(to),

@@ -92,6 +92,11 @@ impl Rules for OfIptables {
         Removals::of(unfinished)
     }
 
+    /// What leads to it is replaced in one transaction with all that it leads to.
+    fn closes_what_is_left_out(&self) -> bool {
+        false
+    }
+
     fn noticed_after_a_sync(&self) -> Duration {
         docker::noticed_after_a_sync(self.0, self.noticed())
     }

@@ -148,6 +148,12 @@ pub(super) trait Rules: Send {
         false
     }
 
+    /// Returns whether a Service of which a change is refused may be closed until that is in
+    /// force.
+    fn closes_what_is_left_out(&self) -> bool {
+        true
+    }
+
     /// Returns whether what is in force goes on without the process.
     fn outlives_process(&self) -> bool {
         true

@@ -92,8 +92,9 @@ pub(super) struct Watch {
     pub(super) program_failed: PerFamily<bool>,
     /// The rules of this family are being written, one table after the other.
     pub(super) writing: Option<Family>,
-    /// A transaction was refused in the sync that runs: what is to blame may be left out.
-    pub(super) left_out: bool,
+    /// A transaction of a family was refused since a sync of it last came in force: what is to
+    /// blame may be left out.
+    pub(super) left_out: PerFamily<bool>,
     /// Where each client of each Service was sent so far, if clients may be sent to any
     /// of these again.
     visited: BTreeMap<(usize, IpAddr), BTreeSet<SocketAddr>>,
@@ -138,7 +139,7 @@ impl Watch {
             removals: PerFamily::default(),
             program_failed: PerFamily::default(),
             writing: None,
-            left_out: false,
+            left_out: PerFamily::default(),
             visited: BTreeMap::new(),
             foreign: BTreeSet::new(),
             prints: std::env::var_os("TRIPOD_SIMULATE_PRINT").is_some(),
@@ -179,7 +180,6 @@ impl Watch {
         self.calls = 0;
         self.at_begin = self.edits;
         self.read = PerFamily::default();
-        self.left_out = false;
         self.may_fail = self.faults.outage.is_some();
         self.record(|| "sync".to_owned());
     }
@@ -222,6 +222,7 @@ impl Watch {
         }
         *self.failing.get_mut(family) = None;
         *self.syncing.get_mut(family) = None;
+        *self.left_out.get_mut(family) = false;
         // Of what others changed while it ran nothing is known.
         let known = match self.rules.repairs() {
             Repairs::All => Some(self.at_begin),

@@ -63,9 +63,14 @@ impl Observer for Watching {
                 watch.goes_wrong();
             }
             _ => {
-                watch.left_out |=
-                    matches!((call, fault), (Call::Transaction(_), Fault::Refused(..)))
-                        || matches!(call, Call::Restore(_));
+                let left_out = match (call, fault) {
+                    (Call::Transaction(_), Fault::Refused(..)) => &Family::ALL[..],
+                    (Call::Restore(family), _) => &[family],
+                    _ => &[],
+                };
+                for family in left_out {
+                    *watch.left_out.get_mut(*family) = true;
+                }
                 watch.counts.faults += u64::from(watch.faults.outage.is_none());
                 watch.goes_wrong();
             }

@@ -112,6 +112,16 @@ impl Op {
         Op::new(entry.table, &entry.chain, action(entry.rule.clone()))
     }
 
+    /// Returns true if the step puts a rule of `family` in the place of one that `goes` takes
+    /// away: in the same chain, it leads the same packets to somewhere else.
+    pub fn replaces(&self, goes: &Op, family: Family) -> bool {
+        let (Action::Insert(rule), Action::Remove(words)) = (&self.action, &goes.action) else {
+            return false;
+        };
+        let is_there = (self.table, &self.chain) == (goes.table, &goes.chain);
+        is_there && Words::of(rule, family).matches_as(words)
+    }
+
     /// Returns when it is due.
     pub fn phase(&self) -> Phase {
         let takes = matches!(

@@ -37,6 +37,16 @@ impl Words {
     pub fn target(&self) -> Option<&str> {
         target(&self.0)
     }
+
+    /// Returns true if both rules are for the same packets, wherever they lead them: all words
+    /// are equal but for the chain or target.
+    pub fn matches_as(&self, other: &Words) -> bool {
+        fn matches(words: &Words) -> Option<Cow<'_, str>> {
+            let target = words.target()?;
+            words.0.strip_suffix(target).map(unquoted)
+        }
+        matches(self).is_some_and(|own| matches(other) == Some(own))
+    }
 }
 
 impl PartialEq for Words {
@@ -202,6 +212,25 @@ mod tests {
             ("-j A", "-j B"),
         ] {
             assert_ne!(Words::new(one), Words::new(other));
+        }
+    }
+
+    #[test]
+    fn rules_for_the_same_packets_differ_in_their_target_alone() {
+        let rule = Words::new("-d 192.0.2.1/32 -m comment --comment \"a\" -j A");
+        for other in [
+            "-d 192.0.2.1/32 -m comment --comment \"a\" -j A",
+            "-d 192.0.2.1/32 -m comment --comment \"a\" -j B",
+            "-d 192.0.2.1/32 -m comment --comment a -j B",
+        ] {
+            assert!(rule.matches_as(&Words::new(other)), "{other}");
+        }
+        for other in [
+            "-d 192.0.2.2/32 -m comment --comment \"a\" -j A",
+            "-d 192.0.2.1/32 -m comment --comment \"a\"",
+            "-d 192.0.2.1/32 -m comment --comment \"a\" -g A",
+        ] {
+            assert!(!rule.matches_as(&Words::new(other)), "{other}");
         }
     }
 

@@ -164,21 +164,25 @@ impl<'a> Full<'a> {
     }
 
     /// Returns the steps of `port` in table nat, if it takes some: what goes of the rules
-    /// that lead to its chains, and all that comes.
+    /// that lead to its chains, and all that comes, with the rules in whose place it comes.
     ///
     /// Both belong into one transaction. If what goes went with all else that is stale, an
     /// address that the ServicePort no longer has would lead to its new endpoints until
     /// then, which clients of that address may reach in no version of it; and for long where
-    /// the sync ends in between. They are two groups so that an address is closed also
-    /// where what comes is refused.
+    /// the sync ends in between. They are two groups so that an address that goes is closed
+    /// also where what comes is refused; one that stays is not.
     pub fn carrying(&mut self, port: &ServicePort) -> Option<[PortSteps; 2]> {
         let rules = plan::plan(port, &self.applied.options);
-        let comes = missing(&rules, &[Table::Nat], &mut self.comparison);
+        let mut comes = missing(&rules, &[Table::Nat], &mut self.comparison);
         if comes.is_empty() {
             return None;
         }
         let chains = plan::policy_chains(port);
-        let goes = self.comparison.stale_leads(&chains.all());
+        let family = self.applied.options.family;
+        let is_replaced = |goes: &Op| comes.iter().any(|one| one.replaces(goes, family));
+        let goes = self.comparison.stale_leads(&chains.all()).into_iter();
+        let (replaced, goes): (Vec<Op>, _) = goes.partition(is_replaced);
+        comes.extend(replaced);
         Some([goes, comes].map(|ops| Group::of(port.name.clone(), ops)))
     }
 

@@ -30,6 +30,7 @@ use crate::{
 
 /// How many Services there are.
 const SERVICES: u8 = 5;
+const LOAD_BALANCER: [u8; 4] = [10, 113, 0, 1];
 
 /// Looks on after each transaction of a program for IPv4.
 trait Onlooker: Send + 'static {
@@ -173,6 +174,50 @@ fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
             assert!(!sync(mode, &now, false).await, "one is refused");
             let found = &closed.lock().found;
             assert!(found.is_empty(), "{engine:?}, s{refused}: {found:?} closed");
+        });
+    }
+}
+
+/// Looks at nothing.
+struct Nobody;
+
+impl Onlooker for Nobody {}
+
+/// Whichever of the rules for source ranges is refused, those in table filter or those in nat:
+/// an address that goes is closed meanwhile, and one that stays is not.
+#[test]
+fn an_address_that_stays_is_open_while_rules_of_its_source_ranges_are_refused() {
+    let texts = ["traffic not accepted by", "will be dropped by"];
+    for (engine, refused) in [Engine::Legacy, Engine::NfTables]
+        .into_iter()
+        .flat_map(|engine| texts.map(move |text| (engine, text)))
+    {
+        on_a_node(engine, Nobody, async |kernel, mode, _| {
+            let of = |ranges: &[&str], external_ips: &[[u8; 4]]| -> ServiceMap {
+                let ranges = ranges.iter().map(|range| range.parse().expect("a network"));
+                let port = ServicePort {
+                    load_balancer_ips: [LOAD_BALANCER.into()].into(),
+                    load_balancer_source_ranges: ranges.collect(),
+                    ..service(1, TrafficPolicy::Cluster, external_ips)
+                };
+                [port].into_iter().collect()
+            };
+            let led = Disposition::Passes(([10, 244, 0, 1], 80).into());
+            let is_led = |address| {
+                let mut found = Vec::new();
+                kernel.change(|state| found = call(state, address));
+                found == [led]
+            };
+            assert!(sync(mode, &of(&[], &[external_ip(1)]), true).await);
+            assert!(is_led(LOAD_BALANCER) && is_led(external_ip(1)));
+            kernel.change(|state| state.xtables.refuse(Some(refused.to_owned())));
+            let now = of(&["10.8.0.0/16"], &[]);
+            assert!(!sync(mode, &now, false).await, "some are refused");
+            assert!(is_led(LOAD_BALANCER), "{engine:?}, {refused}");
+            assert!(!is_led(external_ip(1)), "{engine:?}, {refused}");
+            kernel.change(|state| state.xtables.refuse(None));
+            assert!(sync(mode, &now, false).await);
+            assert!(!is_led(LOAD_BALANCER), "the caller is in no range");
         });
     }
 }
