@@ -127,6 +127,13 @@ fn all(seeds: u64, steps: usize, subject: impl Subject) {
     }
 }
 
+/// Fails unless a seed makes the same run again, and another one another run.
+fn assert_reproduced(steps: usize, subject: impl Subject) {
+    let of = |seed| run(seed, steps, subject);
+    assert_eq!(of(1), of(1));
+    assert_ne!(of(1), of(2));
+}
+
 impl<S: Subject> Simulation<S> {
     /// Begins a process, which knows of nothing but the objects, and of the clients of the one
     /// before where that left them.

@@ -17,6 +17,7 @@ use prometheus::Registry;
 use super::world;
 use crate::{
     kernel::{
+        namespace::{in_namespace, ip},
         probe::Kernel,
         simulated::packet::{Disposition, Outcome, Packet, Update},
     },
@@ -25,7 +26,7 @@ use crate::{
         capture::{Requested, choose},
         cleanup,
     },
-    net::Protocol,
+    net::{Family, Protocol},
     node::NodePorts,
     sched::{self, SchedulerName},
 };
@@ -92,6 +93,17 @@ fn leave() -> bool {
 /// Removes what the mode ever installs.
 async fn clean_up() -> Result<(), String> {
     cleanup().await.map_err(|error| error.to_string())
+}
+
+/// Runs a test in a network namespace that has the node's addresses.
+fn in_node(test: impl FnOnce() + Send + 'static) {
+    in_namespace(|| {
+        for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
+            let node = world::node_address(family);
+            ip(&format!("address add {node}/{length} dev lo"));
+        }
+        test();
+    });
 }
 
 /// Returns the protocol of a packet.

@@ -19,11 +19,10 @@ use super::{
         subject::{PROGRAM_HANGS, Repairs, Rules, StaysOn, Subject},
         world::{self, Called, Flow, Open, SERVICES, Spec},
     },
-    LISTENING,
+    LISTENING, in_node,
 };
 use crate::{
     kernel::{
-        namespace::{in_namespace, ip},
         probe::Kernel,
         simulated::{
             Call, State,
@@ -296,15 +295,9 @@ impl Rules for OfLocal {
     }
 }
 
-/// Runs a test in a network namespace that has the node's addresses.
-fn in_node(test: impl FnOnce() + Send + 'static) {
-    in_namespace(|| {
-        for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
-            let node = world::node_address(family);
-            ip(&format!("address add {node}/{length} dev lo"));
-        }
-        test();
-    });
+#[test]
+fn a_seed_reproduces_a_run() {
+    in_node(|| crate::simulation::assert_reproduced(STEPS / 2, OfLocal));
 }
 
 #[test]

@@ -25,6 +25,9 @@ impl Executor {
                 self.close_one(&port, closing);
             }
         }
+        // Workers close the sockets: that runs of the simulation follow from their seed.
+        #[cfg(test)]
+        self.workers.wait();
     }
 
     fn close_one(&mut self, port: &ServicePortName, closing: Closing) {

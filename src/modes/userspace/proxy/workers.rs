@@ -108,6 +108,18 @@ impl Workers {
         self.all.iter().map(Arc::downgrade).collect()
     }
 
+    /// Waits until each of them has run what it was given so far.
+    #[cfg(test)]
+    pub fn wait(&self) {
+        let (done, ran) = channel::<()>();
+        for worker in &self.all {
+            let done = done.clone();
+            worker.spawn(|| async move { drop(done) });
+        }
+        drop(done);
+        let _ = ran.recv();
+    }
+
     /// `count` workers, the first of which is number `first` (modulo their
     /// number).
     pub fn some(&self, first: usize, count: usize) -> impl Iterator<Item = &Arc<Worker>> {

@@ -9,7 +9,7 @@ use nix::{errno::Errno, libc};
 use parking_lot::Mutex;
 use prometheus::Registry;
 
-use super::{OfLocal, in_node};
+use super::{super::in_node, OfLocal};
 use crate::{
     kernel::simulated::{Call, Fault, Kernel, Observer, State, packet::Packet, route::Led},
     modes::{Mode, userspace::Userspace},
