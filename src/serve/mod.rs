@@ -38,7 +38,7 @@ pub use self::{
     introspection::{Introspection, Running},
     listeners::{Listeners, Successor},
     secure::Secure,
-    status_api::{About, PortTraffic, StatusApi, Successors, TrafficSource},
+    status_api::{About, PortTraffic, StartingApi, StatusApi, Successors, TrafficSource},
 };
 use self::{
     connections::Connections,
@@ -98,7 +98,7 @@ pub async fn secure_metrics(secure: Secure, about: Arc<Introspection>) -> Result
 /// Serves the API of the running proxy on the unix socket `path`, which only the
 /// user of this process may use; does not end. A socket that cannot be opened is tried
 /// again.
-pub async fn status(path: PathBuf, api: Arc<StatusApi>) {
+pub async fn status(path: PathBuf, api: Arc<StartingApi>) {
     let open = Arc::new(Connections::default());
     loop {
         let listener = unix::listen(path.clone()).await;

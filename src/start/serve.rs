@@ -36,7 +36,7 @@ use crate::{
     runner::{NodeDependents, Runner, health::Health, metrics::Metrics, schedule},
     sched::SchedulerName,
     serve::{
-        self, About, Bind, Identity, Introspection, Listeners, Secure, StatusApi,
+        self, About, Bind, Identity, Introspection, Listeners, Secure, StartingApi, StatusApi,
         service_health::ServiceHealth,
     },
     services::{Batch, Tracker},
@@ -57,6 +57,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let listeners = Listeners::default();
     succession::inherit_ports(&listeners).await;
     serve_health(&mut serving, &settings, &listeners, (&health, &registry))?;
+    let starting = serve_status(&settings, &health);
     // This comes before any change of the node: the process may end here.
     let choice = probe::choose(&settings).await?;
     node::set_oom_score(settings.configuration.oom_score_adj);
@@ -105,7 +106,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         health_listeners: service_health.listeners(),
         successors: Arc::new(handover.clone()),
     });
-    serve_status(&settings, &api);
+    starting.is_known(Arc::clone(&api));
     let pages = introspection(&settings, choice, &registry).with_api(api);
     pages.register()?;
     let pages = (Arc::new(pages), &listeners);
@@ -273,11 +274,14 @@ fn bind(settings: &Settings, address: SocketAddr, listeners: &Listeners) -> Bind
     }
 }
 
-/// Serves the API on the unix socket that the settings name.
-fn serve_status(settings: &Settings, api: &Arc<StatusApi>) {
+/// Serves the API on the unix socket that the settings name, also while it is not known what
+/// the kernel can do.
+fn serve_status(settings: &Settings, health: &Arc<Health>) -> Arc<StartingApi> {
+    let api = Arc::new(StartingApi::new(Arc::clone(health)));
     if let Some(path) = settings.own.status_socket.clone() {
-        tokio::spawn(serve::status(path, Arc::clone(api)));
+        tokio::spawn(serve::status(path, Arc::clone(&api)));
     }
+    api
 }
 
 /// Serves `pages` at the addresses that the settings name, which are among `listeners`.

@@ -86,6 +86,20 @@ fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
                 Err(answer)
             }
         });
+        // Those of the kubelet that ask by the command as well: nothing is in force yet, and
+        // the process lives.
+        for (arguments, status, words) in [
+            (&["--probe=liveness"][..], 0, ""),
+            (&["--probe=readiness"], 1, "nothing of IPv4 is in force yet"),
+            (&[], 2, "this process is starting"),
+        ] {
+            let asked = command(&node, &[&["status"], arguments].concat()).output();
+            let asked = asked.expect("running tripod");
+            assert_eq!(asked.status.code(), Some(status), "{asked:?}");
+            let said = [asked.stdout, asked.stderr].concat();
+            let said = String::from_utf8_lossy(&said).into_owned();
+            assert!(said.contains(words), "{said}");
+        }
         assert_eq!(tripod.logged(&["starting"]), 0, "{}", tripod.log());
         assert_eq!(before, state(&node), "nothing is decided yet");
 

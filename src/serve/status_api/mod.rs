@@ -7,6 +7,7 @@ mod diff;
 mod explain;
 mod node;
 mod services;
+mod starting;
 mod status;
 mod syncs;
 mod traffic;
@@ -21,7 +22,10 @@ use hyper::StatusCode;
 use jiff::Timestamp;
 use serde::Serialize;
 
-pub use self::traffic::{PortTraffic, TrafficSource};
+pub use self::{
+    starting::StartingApi,
+    traffic::{PortTraffic, TrafficSource},
+};
 use super::{
     http::{Answer, Asked, Peer, Reply},
     listeners::Listeners,

@@ -7,7 +7,7 @@ use hyper::StatusCode;
 use super::{StatusApi, refused, seconds, time, trouble, unsupported};
 use crate::{
     net::{Family, PerFamily},
-    runner::{health::Snapshot, status::FamilyStatus},
+    runner::{self, health::Snapshot, status::FamilyStatus},
     serve::http::Answer,
     services::{ServicePortName, ServicePorts},
     status_api::{
@@ -24,7 +24,7 @@ impl StatusApi {
         let families = self.runner.families();
         let ports = self.runner.ports().unwrap_or_default();
         let objects = self.objects();
-        let syncs = self.syncs_of(&families);
+        let syncs = syncs(&families, &self.health);
         let failing = failing(families.iter());
         let health_checks_failing = self.health_checks_failing();
         let mut problems = problems(&objects, &syncs, failing.total);
@@ -62,19 +62,7 @@ impl StatusApi {
     }
 
     pub(super) fn health(&self) -> Health {
-        Health {
-            api_version: VERSION.to_owned(),
-            kind: "Health".to_owned(),
-            syncs: self.syncs_of(&self.runner.families()),
-        }
-    }
-
-    fn syncs_of(&self, families: &PerFamily<FamilyStatus>) -> Vec<FamilySync> {
-        let health = self.health.snapshot();
-        let syncs = families.iter();
-        syncs
-            .map(|(family, status)| sync(family, status, &health))
-            .collect()
+        health(&self.runner.families(), &self.health)
     }
 
     /// Returns the answer to what follows from objects, while those are not known: syncs,
@@ -155,6 +143,26 @@ impl StatusApi {
             }
         })
     }
+}
+
+/// Returns what probes of the pod ask for.
+pub(super) fn health(
+    families: &PerFamily<FamilyStatus>,
+    health: &runner::health::Health,
+) -> Health {
+    Health {
+        api_version: VERSION.to_owned(),
+        kind: "Health".to_owned(),
+        syncs: syncs(families, health),
+    }
+}
+
+fn syncs(families: &PerFamily<FamilyStatus>, health: &runner::health::Health) -> Vec<FamilySync> {
+    let health = health.snapshot();
+    let syncs = families.iter();
+    syncs
+        .map(|(family, status)| sync(family, status, &health))
+        .collect()
 }
 
 fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync {

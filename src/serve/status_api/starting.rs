@@ -1,0 +1,51 @@
+//! The API from the start of the process on.
+
+use std::sync::{Arc, OnceLock};
+
+use hyper::StatusCode;
+
+use super::{StatusApi, json, refused, status};
+use crate::{
+    net::PerFamily,
+    runner::health::Health,
+    serve::http::{Asked, Reply},
+    status_api::HEALTH_PATH,
+};
+
+/// The API of a process that may not know yet what its kernel can do, which may last: probes
+/// of the pod are answered all the same, or the kubelet would end it again and again.
+#[derive(Debug)]
+pub struct StartingApi {
+    health: Arc<Health>,
+    api: OnceLock<Arc<StatusApi>>,
+}
+
+impl StartingApi {
+    /// Returns the API of a process with that health, of which nothing else is known.
+    pub fn new(health: Arc<Health>) -> StartingApi {
+        StartingApi {
+            health,
+            api: OnceLock::new(),
+        }
+    }
+
+    /// Has `api` answer from here on.
+    pub fn is_known(&self, api: Arc<StatusApi>) {
+        // It becomes known once.
+        let _ = self.api.set(api);
+    }
+
+    pub(in crate::serve) fn answer(&self, asked: Asked<'_>) -> Reply {
+        match self.api.get() {
+            Some(api) => api.answer(asked),
+            None if asked.path == HEALTH_PATH => {
+                json(&status::health(&PerFamily::default(), &self.health)).into()
+            }
+            None => {
+                let why = "this process is starting: what the kernel can do is not known yet; its \
+                           log says what that waits for";
+                refused(StatusCode::SERVICE_UNAVAILABLE, why).into()
+            }
+        }
+    }
+}
