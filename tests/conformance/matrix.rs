@@ -68,6 +68,10 @@ column with the real program, in network namespaces; the same runs are part of
   difference is tested as well: if it were not seen, the case would fail.
 - **– 1** cannot be run there, for reason 1.
 
+No case calls a Service with session affinity by several of its addresses: in nftables mode a client
+may be on another endpoint for each, and in kube-proxy's nftables mode it is on one
+([nftables mode](nftables.md)).
+
 ";
 
 /// The document, with `cell` for its cells.
