@@ -111,8 +111,7 @@ pub(super) fn table(explanation: &Explanation, detail: Detail, paint: Paint) -> 
     lines.extend(indented(&table::lines(&rows)));
     let policies = explanation.forward_policies.as_deref().unwrap_or_default();
     if !policies.is_empty() {
-        let heading =
-            "where it is forwarded, other programs drop it unless a rule of theirs accepts it:";
+        let heading = "on its way other programs drop it unless a rule of theirs accepts it:";
         lines.push(paint.paint(Tone::Warning, heading));
         lines.extend(
             policies

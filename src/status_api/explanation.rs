@@ -40,8 +40,9 @@ pub struct Explanation {
     /// version has nothing of it.
     #[serde(default)]
     pub no_endpoints: Option<NoEndpoints>,
-    /// Chains of other programs that drop it where it is forwarded, unless one of their
-    /// rules accepts it: their policy is DROP. `None`: that was not, or could not be, read.
+    /// Chains of other programs that drop it where it is forwarded, or reaches the node itself
+    /// on its way (in userspace and ipvs mode), unless one of their rules accepts it: their
+    /// policy is DROP. `None`: that was not, or could not be, read.
     pub forward_policies: Option<Vec<String>>,
     /// The other endpoints of the ServicePort, each with the reason.
     pub passed_over: Vec<PassedOver>,

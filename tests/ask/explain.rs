@@ -124,6 +124,30 @@ fn policies_of_others_that_drop_what_is_forwarded_are_named() {
     });
 }
 
+/// What Tripod's sockets get passes INPUT.
+#[test]
+fn policies_of_others_that_drop_what_is_relayed_are_named() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let _running = started_in(&lab, "userspace");
+        let to = web.cluster()[0].to_string();
+        for line in [
+            "iptables-nft -P FORWARD DROP",
+            "iptables-legacy -P INPUT DROP",
+        ] {
+            let done = lab.node.command("sh").args(["-c", line]).status();
+            assert!(done.expect("running sh").success(), "{line}");
+        }
+        let answer = explained(&lab, &["--to", &to]);
+        let chain = "chain INPUT of table filter (IPv4, iptables-legacy)";
+        assert_eq!(answer["forwardPolicies"], json!([chain]), "{answer:#}");
+        let of_node = explained(&lab, &["--to", &to, "--from", "node"]);
+        assert_eq!(of_node["forwardPolicies"], json!([]), "its own call");
+    });
+}
+
 /// What conntrack holds of `to`, with one connection open from the client pod, while the
 /// Service moves from backend `a` to `b`.
 fn a_connection_is_followed(mode: &str) {

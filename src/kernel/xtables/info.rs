@@ -1,4 +1,4 @@
-//! How large a table of the legacy engine is, and the policy of its chain FORWARD, without
+//! How large a table of the legacy engine is, and the policies of its chains, without
 //! running its program (`IPT_SO_GET_INFO`, `IPT_SO_GET_ENTRIES`,
 //! `linux/netfilter_ipv4/ip_tables.h`).
 
@@ -14,8 +14,6 @@ const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
 /// `XT_TABLE_MAXNAMELEN`.
 const NAME: usize = 32;
-/// The number of the hook forward: `NF_INET_FORWARD`.
-const FORWARD: usize = 2;
 /// Size of `struct ipt_get_entries` before the entries, in bytes.
 const ENTRIES: usize = 40;
 /// Size of `struct xt_entry_target`, behind which a standard target has its verdict.
@@ -61,12 +59,21 @@ pub fn size(family: Family, table: &str) -> io::Result<Size> {
     })
 }
 
-/// Returns whether the legacy chain FORWARD of table filter drops what none of its rules
-/// accepts. The table has to be there: asking for it makes it.
+/// A chain of table filter, by the number of its hook (`linux/netfilter.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilterChain {
+    /// INPUT: `NF_INET_LOCAL_IN`.
+    Input = 1,
+    /// FORWARD: `NF_INET_FORWARD`.
+    Forward = 2,
+}
+
+/// Returns whether the legacy `chain` of table filter drops what none of its rules accepts.
+/// The table has to be there: asking for it makes it.
 ///
 /// # Errors
 /// As [`size`]; also when the table changes meanwhile (EAGAIN).
-pub fn forward_drops(family: Family) -> io::Result<bool> {
+pub fn drops(family: Family, chain: FilterChain) -> io::Result<bool> {
     let (socket, info) = info(family, "filter")?;
     // struct ipt_get_entries: the table's name and size, and padding, before the entries.
     let mut answer = vec![0u8; ENTRIES + info.size as usize];
@@ -87,7 +94,11 @@ pub fn forward_drops(family: Family) -> io::Result<bool> {
     if done != 0 {
         return Err(io::Error::last_os_error());
     }
-    let policy = verdict(family, &answer[ENTRIES..], info.underflow[FORWARD] as usize);
+    let policy = verdict(
+        family,
+        &answer[ENTRIES..],
+        info.underflow[chain as usize] as usize,
+    );
     policy
         .map(|verdict| verdict == DROP)
         .ok_or_else(|| io::Error::other("entries that do not fit the table"))
@@ -199,16 +210,23 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_of_forward_is_read() {
+    fn the_policies_of_chains_are_read() {
         in_each_family(|family, run| {
-            assert!(!forward_drops(family).unwrap(), "{family}");
+            let policies = || {
+                let chains = [FilterChain::Input, FilterChain::Forward];
+                chains.map(|chain| drops(family, chain).unwrap())
+            };
+            assert_eq!(policies(), [false, false], "{family}");
             run("-A INPUT -j DROP");
             run("-A FORWARD -j DROP");
-            assert!(!forward_drops(family).unwrap(), "{family}: a rule alone");
+            assert_eq!(policies(), [false, false], "{family}: a rule alone");
             run("-P FORWARD DROP");
-            assert!(forward_drops(family).unwrap(), "{family}");
+            assert_eq!(policies(), [false, true], "{family}");
             run("-F FORWARD");
-            assert!(forward_drops(family).unwrap(), "{family}: without rules");
+            assert_eq!(policies(), [false, true], "{family}: without rules");
+            run("-P INPUT DROP");
+            run("-P FORWARD ACCEPT");
+            assert_eq!(policies(), [true, false], "{family}");
         });
     }
 }

@@ -6,8 +6,8 @@
 mod behaviour;
 mod connections;
 mod decide;
-mod forward;
 mod frontend;
+mod policies;
 mod ranges;
 #[cfg(test)]
 mod tests;
@@ -18,7 +18,7 @@ use self::decide::decide;
 pub use self::{
     behaviour::{Behaviour, Loopback, OtherPorts, Pods, Rules, Selection},
     connections::{Connection, Stale, connections, stale},
-    forward::dropping_chains,
+    policies::{Passed, dropping_chains},
 };
 use crate::{
     kernel::netlink,

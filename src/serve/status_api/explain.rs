@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     net::{Family, ModeName, Protocol},
-    runner::question::{self, Caller, Explained, Origin, Packet, Reading, Verdict},
+    runner::question::{self, Caller, Explained, Origin, Packet, Passed, Reading, Verdict},
     serve::http::{Answer, Reply},
     services::ServicePort,
     status_api::{
@@ -204,21 +204,27 @@ async fn explained(
     explanation(&api.about, &packet, explained, policies, (found, error))
 }
 
-/// Returns which chains of other programs drop what is forwarded, where the packet may be:
-/// what the node sends itself, or userspace mode, is not.
+/// Returns which chains of other programs drop such a packet where it passes them; what the
+/// node sends itself passes none of them.
 async fn policies(
     of: &question::Explanation,
     mode: ModeName,
     family: Family,
 ) -> Option<Vec<String>> {
-    let is_forwarded = of.verdict == Verdict::Forwarded
-        && of.origin != Origin::Node
-        && mode != ModeName::Userspace;
-    if !is_forwarded {
+    let passed: &[Passed] = match (of.verdict, mode) {
+        _ if of.origin == Origin::Node => &[],
+        // To a socket of Tripod.
+        (Verdict::Answered, _) | (Verdict::Forwarded, ModeName::Userspace) => &[Passed::Input],
+        // IPVS is behind INPUT, and the answers of real servers pass FORWARD.
+        (Verdict::Forwarded, ModeName::Ipvs) => &[Passed::Input, Passed::Forward],
+        (Verdict::Forwarded, ModeName::Nftables | ModeName::Iptables) => &[Passed::Forward],
+        _ => &[],
+    };
+    if passed.is_empty() {
         return Some(Vec::new());
     }
-    let read = question::dropping_chains(family).await;
-    read.inspect_err(|error| tracing::info!("policies of the hook forward: {error}"))
+    let read = question::dropping_chains(family, passed).await;
+    read.inspect_err(|error| tracing::info!("policies of other programs' chains: {error}"))
         .ok()
 }
 

@@ -1,0 +1,90 @@
+//! Chains that drop what passes them unless a rule of theirs accepts it. They are other
+//! programs', as Docker's, which gives FORWARD this policy, or a firewall's: no mode of
+//! Tripod has such a chain.
+
+use std::io;
+
+use crate::{
+    kernel::{
+        netlink::Error,
+        nftables::{Hook, Policy, Rules},
+        xtables::{Engine, info},
+    },
+    net::Family,
+};
+
+/// A place that packets of others pass on their way through the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passed {
+    /// What is for the node itself: its sockets, and IPVS.
+    Input,
+    /// What the node forwards.
+    Forward,
+}
+
+/// Returns the chains that drop packets of `family` at `passed`, unless one of their rules
+/// accepts them. They are read on a thread of their own.
+///
+/// # Errors
+/// When the chains of an engine that is there cannot be read.
+pub async fn dropping_chains(
+    family: Family,
+    passed: &'static [Passed],
+) -> Result<Vec<String>, Error> {
+    // The socket belongs to the network namespace of the thread that opens it.
+    let mut rules = Rules::open()?;
+    let done = tokio::task::spawn_blocking(move || {
+        let mut found = Vec::new();
+        for place in passed {
+            found.extend(of_nf_tables(&mut rules, family, *place));
+            if Engine::Legacy.has_table(family, "filter") && info::drops(family, place.chain())? {
+                found.push(place.legacy(family));
+            }
+        }
+        Ok(found)
+    });
+    let done = done
+        .await
+        .unwrap_or_else(|ended| Err(io::Error::other(ended)));
+    done.map_err(|source| Error::Socket {
+        operation: "read",
+        object: format!("table filter ({family}, iptables-legacy)"),
+        source,
+    })
+}
+
+impl Passed {
+    fn hook(self) -> Hook {
+        match self {
+            Passed::Input => Hook::Input,
+            Passed::Forward => Hook::Forward,
+        }
+    }
+
+    fn chain(self) -> info::FilterChain {
+        match self {
+            Passed::Input => info::FilterChain::Input,
+            Passed::Forward => info::FilterChain::Forward,
+        }
+    }
+
+    fn legacy(self, family: Family) -> String {
+        let name = match self {
+            Passed::Input => "INPUT",
+            Passed::Forward => "FORWARD",
+        };
+        format!("chain {name} of table filter ({family}, iptables-legacy)")
+    }
+}
+
+/// Returns those of nf_tables, none where the kernel has none.
+fn of_nf_tables(rules: &mut Rules, family: Family, place: Passed) -> Vec<String> {
+    let chains = rules.at_hook(family, place.hook()).unwrap_or_default();
+    let drops = chains.into_iter().filter(|(_, chain)| {
+        let base = chain.base;
+        base.is_some_and(|base| base.policy == Policy::Drop)
+    });
+    drops
+        .map(|(table, chain)| format!("chain {} of table {table} (nf_tables)", chain.name))
+        .collect()
+}
