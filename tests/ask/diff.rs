@@ -17,11 +17,36 @@ use crate::lab::{
 };
 
 /// Has another program change something, and says what `tripod diff` must name.
-struct Change {
+pub struct Change {
     /// What is run, in the namespace of the node.
-    command: &'static str,
+    pub command: &'static str,
     /// Words of the line that names it.
-    named: &'static [&'static str],
+    pub named: &'static [&'static str],
+}
+
+impl Change {
+    /// Makes the change over and over until the command `arguments` names it, and exits with
+    /// `status`: the proxy may have repaired it before it is asked.
+    pub fn is_named(&self, lab: &Lab, arguments: &[&str], status: i32) {
+        let Change { command, named } = self;
+        let again = format!("while :; do {command}; sleep 0.05; done");
+        let mut shell = lab.node.command("sh");
+        // What is gone already need not go again.
+        shell.args(["-c", &again]).stderr(Stdio::null());
+        let mut running = shell.spawn().expect("running sh");
+        eventually(&format!("{command} is named"), BESIDE_REPAIRS, || {
+            let printed = tripod(&lab.node, arguments);
+            let mut lines = printed.text.lines();
+            let names = |line: &str| named.iter().all(|words| line.contains(words));
+            if lines.any(names) && printed.status == Some(status) {
+                Ok(())
+            } else {
+                Err(format!("{printed:?}"))
+            }
+        });
+        let ended = running.kill().and_then(|()| running.wait());
+        ended.expect("the end of sh");
+    }
 }
 
 fn diff(lab: &Lab) -> Printed {
@@ -39,28 +64,10 @@ fn nothing_differs(lab: &Lab) {
 /// keeps a guest's one processor busy.
 const BESIDE_REPAIRS: Duration = Duration::from_secs(30);
 
-/// Makes each change over and over until it is seen: the proxy may have repaired it before it
-/// is asked.
 fn changes_are_named(lab: &Lab, changes: &[Change]) {
     nothing_differs(lab);
-    for Change { command, named } in changes {
-        let again = format!("while :; do {command}; sleep 0.05; done");
-        let mut shell = lab.node.command("sh");
-        // What is gone already need not go again.
-        shell.args(["-c", &again]).stderr(Stdio::null());
-        let mut running = shell.spawn().expect("running sh");
-        eventually(&format!("{command} is named"), BESIDE_REPAIRS, || {
-            let printed = diff(lab);
-            let mut lines = printed.text.lines();
-            let names = |line: &str| named.iter().all(|words| line.contains(words));
-            if lines.any(names) && printed.status == Some(1) {
-                Ok(())
-            } else {
-                Err(format!("{printed:?}"))
-            }
-        });
-        let ended = running.kill().and_then(|()| running.wait());
-        ended.expect("the end of sh");
+    for change in changes {
+        change.is_named(lab, &["diff"], 1);
         let json = tripod(&lab.node, &["diff", "--output=json"]).json();
         assert_eq!(json["kind"], "Diff");
         let yaml = tripod(&lab.node, &["diff", "-o", "yaml"]);
@@ -347,5 +354,6 @@ fn nothing_is_asked_of_a_mode_in_its_first_sync() {
 
 #[test]
 fn guest_full_ask_diff() {
-    in_guest(Profile::Full, &["ask::diff::in_ipvs_mode"], &[]);
+    let tests = ["ask::diff::in_ipvs_mode", "ask::explain::in_ipvs_mode"];
+    in_guest(Profile::Full, &tests, &[]);
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use super::{SOON, started, started_in, tripod};
+use super::{SOON, diff::Change, started, started_in, tripod};
 use crate::lab::{BACKEND_PORT, Capture, Lab, Service, Share, Tripod, eventually, run, say, tcp};
 
 fn explained(lab: &Lab, arguments: &[&str]) -> Value {
@@ -398,4 +398,36 @@ fn what_is_gone_is_missing_in_iptables_mode() {
     ] {
         what_is_gone_is_missing(Capture::Redirect, started, named, breakage);
     }
+}
+
+/// What is missing of the Service itself is shown beside what is there.
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn in_ipvs_mode() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a", "b"]).publish(&web, &["a", "b"]);
+        let _running = started_in(&lab, "ipvs");
+        let to = web.cluster()[0].to_string();
+        let asked = ["explain", "-o", "wide", "--to", &to];
+        let there = tripod(&lab.node, &asked).text;
+        assert!(!there.contains("missing"), "{there}");
+        for change in [
+            Change {
+                command: "ipvsadm -D -t 10.96.0.1:80",
+                named: &["missing", "virtual server 10.96.0.1:80/TCP"],
+            },
+            Change {
+                command: "ipvsadm -d -t 10.96.0.1:80 -r 10.244.0.11:8080",
+                named: &["missing", "real server 10.244.0.11:8080"],
+            },
+            Change {
+                command: "ipset del KUBE-CLUSTER-IP 10.96.0.1,tcp:80",
+                named: &["missing", "member 10.96.0.1,tcp:80 of set KUBE-CLUSTER-IP"],
+            },
+        ] {
+            change.is_named(&lab, &asked, 0);
+        }
+    });
 }
