@@ -1,10 +1,18 @@
 //! Waits until the configuration file is changed.
 
-use std::{io, path::PathBuf};
+use std::{
+    fs::File,
+    io::{self, Read, Seek},
+    path::PathBuf,
+    time::Duration,
+};
 
 use nix::{errno::Errno, sys::inotify::AddWatchFlags};
 
 use crate::kernel::inotify;
+
+/// Time from one reading of the file to the next where inotify cannot be had.
+const READ_PERIOD: Duration = Duration::from_secs(10);
 
 /// A configuration file that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,9 +33,43 @@ pub struct ConfigFile {
 /// file in its place and does not end the program, so that a changed ConfigMap
 /// does not restart the proxies of all nodes at once.
 ///
+/// Where inotify fails, as beyond `fs.inotify.max_user_instances`, the file is read every
+/// 10 s instead; that it was renamed is not noticed then. kube-proxy does not start there, but
+/// all users of a node share that limit, and a proxy that ends serves nothing.
+///
 /// # Errors
-/// When the file cannot be watched.
+/// When the file cannot be opened.
 pub async fn watch_file(file: &ConfigFile) -> io::Result<()> {
+    match notified(file).await {
+        Ok(()) => Ok(()),
+        Err(error) => read_regularly(file, &error).await,
+    }
+}
+
+/// Ends when the file that is at the path now has another text than the one that was read;
+/// `why` inotify does not tell is logged.
+async fn read_regularly(file: &ConfigFile, why: &io::Error) -> io::Result<()> {
+    let path = file.path.display();
+    // Open all the while: it is the file that counts, not the name.
+    let mut open = File::open(&file.path)?;
+    tracing::warn!(
+        "{path}: inotify does not tell of changes ({why}), the file is read every {READ_PERIOD:?} \
+         instead; raise fs.inotify.max_user_instances or max_user_watches if they are used up, \
+         and start this program again"
+    );
+    loop {
+        let mut text = Vec::new();
+        // A reading that fails says nothing of the text.
+        let read = open.rewind().and_then(|()| open.read_to_end(&mut text));
+        if read.is_ok() && text != file.text.as_bytes() {
+            return Ok(());
+        }
+        tokio::time::sleep(READ_PERIOD).await;
+    }
+}
+
+/// As [`watch_file`], by inotify alone.
+async fn notified(file: &ConfigFile) -> io::Result<()> {
     let inotify = inotify::open()?;
     let changes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_MOVE_SELF;
     inotify.get_ref().add_watch(&file.path, changes)?;
@@ -127,6 +169,26 @@ mod tests {
         assert!(ends("write", write).await);
         let rename = |dir: &Path| fs::rename(dir.join("config"), dir.join("x")).expect("rename");
         assert!(ends("rename", rename).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_inotify_the_file_is_read_regularly() {
+        let folder = Folder::new("without-inotify");
+        let (file, path) = (folder.file("config"), folder.0.join("config"));
+        let exhausted = io::Error::from(Errno::EMFILE);
+        let mut watch = pin!(read_regularly(&file, &exhausted));
+        assert!(timeout(10 * READ_PERIOD, &mut watch).await.is_err());
+        fs::write(&path, "new").expect("write");
+        let watch = timeout(2 * READ_PERIOD, &mut watch).await;
+        watch.expect("it ends").expect("it can be read");
+
+        fs::write(&path, "old").expect("write");
+        let mut watch = pin!(read_regularly(&file, &exhausted));
+        assert!(now(&mut watch).await.is_pending());
+        fs::write(folder.0.join("next"), "new").expect("write");
+        fs::rename(folder.0.join("next"), &path).expect("rename");
+        let watch = timeout(10 * READ_PERIOD, &mut watch).await;
+        assert!(watch.is_err(), "it is another file");
     }
 
     #[tokio::test]

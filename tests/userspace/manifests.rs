@@ -1,13 +1,16 @@
 //! Bad input is named, once, and leaves everything else running.
 
-use super::{comes_to_reach, reaches};
-use crate::lab::{Lab, Service, ask};
+use std::fs;
+
+use super::{SOON, comes_to_reach, reaches};
+use crate::lab::{Lab, Service, Tripod, ask, eventually, tripod_binary};
 
 on_local_capture!(
     oddities_are_named_once_and_the_rest_works,
     a_broken_edit_keeps_the_last_good_version,
     a_swapped_volume_is_followed,
     yaml_with_several_documents_works,
+    files_are_read_regularly_where_inotify_is_used_up,
 );
 
 const YAML: &str = include_str!("hello.yaml");
@@ -82,11 +85,11 @@ fn a_swapped_volume_is_followed(lab: &mut Lab) {
     let folder = lab.manifests().to_owned();
     let version = |name: &str, endpoints: &[&str]| {
         lab.publish(&web, endpoints);
-        std::fs::create_dir(folder.join(name)).expect("a version");
-        std::fs::rename(folder.join("web.json"), folder.join(name).join("web.json"))
+        fs::create_dir(folder.join(name)).expect("a version");
+        fs::rename(folder.join("web.json"), folder.join(name).join("web.json"))
             .expect("moving a manifest");
         symlink(name, folder.join("..data_tmp")).expect("a link");
-        std::fs::rename(folder.join("..data_tmp"), folder.join("..data")).expect("the swap");
+        fs::rename(folder.join("..data_tmp"), folder.join("..data")).expect("the swap");
     };
     version("..2026_01", &["a"]);
     symlink("..data/web.json", folder.join("web.json")).expect("a link");
@@ -94,13 +97,13 @@ fn a_swapped_volume_is_followed(lab: &mut Lab) {
     reaches("at first", &["a"], || ask(&lab.client, web.cluster()[0]));
 
     // `publish` renames over the file of that name: prepare elsewhere.
-    let text = std::fs::read_to_string(folder.join("web.json")).expect("the manifest");
+    let text = fs::read_to_string(folder.join("web.json")).expect("the manifest");
     let (a, b) = ("10.244.0.11", "10.244.0.12");
-    std::fs::create_dir(folder.join("..2026_02")).expect("a version");
-    std::fs::write(folder.join("..2026_02/web.json"), text.replace(a, b)).expect("a manifest");
+    fs::create_dir(folder.join("..2026_02")).expect("a version");
+    fs::write(folder.join("..2026_02/web.json"), text.replace(a, b)).expect("a manifest");
     symlink("..2026_02", folder.join("..data_tmp")).expect("a link");
-    std::fs::rename(folder.join("..data_tmp"), folder.join("..data")).expect("the swap");
-    std::fs::remove_dir_all(folder.join("..2026_01")).expect("the old version");
+    fs::rename(folder.join("..data_tmp"), folder.join("..data")).expect("the swap");
+    fs::remove_dir_all(folder.join("..2026_01")).expect("the old version");
     comes_to_reach("after the swap", &["b"], || {
         ask(&lab.client, web.cluster()[0])
     });
@@ -120,4 +123,43 @@ fn yaml_with_several_documents_works(lab: &mut Lab) {
     );
     lab.remove("hello.yml");
     super::comes_to_fail("a removed file", || ask(&lab.client, to));
+}
+
+/// Limits of inotify are of the user, whose other programs may have used them up.
+fn files_are_read_regularly_where_inotify_is_used_up(lab: &mut Lab) {
+    let file = "/run/config.yaml";
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                mode: userspace\nhostnameOverride: node\n\
+                healthzBindAddress: 127.0.0.1:11000\nmetricsBindAddress: 127.0.0.1:12000\n";
+    for (limit, says) in [
+        ("max_inotify_instances", "the file is read every 10s"),
+        ("max_inotify_watches", "scanning every 1 s instead"),
+    ] {
+        fs::write(file, text).expect("a configuration file");
+        let manifests = lab.manifests().to_owned();
+        let mut command = lab.node.command("unshare");
+        let limited =
+            format!("echo 0 > /proc/sys/user/{limit} && ip link set lo up && exec \"$@\"");
+        command.args(["-Urn", "sh", "-c", &limited, "sh"]);
+        command
+            .arg(tripod_binary())
+            .args(["--config", file, "--userspace-capture=local"]);
+        command.arg("--manifests").arg(&manifests);
+        let mut tripod = Tripod::spawn(command);
+        let comes = |tripod: &Tripod, words: &str| {
+            eventually(words, 4 * SOON, || match tripod.logged(&[words]) {
+                0 => Err(tripod.log()),
+                _ => Ok(()),
+            });
+        };
+        comes(&tripod, says);
+        comes(&tripod, "scanning every 1 s instead");
+        comes(&tripod, "first sync: over");
+        lab.write("broken.yaml", "kind: [");
+        comes(&tripod, "broken.yaml");
+        fs::write(file, format!("{text}oomScoreAdj: -998\n")).expect("a change");
+        comes(&tripod, "was changed");
+        assert!(!tripod.ended().success());
+        fs::remove_file(manifests.join("broken.yaml")).expect("it is there");
+    }
 }

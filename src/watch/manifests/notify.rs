@@ -9,7 +9,10 @@ use std::{
     time::Instant,
 };
 
-use nix::sys::inotify::{AddWatchFlags, InotifyEvent, WatchDescriptor};
+use nix::{
+    errno::Errno,
+    sys::inotify::{AddWatchFlags, InotifyEvent, WatchDescriptor},
+};
 use tokio::io::unix::AsyncFd;
 
 use super::disk::is_manifest;
@@ -22,6 +25,8 @@ pub(super) struct Notify {
     dir_watch: Option<WatchDescriptor>,
     /// The nearest existing folder above, where `dir` would appear.
     above_watch: Option<WatchDescriptor>,
+    /// Why the folder, which is there, is not watched: a limit of the kernel.
+    pub(super) refused: Option<Errno>,
 }
 
 /// Notifications that no scan has dealt with yet.
@@ -49,6 +54,7 @@ impl Notify {
             dir: dir.to_owned(),
             dir_watch: None,
             above_watch: None,
+            refused: None,
         };
         notify.arm();
         Ok(notify)
@@ -79,7 +85,10 @@ impl Notify {
         });
         // The folder comes last: adding a watch replaces that of the same
         // folder under another name, and this one has more flags.
-        let dir = inotify.add_watch(&self.dir, content).ok();
+        let dir = inotify.add_watch(&self.dir, content);
+        let is_limit = |errno: &Errno| matches!(errno, Errno::ENOSPC | Errno::ENOMEM);
+        self.refused = dir.err().filter(is_limit);
+        let dir = dir.ok();
         let moved = self.dir_watch != dir;
         for (old, new) in [(self.dir_watch, dir), (self.above_watch, above)] {
             if let Some(old) = old

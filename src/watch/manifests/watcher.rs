@@ -4,14 +4,15 @@ use std::{
     collections::BTreeSet,
     ffi::OsString,
     io,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use tokio::time::timeout;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::notify::{Notifications, Notify};
+use crate::log_once::LogOnce;
 
 /// A burst is over when no notification came for this long.
 pub(super) const QUIET: Duration = Duration::from_millis(20);
@@ -19,7 +20,7 @@ pub(super) const QUIET: Duration = Duration::from_millis(20);
 const LONGEST_BURST: Duration = Duration::from_millis(200);
 /// A file whose writer neither writes on nor closes it is read after this.
 const WRITER_STALLS: Duration = Duration::from_secs(2);
-/// Time between two scans where the kernel has no inotify instance to spare.
+/// Time between two scans where the kernel has no inotify instance, or watch, to spare.
 const SCAN_PERIOD_WITHOUT_INOTIFY: Duration = Duration::from_secs(1);
 
 /// The kernel's notifications about the folder, where inotify works.
@@ -27,40 +28,65 @@ pub(super) struct FolderWatcher {
     notify: Option<Notify>,
     pub(super) notifications: Notifications,
     scan_period: Duration,
+    dir: PathBuf,
+    /// Why the folder cannot be watched.
+    refused: LogOnce,
 }
 
 impl FolderWatcher {
     pub(super) fn open(dir: &Path, scan_period: Duration) -> FolderWatcher {
-        let notify = Notify::open(dir).inspect_err(|error| {
-            warn!(
-                "{}: changes cannot be followed by inotify ({error}); scanning every {} s instead",
-                dir.display(),
-                SCAN_PERIOD_WITHOUT_INOTIFY.as_secs()
-            );
-        });
-        FolderWatcher {
-            notify: notify.ok(),
+        let mut watcher = FolderWatcher {
+            notify: None,
             notifications: Notifications::default(),
             scan_period,
+            dir: dir.to_owned(),
+            refused: LogOnce::default(),
+        };
+        match Notify::open(dir) {
+            Ok(notify) => watcher.notify = Some(notify),
+            Err(error) => watcher.report_refused(&error),
+        }
+        watcher
+    }
+
+    fn report_refused(&mut self, error: &io::Error) {
+        if self.refused.differs(&error.to_string()) {
+            warn!(
+                "{}: changes cannot be followed by inotify ({error}); scanning every {} s instead; \
+                 raise fs.inotify.max_user_instances or max_user_watches if they are used up",
+                self.dir.display(),
+                SCAN_PERIOD_WITHOUT_INOTIFY.as_secs()
+            );
         }
     }
 
     pub(super) fn arm(&mut self) {
-        if let Some(notify) = &mut self.notify
-            && notify.arm()
-        {
+        let Some(notify) = &mut self.notify else {
+            return;
+        };
+        if notify.arm() {
             // Another folder has the name now: nothing known of the files of
             // the old one holds for those of the new one.
             self.notifications.being_written.clear();
+        }
+        match notify.refused {
+            Some(errno) => self.report_refused(&errno.into()),
+            None if self.refused.end() => {
+                info!(
+                    "{}: changes are followed by inotify again",
+                    self.dir.display()
+                );
+            }
+            None => {}
         }
     }
 
     /// Waits until a scan is due and the current burst of changes is over.
     pub(super) async fn wait(&mut self) {
         let started = Instant::now();
-        let pause = match self.notify {
-            Some(_) => self.scan_period,
-            None => SCAN_PERIOD_WITHOUT_INOTIFY,
+        let pause = match &self.notify {
+            Some(notify) if notify.refused.is_none() => self.scan_period,
+            _ => SCAN_PERIOD_WITHOUT_INOTIFY,
         };
         while !self.notifications.scan_due {
             let stalled = self
