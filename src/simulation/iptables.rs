@@ -12,7 +12,7 @@ use prometheus::Registry;
 use super::{
     docker,
     random::Random,
-    subject::{PROGRAM_HANGS, Removals, Repairs, Rules, StaysOn, Subject},
+    subject::{PROGRAM_HANGS, Promises, Removals, Repairs, Rules, StaysOn, Subject},
     world,
 };
 use crate::{
@@ -65,6 +65,25 @@ fn is_ours(chain: &str) -> bool {
     chain.starts_with("KUBE-") && chain != "KUBE-FIREWALL"
 }
 
+impl Promises for OfIptables {
+    fn remember(&self, state: &mut State, _: Family, update: &Update) {
+        state.xtables.remember(update);
+    }
+
+    fn stays_on(&self) -> StaysOn {
+        StaysOn::Any
+    }
+
+    /// What leads to it is replaced in one transaction with all that it leads to.
+    fn closes_what_is_left_out(&self) -> bool {
+        false
+    }
+
+    fn patience(&self) -> Duration {
+        PROGRAM_HANGS
+    }
+}
+
 impl Rules for OfIptables {
     fn prepare(&self, state: &mut State) {
         state.xtables.engine = self.0;
@@ -72,14 +91,6 @@ impl Rules for OfIptables {
 
     fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
         state.outcomes_by_rules(family, packet, own)
-    }
-
-    fn remember(&self, state: &mut State, _: Family, update: &Update) {
-        state.xtables.remember(update);
-    }
-
-    fn stays_on(&self) -> StaysOn {
-        StaysOn::Any
     }
 
     fn repairs(&self) -> Repairs {
@@ -90,11 +101,6 @@ impl Rules for OfIptables {
     /// chains that do not change.
     fn removals(&self, unfinished: &[String]) -> Removals {
         Removals::of(unfinished)
-    }
-
-    /// What leads to it is replaced in one transaction with all that it leads to.
-    fn closes_what_is_left_out(&self) -> bool {
-        false
     }
 
     fn noticed_after_a_sync(&self) -> Duration {
@@ -112,10 +118,6 @@ impl Rules for OfIptables {
     fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>) {
         let text = |(service, _)| format!("default/web-{service}:p");
         state.xtables.refuse(refused.map(text));
-    }
-
-    fn patience(&self) -> Duration {
-        PROGRAM_HANGS
     }
 }
 

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use super::{
     faults::Faults,
     random::Random,
-    subject::{PROGRAM_HANGS, Removals, Repairs, Rules, Subject},
+    subject::{PROGRAM_HANGS, Promises, Removals, Repairs, Rules, Subject},
     world::{self, Called, ExternalPolicy, Flow, Spec},
 };
 use crate::{
@@ -97,26 +97,9 @@ fn connection(packet: &Packet, real: SocketAddr) -> Connection {
     }
 }
 
-impl Rules for OfIpvs {
-    fn prepare(&self, state: &mut State) {
-        state.xtables.engine = self.0;
-        world::add_link(state);
-    }
-
-    fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
-        state.outcomes_by_ipvs(family, packet, own)
-    }
-
+impl Promises for OfIpvs {
     fn remember(&self, state: &mut State, _: Family, update: &Update) {
         state.ipvs.remember(update);
-    }
-
-    fn connect(&self, state: &mut State, packet: &Packet, to: SocketAddr) {
-        state.ipvs.connect(connection(packet, to));
-    }
-
-    fn disconnect(&self, state: &mut State, packet: &Packet, to: SocketAddr) {
-        state.ipvs.disconnect(&connection(packet, to));
     }
 
     /// While the rules of source ranges cannot be written, virtual servers that are open go on,
@@ -149,13 +132,36 @@ impl Rules for OfIpvs {
         ExternalPolicy::OfAll
     }
 
-    fn repairs(&self) -> Repairs {
-        Repairs::FullWithoutFault
-    }
-
     /// Rules are written beside the syncs, and after a failure once in half a minute at least.
     fn recovers_within(&self) -> Duration {
         Duration::from_secs(45)
+    }
+
+    fn patience(&self) -> Duration {
+        PROGRAM_HANGS
+    }
+}
+
+impl Rules for OfIpvs {
+    fn prepare(&self, state: &mut State) {
+        state.xtables.engine = self.0;
+        world::add_link(state);
+    }
+
+    fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
+        state.outcomes_by_ipvs(family, packet, own)
+    }
+
+    fn connect(&self, state: &mut State, packet: &Packet, to: SocketAddr) {
+        state.ipvs.connect(connection(packet, to));
+    }
+
+    fn disconnect(&self, state: &mut State, packet: &Packet, to: SocketAddr) {
+        state.ipvs.disconnect(&connection(packet, to));
+    }
+
+    fn repairs(&self) -> Repairs {
+        Repairs::FullWithoutFault
     }
 
     /// What does not show without reading everything is noticed by the next full sync.
@@ -235,10 +241,6 @@ impl Rules for OfIpvs {
     fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>) {
         let at = |(service, errno)| (errno, world::cluster_ip(service));
         state.ipvs.refuse(refused.map(at));
-    }
-
-    fn patience(&self) -> Duration {
-        PROGRAM_HANGS
     }
 }
 

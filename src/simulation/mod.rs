@@ -13,6 +13,7 @@ mod docker;
 mod faults;
 mod iptables;
 mod ipvs;
+mod named_cases;
 mod nftables;
 mod probes;
 mod process;

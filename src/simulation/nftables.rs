@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::{
     random::Random,
-    subject::{Rules, Subject},
+    subject::{Promises, Rules, Subject},
     world,
 };
 use crate::{
@@ -61,13 +61,15 @@ impl Subject for OfNftables {
     }
 }
 
+impl Promises for OfNftables {
+    fn remember(&self, state: &mut State, family: Family, update: &Update) {
+        state.nftables.remember(family, TABLE, update);
+    }
+}
+
 impl Rules for OfNftables {
     fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes {
         state.nftables.outcomes(family, packet, own)
-    }
-
-    fn remember(&self, state: &mut State, family: Family, update: &Update) {
-        state.nftables.remember(family, TABLE, update);
     }
 
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family> {

@@ -108,15 +108,8 @@ pub(super) trait Subject: Rules + Copy + 'static {
     }
 }
 
-/// What of the kernel a mode changes.
-pub(super) trait Rules: Send {
-    /// Prepares the kernel before the first process begins.
-    fn prepare(&self, _: &mut State) {}
-
-    /// Returns all that may become of a packet of `family` on a node that has the addresses
-    /// `own`.
-    fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes;
-
+/// How a mode treats clients and changes, whatever it has in the kernel.
+pub(super) trait Promises: Send {
     /// Has the kernel remember what it does when a packet is led so.
     fn remember(&self, state: &mut State, family: Family, update: &Update);
 
@@ -124,21 +117,6 @@ pub(super) trait Rules: Send {
     /// stays on.
     fn stays_on(&self) -> StaysOn {
         StaysOn::OfKind
-    }
-
-    /// Has the kernel know of a connection that was led to an endpoint, where that is not
-    /// connection tracking alone.
-    fn connect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
-
-    /// Returns where connection tracking leads a flow of UDP from which its first packet was
-    /// led to the endpoint `to`.
-    fn tracked(&self, _: &State, _: Family, _: &Packet, to: SocketAddr) -> SocketAddr {
-        to
-    }
-
-    /// Returns whether a Service is served where connection tracking leads its flows of UDP.
-    fn serves(&self, spec: &Spec, at: SocketAddr) -> bool {
-        spec.serving().any(|to| to == at)
     }
 
     /// Returns whether a change of a Service that is, or is not, `in_force` otherwise comes in
@@ -159,15 +137,67 @@ pub(super) trait Rules: Send {
         true
     }
 
-    /// Returns what keeps a connection open in the process, until it is dropped.
-    fn accept(&self, _: &Packet) -> Option<Open> {
-        None
-    }
-
     /// Has the process leave to the next one what it knows of its clients. Returns whether it
     /// did.
     fn leave(&self) -> bool {
         false
+    }
+
+    /// Returns whether callers are masqueraded, or not, by rules that are in force before a
+    /// Service is called so, although the program that writes them may have failed.
+    fn has_source_rules(&self, _: Called, _program_failed: bool) -> bool {
+        true
+    }
+
+    /// Returns whether a connection goes on where its Service is to be so, or is to be gone.
+    fn goes_on(&self, _: &Flow, _: Option<&Spec>) -> bool {
+        true
+    }
+
+    /// Returns who is led to endpoints of this node alone, where the external policy is
+    /// Local.
+    fn external_policy(&self) -> ExternalPolicy {
+        ExternalPolicy::OfOutside
+    }
+
+    /// Returns for how long after something went wrong a Service may not be in force for it.
+    fn recovers_within(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Returns how long a call may take that is not answered.
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// What of the kernel a mode changes.
+pub(super) trait Rules: Promises {
+    /// Prepares the kernel before the first process begins.
+    fn prepare(&self, _: &mut State) {}
+
+    /// Returns all that may become of a packet of `family` on a node that has the addresses
+    /// `own`.
+    fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes;
+
+    /// Has the kernel know of a connection that was led to an endpoint, where that is not
+    /// connection tracking alone.
+    fn connect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
+
+    /// Returns where connection tracking leads a flow of UDP from which its first packet was
+    /// led to the endpoint `to`.
+    fn tracked(&self, _: &State, _: Family, _: &Packet, to: SocketAddr) -> SocketAddr {
+        to
+    }
+
+    /// Returns whether a Service is served where connection tracking leads its flows of UDP.
+    fn serves(&self, spec: &Spec, at: SocketAddr) -> bool {
+        spec.serving().any(|to| to == at)
+    }
+
+    /// Returns what keeps a connection open in the process, until it is dropped.
+    fn accept(&self, _: &Packet) -> Option<Open> {
+        None
     }
 
     /// Returns what is open and must be closed at any time in a family, beside calls of
@@ -197,25 +227,8 @@ pub(super) trait Rules: Send {
         true
     }
 
-    /// Returns whether callers are masqueraded, or not, by rules that are in force before a
-    /// Service is called so, although the program that writes them may have failed.
-    fn has_source_rules(&self, _: Called, _program_failed: bool) -> bool {
-        true
-    }
-
     /// Has a connection end.
     fn disconnect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
-
-    /// Returns whether a connection goes on where its Service is to be so, or is to be gone.
-    fn goes_on(&self, _: &Flow, _: Option<&Spec>) -> bool {
-        true
-    }
-
-    /// Returns who is led to endpoints of this node alone, where the external policy is
-    /// Local.
-    fn external_policy(&self) -> ExternalPolicy {
-        ExternalPolicy::OfOutside
-    }
 
     /// Returns which changes by others a sync repairs that comes in force.
     fn repairs(&self) -> Repairs {
@@ -225,11 +238,6 @@ pub(super) trait Rules: Send {
     /// Returns whether a call is the first by which a sync reads the rules of `family`.
     fn reads(&self, call: Call, family: Family) -> bool {
         call == Call::Save(family)
-    }
-
-    /// Returns for how long after something went wrong a Service may not be in force for it.
-    fn recovers_within(&self) -> Duration {
-        Duration::ZERO
     }
 
     /// Returns after how long it is noticed and repaired what another process changed.
@@ -259,9 +267,4 @@ pub(super) trait Rules: Send {
     /// Has the kernel take nothing of one Service, for this reason; `None`: it takes all
     /// again.
     fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>);
-
-    /// Returns how long a call may take that is not answered.
-    fn patience(&self) -> Duration {
-        Duration::ZERO
-    }
 }

@@ -14,12 +14,19 @@ use std::{
 
 use prometheus::Registry;
 
-use super::world;
+use super::{
+    subject::{PROGRAM_HANGS, Promises, Rules, StaysOn, Subject},
+    world::{self, Called, Flow, Spec},
+};
 use crate::{
     kernel::{
         namespace::{in_namespace, ip},
         probe::Kernel,
-        simulated::packet::{Disposition, Outcome, Packet, Update},
+        simulated::{
+            State,
+            packet::{Disposition, Outcome, Packet, Update},
+        },
+        xtables::Engine,
     },
     modes::userspace::{
         Capture, ConnectionLimits, Counters, DialLimits, Handover, Listening, Options, Userspace,
@@ -28,6 +35,7 @@ use crate::{
     },
     net::{Family, Protocol},
     node::NodePorts,
+    runner::metrics::Metrics,
     sched::{self, SchedulerName},
 };
 
@@ -44,55 +52,121 @@ thread_local! {
     static CLIENTS: Cell<Option<Vec<Vec<u8>>>> = Cell::default();
 }
 
-/// Returns the mode with this capture, which goes on with the clients that the process before
-/// left to it.
-fn mode(kernel: &Kernel, capture: Requested) -> Userspace {
-    let checked = world::configuration();
-    let node_ports = NodePorts::new(&checked.effective.node_ports, None);
-    let options = Options {
-        node: world::NODE.into(),
-        port_range: Some(PORTS),
-        udp_timeout: Duration::from_secs(10),
-        scheduler: SchedulerName::Rr,
-        node_ports: Arc::new(node_ports),
-        detect_local: checked.effective.detect_local.clone(),
-        workers: 1,
-        transparent: false,
-        dial: DialLimits {
-            attempts: 1,
-            time: Duration::from_secs(1),
-        },
-        tcp_user_timeout: Duration::ZERO,
-        limits: ConnectionLimits::default(),
-        holding: Default::default(),
-    };
-    let choice = choose(capture, kernel).expect("the capture");
-    let capture = Capture::new(choice, kernel).expect("capture");
-    let counters = Counters::register(&Registry::new()).expect("a registry of its own");
-    let mode = Userspace::new(options, kernel, capture, counters).expect("threads");
-    LISTENING.set(mode.listening());
-    let handover = mode.handover();
-    if let (Some(clients), Some(assignments)) = (CLIENTS.take(), handover.assignments()) {
-        assignments.inherit(clients);
+/// Userspace mode with a way to capture service addresses.
+trait Captures: Copy + Send + 'static {
+    /// Returns the way.
+    fn requested(self) -> Requested;
+
+    /// Returns the engine of the programs that there are.
+    fn engine(self) -> Engine {
+        Engine::NfTables
     }
-    HANDOVER.set(Some(handover));
-    mode
 }
 
-/// Has the process that runs leave its clients to the next one.
-fn leave() -> bool {
-    let clients = HANDOVER.with_borrow(|handover| {
-        let assignments = handover.as_ref().and_then(Handover::assignments);
-        assignments.map(|assignments| assignments.records())
-    });
-    let leaves = clients.is_some();
-    CLIENTS.set(clients);
-    leaves
+impl<C: Captures + Rules> Subject for C {
+    type Mode = Userspace;
+
+    fn kernel(&self) -> Kernel {
+        Kernel::with_everything(&[]).with_simulated_programs(self.engine())
+    }
+
+    /// It goes on with the clients that the process before left to it.
+    fn mode(&self, kernel: &Kernel, _: &Metrics) -> Userspace {
+        let checked = world::configuration();
+        let node_ports = NodePorts::new(&checked.effective.node_ports, None);
+        let options = Options {
+            node: world::NODE.into(),
+            port_range: Some(PORTS),
+            udp_timeout: Duration::from_secs(10),
+            scheduler: SchedulerName::Rr,
+            node_ports: Arc::new(node_ports),
+            detect_local: checked.effective.detect_local.clone(),
+            workers: 1,
+            transparent: false,
+            dial: DialLimits {
+                attempts: 1,
+                time: Duration::from_secs(1),
+            },
+            tcp_user_timeout: Duration::ZERO,
+            limits: ConnectionLimits::default(),
+            holding: Default::default(),
+        };
+        let choice = choose(self.requested(), kernel).expect("the capture");
+        let capture = Capture::new(choice, kernel).expect("capture");
+        let counters = Counters::register(&Registry::new()).expect("a registry of its own");
+        let mode = Userspace::new(options, kernel, capture, counters).expect("threads");
+        LISTENING.set(mode.listening());
+        let handover = mode.handover();
+        if let (Some(clients), Some(assignments)) = (CLIENTS.take(), handover.assignments()) {
+            assignments.inherit(clients);
+        }
+        HANDOVER.set(Some(handover));
+        mode
+    }
+
+    async fn cleanup(&self) -> Result<(), String> {
+        cleanup().await.map_err(|error| error.to_string())
+    }
 }
 
-/// Removes what the mode ever installs.
-async fn clean_up() -> Result<(), String> {
-    cleanup().await.map_err(|error| error.to_string())
+impl<C: Captures> Promises for C {
+    /// A ServicePort remembers where a client stays.
+    fn remember(&self, _: &mut State, _: Family, update: &Update) {
+        fn parsed<T: std::str::FromStr>(bytes: Option<&[u8]>) -> Option<T> {
+            std::str::from_utf8(bytes?).ok()?.parse().ok()
+        }
+        let client = parsed(Some(&*update.key)).expect("an address");
+        let endpoint = parsed(update.data.as_deref()).expect("an endpoint");
+        let all = LISTENING.with_borrow(|all| {
+            let protocols = [Protocol::Tcp, Protocol::Udp].map(|protocol| all.all(protocol));
+            protocols.into_iter().flatten().collect::<Vec<_>>()
+        });
+        let mut of_service_port = all.iter();
+        // All groups of a ServicePort have one table.
+        if let Some(one) = of_service_port.find(|one| one.service_port() == &*update.set) {
+            one.pin(client, endpoint);
+        }
+    }
+
+    /// A ServicePort has one table of clients.
+    fn stays_on(&self) -> StaysOn {
+        StaysOn::Last
+    }
+
+    /// A service group gets its endpoints before those addresses are captured for another one
+    /// that are not treated as the others of the group any more.
+    fn changes_by_steps(&self, _: bool) -> bool {
+        true
+    }
+
+    /// Its sockets close.
+    fn outlives_process(&self) -> bool {
+        false
+    }
+
+    fn leave(&self) -> bool {
+        let clients = HANDOVER.with_borrow(|handover| {
+            let assignments = handover.as_ref().and_then(Handover::assignments);
+            assignments.map(|assignments| assignments.records())
+        });
+        let leaves = clients.is_some();
+        CLIENTS.set(clients);
+        leaves
+    }
+
+    /// Endpoints see the node, which is no rule's doing.
+    fn has_source_rules(&self, _: Called, _: bool) -> bool {
+        false
+    }
+
+    /// A flow of UDP gets another endpoint when its own leaves.
+    fn goes_on(&self, flow: &Flow, _: Option<&Spec>) -> bool {
+        world::protocol(flow.service) == Protocol::Tcp
+    }
+
+    fn patience(&self) -> Duration {
+        PROGRAM_HANGS
+    }
 }
 
 /// Runs a test in a network namespace that has the node's addresses.
@@ -158,23 +232,5 @@ fn pinned(service_port: &str, client: IpAddr, endpoint: SocketAddr) -> Update {
         key: client.to_string().into_bytes().into(),
         data: Some(endpoint.to_string().into_bytes().into()),
         timeout: Some(world::AFFINITY),
-    }
-}
-
-/// Has a ServicePort remember where a client stays.
-fn remember(update: &Update) {
-    fn parsed<T: std::str::FromStr>(bytes: Option<&[u8]>) -> Option<T> {
-        std::str::from_utf8(bytes?).ok()?.parse().ok()
-    }
-    let client = parsed(Some(&*update.key)).expect("an address");
-    let endpoint = parsed(update.data.as_deref()).expect("an endpoint");
-    let all = LISTENING.with_borrow(|all| {
-        let protocols = [Protocol::Tcp, Protocol::Udp].map(|protocol| all.all(protocol));
-        protocols.into_iter().flatten().collect::<Vec<_>>()
-    });
-    let mut of_service_port = all.iter();
-    // All groups of a ServicePort have one table.
-    if let Some(one) = of_service_port.find(|one| one.service_port() == &*update.set) {
-        one.pin(client, endpoint);
     }
 }

@@ -3,25 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use prometheus::Registry;
 
 use super::{OfIptables, is_ours};
 use crate::{
     kernel::{
-        simulated::{Call, Fault, Kernel, Observer, State, xtables::Edit},
+        simulated::{Call, Fault, Observer, State, xtables::Edit},
         xtables::Engine,
     },
     modes::{Mode, iptables::Iptables},
     net::Family,
-    runner::metrics::Metrics,
     services::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, service_port},
     },
-    simulation::{
-        self, stopped_clock,
-        subject::{Rules, Subject},
-    },
+    simulation::{self, named_cases::on_a_node},
 };
 
 /// Longer than from one check to the next, whether others changed something.
@@ -79,26 +74,21 @@ pub(super) async fn notices(mode: &mut Iptables) -> bool {
 #[test]
 fn a_change_and_the_checks_after_it_list_nothing() {
     let of = |count| -> Vec<Call> {
-        stopped_clock().block_on(async {
-            let calls = Calls::default();
-            let kernel = Kernel::new(calls.clone());
-            let _installed = kernel.install();
-            let subject = OfIptables(Engine::NfTables);
-            kernel.change(|state| subject.prepare(state));
-            let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
-            let mut mode = subject.mode(&subject.kernel(), &metrics);
-            sync(&mut mode, &services(count, 1), true).await;
-            assert!(!notices(&mut mode).await, "its own change");
+        let calls = Calls::default();
+        let subject = OfIptables(Engine::NfTables);
+        on_a_node(subject, calls.clone(), async |kernel, mode| {
+            sync(mode, &services(count, 1), true).await;
+            assert!(!notices(mode).await, "its own change");
             calls.take();
-            sync(&mut mode, &services(count, 2), false).await;
-            assert!(!notices(&mut mode).await, "its own change");
+            sync(mode, &services(count, 2), false).await;
+            assert!(!notices(mode).await, "its own change");
             let made = calls.take();
             // It would be noticed.
             kernel.change(|state| {
                 let edit = Edit::FlushChain(is_ours, 0);
                 assert!(state.edit(Family::V4, "nat", edit));
             });
-            assert!(notices(&mut mode).await, "a change by another process");
+            assert!(notices(mode).await, "a change by another process");
             made
         })
     };

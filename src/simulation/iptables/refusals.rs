@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus::Registry;
 
 use super::OfIptables;
 use crate::{
@@ -16,16 +15,11 @@ use crate::{
     },
     modes::{Mode, iptables::Iptables},
     net::{Family, PerFamily, Protocol},
-    runner::metrics::Metrics,
     services::{
         Changes, Endpoint, ServiceMap, ServicePort, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     },
-    simulation::{
-        stopped_clock,
-        subject::{Rules, Subject},
-        world::node_address,
-    },
+    simulation::{named_cases::on_a_node, world::node_address},
 };
 
 /// How many Services there are.
@@ -62,20 +56,15 @@ impl<T: Onlooker> Observer for Onlooking<T> {
 }
 
 /// Runs `body` on a node in iptables mode, on which `onlooker` looks.
-fn on_a_node<T: Onlooker>(
+fn with_onlooker<T: Onlooker>(
     engine: Engine,
     onlooker: T,
     body: impl AsyncFnOnce(&Kernel, &mut Iptables, &Mutex<T>),
 ) {
-    stopped_clock().block_on(async {
-        let onlooker = Arc::new(Mutex::new(onlooker));
-        let kernel = Kernel::new(Onlooking(Arc::clone(&onlooker)));
-        let _installed = kernel.install();
-        let subject = OfIptables(engine);
-        kernel.change(|state| subject.prepare(state));
-        let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
-        let mut mode = subject.mode(&subject.kernel(), &metrics);
-        body(&kernel, &mut mode, &onlooker).await;
+    let onlooker = Arc::new(Mutex::new(onlooker));
+    let observer = Onlooking(Arc::clone(&onlooker));
+    on_a_node(OfIptables(engine), observer, async |kernel, mode| {
+        body(kernel, mode, &onlooker).await;
     });
 }
 
@@ -163,7 +152,7 @@ fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
             looks: false,
             found: Vec::new(),
         };
-        on_a_node(engine, closed, async |kernel, mode, closed| {
+        with_onlooker(engine, closed, async |kernel, mode, closed| {
             let all = |policy| (0..SERVICES).map(move |number| service(number, policy, &[]));
             let before: ServiceMap = all(TrafficPolicy::Cluster).collect();
             assert!(sync(mode, &before, true).await);
@@ -192,7 +181,7 @@ fn an_address_that_stays_is_open_while_rules_of_its_source_ranges_are_refused() 
         .into_iter()
         .flat_map(|engine| texts.map(move |text| (engine, text)))
     {
-        on_a_node(engine, Nobody, async |kernel, mode, _| {
+        with_onlooker(engine, Nobody, async |kernel, mode, _| {
             let of = |ranges: &[&str], external_ips: &[[u8; 4]]| -> ServiceMap {
                 let ranges = ranges.iter().map(|range| range.parse().expect("a network"));
                 let port = ServicePort {
@@ -243,7 +232,7 @@ fn an_address_closes_whose_rules_may_be_there_twice() {
         .into_iter()
         .flat_map(|engine| (1..9).map(move |run| (engine, run)))
     {
-        on_a_node(engine, Losing(run), async |kernel, mode, _| {
+        with_onlooker(engine, Losing(run), async |kernel, mode, _| {
             let of = |external_ips: &[[u8; 4]]| -> ServiceMap {
                 [service(1, TrafficPolicy::Cluster, external_ips)]
                     .into_iter()

@@ -4,26 +4,21 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus::Registry;
 
 use super::{OfIptables, calls::notices};
 use crate::{
     kernel::{
         conntrack::flows::{Tuple, UDP},
-        simulated::{Call, Fault, Kernel, Observer, State, xtables::Edit},
+        simulated::{Call, Fault, Observer, State, xtables::Edit},
         xtables::Engine,
     },
     modes::iptables::Iptables,
     net::{Family, Protocol},
-    runner::metrics::Metrics,
     services::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, service_port},
     },
-    simulation::{
-        self, stopped_clock,
-        subject::{Rules, Subject},
-    },
+    simulation::{self, named_cases::on_a_node},
 };
 
 /// Where the Service is that has clients.
@@ -105,30 +100,28 @@ async fn sync(mode: &mut Iptables, map: &ServiceMap, changed: &str) {
 /// packet. `notices`: it is noticed that another process changed something, else a full sync
 /// is due before.
 fn is_led(engine: Engine, when: When, notices_it: bool) -> bool {
-    stopped_clock().block_on(async {
-        let removing = Removing::default();
-        let kernel = Kernel::new(removing.clone());
-        let _installed = kernel.install();
-        let subject = OfIptables(engine);
-        kernel.change(|state| subject.prepare(state));
-        let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
-        let mut mode = subject.mode(&subject.kernel(), &metrics);
-        sync(&mut mode, &services(1, 1), "").await;
-        *removing.0.lock() = when == When::WhileASyncRuns;
-        sync(&mut mode, &services(1, 2), "s1").await;
-        if when == When::BetweenSyncs {
-            kernel.change(remove);
-        }
-        kernel.change(call);
-        let now = services(2, 2);
-        sync(&mut mode, &now, "dns").await;
-        if !notices_it || notices(&mut mode).await {
-            sync(&mut mode, &now, "").await;
-        }
-        let mut is_led = false;
-        kernel.change(|state| is_led = state.conntrack.flows().next().is_none());
-        is_led
-    })
+    let removing = Removing::default();
+    on_a_node(
+        OfIptables(engine),
+        removing.clone(),
+        async |kernel, mode| {
+            sync(mode, &services(1, 1), "").await;
+            *removing.0.lock() = when == When::WhileASyncRuns;
+            sync(mode, &services(1, 2), "s1").await;
+            if when == When::BetweenSyncs {
+                kernel.change(remove);
+            }
+            kernel.change(call);
+            let now = services(2, 2);
+            sync(mode, &now, "dns").await;
+            if !notices_it || notices(mode).await {
+                sync(mode, &now, "").await;
+            }
+            let mut is_led = false;
+            kernel.change(|state| is_led = state.conntrack.flows().next().is_none());
+            is_led
+        },
+    )
 }
 
 #[test]

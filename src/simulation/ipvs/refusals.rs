@@ -1,16 +1,12 @@
 //! What stays as it was while the kernel refuses one request.
 
-use std::{net::IpAddr, sync::Arc};
-
-use nix::errno::Errno;
-use parking_lot::Mutex;
-use prometheus::Registry;
+use std::net::IpAddr;
 
 use super::OfIpvs;
 use crate::{
     kernel::{
         simulated::{
-            Call, Fault, Kernel, Observer, State,
+            Call, Kernel,
             packet::{Disposition, Packet},
         },
         xtables::Engine,
@@ -20,19 +16,18 @@ use crate::{
         ipvs::{Ipvs, plan::LINK},
     },
     net::{Family, Protocol},
-    runner::metrics::Metrics,
     services::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, port_name, service_port},
     },
     simulation::{
-        stopped_clock,
-        subject::{Rules, Subject},
+        named_cases::{Refusing, mode, on_a_node},
         sync,
         world::node_address,
     },
 };
 
+const SUBJECT: OfIpvs = OfIpvs(Engine::NfTables);
 /// Changes of virtual servers (the number of IPVS's generic netlink family here).
 const OF_IPVS: u16 = 32;
 /// Members of a set go (`IPSET_CMD_DEL`).
@@ -44,35 +39,23 @@ const WITHIN: [u8; 4] = [10, 9, 0, 1];
 /// One that is in none.
 const STRANGER: [u8; 4] = [10, 8, 0, 1];
 
-/// Refuses the first of so many requests of that type that come next.
-#[derive(Clone, Default)]
-struct Refusing(Arc<Mutex<(u16, usize)>>);
+/// A node in ipvs mode.
+struct Node<'a> {
+    kernel: &'a Kernel,
+    refusing: Refusing,
+    mode: &'a mut Ipvs,
+}
 
-impl Observer for Refusing {
-    fn before(&mut self, call: Call, _: &mut State) -> Fault {
-        let (kind, times) = &mut *self.0.lock();
-        if *times == 0 || !matches!(call, Call::Requests(of, _) if of == *kind) {
-            return Fault::None;
-        }
-        *times -= 1;
-        Fault::Refused(Errno::EBUSY, 0)
+impl Node<'_> {
+    /// Has so many requests of that type refused that come next.
+    fn refuse(&self, kind: u16, times: usize) {
+        let is_one = move |call| matches!(call, Call::Requests(of, _) if of == kind);
+        self.refusing.refuse(is_one, 0, times);
     }
 
-    fn after(&mut self, _: Call, _: &mut State) {}
-}
-
-/// A node in ipvs mode.
-struct Node {
-    kernel: Kernel,
-    refusing: Refusing,
-    mode: Ipvs,
-}
-
-impl Node {
-    fn mode() -> Ipvs {
-        let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
-        let subject = OfIpvs(Engine::NfTables);
-        subject.mode(&subject.kernel(), &metrics)
+    /// Another process begins.
+    fn restart(&mut self) {
+        *self.mode = mode(SUBJECT);
     }
 
     /// Returns why Services of IPv4 are not in force.
@@ -82,7 +65,7 @@ impl Node {
             full,
             ..Changes::default()
         };
-        let reports = sync(&mut self.mode, map, &changes).await;
+        let reports = sync(self.mode, map, &changes).await;
         reports.get(Family::V4).failed.clone()
     }
 
@@ -107,16 +90,13 @@ impl Node {
 }
 
 /// Runs `body` on a node that serves `map`.
-fn on_a_node(map: &ServiceMap, body: impl AsyncFnOnce(&mut Node)) {
-    stopped_clock().block_on(async {
-        let refusing = Refusing::default();
-        let kernel = Kernel::new(refusing.clone());
-        let _installed = kernel.install();
-        kernel.change(|state| OfIpvs(Engine::NfTables).prepare(state));
+fn serving(map: &ServiceMap, body: impl AsyncFnOnce(&mut Node<'_>)) {
+    let refusing = Refusing::default();
+    on_a_node(SUBJECT, refusing.clone(), async |kernel, mode| {
         let mut node = Node {
-            mode: Node::mode(),
-            kernel: kernel.clone(),
+            kernel,
             refusing,
+            mode,
         };
         node.sync(map, true).await;
         body(&mut node).await;
@@ -149,9 +129,9 @@ fn load_balancer(all: &[u8], ranges: &[&str]) -> ServiceMap {
 
 #[test]
 fn the_last_real_servers_stay_while_all_new_ones_are_refused() {
-    on_a_node(&load_balancer(&[1], &[]), async |node| {
+    serving(&load_balancer(&[1], &[]), async |node| {
         let now = load_balancer(&[2], &[]);
-        *node.refusing.0.lock() = (OF_IPVS, 1);
+        node.refuse(OF_IPVS, 1);
         node.sync(&now, false).await;
         assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
         node.sync(&now, false).await;
@@ -161,10 +141,10 @@ fn the_last_real_servers_stay_while_all_new_ones_are_refused() {
 
 #[test]
 fn no_caller_is_let_in_to_real_servers_that_could_not_be_taken_away() {
-    on_a_node(&load_balancer(&[1, 2], &["10.9.0.0/16"]), async |node| {
+    serving(&load_balancer(&[1, 2], &["10.9.0.0/16"]), async |node| {
         assert_eq!(node.call(STRANGER, LOAD_BALANCER), [Disposition::Dropped]);
         let now = load_balancer(&[2], &[]);
-        *node.refusing.0.lock() = (OF_IPVS, 1);
+        node.refuse(OF_IPVS, 1);
         node.sync(&now, false).await;
         assert_eq!(node.call(STRANGER, LOAD_BALANCER), [Disposition::Dropped]);
         node.sync(&now, false).await;
@@ -174,10 +154,10 @@ fn no_caller_is_let_in_to_real_servers_that_could_not_be_taken_away() {
 
 #[test]
 fn no_caller_is_kept_out_while_source_ranges_could_not_be_taken_away() {
-    on_a_node(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
+    serving(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
         let now = load_balancer(&[1], &[]);
         // A list of members that is refused is asked for one by one.
-        *node.refusing.0.lock() = (MEMBERS_GO, 2);
+        node.refuse(MEMBERS_GO, 2);
         node.sync(&now, false).await;
         assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
         assert_eq!(node.call(STRANGER, LOAD_BALANCER), [Disposition::Dropped]);
@@ -188,17 +168,17 @@ fn no_caller_is_kept_out_while_source_ranges_could_not_be_taken_away() {
 
 #[test]
 fn a_service_is_not_in_force_while_its_source_ranges_could_not_be_taken_away() {
-    on_a_node(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
+    serving(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
         let now = load_balancer(&[1], &[]);
         // Of two sets, neither as a list nor one by one, for this process and for the next.
-        *node.refusing.0.lock() = (MEMBERS_GO, 8);
+        node.refuse(MEMBERS_GO, 8);
         for full in [false, true] {
             let failed = node.sync(&now, full).await;
             let names: Vec<_> = failed.keys().collect();
             assert_eq!(names, [&port_name("web")]);
             let why = &failed[&port_name("web")];
             assert!(why.contains("KUBE-LOAD-BALANCER-FW"), "{why}");
-            node.mode = Node::mode();
+            node.restart();
         }
         let failed = node.sync(&now, true).await;
         assert!(failed.is_empty(), "{failed:?}");
@@ -213,7 +193,7 @@ fn a_virtual_server_goes_whose_address_an_earlier_process_removed() {
         endpoints: endpoints([endpoint(([10, 244, 0, 1], 80))]),
         ..service_port("web", cluster_ip)
     };
-    on_a_node(&[port].into_iter().collect(), async |node| {
+    serving(&[port].into_iter().collect(), async |node| {
         node.kernel.change(
             |state| {
                 while state.links.remove_address(LINK, Family::V4, 0) {}
@@ -223,7 +203,7 @@ fn a_virtual_server_goes_whose_address_an_earlier_process_removed() {
             unreachable!("an address of IPv4");
         };
         assert_eq!(node.call(own.octets(), cluster_ip), [to(1)]);
-        node.mode = Node::mode();
+        node.restart();
         node.sync(&ServiceMap::default(), true).await;
         assert_ne!(node.call(own.octets(), cluster_ip), [to(1)]);
     });

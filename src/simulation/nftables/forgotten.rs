@@ -1,25 +1,25 @@
 //! Clients of UDP with session affinity that cannot be forgotten at once when their endpoint goes.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use nix::{errno::Errno, libc};
-use parking_lot::Mutex;
-use prometheus::Registry;
+use nix::libc;
 
 use super::OfNftables;
 use crate::{
     kernel::{
         conntrack::flows::{Tuple, UDP},
-        simulated::{Call, Fault, Kernel, Observer, State},
+        simulated::Call,
     },
     modes::{Mode, nftables::Nftables},
     net::Protocol,
-    runner::metrics::Metrics,
     services::{
         Changes, ServiceMap, SessionAffinity,
         service_ports::{endpoint, endpoints, service_port},
     },
-    simulation::{self, stopped_clock, subject::Subject},
+    simulation::{
+        self,
+        named_cases::{Refusing, on_a_node},
+    },
 };
 
 /// Lists of elements (`NFT_MSG_GETSETELEM`): of the map of clients.
@@ -27,22 +27,6 @@ const ELEMENTS: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8 | libc::NFT_MSG_G
 const DNS: [u8; 4] = [10, 96, 0, 10];
 /// Longer than from one check to the next, whether others changed something.
 const CHECKS: Duration = Duration::from_secs(5);
-
-/// Refuses lists of elements, when asked to.
-#[derive(Clone, Default)]
-struct Refusing(Arc<Mutex<bool>>);
-
-impl Observer for Refusing {
-    fn before(&mut self, call: Call, _: &mut State) -> Fault {
-        if call == Call::Dump(ELEMENTS) && *self.0.lock() {
-            Fault::Refused(Errno::ENOMEM, 0)
-        } else {
-            Fault::None
-        }
-    }
-
-    fn after(&mut self, _: Call, _: &mut State) {}
-}
 
 /// The Service with endpoints that have these last numbers.
 fn service(all: &[u8]) -> ServiceMap {
@@ -67,16 +51,12 @@ async fn sync(mode: &mut Nftables, map: &ServiceMap, full: bool) {
 
 #[test]
 fn flows_end_that_clients_began_before_they_were_forgotten() {
-    stopped_clock().block_on(async {
-        let refusing = Refusing::default();
-        let kernel = Kernel::new(refusing.clone());
-        let _installed = kernel.install();
-        let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
-        let mut mode = OfNftables.mode(&OfNftables.kernel(), &metrics);
-        sync(&mut mode, &service(&[1, 2]), true).await;
-        *refusing.0.lock() = true;
+    let refusing = Refusing::default();
+    on_a_node(OfNftables, refusing.clone(), async |kernel, mode| {
+        sync(mode, &service(&[1, 2]), true).await;
+        refusing.refuse(|call| call == Call::Dump(ELEMENTS), 0, usize::MAX);
         let now = service(&[2]);
-        sync(&mut mode, &now, false).await;
+        sync(mode, &now, false).await;
         // Who is remembered is led to the endpoint that is gone.
         kernel.change(|state| {
             let (client, called) = (([10, 9, 0, 1], 40_000).into(), (DNS, 80).into());
@@ -88,10 +68,10 @@ fn flows_end_that_clients_began_before_they_were_forgotten() {
             let conntrack = &mut state.conntrack;
             conntrack.enter(UDP, tuple(client, called), reply);
         });
-        *refusing.0.lock() = false;
+        refusing.stop();
         let modified = tokio::time::timeout(CHECKS, mode.externally_modified());
         assert!(modified.await.is_err(), "no other process changes anything");
-        sync(&mut mode, &now, true).await;
+        sync(mode, &now, true).await;
         kernel.change(|state| {
             let left: Vec<_> = state.conntrack.flows().map(ToString::to_string).collect();
             assert_eq!(left, [""; 0]);

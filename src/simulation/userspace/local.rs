@@ -16,24 +16,22 @@ use super::{
         probes::called_at,
         process::SYNC_PERIOD,
         random::Random,
-        subject::{PROGRAM_HANGS, Repairs, Rules, StaysOn, Subject},
-        world::{self, Called, Flow, Open, SERVICES, Spec},
+        subject::{Repairs, Rules},
+        world::{self, Called, Open, SERVICES, Spec},
     },
-    LISTENING, in_node,
+    Captures, LISTENING, in_node,
 };
 use crate::{
     kernel::{
-        probe::Kernel,
         simulated::{
             Call, State,
-            packet::{Disposition, Outcome, Outcomes, Packet, Update},
+            packet::{Disposition, Outcome, Outcomes, Packet},
             route::{Edit, Led},
         },
         xtables::Engine,
     },
-    modes::userspace::{Userspace, capture::Requested},
+    modes::userspace::capture::Requested,
     net::{Family, Protocol},
-    runner::metrics::Metrics,
 };
 
 /// So many steps are run each time.
@@ -56,19 +54,9 @@ thread_local! {
 #[derive(Clone, Copy)]
 struct OfLocal;
 
-impl Subject for OfLocal {
-    type Mode = Userspace;
-
-    fn kernel(&self) -> Kernel {
-        Kernel::with_everything(&[]).with_simulated_programs(Engine::NfTables)
-    }
-
-    fn mode(&self, kernel: &Kernel, _: &Metrics) -> Userspace {
-        super::mode(kernel, Requested::Local)
-    }
-
-    async fn cleanup(&self) -> Result<(), String> {
-        super::clean_up().await
+impl Captures for OfLocal {
+    fn requested(self) -> Requested {
+        Requested::Local
     }
 }
 
@@ -123,19 +111,6 @@ impl Rules for OfLocal {
         [outcome].into()
     }
 
-    fn remember(&self, _: &mut State, _: Family, update: &Update) {
-        super::remember(update);
-    }
-
-    /// A ServicePort has one table of clients.
-    fn stays_on(&self) -> StaysOn {
-        StaysOn::Last
-    }
-
-    fn leave(&self) -> bool {
-        super::leave()
-    }
-
     /// Nothing is tracked.
     fn serves(&self, _: &Spec, _: SocketAddr) -> bool {
         true
@@ -146,16 +121,6 @@ impl Rules for OfLocal {
         let listeners = LISTENING.with_borrow(|all| all.at(super::protocol(packet), at));
         let mut connections = listeners.iter().filter_map(|one| one.connection());
         connections.next().map(Open::new)
-    }
-
-    /// Groups of a Service have an address one after the other.
-    fn changes_by_steps(&self, _: bool) -> bool {
-        true
-    }
-
-    /// Its sockets close.
-    fn outlives_process(&self) -> bool {
-        false
     }
 
     /// No other port of a Service's address is delivered to what listens on the node.
@@ -220,16 +185,6 @@ impl Rules for OfLocal {
         self.unneeded(state, &|_| false)
     }
 
-    /// Endpoints see the node, which is no rule's doing.
-    fn has_source_rules(&self, _: Called, _: bool) -> bool {
-        false
-    }
-
-    /// A flow of UDP gets another endpoint when its own leaves.
-    fn goes_on(&self, flow: &Flow, _: Option<&Spec>) -> bool {
-        world::protocol(flow.service) == Protocol::Tcp
-    }
-
     fn repairs(&self) -> Repairs {
         Repairs::ReadOfAll
     }
@@ -288,10 +243,6 @@ impl Rules for OfLocal {
     fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>) {
         let address = |(service, errno)| (world::cluster_ip(service), errno);
         state.links.refuse(refused.map(address));
-    }
-
-    fn patience(&self) -> Duration {
-        PROGRAM_HANGS
     }
 }
 

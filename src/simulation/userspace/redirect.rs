@@ -12,23 +12,21 @@ use super::{
     super::{
         docker,
         random::Random,
-        subject::{PROGRAM_HANGS, Repairs, Rules, StaysOn, Subject},
-        world::{self, Called, Flow, Spec},
+        subject::{Repairs, Rules},
+        world::{self, Spec},
     },
-    LISTENING, in_node,
+    Captures, LISTENING, in_node,
 };
 use crate::{
     kernel::{
-        probe::Kernel,
         simulated::{
             State,
-            packet::{Disposition, Outcome, Outcomes, Packet, Update},
+            packet::{Disposition, Outcome, Outcomes, Packet},
         },
         xtables::Engine,
     },
-    modes::userspace::{Userspace, capture::Requested},
+    modes::userspace::capture::Requested,
     net::{Family, Protocol},
-    runner::metrics::Metrics,
 };
 
 /// So many steps are run each time.
@@ -42,19 +40,13 @@ const ANY_PORT: u16 = 1;
 #[derive(Clone, Copy)]
 struct OfRedirect(Engine);
 
-impl Subject for OfRedirect {
-    type Mode = Userspace;
-
-    fn kernel(&self) -> Kernel {
-        Kernel::with_everything(&[]).with_simulated_programs(self.0)
+impl Captures for OfRedirect {
+    fn requested(self) -> Requested {
+        Requested::Redirect
     }
 
-    fn mode(&self, kernel: &Kernel, _: &Metrics) -> Userspace {
-        super::mode(kernel, Requested::Redirect)
-    }
-
-    async fn cleanup(&self) -> Result<(), String> {
-        super::clean_up().await
+    fn engine(self) -> Engine {
+        self.0
     }
 }
 
@@ -93,19 +85,6 @@ impl Rules for OfRedirect {
         found.into_iter().flat_map(of).collect()
     }
 
-    fn remember(&self, _: &mut State, _: Family, update: &Update) {
-        super::remember(update);
-    }
-
-    /// A ServicePort has one table of clients.
-    fn stays_on(&self) -> StaysOn {
-        StaysOn::Last
-    }
-
-    fn leave(&self) -> bool {
-        super::leave()
-    }
-
     /// To the port that rules lead to.
     fn tracked(
         &self,
@@ -129,17 +108,6 @@ impl Rules for OfRedirect {
         let listeners = LISTENING.with_borrow(|all| all.at(Protocol::Udp, at));
         let mut listeners = listeners.iter();
         listeners.any(|listener| listener.service_port() == spec.service_port())
-    }
-
-    /// A service group gets its endpoints before rules lead those addresses elsewhere that are
-    /// not treated as the others of the group any more.
-    fn changes_by_steps(&self, _: bool) -> bool {
-        true
-    }
-
-    /// Its sockets close.
-    fn outlives_process(&self) -> bool {
-        false
     }
 
     /// A port to which rules lead refuses who calls it directly.
@@ -172,16 +140,6 @@ impl Rules for OfRedirect {
         chain.map(|name| format!("chain {name}"))
     }
 
-    /// Endpoints see the node, which is no rule's doing.
-    fn has_source_rules(&self, _: Called, _: bool) -> bool {
-        false
-    }
-
-    /// A flow of UDP gets another endpoint when its own leaves.
-    fn goes_on(&self, flow: &Flow, _: Option<&Spec>) -> bool {
-        world::protocol(flow.service) == Protocol::Tcp
-    }
-
     fn repairs(&self) -> Repairs {
         Repairs::Read
     }
@@ -200,10 +158,6 @@ impl Rules for OfRedirect {
 
     /// Rules lead to many Services at once: there are none of one alone that could be refused.
     fn refuse(&self, _: &mut State, _: Option<(usize, Errno)>) {}
-
-    fn patience(&self) -> Duration {
-        PROGRAM_HANGS
-    }
 }
 
 #[test]

@@ -1,66 +1,35 @@
 //! What is open, and what goes on, while the kernel refuses single requests and when Services go.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use nix::{errno::Errno, libc};
-use parking_lot::Mutex;
-use prometheus::Registry;
+use nix::libc;
 
 use super::{super::in_node, OfLocal};
 use crate::{
-    kernel::simulated::{Call, Fault, Kernel, Observer, State, packet::Packet, route::Led},
+    kernel::simulated::{Call, Kernel, State, packet::Packet, route::Led},
     modes::{Mode, userspace::Userspace},
     net::{Family, PerFamily, Protocol},
-    runner::metrics::Metrics,
     services::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, service_port},
     },
     simulation::{
-        stopped_clock,
-        subject::{Rules, Subject},
+        named_cases::{Refusing, on_a_node},
+        subject::Rules,
     },
 };
 
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Refuses the first message of the request with this number among those of its type that
-/// come next.
-#[derive(Clone, Default)]
-struct Refusing(Arc<Mutex<Option<(u16, usize)>>>);
-
-impl Observer for Refusing {
-    fn before(&mut self, call: Call, _: &mut State) -> Fault {
-        let mut refused = self.0.lock();
-        let Some((kind, number)) = &mut *refused else {
-            return Fault::None;
-        };
-        if !matches!(call, Call::Requests(of, _) if of == *kind) {
-            return Fault::None;
-        }
-        if *number > 0 {
-            *number -= 1;
-            return Fault::None;
-        }
-        *refused = None;
-        Fault::Refused(Errno::EBUSY, 0)
-    }
-
-    fn after(&mut self, _: Call, _: &mut State) {}
-}
-
 /// A node in userspace mode.
-struct Node {
-    kernel: Kernel,
+struct Node<'a> {
+    kernel: &'a Kernel,
     refusing: Refusing,
-    mode: Userspace,
+    mode: &'a mut Userspace,
 }
 
-impl Node {
+impl Node<'_> {
     /// Has the node serve Services, of which all count as changed. Returns whether everything
     /// is in force.
     async fn serve(&mut self, map: &ServiceMap, before: &ServiceMap) -> bool {
@@ -86,15 +55,10 @@ impl Node {
 }
 
 /// Does something with a node of its own.
-fn on_node(test: impl AsyncFnOnce(Node) + Send + 'static) {
+fn on_node(test: impl AsyncFnOnce(Node<'_>) + Send + 'static) {
     in_node(|| {
-        stopped_clock().block_on(async {
-            let refusing = Refusing::default();
-            let kernel = Kernel::new(refusing.clone());
-            let _installed = kernel.install();
-            kernel.change(|state| OfLocal.prepare(state));
-            let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
-            let mode = OfLocal.mode(&OfLocal.kernel(), &metrics);
+        let refusing = Refusing::default();
+        on_a_node(OfLocal, refusing.clone(), async |kernel, mode| {
             test(Node {
                 kernel,
                 refusing,
@@ -127,14 +91,15 @@ fn no_refused_rule_has_other_udp_ports_delivered() {
         for kind in [libc::RTM_NEWRULE, libc::RTM_DELRULE] {
             let mut number = 0;
             loop {
-                *node.refusing.0.lock() = Some((kind, number));
+                let is_one = move |call| matches!(call, Call::Requests(of, _) if of == kind);
+                node.refusing.refuse(is_one, number, 1);
                 let came = node.serve(&both, &none).await;
                 let open = node.read(|state| OfLocal.exposed(state, Family::V4));
                 assert_eq!(open, None, "rules come: {kind} {number}");
                 let went = node.serve(&none, &both).await;
                 let open = node.read(|state| OfLocal.exposed(state, Family::V4));
                 assert_eq!(open, None, "rules go: {kind} {number}");
-                let was_refused = node.refusing.0.lock().take().is_none();
+                let was_refused = node.refusing.stop() == 0;
                 assert_eq!(was_refused, !came || !went, "it is said");
                 if !was_refused {
                     break;

@@ -1,0 +1,88 @@
+//! What named cases have in common: a node with one mode, and calls that the kernel refuses.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use parking_lot::Mutex;
+use prometheus::Registry;
+
+use super::{stopped_clock, subject::Subject};
+use crate::{
+    kernel::simulated::{Call, Fault, Kernel, Observer, State},
+    runner::metrics::Metrics,
+};
+
+/// Makes the mode of `subject`, as a process does that begins.
+pub(super) fn mode<S: Subject>(subject: S) -> S::Mode {
+    let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
+    subject.mode(&subject.kernel(), &metrics)
+}
+
+/// Runs `body` on a node with the mode of `subject`, whose kernel `observer` watches.
+pub(super) fn on_a_node<S: Subject, T>(
+    subject: S,
+    observer: impl Observer + 'static,
+    body: impl AsyncFnOnce(&Kernel, &mut S::Mode) -> T,
+) -> T {
+    stopped_clock().block_on(async {
+        let kernel = Kernel::new(observer);
+        let _installed = kernel.install();
+        kernel.change(|state| subject.prepare(state));
+        body(&kernel, &mut mode(subject)).await
+    })
+}
+
+/// Refuses calls, when asked to.
+#[derive(Clone, Default)]
+pub(super) struct Refusing(Arc<Mutex<Option<Refused>>>);
+
+/// Which calls are refused.
+struct Refused {
+    is_one: Box<dyn Fn(Call) -> bool + Send>,
+    /// So many are carried out before.
+    passed: usize,
+    /// So many are refused then.
+    times: usize,
+}
+
+impl Refusing {
+    /// Has the `times` calls refused that come next after `passed` others, of those that
+    /// `is_one` names.
+    pub(super) fn refuse(
+        &self,
+        is_one: impl Fn(Call) -> bool + Send + 'static,
+        passed: usize,
+        times: usize,
+    ) {
+        *self.0.lock() = Some(Refused {
+            is_one: Box::new(is_one),
+            passed,
+            times,
+        });
+    }
+
+    /// Has no more calls refused. Returns how many were left to be refused.
+    pub(super) fn stop(&self) -> usize {
+        self.0.lock().take().map_or(0, |refused| refused.times)
+    }
+}
+
+impl Observer for Refusing {
+    fn before(&mut self, call: Call, _: &mut State) -> Fault {
+        let mut refused = self.0.lock();
+        let Some(refused) = refused.as_mut().filter(|refused| (refused.is_one)(call)) else {
+            return Fault::None;
+        };
+        if refused.passed > 0 {
+            refused.passed -= 1;
+            return Fault::None;
+        }
+        if refused.times == 0 {
+            return Fault::None;
+        }
+        refused.times -= 1;
+        Fault::Refused(Errno::EBUSY, 0)
+    }
+
+    fn after(&mut self, _: Call, _: &mut State) {}
+}
