@@ -44,9 +44,12 @@ impl Watch {
     }
 
     /// What health says is true: a family is unhealthy when its syncs failed for longer
-    /// than `timeout`.
+    /// than `timeout`, or what it waits for came before the process was stopped.
     pub(super) fn check_health(&self, health: &Snapshot, timeout: Duration) {
         for family in Family::ALL {
+            if *self.was_stopped.get(family) {
+                continue;
+            }
             let since = self.overdue(family);
             let lasts = since.map_or(Duration::ZERO, |since| since.elapsed());
             // What a sync is for may have waited for it.

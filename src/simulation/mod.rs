@@ -29,7 +29,7 @@ use std::{sync::Arc, time::Duration};
 
 use nix::errno::Errno;
 use parking_lot::Mutex;
-use tokio::time::sleep;
+use tokio::time::{advance, sleep};
 
 use self::{
     counts::Counts,
@@ -208,6 +208,7 @@ impl<S: Subject> Simulation<S> {
             90 => self.outage().await,
             91..93 => self.refuse(),
             93 => self.change_networks(),
+            94 => self.stop().await,
             _ => {
                 let seconds = self.random.below(40);
                 self.pass(Duration::from_secs(seconds as u64)).await;
@@ -283,6 +284,20 @@ impl<S: Subject> Simulation<S> {
             SYNC_PERIOD / 3
         };
         self.pass(time).await;
+    }
+
+    /// The process is stopped for a while, as by SIGSTOP, while others go on: for it the clock
+    /// jumps.
+    async fn stop(&mut self) {
+        let seconds = self.random.one(&[10, 300, 7200]);
+        self.watch
+            .lock()
+            .record(|| format!("the process is stopped for {seconds} s"));
+        self.change();
+        self.kernel.change(|state| self.watch.lock().edit(state));
+        (0..3).for_each(|_| self.call());
+        advance(Duration::from_secs(seconds)).await;
+        self.watch.lock().goes_on();
     }
 
     /// The kernel takes no elements of one Service for a while: that costs no other one.

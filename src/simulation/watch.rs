@@ -86,6 +86,8 @@ pub(super) struct Watch {
     pub(super) failing: PerFamily<Option<Instant>>,
     /// Since when a sync of a family runs.
     syncing: PerFamily<Option<Instant>>,
+    /// The process was stopped, and no sync of a family came in force after that.
+    pub(super) was_stopped: PerFamily<bool>,
     /// What the last sync of a family said of what goes.
     removals: PerFamily<Removals>,
     /// The rules of a family could not be read or written when that was last tried.
@@ -136,6 +138,7 @@ impl Watch {
             went_wrong: None,
             failing: PerFamily::default(),
             syncing: PerFamily::default(),
+            was_stopped: PerFamily::default(),
             removals: PerFamily::default(),
             program_failed: PerFamily::default(),
             writing: None,
@@ -223,6 +226,7 @@ impl Watch {
         *self.failing.get_mut(family) = None;
         *self.syncing.get_mut(family) = None;
         *self.left_out.get_mut(family) = false;
+        *self.was_stopped.get_mut(family) = false;
         // Of what others changed while it ran nothing is known.
         let known = match self.rules.repairs() {
             Repairs::All => Some(self.at_begin),
@@ -261,6 +265,7 @@ impl Watch {
     pub(super) fn begins(&mut self, knows_clients: bool) {
         self.failing = PerFamily::default();
         self.syncing = PerFamily::default();
+        self.was_stopped = PerFamily::default();
         self.removals = PerFamily::default();
         if !self.rules.outlives_process() {
             self.flows.clear();
@@ -288,6 +293,12 @@ impl Watch {
             self.record(|| format!("another process changes what is ours of {family}"));
             self.flows = self.unbroken(state);
         }
+    }
+
+    /// The process was stopped, and goes on.
+    pub(super) fn goes_on(&mut self) {
+        self.was_stopped = PerFamily::each(|_| true);
+        self.goes_wrong();
     }
 
     /// Something goes wrong now.

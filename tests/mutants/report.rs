@@ -17,7 +17,8 @@ change and go; calls are refused (EPERM, ENOBUFS, EBUSY, EAGAIN, ENOENT, ENOMEM)
 are lost, lists are interrupted, notifications are dropped; programs do not get the lock, find fault
 with a line, end halfway or hang; other processes delete the table, empty
 chains, take elements, rules, virtual servers, routes and addresses away; the kernel takes nothing of one Service, or nothing at all, for
-seconds or minutes; the process is killed at any call and begins anew. All follows from the
+seconds or minutes; the process is killed at any call and begins anew, or is stopped for up to two
+hours and goes on. All follows from the
 seed. After each change packets are led through the rules, with all that chance may choose:
 
 - none reaches an endpoint to which its Service, as it is or was since it was last in force,
