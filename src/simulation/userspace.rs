@@ -4,6 +4,7 @@
 
 mod local;
 mod redirect;
+mod unlisted;
 
 use std::{
     cell::{Cell, RefCell},

@@ -54,7 +54,6 @@ use self::{
     capture::{Extent, Frontend, Method, Scope, Scopes},
     execute::Executor,
     handover::OtherProcesses,
-    observe::node_addresses,
     plan::listen::NodeContext,
     return_path::ReturnPath,
     unserved::Unserved,
@@ -89,6 +88,8 @@ pub struct Userspace {
     return_path: ReturnPath,
     families: PerFamily<FamilyState<Pending>>,
     node: NodeContext,
+    /// Why its addresses are those that were listed last; `None`: they are as they are now.
+    unlisted: Option<String>,
     unserved: Unserved,
     /// The other processes that the current sync acts on.
     others: OtherProcesses,
@@ -137,6 +138,7 @@ impl Userspace {
             options,
             capture,
             families: PerFamily::default(),
+            unlisted: None,
             unserved: Unserved::default(),
             others: OtherProcesses::default(),
             reported: OtherProcesses::default(),
@@ -168,6 +170,7 @@ impl Userspace {
             let state = self.families.get(family);
             Some(match (state.must_observe(changes), changes.retry) {
                 (true, _) => Extent::Full,
+                (false, true) if self.unlisted.is_some() => Extent::Full,
                 (false, true) => Extent::Retry,
                 (false, false) => Extent::Changed,
             })
@@ -184,27 +187,6 @@ impl Userspace {
             Some(Err(refused)) => tracing::warn!("{refused}"),
             None => {}
         }
-    }
-
-    /// Reads what of the node decides about listeners, if it is due or not known.
-    fn observe(&mut self, extents: PerFamily<Option<Extent>>) -> Result<(), capture::Error> {
-        let full = |extent: &Option<Extent>| *extent == Some(Extent::Full);
-        let full = full(&extents.v4) || full(&extents.v6);
-        let descriptors = &self.executor.shared().descriptors;
-        if full {
-            descriptors.count();
-        } else {
-            descriptors.count_if_cheap();
-        }
-        self.node.node_ports = self.options.node_ports.served();
-        self.node.opens_listeners = !self.yields();
-        if full || self.node.addresses.is_empty() {
-            self.node.addresses = node_addresses()?;
-            self.unserved.observe(&self.capture);
-            self.capture
-                .serve_node_ports(Arc::clone(&self.node.node_ports));
-        }
-        Ok(())
     }
 
     /// Finds out where rules of an ended process lead, before anything listens. Returns why
@@ -363,6 +345,11 @@ impl Userspace {
         report
             .unfinished
             .extend(self.return_path.unfinished(family).cloned());
+        // Capture may have found the same.
+        let unlisted = self.unlisted.iter();
+        let unlisted = unlisted.filter(|why| !report.unfinished.contains(why));
+        let unlisted: Vec<_> = unlisted.cloned().collect();
+        report.unfinished.extend(unlisted);
         self.executor.report_lingering(family, &mut report);
         report
     }

@@ -52,7 +52,7 @@ thread_local! {
 
 /// Userspace mode with local capture.
 #[derive(Clone, Copy)]
-struct OfLocal;
+pub(super) struct OfLocal;
 
 impl Captures for OfLocal {
     fn requested(self) -> Requested {

@@ -38,7 +38,7 @@ const ANY_PORT: u16 = 1;
 
 /// Userspace mode with redirect capture.
 #[derive(Clone, Copy)]
-struct OfRedirect(Engine);
+pub(super) struct OfRedirect(pub(super) Engine);
 
 impl Captures for OfRedirect {
     fn requested(self) -> Requested {

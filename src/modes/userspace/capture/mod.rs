@@ -151,6 +151,14 @@ pub struct Report {
     pub messages: Vec<String>,
 }
 
+/// Returns what is not done while the node's addresses cannot be listed, for this reason.
+pub(super) fn addresses_stay(error: &impl fmt::Display) -> String {
+    format!(
+        "node ports stay at the addresses of this node that were known last, which cannot be \
+         listed: {error}"
+    )
+}
+
 /// What is not as it is to be, with the frontend that it is for alone, if any.
 pub type Differing = Vec<(Option<Frontend>, Difference)>;
 

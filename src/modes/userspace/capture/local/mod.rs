@@ -34,9 +34,10 @@ use self::{
     execute::Refused,
     plan::{Environment, Object},
 };
-use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope};
+use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope, addresses_stay};
 use crate::{
     kernel::{
+        addresses::{self, Address},
         links,
         netlink::{Protocol, Socket},
         probe::{Ability, Kernel},
@@ -53,6 +54,8 @@ pub struct Local {
     applied: Applied,
     /// That of the last full sync; `None`: the next sync must be full.
     environment: Option<Environment>,
+    /// A full sync could not compare, as the node's addresses could not be listed.
+    is_uncompared: bool,
     /// Rules can match ports here.
     ports: Result<(), String>,
     /// Nothing of ours was in the kernel when it was observed last, and nothing was
@@ -72,6 +75,7 @@ impl Local {
             family,
             applied: Applied::default(),
             environment: None,
+            is_uncompared: false,
             ports: match kernel.why_unusable(&Ability::PortRules(family)) {
                 Some(why) => Err(why.to_owned()),
                 None => Ok(()),
@@ -169,10 +173,22 @@ impl Local {
         scope: &Scope,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let full = scope.extent == Extent::Full;
+        let full = scope.extent == Extent::Full || self.is_uncompared;
         // Until all is applied, what is recorded is not what the kernel has.
-        let environment = self.environment.take().filter(|_| !full);
-        if let Some(environment) = environment {
+        let environment = self.environment.take();
+        let (mut own, mut compares) = (None, full);
+        if full && (environment.is_some() || self.empty) {
+            match addresses::list(&mut self.socket) {
+                Ok(listed) => own = Some(listed),
+                // What is known stays.
+                Err(error) => {
+                    report.unfinished.push(addresses_stay(&error));
+                    compares = false;
+                }
+            }
+        }
+        self.is_uncompared = full && !compares;
+        if let Some(environment) = environment.filter(|_| !compares) {
             let changed = scope.changed.iter().filter(|f| f.family == self.family);
             let changed: BTreeSet<_> = changed.copied().collect();
             let difference = self.applied.update(desired, &changed, &environment, report);
@@ -181,9 +197,9 @@ impl Local {
             return Ok(());
         }
         if desired.keys().any(|f| f.family == self.family) {
-            return self.reconcile(desired, report);
+            return self.reconcile(desired, own, report);
         }
-        if full || !self.empty {
+        if compares || !self.empty {
             // No need of an environment that may not be there.
             let observed = observe::installed(&mut self.socket, self.family)?;
             self.applied = Applied::default();
@@ -204,7 +220,8 @@ impl Local {
         if observe::why_unavailable(family).is_some() {
             return Ok(Differing::new());
         }
-        let environment = observe::environment(&mut self.socket, family, ports)?;
+        let own = addresses::list(&mut self.socket)?;
+        let environment = observe::environment(own, family, ports)?;
         let applied = Applied::of(desired, &environment, &mut Report::default());
         let mut observed: HashSet<Object> = HashSet::new();
         observed.extend(observe::installed(&mut self.socket, family)?);
@@ -240,8 +257,14 @@ impl Local {
             .collect()
     }
 
-    /// Compares all that is desired with all that the kernel has.
-    fn reconcile(&mut self, desired: &Desired, report: &mut Report) -> Result<(), Error> {
+    /// Compares all that is desired with all that the kernel has. `own` are the node's addresses,
+    /// if they were listed.
+    fn reconcile(
+        &mut self,
+        desired: &Desired,
+        own: Option<Vec<Address>>,
+        report: &mut Report,
+    ) -> Result<(), Error> {
         let family = self.family;
         let ports = self.ports.is_ok();
         if let Some(why) = observe::why_unavailable(family) {
@@ -249,7 +272,8 @@ impl Local {
             report.failed.extend(ours.map(|f| (*f, why.clone())));
             return Ok(());
         }
-        let environment = observe::environment(&mut self.socket, family, ports)?;
+        let own = own.map_or_else(|| addresses::list(&mut self.socket), Ok)?;
+        let environment = observe::environment(own, family, ports)?;
         links::set_up(&mut self.socket, environment.loopback)?;
         if let Err(why) = &self.ports {
             let ability = Ability::PortRules(family);

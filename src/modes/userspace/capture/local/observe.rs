@@ -7,7 +7,12 @@ use socket2::{Domain, Type};
 
 use super::plan::{Environment, Object};
 use crate::{
-    kernel::{addresses, links, netlink::Socket, routes, rules, sysctl},
+    kernel::{
+        addresses::{self, Address},
+        links,
+        netlink::Socket,
+        routes, rules, sysctl,
+    },
     modes::userspace::capture::Error,
     net::Family,
     node::addresses::SERVICE_LINK,
@@ -46,20 +51,20 @@ pub fn why_unavailable(family: Family) -> Option<String> {
     is_off.then(|| format!("{family} is off on link lo, to which they are routed ({OFF}=1)"))
 }
 
-/// Returns what the kernel and the node offer, which have the family, where routing rules match
-/// ports if `matches_ports`.
+/// Returns what the kernel and the node, which has the addresses `all`, offer; both have the
+/// family, and routing rules match ports if `matches_ports`.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
 pub fn environment(
-    socket: &mut Socket,
+    all: Vec<Address>,
     family: Family,
     matches_ports: bool,
 ) -> Result<Environment, Error> {
     let loopback = links::index("lo")?;
     // What ipvs mode has left is removed later; its addresses are still to be captured then.
-    let all = addresses::list(socket)?.into_iter();
     let own: Vec<_> = all
+        .into_iter()
         .filter(|address| address.interface != SERVICE_LINK)
         .collect();
     let is_loopback = |ip: &IpAddr| ip.is_loopback() && Family::of(ip) == family;

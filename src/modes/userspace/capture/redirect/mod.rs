@@ -30,10 +30,12 @@ mod tree;
 use std::{collections::BTreeSet, mem};
 
 use self::{applied::Applied, plan::Environment, stale::Stale};
-use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope, choose::redirecting};
+use super::{
+    Desired, Differing, Error, Extent, Frontend, Report, Scope, addresses_stay, choose::redirecting,
+};
 use crate::{
     kernel::{
-        addresses,
+        addresses::{self, Address},
         extension::Extension,
         netlink::{Protocol, Socket},
         probe::Kernel,
@@ -63,11 +65,18 @@ const OWNED: Owned = Owned {
     shared: None,
 };
 
+/// Returns the addresses of the node.
+fn own_addresses() -> Result<Vec<Address>, Error> {
+    Ok(addresses::list(&mut Socket::open(Protocol::Route)?)?)
+}
+
 /// Captures a family by nat rules. Owns its chains and the jumps to them.
 pub struct Redirect {
     writer: Writer,
     features: Features,
     applied: Applied,
+    /// The addresses of the node when they were listed last.
+    own: Option<Vec<Address>>,
     /// What is applied is in force; if not, the next sync compares everything.
     in_force: bool,
     stale: Stale,
@@ -96,6 +105,7 @@ impl Redirect {
             features,
             writer,
             applied: Applied::default(),
+            own: None,
             in_force: false,
             stale: Stale::default(),
         }
@@ -230,7 +240,7 @@ impl Redirect {
         served: &Served,
     ) -> Result<Differing, Error> {
         let family = self.writer.family();
-        let environment = self.environment(desired, served)?;
+        let environment = self.environment(&own_addresses()?, desired, served);
         let tables = environment.tables();
         let applied = Applied::of(desired, environment, &mut Report::default());
         let nothing_else = |_: Table, _: &str| {};
@@ -267,19 +277,19 @@ impl Redirect {
         named.collect()
     }
 
-    /// Returns what the rules depend on beside what is captured.
-    fn environment(&self, desired: &Desired, served: &Served) -> Result<Environment, Error> {
+    /// Returns what the rules depend on beside what is captured. The node has the addresses
+    /// `own`.
+    fn environment(&self, own: &[Address], desired: &Desired, served: &Served) -> Environment {
         let family = self.writer.family();
-        let own = addresses::list(&mut Socket::open(Protocol::Route)?)?;
         let services: BTreeSet<_> = desired.keys().filter_map(|f| f.address).collect();
         let before = self.applied.destination();
-        Ok(Environment {
+        Environment {
             family,
             features: self.features,
-            destination: plan::destination(&own, family, before, &services)
+            destination: plan::destination(own, family, before, &services)
                 .filter(|_| self.features.contains(Extension::Dnat)),
-            node: plan::node(&self.features, served, &own, family),
-        })
+            node: plan::node(&self.features, served, own, family),
+        }
     }
 
     /// Compares everything with the kernel.
@@ -290,7 +300,17 @@ impl Redirect {
         report: &mut Report,
     ) -> Result<(), Error> {
         let family = self.writer.family();
-        let environment = self.environment(desired, served)?;
+        let (own, is_current) = match (own_addresses(), self.own.take()) {
+            (Ok(listed), _) => (listed, true),
+            // What is unknown is not gone.
+            (Err(error), Some(known)) => {
+                report.unfinished.push(addresses_stay(&error));
+                (known, false)
+            }
+            (Err(error), None) => return Err(error),
+        };
+        let environment = self.environment(&own, desired, served);
+        self.own = Some(own);
         report.messages.extend(self.shortcomings());
         let tables = environment.tables();
         let applied = Applied::of(desired, environment, report);
@@ -310,6 +330,7 @@ impl Redirect {
         }
         let is_empty = |table, chain: &str| observed.is_empty(table, chain);
         self.run(transaction, is_empty, report).await?;
+        self.in_force &= is_current;
         self.forget_stale(report).await;
         Ok(())
     }

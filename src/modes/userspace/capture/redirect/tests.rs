@@ -156,7 +156,7 @@ async fn many_in(writer: Writer) {
             .unwrap();
         let differences = redirect.differences(&desired, &served).await.unwrap();
         assert_eq!(differences, vec![]);
-        let environment = redirect.environment(&desired, &served).unwrap();
+        let environment = redirect.environment(&own_addresses().unwrap(), &desired, &served);
         let tables = environment.tables();
         let applied = Applied::of(&desired, environment, report);
         let nothing = |_: Table, _: &str| {};
