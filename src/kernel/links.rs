@@ -17,6 +17,17 @@ pub fn index(name: &str) -> Result<u32, Error> {
     })
 }
 
+/// Returns the index of the interface `name`; `None`: this network namespace has none.
+///
+/// # Errors
+/// When that cannot be found out, as without a descriptor to spare.
+pub fn index_if_there(name: &str) -> Result<Option<u32>, Error> {
+    match index(name) {
+        Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
 /// Returns the index of the interface `name`, in the network namespace of `socket`.
 ///
 /// # Errors

@@ -82,7 +82,7 @@ fn differences(text: &mut String, report: &Report) {
 }
 
 fn kernel(text: &mut String, report: &Report) {
-    if !report.kernel.is_empty() {
+    if !report.kernel.is_empty() || !report.unknown.is_empty() {
         text.push_str("\nIn the kernel of this node\n");
     }
     for group in &report.kernel {
@@ -99,6 +99,9 @@ fn kernel(text: &mut String, report: &Report) {
         text.push_str(&format!("\n  {} {}\n", group.names.len(), group.what));
         field(text, "    ", "names", &names);
         field(text, "    ", "become", &group.becomes.to_string());
+    }
+    for what in &report.unknown {
+        text.push_str(&format!("\n  not known, as it could not be read: {what}\n"));
     }
 }
 

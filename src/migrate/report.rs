@@ -109,6 +109,8 @@ pub struct Report {
     pub differences: Vec<Row>,
     /// What kube-proxy, or an earlier Tripod, has in this kernel.
     pub kernel: Vec<Group>,
+    /// What of that could not be read, each with the reason.
+    pub unknown: Vec<String>,
     /// What changes line by line if a mode starts, for each mode; `None`: the cluster's
     /// objects were not given.
     pub changes: Option<Vec<ModeChanges>>,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::{
     kernel::{
         ipset::IpSets,
-        links,
+        links, netlink,
         nftables::Rules,
         xtables::{Engine, remove::OwnedChain},
     },
@@ -39,35 +39,69 @@ pub struct Observed {
     pub servers: Vec<String>,
     /// Whether there is a link kube-ipvs0.
     pub link: bool,
+    /// What could not be read, so that it is not known whether it is there, each with the reason.
+    pub unknown: Vec<String>,
 }
 
-/// Reads what is there; what cannot be read counts as absent. Virtual servers with
-/// addresses in `exclude` are other programs'.
+/// Reads what is there. Virtual servers with addresses in `exclude` are other programs'. Tables
+/// and sets of a kernel that has no such thing, or does not let this process see it, count as
+/// absent.
 pub async fn observe(exclude: &[IpNet]) -> Observed {
+    let mut unknown = Vec::new();
     let named = |name: &str| [nftables::KUBE_PROXY, nftables::TABLE].contains(&name);
     let mut tables = Vec::new();
-    if let Ok(mut rules) = Rules::open() {
+    let rules = Rules::open();
+    if let Some(mut rules) = known(there(rules), "tables of nf_tables", &mut unknown) {
         for family in Family::ALL {
-            let there = rules.tables(family).unwrap_or_default().into_iter();
-            let ours = there.filter(|table| named(&table.name));
+            let listed = there(rules.tables(family));
+            let listed = known(listed, "tables of nf_tables", &mut unknown);
+            let listed = listed.unwrap_or_default().into_iter();
+            let ours = listed.filter(|table| named(&table.name));
             tables.extend(ours.map(|table| (family, table.name)));
         }
     }
     let sets = IpSets::open().and_then(|mut sets| sets.list());
-    let sets = sets.unwrap_or_default().into_iter().map(|set| set.name);
+    let sets = known(there(sets), "sets", &mut unknown).unwrap_or_default();
+    let sets = sets.into_iter().map(|set| set.name);
     let is_ours = |name: &String| {
         let mut all = Family::ALL.into_iter();
         all.any(|family| Set::ALL.iter().any(|set| set.name(family) == name))
     };
-    let servers = ipvs::virtual_servers(exclude).unwrap_or_default();
+    let servers = ipvs::virtual_servers(exclude);
+    let servers = known(servers, "virtual servers", &mut unknown);
+    let of_iptables = iptables::chains().await;
+    let of_ipvs = ipvs::chains().await;
+    let link = links::index_if_there(LINK);
     Observed {
-        iptables: iptables::chains().await,
-        ipvs: ipvs::chains().await,
+        iptables: known(of_iptables, "chains of iptables mode", &mut unknown),
+        ipvs: known(of_ipvs, "chains of ipvs mode", &mut unknown),
         tables,
         sets: sets.filter(is_ours).collect(),
         servers: servers.iter().map(ToString::to_string).collect(),
-        link: links::index(LINK).is_ok(),
+        link: known(link, "link kube-ipvs0", &mut unknown).is_some(),
+        unknown,
     }
+}
+
+/// Returns what was `read`; `None` where that failed for a reason that does not pass, such as a
+/// kernel without it.
+fn there<T>(read: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Error> {
+    match read {
+        Err(error) if !error.is_passing() => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+/// Returns what was `read`, or nothing, and adds to `unknown` why `what` could not be read.
+fn known<T: Default>(
+    read: Result<T, impl fmt::Display>,
+    what: &str,
+    unknown: &mut Vec<String>,
+) -> T {
+    read.unwrap_or_else(|error| {
+        unknown.push(format!("{what}: {error}"));
+        T::default()
+    })
 }
 
 /// What becomes of something when Tripod has started.
@@ -209,6 +243,7 @@ mod tests {
             sets: vec!["KUBE-CLUSTER-IP".into()],
             servers: vec!["TCP 10.96.0.1:443".into()],
             link: true,
+            unknown: Vec::new(),
         }
     }
 

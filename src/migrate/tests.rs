@@ -201,6 +201,7 @@ fn report(given: &Given, mode: Option<ModeName>) -> Report {
         differences: differences(given, Some(&node)),
         node: Some(node),
         kernel: Vec::new(),
+        unknown: Vec::new(),
         changes: None,
     }
 }
@@ -238,4 +239,17 @@ fn people_read_what_counts_for_this_node_first() {
         assert!(line.chars().count() <= 130, "{line}");
         assert_eq!(line, line.trim_end());
     }
+}
+
+#[test]
+fn what_could_not_be_read_is_named() {
+    let given = configured("mode: iptables");
+    let unknown = "chains of iptables mode: cannot list them";
+    let report = Report {
+        unknown: vec![unknown.to_owned()],
+        ..report(&given, Some(ModeName::Iptables))
+    };
+    let text = table(&report, false);
+    let line = format!("  not known, as it could not be read: {unknown}\n");
+    assert!(text.contains(&line), "{text}");
 }

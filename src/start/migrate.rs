@@ -59,6 +59,7 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
         node: None,
         differences: Vec::new(),
         kernel: Vec::new(),
+        unknown: Vec::new(),
         changes: None,
     };
     // Those of this node, where it is the one that is asked about.
@@ -72,6 +73,7 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
             let observed = state::observe(exclude).await;
             report.node = Some(chosen);
             report.kernel = state::groups(&observed, mode, &engines);
+            report.unknown = observed.unknown.clone();
             let there = match asked.manifests {
                 Some(_) => {
                     own = Some(node::addresses::own().map_err(|error| error.to_string())?);

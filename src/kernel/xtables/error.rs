@@ -3,7 +3,10 @@
 use std::io;
 
 use super::rule::Table;
-use crate::{kernel::passing, net::Family};
+use crate::{
+    kernel::{netlink, passing},
+    net::Family,
+};
 
 /// Why a program could not do what it was for.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +51,14 @@ pub enum Error {
     Absent {
         /// The family of the rules.
         family: Family,
+    },
+    /// The kernel does not say which chains there are.
+    #[error("{family}: cannot list the chains that nf_tables has: {source}")]
+    Unlisted {
+        /// The family of the chains.
+        family: Family,
+        /// The kernel's reason.
+        source: netlink::Error,
     },
     /// None of them works.
     #[error("no {family} nat: {reason}")]

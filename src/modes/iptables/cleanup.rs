@@ -51,8 +51,11 @@ pub async fn cleanup_except(preserved: &Preserved) -> Result<(), Error> {
 }
 
 /// Returns whether chains of iptables mode are there, other than what is `preserved`.
-pub async fn is_there(preserved: &Preserved) -> bool {
-    OWNED.is_there(preserved).await
+///
+/// # Errors
+/// When that is not known.
+pub async fn is_there(preserved: &Preserved) -> Result<bool, Error> {
+    Ok(OWNED.is_there(preserved).await?)
 }
 
 /// Returns whether chains of iptables mode may be there, without running a program; see
@@ -62,7 +65,10 @@ pub fn rules_may_be_there() -> bool {
 }
 
 /// Returns the chains of iptables mode that are there, whoever installed them.
-pub async fn chains() -> Vec<OwnedChain> {
+///
+/// # Errors
+/// When some cannot be read.
+pub async fn chains() -> Result<Vec<OwnedChain>, xtables::Error> {
     OWNED.list(&Preserved::nothing()).await
 }
 

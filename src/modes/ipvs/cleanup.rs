@@ -18,6 +18,7 @@ use crate::{
         links,
         netlink::{self, Protocol, Socket},
         xtables::{
+            self,
             remove::{Owned, OwnedChain, Preserved},
             rule::Table,
         },
@@ -91,9 +92,15 @@ pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
     outcome
 }
 
-/// Whether the dummy link is there, or rules other than what is `preserved`.
-pub async fn is_there(preserved: &Preserved) -> bool {
-    OWNED.is_there(preserved).await || links::index(LINK).is_ok()
+/// Returns whether the dummy link is there, or rules other than what is `preserved`.
+///
+/// # Errors
+/// When that is not known.
+pub async fn is_there(preserved: &Preserved) -> Result<bool, Error> {
+    if links::index_if_there(LINK)?.is_some() {
+        return Ok(true);
+    }
+    OWNED.is_there(preserved).await.map_err(Error::Chains)
 }
 
 /// Returns whether chains of ipvs mode may be there, without running a program; see
@@ -103,7 +110,10 @@ pub fn rules_may_be_there() -> bool {
 }
 
 /// Returns the chains of ipvs mode that are there, whoever installed them.
-pub async fn chains() -> Vec<OwnedChain> {
+///
+/// # Errors
+/// When some cannot be read.
+pub async fn chains() -> Result<Vec<OwnedChain>, xtables::Error> {
     OWNED.list(&Preserved::nothing()).await
 }
 
@@ -167,7 +177,7 @@ fn read_own(
     route: &mut Socket,
     mut sets: Option<&mut IpSets>,
 ) -> Result<OwnServers, netlink::Error> {
-    let link = links::index(LINK).ok();
+    let link = links::index_if_there(LINK)?;
     let (bound, own): (Vec<_>, Vec<_>) = addresses::list(route)?
         .into_iter()
         .partition(|address| Some(address.index) == link);

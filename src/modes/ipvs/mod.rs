@@ -90,6 +90,9 @@ pub enum Error {
         /// What the program answered.
         source: xtables::Error,
     },
+    /// It is not known which chains are there.
+    #[error(transparent)]
+    Chains(xtables::Error),
 }
 
 /// The mode that has the kernel's IPVS carry the traffic of Services.

@@ -64,8 +64,11 @@ pub async fn retire(
 
 /// Returns whether anything captures in any family by rules that are not
 /// `preserved`, or by routes in the families that are `routed`.
-pub async fn is_there(preserved: &Preserved, routed: &[Family]) -> bool {
-    Redirect::is_there(preserved).await || Local::is_there(routed)
+///
+/// # Errors
+/// When that is not known.
+pub async fn is_there(preserved: &Preserved, routed: &[Family]) -> Result<bool, Error> {
+    Ok(Local::is_there(routed)? || Redirect::is_there(preserved).await?)
 }
 
 /// Returns whether chains of this mode may be there, without running a program; see

@@ -136,7 +136,7 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     Some(passed)
 }
 
-/// Returns those of `states` that are there. Listing rules may take seconds, so
+/// Returns those of `states` that are there, or may be, as that is not known. Listing rules may take seconds, so
 /// that it is done on another thread; without one, all of them are returned.
 pub(super) async fn present(states: Vec<StaleState>, running: Running) -> Vec<StaleState> {
     let all = states.clone();
@@ -144,7 +144,7 @@ pub(super) async fn present(states: Vec<StaleState>, running: Running) -> Vec<St
         blocking(async {
             let mut there = Vec::new();
             for state in states {
-                if state.is_there(&running).await {
+                if state.may_be_there(&running).await {
                     there.push(state);
                 }
             }

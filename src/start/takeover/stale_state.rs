@@ -88,29 +88,34 @@ impl StaleState {
     }
 
     /// Returns whether the mode's stale state is there, apart from what
-    /// `running` uses too. Cheap.
-    pub(super) async fn is_there(self, running: &Running) -> bool {
-        match self {
-            StaleState::Of(mode) => {
-                let preserved = running.preserved(mode);
-                match mode {
-                    ModeName::Ipvs => !running.is(mode) && ipvs::is_there(&preserved).await,
-                    ModeName::Nftables => {
-                        !running.is(mode) && nftables::may_be_there(nftables::TABLE)
-                    }
-                    ModeName::Iptables => iptables::is_there(&preserved).await,
-                    ModeName::Userspace => {
-                        let routed = if running.is(mode) {
-                            running.with_rules()
-                        } else {
-                            Family::ALL.to_vec()
-                        };
-                        userspace::is_there(&preserved, &routed).await
-                    }
-                }
+    /// `running` uses too, or whether that is not known. Cheap.
+    pub(super) async fn may_be_there(self, running: &Running) -> bool {
+        let mode = match self {
+            StaleState::Of(mode @ (ModeName::Ipvs | ModeName::Nftables)) if running.is(mode) => {
+                return false;
             }
-            StaleState::Nftables => nftables::may_be_there(nftables::KUBE_PROXY),
-        }
+            StaleState::Of(mode) => mode,
+            StaleState::Nftables => return nftables::may_be_there(nftables::KUBE_PROXY),
+        };
+        let preserved = running.preserved(mode);
+        let found: Result<bool, SyncError> = match mode {
+            ModeName::Ipvs => ipvs::is_there(&preserved).await.map_err(Into::into),
+            ModeName::Nftables => Ok(nftables::may_be_there(nftables::TABLE)),
+            ModeName::Iptables => iptables::is_there(&preserved).await.map_err(Into::into),
+            ModeName::Userspace => {
+                let routed = if running.is(mode) {
+                    running.with_rules()
+                } else {
+                    Family::ALL.to_vec()
+                };
+                let found = userspace::is_there(&preserved, &routed).await;
+                found.map_err(Into::into)
+            }
+        };
+        found.unwrap_or_else(|error| {
+            tracing::debug!("it is not known whether something of {self} is there: {error}");
+            true
+        })
     }
 
     /// Removes it, except what `running` uses too.

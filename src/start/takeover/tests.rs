@@ -3,9 +3,14 @@ use std::sync::{
     mpsc::{Receiver, Sender, channel},
 };
 
+use nix::errno::Errno;
+
 use super::{clearing::Passed, *};
 use crate::{
-    kernel::namespace::{block_on, in_namespace, sh},
+    kernel::{
+        namespace::{block_on, in_namespace, sh},
+        simulated::{Call, Fault, Kernel, Observer, State},
+    },
     modes::{SyncError, SyncReport, both_failed, userspace::capture},
     net::Family,
     services::{Changes, service_ports::port_name},
@@ -258,6 +263,41 @@ fn what_cannot_be_removed_is_retried() {
         bench.sync(true, Outcome::Well).await;
         assert_eq!(sh("ipset list -n"), "");
         assert_eq!(bench.0.stale, []);
+    });
+}
+
+/// Refuses all lists for this reason.
+struct Unlisting(Errno);
+
+impl Observer for Unlisting {
+    fn before(&mut self, call: Call, _: &mut State) -> Fault {
+        match call {
+            Call::Dump(_) | Call::Policy(..) => Fault::Refused(self.0, 0),
+            _ => Fault::None,
+        }
+    }
+
+    fn after(&mut self, _: Call, _: &mut State) {}
+}
+
+#[test]
+fn what_cannot_be_listed_may_be_there() {
+    in_namespace(|| {
+        for (errno, expected) in [(Errno::ENOMEM, true), (Errno::EOPNOTSUPP, false)] {
+            let kernel = Kernel::new(Unlisting(errno));
+            let _installed = kernel.install();
+            kernel.change(|state| state.xtables.engine = Engine::NfTables);
+            let running = Running {
+                mode: ModeName::Nftables,
+                engines: Vec::new(),
+            };
+            for state in [ModeName::Iptables, ModeName::Ipvs].map(StaleState::Of) {
+                let found = block_on(state.may_be_there(&running));
+                assert_eq!(found, expected, "{state}: {errno}");
+            }
+            let userspace = StaleState::Of(ModeName::Userspace);
+            assert!(block_on(userspace.may_be_there(&running)), "{errno}");
+        }
     });
 }
 

@@ -7,10 +7,7 @@ mod preserved;
 use self::chains::OwnedChains;
 pub use self::preserved::Preserved;
 use super::{Engine, Error, Xtables, engine::list_chains, rule::Table};
-use crate::{
-    kernel::{netlink, nftables},
-    net::Family,
-};
+use crate::{kernel::nftables, net::Family};
 
 /// Which chains belong to a part of Tripod, by their names.
 #[derive(Debug)]
@@ -167,8 +164,17 @@ impl Owned {
     }
 
     /// Returns true if there are such chains other than what is `preserved`.
-    pub async fn is_there(&self, preserved: &Preserved) -> bool {
-        !self.list(preserved).await.is_empty()
+    ///
+    /// # Errors
+    /// When none was found, and not everything could be read: that is not known.
+    pub async fn is_there(&self, preserved: &Preserved) -> Result<bool, Error> {
+        let mut found = Vec::new();
+        let read = self.find(preserved, &mut found).await;
+        if found.is_empty() {
+            read.map(|()| false)
+        } else {
+            Ok(true)
+        }
     }
 
     /// Returns whether there may be such chains, without running a program: some are in nf_tables,
@@ -178,31 +184,45 @@ impl Owned {
         Family::ALL.into_iter().any(|family| {
             let mut tables = self.tables.iter();
             tables.any(|table| Engine::Legacy.has_table(family, table.name()))
-                || holds(family, self.is_ours).unwrap_or_else(|error| error.is_passing())
+                || holds(family, self.is_ours).unwrap_or(true)
         })
     }
 
     /// Returns such chains, of both families, other than what is `preserved`. Cheap where
-    /// the kernel lists chains without their rules; what cannot be read holds none.
-    pub async fn list(&self, preserved: &Preserved) -> Vec<OwnedChain> {
+    /// the kernel lists chains without their rules.
+    ///
+    /// # Errors
+    /// When some cannot be read.
+    pub async fn list(&self, preserved: &Preserved) -> Result<Vec<OwnedChain>, Error> {
         let mut found = Vec::new();
+        self.find(preserved, &mut found).await?;
+        Ok(found)
+    }
+
+    /// Adds such chains to `found`.
+    ///
+    /// # Errors
+    /// The first thing that could not be read, after everything else was.
+    async fn find(&self, preserved: &Preserved, found: &mut Vec<OwnedChain>) -> Result<(), Error> {
+        let mut outcome = Ok(());
         for family in Family::ALL {
             for (xtables, engine) in Xtables::engines(family).await {
                 if !preserved.has_all_of(family, engine) {
-                    self.list_in(&xtables, engine, preserved, &mut found).await;
+                    let read = self.find_in(&xtables, engine, preserved, found).await;
+                    outcome = outcome.and(read);
                 }
             }
         }
-        found
+        outcome
     }
 
-    async fn list_in(
+    async fn find_in(
         &self,
         xtables: &Xtables,
         engine: Engine,
         preserved: &Preserved,
         found: &mut Vec<OwnedChain>,
-    ) {
+    ) -> Result<(), Error> {
         let family = xtables.family();
         let is_ours = self.without(preserved, family, engine);
         let mut add = |table, name: &str| {
@@ -214,23 +234,23 @@ impl Owned {
             });
         };
         if engine == Engine::NfTables {
-            // What cannot be read holds none.
-            let _ = each_in_nf_tables(family, |table, chain| {
+            return each_in_nf_tables(family, |table, chain| {
                 if is_ours(table, chain) {
                     add(table, chain);
                 }
             });
-            return;
         }
+        let mut outcome = Ok(());
         for &table in self.tables {
             if engine.has_table(family, table.name()) {
                 let read = OwnedChains::new(table, |chain: &str| is_ours(table, chain));
-                let read = read.read(xtables).await;
-                read.iter()
-                    .flat_map(OwnedChains::names)
-                    .for_each(|name| add(table, name));
+                match read.read(xtables).await {
+                    Ok(read) => read.names().for_each(|name| add(table, name)),
+                    Err(error) => outcome = outcome.and(Err(error)),
+                }
             }
         }
+        outcome
     }
 
     /// Returns what finds out whether a chain in this engine is ours and not
@@ -258,7 +278,7 @@ impl Owned {
         let engine = Engine::NfTables;
         let is_ours = self.without(preserved, family, engine);
         let has_program = programs.iter().any(|(_, of)| *of == engine);
-        if !has_program && holds(family, is_ours).unwrap_or(false) {
+        if !has_program && holds(family, is_ours)? {
             return Err(Error::Absent { family });
         }
         Ok(())
@@ -274,7 +294,7 @@ fn unread(
     is_ours: impl Fn(Table, &str) -> bool,
 ) -> Result<(), Error> {
     let concerns_us = match engine {
-        Engine::NfTables => holds(family, is_ours).unwrap_or(false),
+        Engine::NfTables => holds(family, is_ours).unwrap_or(true),
         // The kernel shows that the table is there, and no more.
         Engine::Legacy => true,
     };
@@ -288,39 +308,76 @@ fn unread(
 /// Returns whether nf_tables has such chains, whatever programs there are.
 ///
 /// # Errors
-/// When it cannot be asked.
-fn holds(family: Family, is_ours: impl Fn(Table, &str) -> bool) -> Result<bool, netlink::Error> {
+/// When that is not known.
+fn holds(family: Family, is_ours: impl Fn(Table, &str) -> bool) -> Result<bool, Error> {
     let mut found = false;
     each_in_nf_tables(family, |table, chain| found |= is_ours(table, chain))?;
     Ok(found)
 }
 
-/// Calls `each` with the chains of nf_tables that are not the kernel's own.
+/// Calls `each` with the chains of nf_tables that are not the kernel's own; there is none where
+/// nf_tables is missing, or may not be used.
 ///
 /// # Errors
-/// When it cannot be asked.
-fn each_in_nf_tables(
-    family: Family,
-    mut each: impl FnMut(Table, &str),
-) -> Result<(), netlink::Error> {
+/// When it did not answer for a passing reason: it is not known what is there.
+fn each_in_nf_tables(family: Family, mut each: impl FnMut(Table, &str)) -> Result<(), Error> {
     let listed = |listed: nftables::ListedChain| {
         if let Some(table) = Table::named(&listed.table).filter(|_| !listed.base) {
             each(table, &listed.chain.name);
         }
     };
-    list_chains(family, listed)
+    match list_chains(family, listed) {
+        Err(source) if source.is_passing() => Err(Error::Unlisted { family, source }),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::errno::Errno;
+
     use super::*;
-    use crate::kernel::namespace::in_namespace;
+    use crate::kernel::{
+        namespace::{block_on, in_namespace},
+        simulated::{Call, Fault, Kernel, Observer, State},
+    };
 
     const OWNED: Owned = Owned {
         tables: &[Table::Nat],
         is_ours: |table, chain| (table, chain) == (Table::Nat, "KUBE-SERVICES"),
         shared: None,
     };
+
+    /// Refuses all lists for lack of memory.
+    struct Unlisting;
+
+    impl Observer for Unlisting {
+        fn before(&mut self, call: Call, _: &mut State) -> Fault {
+            match call {
+                Call::Dump(_) => Fault::Refused(Errno::ENOMEM, 0),
+                _ => Fault::None,
+            }
+        }
+
+        fn after(&mut self, _: Call, _: &mut State) {}
+    }
+
+    #[test]
+    fn chains_that_cannot_be_listed_are_not_absent() {
+        let kernel = Kernel::new(Unlisting);
+        let _installed = kernel.install();
+        let unlisted = |error: Error| matches!(error, Error::Unlisted { .. });
+        assert!(OWNED.may_be_there());
+        let found = block_on(OWNED.is_there(&Preserved::nothing()));
+        assert!(found.is_err_and(unlisted));
+        let listed = block_on(OWNED.list(&Preserved::nothing()));
+        assert!(listed.is_err_and(unlisted));
+        let reached = OWNED.within_reach(Family::V4, &[], &Preserved::nothing());
+        assert!(reached.is_err_and(unlisted), "some may be left");
+        let read = Error::Absent { family: Family::V4 };
+        let removed = unread(read, (Family::V4, Engine::NfTables), OWNED.is_ours);
+        assert!(removed.is_err(), "the table may have some");
+    }
 
     #[test]
     fn chains_that_no_program_reaches_are_not_reported_as_removed() {

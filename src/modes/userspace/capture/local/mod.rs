@@ -125,16 +125,18 @@ impl Local {
         retire::retire(families)
     }
 
-    /// Returns whether anything of it is there in these families; what cannot be
-    /// observed has nothing.
-    pub fn is_there(families: &[Family]) -> bool {
-        let found = Socket::open(Protocol::Route).map(|mut socket| {
-            families.iter().any(|family| {
-                let observed = observe::installed(&mut socket, *family);
-                observed.is_ok_and(|observed| !observed.is_empty())
-            })
-        });
-        found.unwrap_or(false)
+    /// Returns whether anything of it is there in these families.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn is_there(families: &[Family]) -> Result<bool, Error> {
+        let mut socket = Socket::open(Protocol::Route)?;
+        for family in families {
+            if !observe::installed(&mut socket, *family)?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Returns false if another process deleted routes or rules that are in force.

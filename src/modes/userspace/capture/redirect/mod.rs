@@ -219,8 +219,11 @@ impl Redirect {
     }
 
     /// Returns whether there are rules in some family, other than what is `preserved`.
-    pub async fn is_there(preserved: &Preserved) -> bool {
-        OWNED.is_there(preserved).await
+    ///
+    /// # Errors
+    /// When that is not known.
+    pub async fn is_there(preserved: &Preserved) -> Result<bool, Error> {
+        Ok(OWNED.is_there(preserved).await?)
     }
 
     /// Returns whether there may be rules, without running a program; see

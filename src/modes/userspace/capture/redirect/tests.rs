@@ -172,7 +172,7 @@ async fn many_in(writer: Writer) {
     Redirect::cleanup(&[family], &Preserved::nothing())
         .await
         .unwrap();
-    assert!(!Redirect::is_there(&Preserved::nothing()).await);
+    assert!(!Redirect::is_there(&Preserved::nothing()).await.unwrap());
 }
 
 /// Returns one of many frontends: service addresses, dense and sparse, and node ports.
