@@ -1,6 +1,8 @@
 //! UDP flows whose connection-tracking entries lead where nothing answers any
 //! more, or nowhere although something answers now.
 
+mod waiting;
+
 use std::{
     collections::{HashMap, HashSet},
     mem,
@@ -10,7 +12,9 @@ use std::{
 };
 
 use nix::errno::Errno;
+use tokio::task::JoinError;
 
+use self::waiting::Waiting;
 use crate::{
     kernel::{
         conntrack::flows::{self, Match, Reply, Source, UDP},
@@ -47,6 +51,13 @@ type Frontend = (Option<IpAddr>, u16);
 fn frontends(port: &ServicePort) -> impl Iterator<Item = Frontend> + '_ {
     let services = port.addresses().map(|ip| (Some(ip), port.port));
     services.chain(port.node_port.map(|at| (None, at)))
+}
+
+fn udp_ports(family: Family, map: &ServiceMap) -> impl Iterator<Item = &Arc<ServicePort>> {
+    map.iter().filter(move |port| {
+        let name = &port.name;
+        name.protocol == Protocol::Udp && name.family == family
+    })
 }
 
 fn serving(port: &ServicePort) -> HashSet<Source> {
@@ -128,17 +139,15 @@ fn led_elsewhere(port: &ServicePort, serving: HashSet<Source>) -> impl Iterator<
     frontends(port).map(move |(ip, at)| flow(ip, at, Reply::NotFrom(serving.clone())))
 }
 
-/// Flows that may wait to be deleted, while that fails; beyond that the oldest are
-/// dropped.
-const MOST: usize = 10_000;
-
 /// Stale flows of one family that were not deleted yet.
 #[derive(Debug, Default)]
 pub struct StaleFlows {
     /// Those that are not examined yet.
     found: Vec<Match>,
     /// Those that could not be deleted.
-    waiting: Vec<Match>,
+    waiting: Waiting,
+    /// Some are not even waited for, as they are too many.
+    dropped: LogOnce,
     /// The last attempt failed for a reason that will most likely be the same the next
     /// time: they are tried again with the next full sync, and none is due for them.
     is_lasting: bool,
@@ -151,11 +160,7 @@ impl StaleFlows {
     /// any UDP port of `family` that has one: rules had been missing, and who called meanwhile
     /// was led past them.
     pub fn rules_were_missing(&mut self, family: Family, map: &ServiceMap) {
-        let ports = map.iter().filter(|port| {
-            let name = &port.name;
-            name.protocol == Protocol::Udp && name.family == family
-        });
-        self.led_past(ports);
+        self.led_past(udp_ports(family, map));
     }
 
     /// Has the next [`clear`](Self::clear) delete what was led past the UDP ports of `map`
@@ -188,18 +193,34 @@ impl StaleFlows {
         changes: &Changes,
         metrics: &dyn Metrics,
     ) {
-        let mut matches = mem::take(&mut self.found);
+        let mut waited = Vec::new();
         if changes.full || changes.retry {
-            matches.append(&mut self.waiting);
-        }
-        matches.extend(self::matches(family, map, &changes.stale_udp));
-        for failed in self.forget(family, matches, metrics).await {
-            if !self.waiting.contains(&failed) {
-                self.waiting.push(failed);
+            let (matches, compares_all) = self.waiting.take();
+            waited = matches;
+            if compares_all {
+                self.rules_were_missing(family, map);
             }
         }
-        let over = self.waiting.len().saturating_sub(MOST);
-        self.waiting.drain(..over);
+        let mut matches = mem::take(&mut self.found);
+        matches.extend(waited);
+        matches.extend(self::matches(family, map, &changes.stale_udp));
+        let failed = self.forget(family, matches, metrics).await;
+        self.waiting.add(failed);
+        let served = || {
+            let ports = udp_ports(family, map).filter(|port| !serving(port).is_empty());
+            ports.flat_map(|port| frontends(port)).collect()
+        };
+        let dropped = self.waiting.bound(served) > 0;
+        let what = dropped.then(|| {
+            format!(
+                "{family}: flows of UDP clients to Services that are gone are not deleted, but of \
+                 {} addresses and ports: the others end when the client stops sending",
+                waiting::MOST
+            )
+        });
+        for what in self.dropped.replace(what) {
+            tracing::warn!("{what}");
+        }
     }
 
     /// Deletes what `matches` means; returns what is to be tried again.
@@ -223,7 +244,7 @@ impl StaleFlows {
                 Vec::new()
             }
             Err(failure) => {
-                let error = failure.error.to_string();
+                let error = failure.error;
                 if self.logged.differs(&error) {
                     tracing::warn!(
                         "{family}: a UDP client that keeps its socket may go on sending to an \
@@ -247,8 +268,8 @@ impl StaleFlows {
 /// Why flows were not deleted.
 #[derive(Debug)]
 pub struct Failure {
-    /// What the kernel answered.
-    pub error: netlink::Error,
+    /// What failed and why, after "we".
+    pub error: String,
     /// It will be the same the next time.
     pub is_lasting: bool,
     /// What was to be deleted.
@@ -266,21 +287,42 @@ pub async fn delete(family: Family, matches: Vec<Match>) -> Result<usize, Failur
     // The socket belongs to the network namespace of the thread that opens it;
     // the table may hold a million entries, which takes a while.
     let socket = Socket::open(netlink::Protocol::Netfilter);
+    let matches = Arc::new(matches);
+    let shared = Arc::clone(&matches);
     let work = move || {
-        let deleted = socket.and_then(|mut socket| flows::delete(&mut socket, family, &matches));
-        deleted.map_err(|error| Failure {
-            is_lasting: error.errno().is_some_and(|errno| LASTING.contains(&errno)),
-            error,
-            matches,
-        })
+        let mut socket = socket?;
+        flows::delete(&mut socket, family, &shared)
     };
     // Else the other family's calls would come before or after these as the scheduler likes.
     #[cfg(test)]
     if crate::kernel::simulated::is_installed() {
-        return work();
+        return deleted(Ok(work()), matches);
     }
-    // It fails only while the runtime is shutting down.
-    tokio::task::spawn_blocking(work).await.unwrap_or(Ok(0))
+    deleted(tokio::task::spawn_blocking(work).await, matches)
+}
+
+/// Returns what became of deleting what `matches` means, by a task that has `ended`.
+///
+/// # Errors
+/// When that failed, or was not done to its end.
+fn deleted(
+    ended: Result<Result<usize, netlink::Error>, JoinError>,
+    matches: Arc<Vec<Match>>,
+) -> Result<usize, Failure> {
+    let (error, is_lasting) = match ended {
+        Ok(Ok(count)) => return Ok(count),
+        Ok(Err(error)) => {
+            let is_lasting = error.errno().is_some_and(|errno| LASTING.contains(&errno));
+            (error.to_string(), is_lasting)
+        }
+        // By a panic, or as the runtime is shutting down.
+        Err(error) => (format!("did not delete them to the end: {error}"), false),
+    };
+    Err(Failure {
+        error,
+        is_lasting,
+        matches: Arc::unwrap_or_clone(matches),
+    })
 }
 
 #[cfg(test)]
@@ -355,6 +397,15 @@ mod tests {
                 assert_eq!(found, deleted, "{case}, {frontend:?}: {matches:?}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_panic_has_deleted_nothing() {
+        let ended = tokio::task::spawn_blocking(|| panic!("a fault")).await;
+        let matches = vec![flow(None, 53, Reply::Any)];
+        let failure = deleted(ended, Arc::new(matches.clone())).expect_err("it was not done");
+        assert_eq!(failure.matches, matches, "it is tried again");
+        assert!(!failure.is_lasting && failure.error.contains("panic"));
     }
 
     #[test]

@@ -175,14 +175,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         STALE,
-        "                self.waiting.push(failed);",
-        "                drop(failed);",
+        "        self.waiting.add(failed);",
+        "        drop(failed);",
         "stale flows that could not be deleted are not tried again",
     ),
     noticed(
         STALE,
-        "            matches.append(&mut self.waiting);",
-        "",
+        "            waited = matches;",
+        "            drop(matches);",
         "stale flows that wait are never deleted",
     ),
     noticed(

@@ -1,0 +1,172 @@
+//! Stale flows that could not be deleted yet.
+
+use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
+    mem,
+};
+
+use super::{Frontend, Match, Reply};
+
+/// Frontends of which flows may wait to be deleted, while that fails.
+pub const MOST: usize = 10_000;
+
+/// The stale flows of one family that wait to be deleted, by the frontend that the client
+/// called: however often its endpoints change, a frontend counts once.
+#[derive(Debug, Default)]
+pub struct Waiting {
+    frontends: HashMap<Frontend, Reply>,
+    /// Frontends with endpoints are not named any more, as there were too many: all flows to
+    /// them are to be compared with what serves.
+    compares_all: bool,
+}
+
+impl Waiting {
+    /// Returns whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.frontends.is_empty() && !self.compares_all
+    }
+
+    /// Adds what `matches` means.
+    pub fn add(&mut self, matches: impl IntoIterator<Item = Match>) {
+        for Match {
+            destination,
+            port,
+            reply,
+            ..
+        } in matches
+        {
+            match self.frontends.entry((destination, port.unwrap_or(0))) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(reply);
+                }
+                Entry::Occupied(mut waiting) => {
+                    let before = mem::replace(waiting.get_mut(), Reply::Any);
+                    *waiting.get_mut() = either(before, reply);
+                }
+            }
+        }
+    }
+
+    /// Takes all that waits. Returns it, and whether all flows to frontends with endpoints are
+    /// to be compared with what serves.
+    pub fn take(&mut self) -> (Vec<Match>, bool) {
+        let frontends = mem::take(&mut self.frontends).into_iter();
+        let matches = frontends.map(|((ip, port), reply)| super::flow(ip, port, reply));
+        (matches.collect(), mem::take(&mut self.compares_all))
+    }
+
+    /// Sums up what waits where it is more than [`MOST`]: a comparison of all flows stands for
+    /// the frontends that are `served`, which have endpoints. Returns how many others were
+    /// dropped, since they are too many by themselves.
+    pub fn bound(&mut self, served: impl FnOnce() -> HashSet<Frontend>) -> usize {
+        if self.frontends.len() <= MOST {
+            return 0;
+        }
+        let served = served();
+        self.frontends.retain(|at, _| !served.contains(at));
+        self.compares_all = true;
+        let over = self.frontends.len().saturating_sub(MOST);
+        let dropped: Vec<Frontend> = self.frontends.keys().take(over).copied().collect();
+        for at in dropped {
+            self.frontends.remove(&at);
+        }
+        over
+    }
+}
+
+/// Returns what means the flows that either one means.
+fn either(one: Reply, other: Reply) -> Reply {
+    match (one, other) {
+        (Reply::Any, _) | (_, Reply::Any) => Reply::Any,
+        (Reply::From(mut all), Reply::From(others)) => {
+            all.extend(others);
+            Reply::From(all)
+        }
+        (Reply::NotFrom(mut kept), Reply::NotFrom(others)) => {
+            kept.retain(|source| others.contains(source));
+            Reply::NotFrom(kept)
+        }
+        (Reply::NotFrom(mut kept), Reply::From(gone))
+        | (Reply::From(gone), Reply::NotFrom(mut kept)) => {
+            kept.retain(|source| !gone.contains(source));
+            Reply::NotFrom(kept)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, SocketAddr};
+
+    use super::{super::Source, *};
+
+    fn source(last: u8) -> Source {
+        Source::from(SocketAddr::from(([10, 1, 0, last], 53)))
+    }
+
+    fn sources(all: &[u8]) -> HashSet<Source> {
+        all.iter().map(|last| source(*last)).collect()
+    }
+
+    fn at(number: usize) -> Frontend {
+        let [_, _, high, low] = (number as u32).to_be_bytes();
+        (Some(IpAddr::from([10, 0, high, low])), 53)
+    }
+
+    #[test]
+    fn what_waits_of_one_frontend_is_one() {
+        let replies = [
+            Reply::Any,
+            Reply::From(sources(&[])),
+            Reply::From(sources(&[1, 2])),
+            Reply::NotFrom(sources(&[])),
+            Reply::NotFrom(sources(&[2, 3])),
+        ];
+        let means = |reply: &Reply, source: &Source| match reply {
+            Reply::Any => true,
+            Reply::From(all) => all.contains(source),
+            Reply::NotFrom(all) => !all.contains(source),
+        };
+        for one in &replies {
+            for other in &replies {
+                let mut waiting = Waiting::default();
+                let both = [one, other].map(|reply| super::super::flow(None, 53, reply.clone()));
+                waiting.add(both);
+                let (all, compares_all) = waiting.take();
+                assert_eq!((all.len(), compares_all), (1, false));
+                for last in 1..5 {
+                    let source = source(last);
+                    let expected = means(one, &source) || means(other, &source);
+                    let found = means(&all[0].reply, &source);
+                    assert_eq!(found, expected, "{one:?} and {other:?}: {last}");
+                }
+                assert!(waiting.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_lost_of_more_frontends_than_are_named() {
+        let mut waiting = Waiting::default();
+        let gone = |number| {
+            let (ip, port) = at(number);
+            super::super::flow(ip, port, Reply::From(sources(&[1])))
+        };
+        waiting.add((0..MOST).map(gone));
+        let unused = || unreachable!("they are not too many");
+        assert_eq!(waiting.bound(unused), 0);
+        waiting.add([gone(MOST)]);
+        let served = || (100..=MOST).map(at).collect();
+        assert_eq!(
+            waiting.bound(served),
+            0,
+            "a comparison stands for the others"
+        );
+        let (left, compares_all) = waiting.take();
+        assert_eq!((left.len(), compares_all), (100, true));
+
+        waiting.add((0..MOST + 3).map(gone));
+        assert_eq!(waiting.bound(HashSet::new), 3, "too many are gone");
+        assert_eq!(waiting.take().0.len(), MOST);
+    }
+}
