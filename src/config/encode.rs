@@ -86,12 +86,20 @@ impl KubeProxyConfiguration {
         value
     }
 
-    /// [`to_value`](Self::to_value) as the text of a file.
+    /// [`to_value`](Self::to_value) as the text of a file, which means the same when it is read.
+    /// kube-proxy's default of `minSyncPeriod`, 1 s, is written as zero: kube-proxy takes that for
+    /// the default (`SetDefaults_KubeProxyConfiguration` of its `pkg/proxy/apis/config/v1alpha1`),
+    /// and Tripod, whose own is shorter, for a value that is not given.
     ///
     /// # Errors
     /// When the YAML writer refuses it.
     pub fn to_yaml(&self) -> Result<String, String> {
-        serde_saphyr::to_string(&self.to_value()).map_err(|e| e.to_string())
+        let mut value = self.to_value();
+        if !self.min_sync_period_given {
+            let zero = duration::format(Duration::ZERO);
+            value[self.mode_section().name()]["minSyncPeriod"] = json!(zero);
+        }
+        serde_saphyr::to_string(&value).map_err(|e| e.to_string())
     }
 
     fn put_once_a_mode(&self, value: &mut Value) {
