@@ -6,7 +6,7 @@ mod ports;
 mod prepare;
 
 pub use self::{
-    ports::{NodePorts, Served},
+    ports::{ActedOn, NodePorts, Served},
     prepare::{prepare, set_oom_score},
 };
 

@@ -56,6 +56,20 @@ impl Served {
     }
 }
 
+/// What one of those who follow [`NodePorts`] has acted on: each of them has to act on a change,
+/// whoever noticed it first.
+#[derive(Debug)]
+pub struct ActedOn(Arc<Served>);
+
+impl ActedOn {
+    /// Returns whether `node_ports` serve other addresses than when this was called last, and
+    /// counts that as acted on.
+    pub fn differs(&mut self, node_ports: &NodePorts) -> bool {
+        let before = std::mem::replace(&mut self.0, node_ports.served());
+        before != self.0
+    }
+}
+
 /// `nodePortAddresses`, resolved as far as this node is known.
 #[derive(Debug)]
 pub struct NodePorts {
@@ -105,12 +119,11 @@ impl NodePorts {
         ports
     }
 
-    /// Updates what follows from this node's object. Returns true if that
-    /// changed what is served. Until the object is known, `primary` serves no
-    /// address: it asks for less than all.
-    pub fn update(&self, node: Option<&Node>) -> bool {
+    /// Updates what follows from this node's object. Until the object is known, `primary`
+    /// serves no address: it asks for less than all.
+    pub fn update(&self, node: Option<&Node>) {
         let Some(node_ip) = self.primary else {
-            return false;
+            return;
         };
         let known = node.map(|n| &*n.addresses).unwrap_or_default();
         let mut networks = self.networks.clone();
@@ -120,11 +133,14 @@ impl NodePorts {
             node_ip.filter(of_family).or(listed).map(IpNet::from)
         }));
         let served = Served::Within(networks);
-        let changed = **self.served.load() != served;
-        if changed {
+        if **self.served.load() != served {
             self.served.store(Arc::new(served));
         }
-        changed
+    }
+
+    /// Returns what is acted on by who begins with the addresses that are served now.
+    pub fn acted_on(&self) -> ActedOn {
+        ActedOn(self.served())
     }
 
     /// Returns the families of which node ports are served at the address that this node's
@@ -206,8 +222,13 @@ mod tests {
         };
         let ports = NodePorts::new(&primary(), None);
         assert!(!ports.served().contains(&ip("192.0.2.1")), "not known yet");
-        assert!(ports.update(Some(&node)));
-        assert!(!ports.update(Some(&node)), "nothing new");
+        let mut followers = [ports.acted_on(), ports.acted_on()];
+        ports.update(Some(&node));
+        for follower in &mut followers {
+            assert!(follower.differs(&ports), "each has to act on it");
+            ports.update(Some(&node));
+            assert!(!follower.differs(&ports), "nothing new");
+        }
         for (address, served) in [
             ("192.0.2.1", true),
             ("2001:db8::1", true),
@@ -228,7 +249,7 @@ mod tests {
         assert!(all.served().contains(&ip("192.0.2.1")));
         let within = within("192.0.2.0/24");
         let within = NodePorts::new(&within, None);
-        assert!(!within.update(None));
+        within.update(None);
         assert!(within.served().contains(&ip("192.0.2.1")));
         assert!(!within.served().contains(&ip("198.51.100.1")));
         assert!(within.served().contains(&ip("2001:db8::1")), "unnamed");

@@ -3,6 +3,7 @@
 //! listens there.
 
 mod local;
+mod node_ports;
 mod redirect;
 mod unlisted;
 
@@ -64,6 +65,39 @@ trait Captures: Copy + Send + 'static {
     }
 }
 
+/// Returns the mode with this capture, which serves `node_ports` and goes on with the clients
+/// that the process before left to it.
+fn mode_with(kernel: &Kernel, capture: Requested, node_ports: Arc<NodePorts>) -> Userspace {
+    let options = Options {
+        node: world::NODE.into(),
+        port_range: Some(PORTS),
+        udp_timeout: Duration::from_secs(10),
+        scheduler: SchedulerName::Rr,
+        node_ports,
+        detect_local: world::configuration().effective.detect_local.clone(),
+        workers: 1,
+        transparent: false,
+        dial: DialLimits {
+            attempts: 1,
+            time: Duration::from_secs(1),
+        },
+        tcp_user_timeout: Duration::ZERO,
+        limits: ConnectionLimits::default(),
+        holding: Default::default(),
+    };
+    let choice = choose(capture, kernel).expect("the capture");
+    let capture = Capture::new(choice, kernel).expect("capture");
+    let counters = Counters::register(&Registry::new()).expect("a registry of its own");
+    let mode = Userspace::new(options, kernel, capture, counters).expect("threads");
+    LISTENING.set(mode.listening());
+    let handover = mode.handover();
+    if let (Some(clients), Some(assignments)) = (CLIENTS.take(), handover.assignments()) {
+        assignments.inherit(clients);
+    }
+    HANDOVER.set(Some(handover));
+    mode
+}
+
 impl<C: Captures + Rules> Subject for C {
     type Mode = Userspace;
 
@@ -71,38 +105,10 @@ impl<C: Captures + Rules> Subject for C {
         Kernel::with_everything(&[]).with_simulated_programs(self.engine())
     }
 
-    /// It goes on with the clients that the process before left to it.
     fn mode(&self, kernel: &Kernel, _: &Metrics) -> Userspace {
         let checked = world::configuration();
         let node_ports = NodePorts::new(&checked.effective.node_ports, None);
-        let options = Options {
-            node: world::NODE.into(),
-            port_range: Some(PORTS),
-            udp_timeout: Duration::from_secs(10),
-            scheduler: SchedulerName::Rr,
-            node_ports: Arc::new(node_ports),
-            detect_local: checked.effective.detect_local.clone(),
-            workers: 1,
-            transparent: false,
-            dial: DialLimits {
-                attempts: 1,
-                time: Duration::from_secs(1),
-            },
-            tcp_user_timeout: Duration::ZERO,
-            limits: ConnectionLimits::default(),
-            holding: Default::default(),
-        };
-        let choice = choose(self.requested(), kernel).expect("the capture");
-        let capture = Capture::new(choice, kernel).expect("capture");
-        let counters = Counters::register(&Registry::new()).expect("a registry of its own");
-        let mode = Userspace::new(options, kernel, capture, counters).expect("threads");
-        LISTENING.set(mode.listening());
-        let handover = mode.handover();
-        if let (Some(clients), Some(assignments)) = (CLIENTS.take(), handover.assignments()) {
-            assignments.inherit(clients);
-        }
-        HANDOVER.set(Some(handover));
-        mode
+        mode_with(kernel, self.requested(), Arc::new(node_ports))
     }
 
     async fn cleanup(&self) -> Result<(), String> {

@@ -65,7 +65,7 @@ use crate::{
     log_once::LogOnce,
     modes::Metrics,
     net::{Family, ModeName, PerFamily},
-    node::NodePorts,
+    node::{ActedOn, NodePorts},
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -99,6 +99,8 @@ pub enum Error {
 pub struct Ipvs {
     options: Options,
     node_ports: Arc<NodePorts>,
+    /// What was made of them.
+    served: ActedOn,
     clients: Clients,
     desired: Desired,
     families: PerFamily<ServedFamily>,
@@ -158,6 +160,7 @@ impl Ipvs {
         let writers = PerFamily { v4: Some(v4), v6 };
         Ok(Ipvs {
             options,
+            served: node_ports.acted_on(),
             node_ports,
             clients,
             desired: Desired::default(),
@@ -230,7 +233,8 @@ impl Ipvs {
         asked: Asked<'_>,
     ) -> Result<PerFamily<Option<Work>>, netlink::Error> {
         let node = map.this_node().map(|node| &**node);
-        if self.node_ports.update(node) {
+        self.node_ports.update(node);
+        if self.served.differs(&self.node_ports) {
             self.forget();
         }
         let due = self.must_observe(asked);

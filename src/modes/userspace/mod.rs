@@ -65,6 +65,7 @@ use super::{
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
     net::{Family, ModeName, PerFamily},
+    node::ActedOn,
     services::{Node, ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -88,6 +89,8 @@ pub struct Userspace {
     return_path: ReturnPath,
     families: PerFamily<FamilyState<Pending>>,
     node: NodeContext,
+    /// What was made of the addresses that serve node ports.
+    served: ActedOn,
     /// Why its addresses are those that were listed last; `None`: they are as they are now.
     unlisted: Option<String>,
     unserved: Unserved,
@@ -133,6 +136,7 @@ impl Userspace {
                 node_ports: options.node_ports.served(),
                 opens_listeners: true,
             },
+            served: options.node_ports.acted_on(),
             return_path: ReturnPath::new(purpose, transparent, kernel),
             executor,
             options,
@@ -389,7 +393,8 @@ impl Mode for Userspace {
         let others = self.handover.other_processes();
         let handed_over = self.handover.differs(&others);
         self.others = others;
-        if self.options.node_ports.update(node) || handed_over {
+        self.options.node_ports.update(node);
+        if self.served.differs(&self.options.node_ports) || handed_over {
             for (_, state) in self.families.iter_mut() {
                 state.forget();
             }
