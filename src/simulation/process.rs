@@ -179,10 +179,11 @@ impl<M: Mode> Mode for Reported<M> {
                     let failed: BTreeSet<usize> = names
                         .filter_map(|name| name.strip_prefix("web-")?.parse().ok())
                         .collect();
+                    let why = &report.failed;
+                    watch.record(|| format!("{family} in force up to {known}, failed {why:?}"));
                     let before = self.failed.get_mut(family);
                     watch.check_failed(&failed, before);
                     before.clone_from(&failed);
-                    watch.record(|| format!("{family} in force up to {known}, failed {failed:?}"));
                     let removals = watch.rules.removals(&report.unfinished);
                     watch.in_force(family, known, &failed, removals);
                 }
