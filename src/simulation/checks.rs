@@ -100,6 +100,14 @@ impl Watch {
         }
     }
 
+    /// Returns whether a Service may be closed although it was in force and stays: a change of
+    /// it was refused, or may have been.
+    fn may_be_left_out(&self, service: usize) -> bool {
+        let is_left_out = *self.left_out.get(world::family(service));
+        let is_refused = is_left_out || self.refused == Some(service);
+        is_refused && self.rules.closes_what_is_left_out()
+    }
+
     /// Looks at what may become of a call.
     fn check_probe(&self, probe: &Probe, found: &Outcomes) {
         let external = self.rules.external_policy();
@@ -134,10 +142,7 @@ impl Watch {
                 "{probe:?} has another source than it may: {odd:?}"
             ));
         }
-        let is_left_out = *self.left_out.get(world::family(probe.service));
-        let may_close = is_left_out && self.rules.closes_what_is_left_out()
-            || self.refused == Some(probe.service)
-            || !history.in_force;
+        let may_close = self.may_be_left_out(probe.service) || !history.in_force;
         let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
         let is_closed = |outcome: &&Outcome| match outcome.disposition {
             Disposition::Passes(to) => !may(&to),
@@ -216,8 +221,7 @@ impl Watch {
             let dispositions = self.dispositions(state, probe.service, &probe.packet);
             let history = &self.histories[probe.service];
             let begins = !self.rules.outlives_process() && !history.in_force;
-            let is_left_out = *self.left_out.get(world::family(probe.service));
-            let may_go = begins || is_left_out || self.refused == Some(probe.service);
+            let may_go = begins || self.may_be_left_out(probe.service);
             let others = self.visited(&probe);
             let stays = |disposition: &Disposition| match disposition {
                 Disposition::Passes(to) => *to == on || others.contains(to),

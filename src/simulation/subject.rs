@@ -126,8 +126,8 @@ pub(super) trait Promises: Send {
         false
     }
 
-    /// Returns whether a Service of which a change is refused may be closed until that is in
-    /// force.
+    /// Returns whether a Service of which a change is refused may be closed, and its clients may
+    /// get other endpoints, until that is in force.
     fn closes_what_is_left_out(&self) -> bool {
         true
     }

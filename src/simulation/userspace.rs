@@ -146,6 +146,11 @@ impl<C: Captures> Promises for C {
         true
     }
 
+    /// It is captured as it was.
+    fn closes_what_is_left_out(&self) -> bool {
+        false
+    }
+
     /// Its sockets close.
     fn outlives_process(&self) -> bool {
         false
@@ -181,7 +186,9 @@ fn in_node(test: impl FnOnce() + Send + 'static) {
     in_namespace(|| {
         for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
             let node = world::node_address(family);
-            ip(&format!("address add {node}/{length} dev lo"));
+            // Until it is known whether another node has the address, none can be bound to it.
+            let more = if family == Family::V6 { "nodad" } else { "" };
+            ip(&format!("address add {node}/{length} dev lo {more}"));
         }
         test();
     });

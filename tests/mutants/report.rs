@@ -38,9 +38,9 @@ seed. After each change packets are led through the rules, with all that chance 
   their endpoint left; source ranges that come end those of callers they keep out), and clients with session affinity stay on their endpoints;
 - tables, chains, routes and routing rules of others stay as they are, also when `tripod cleanup`
   removes everything else (which is tried in userspace mode);
-- a sync that fails has a reason, a Service that is refused costs no other one (in iptables mode the
-  addresses that it keeps lead where they led), retries grow apart, and `/healthz` says so when
-  nothing comes in force for longer than its time-out.
+- a sync that fails has a reason, a Service that is refused costs no other one (in iptables and
+  userspace mode the addresses that it keeps lead where they led), retries grow apart, and `/healthz`
+  says so when nothing comes in force for longer than its time-out.
 
 Whenever the faults stop, everything is as it is to be within 75 seconds, and no flow of a UDP
 client is left that leads elsewhere (where programs hang, two minutes later). `make test` runs some thousand steps. To see whether that is
