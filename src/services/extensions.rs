@@ -232,11 +232,7 @@ pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Ar
             "v2" => Ok(ProxyProtocol::V2),
             _ => Err("the only proxy protocol is v2; none is used".to_owned()),
         }),
-        retry: read.value(Preferences::RETRY, |value| {
-            let known = Retry::ALL.into_iter().find(|r| r.as_str() == value);
-            let why = "retry is first-flight, connect or off; it is left at first-flight";
-            known.ok_or(why.to_owned())
-        }),
+        retry: retry(&mut read),
         eject: read.value(Preferences::EJECT, |value| {
             let why = "eject is true or false; it is left at false";
             value.parse().map_err(|_| why.to_owned())
@@ -246,6 +242,19 @@ pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Ar
         malformed,
     };
     (preferences != Preferences::NONE).then(|| Arc::new(preferences))
+}
+
+/// Returns what may be tried again. A mistake must not have a request delivered twice: who
+/// writes the annotation most likely forbids that.
+fn retry(read: &mut Reader<'_>) -> Option<Retry> {
+    given(read.metadata, Preferences::RETRY)?;
+    let known = read.value(Preferences::RETRY, |value| {
+        let known = Retry::ALL.into_iter().find(|r| r.as_str() == value);
+        let why = "retry is first-flight, connect or off; connect is used, so that nothing is \
+                   sent twice";
+        known.ok_or(why.to_owned())
+    });
+    Some(known.unwrap_or(Retry::Connect))
 }
 
 fn most(value: &str) -> Result<NonZeroU32, String> {
@@ -420,7 +429,7 @@ mod tests {
             (
                 Preferences::RETRY,
                 "never",
-                "retry is first-flight, connect or off; it is left at first-flight",
+                "retry is first-flight, connect or off; connect is used, so that nothing is sent twice",
             ),
             (
                 Preferences::EJECT,
@@ -447,10 +456,12 @@ mod tests {
             assert!(why.len() < 300, "{} bytes", why.len());
             let malformed = read.malformed.clone();
             let nothing = Preferences::NONE;
+            let forbidden = (key == Preferences::RETRY).then_some(Retry::Connect);
             assert_eq!(
                 read,
                 Preferences {
                     malformed,
+                    retry: forbidden,
                     ..nothing
                 },
                 "{key}"
