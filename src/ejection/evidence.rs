@@ -3,9 +3,12 @@
 //! A connection is looked up a quarter of a second after it began, and once more a second
 //! later unless it was answered by then:
 //! - packets came back: the endpoint answers;
-//! - the entry is gone: the endpoint refused it (`tcp_in_window` and its callers in
-//!   `net/netfilter/nf_conntrack_proto_tcp.c` delete an entry of which the only answer is a
-//!   reset);
+//! - the kernel notified that a reset, the only answer, ended the entry: the endpoint refused
+//!   the connection;
+//! - the entry is gone for another reason, or the notification was lost: that says nothing of
+//!   the endpoint. The kernel deletes entries that are not answered where the table is full
+//!   (`early_drop` in `net/netfilter/nf_conntrack_core.c`), and others delete all of them
+//!   (`conntrack -F`);
 //! - nothing came back: it is not answered. Where the client sent its SYN again meanwhile,
 //!   which it does after a second (RFC 6298), two packets were lost, not one.
 //!
@@ -79,6 +82,8 @@ pub struct Asked {
     /// What the first look found of when the entry ends.
     expired_in: Option<u32>,
     is_first: bool,
+    /// A reset was the only answer.
+    refused: bool,
 }
 
 /// An endpoint is ejected from now on.
@@ -115,7 +120,16 @@ impl Evidence {
             due: now + FIRST_LOOK,
             expired_in: None,
             is_first: true,
+            refused: false,
         });
+    }
+
+    /// A reset, the only answer, ended the entry of a connection.
+    pub fn refused(&mut self, flow: &Flow) {
+        let mut asked = self.first.iter_mut().chain(&mut self.second);
+        if let Some(asked) = asked.find(|asked| asked.flow.is_same(flow)) {
+            asked.refused = true;
+        }
     }
 
     /// Returns when something is to be done; `None`: nothing waits.
@@ -180,9 +194,14 @@ impl Evidence {
             Some(found) if found.expires_in.is_some() && found.expires_in >= asked.expired_in => {
                 ENOUGH
             }
-            Some(_) | None => 1,
+            Some(_) => 1,
+            None if asked.refused => 1,
+            None => 0,
         };
         known.asked = known.asked.saturating_sub(1);
+        if signs == 0 {
+            return None;
+        }
         let length = known.fails(asked.began, signs, now)?;
         Some(Verdict { endpoint, length })
     }

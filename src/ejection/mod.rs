@@ -34,7 +34,10 @@ use crate::{
     backoff::Backoff,
     events::{self, Recorder},
     kernel::{
-        conntrack::{events::Events, flows},
+        conntrack::{
+            events::{Change, Events},
+            flows,
+        },
         netlink::{Protocol, Socket},
         sysctl,
     },
@@ -227,8 +230,13 @@ impl Ejector {
             let endpoint = flow.reply.source;
             // Who calls the endpoint itself may be kept from it by a rule for that.
             let is_through_service = flow.original.destination != endpoint;
-            if flow.protocol == flows::TCP && is_through_service && watched.has(&endpoint) {
-                evidence.began(flow, now);
+            if flow.protocol != flows::TCP || !is_through_service || !watched.has(&endpoint) {
+                return;
+            }
+            match event.change {
+                Change::New => evidence.began(flow, now),
+                Change::Destroy if flow.state.is_refused() => evidence.refused(&flow),
+                Change::Update | Change::Destroy => {}
             }
         });
         drop(watched);
@@ -312,7 +320,7 @@ impl Kernel {
         if sysctl::read(NOTIFIES).is_ok_and(|value| value.trim() == "0") {
             return Err(format!("{NOTIFIES} is 0; set it to 1"));
         }
-        let events = Events::of_new().map_err(|error| error.to_string())?;
+        let events = Events::of_ends().map_err(|error| error.to_string())?;
         let socket = Socket::open(Protocol::Netfilter).map_err(|error| error.to_string())?;
         Ok(Kernel { events, socket })
     }

@@ -10,13 +10,15 @@ const ENDPOINT: &str = "10.1.0.1:80";
 enum Outcome {
     Answered,
     Refused,
+    /// Its entry is deleted, whatever the endpoint does.
+    Deleted,
     /// No packet came back, and the client sent one.
     Silent,
     /// No packet came back, and the client sent its SYN again after a second.
     SilentTwice,
 }
 
-use Outcome::{Answered, Refused, Silent, SilentTwice};
+use Outcome::{Answered, Deleted, Refused, Silent, SilentTwice};
 
 /// Connections, each with the millisecond at which it begins.
 struct Play {
@@ -58,7 +60,12 @@ impl Play {
                     destination: source,
                 };
                 let flow = Flow::of(TCP, original, reply, State::default());
+                let mut ended = flow.clone();
+                ended.state = State::refused();
                 self.evidence.began(flow, self.at(*at));
+                if *outcome == Refused {
+                    self.evidence.refused(&ended);
+                }
             }
             let now_at = self.at(now);
             if self.evidence.due().is_none_or(|due| due > now_at) {
@@ -89,7 +96,7 @@ fn snapshot(outcome: Outcome, after: u64) -> Option<Snapshot> {
         after
     };
     let state = match outcome {
-        Refused => return None,
+        Refused | Deleted => return None,
         Answered => State::answered(),
         Silent | SilentTwice => State::default(),
     };
@@ -107,6 +114,8 @@ fn it_takes_more_than_one_lost_packet_to_eject_an_endpoint() {
         (&[(0, Refused)], None),
         (&[(0, Refused), (100, Refused)], Some(400)),
         (&[(0, Refused), (100, Silent)], Some(1500)),
+        (&[(0, Deleted), (100, Deleted), (200, Deleted)], None),
+        (&[(0, Deleted), (100, Silent)], None),
         (&[(0, Answered), (10, SilentTwice)], Some(1400)),
         // The client is kept from it.
         (&[(0, SilentTwice), (100, Answered)], None),

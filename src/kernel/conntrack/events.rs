@@ -9,7 +9,9 @@ use crate::kernel::netlink::{Error, Malformed, Message, Notifications, Protocol}
 
 // `NFNLGRP_CONNTRACK_NEW`, `_UPDATE`, `_DESTROY`
 const NEW: u32 = 1;
-const ALL: [u32; 3] = [NEW, 2, 3];
+const UPDATE: u32 = 2;
+const DESTROY: u32 = 3;
+const ALL: [u32; 3] = [NEW, UPDATE, DESTROY];
 
 /// What became of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,12 +46,12 @@ impl Events {
         Events::of(&ALL)
     }
 
-    /// Subscribes to new entries alone, as [`Events::open`] does to all changes.
+    /// Subscribes to new entries and to those that end, as [`Events::open`] does to all changes.
     ///
     /// # Errors
     /// The same.
-    pub fn of_new() -> Result<Events, Error> {
-        Events::of(&[NEW])
+    pub fn of_ends() -> Result<Events, Error> {
+        Events::of(&[NEW, DESTROY])
     }
 
     fn of(groups: &[u32]) -> Result<Events, Error> {

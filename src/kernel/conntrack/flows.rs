@@ -174,6 +174,12 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// Returns whether `other` is the same entry, as it was at another time.
+    pub fn is_same(&self, other: &Flow) -> bool {
+        (&self.tuple, &self.id, &self.zone) == (&other.tuple, &other.id, &other.zone)
+            && self.original == other.original
+    }
+
     /// Returns whether nat changes an address or port of its packets.
     pub fn is_translated(&self) -> bool {
         let (there, back) = (self.original, self.reply);

@@ -22,6 +22,9 @@ const TCP: [&str; 10] = [
     "SYN_SENT2",
 ];
 
+/// `TCP_CONNTRACK_CLOSE` among them.
+const TCP_CLOSE: u8 = 8;
+
 /// The names of `enum sctp_conntrack` (`linux/netfilter/nf_conntrack_sctp.h`).
 const SCTP: [&str; 9] = [
     "NONE",
@@ -62,6 +65,15 @@ impl State {
         }
     }
 
+    /// Returns that of an entry which a reset ended that was the only answer.
+    #[cfg(test)]
+    pub(crate) fn refused() -> State {
+        State {
+            status: 0,
+            of_protocol: Some(TCP_CLOSE),
+        }
+    }
+
     /// Returns that of an entry of which packets came back.
     #[cfg(test)]
     pub(crate) fn answered() -> State {
@@ -69,6 +81,15 @@ impl State {
             status: SEEN_REPLY,
             of_protocol: None,
         }
+    }
+
+    /// Returns whether a reset ended the entry, of TCP, that was the only answer: it is closed,
+    /// and does not count as answered, since the kernel deletes it before
+    /// (`nf_conntrack_tcp_packet` in `net/netfilter/nf_conntrack_proto_tcp.c`). One that was
+    /// deleted for another reason, as by `conntrack -F` or because the table is full, is not
+    /// closed.
+    pub fn is_refused(self) -> bool {
+        !self.is_answered() && self.of_protocol == Some(TCP_CLOSE)
     }
 
     /// Returns whether packets came back.
