@@ -41,8 +41,7 @@ pub(super) fn source(
             traffic: Mutex::new(None),
         }),
         Running::Iptables(mode) if !counted.is_empty() => {
-            let traffic = mode.mode().traffic(counted.clone());
-            Arc::new(Chains(Arc::new(AsyncMutex::new(traffic))))
+            Arc::new(Chains::new(mode.mode().traffic(counted.clone())))
         }
         Running::Nftables(_) | Running::Iptables(_) => Arc::new(Nothing),
     }
@@ -60,11 +59,22 @@ impl TrafficSource for Nothing {
 
 /// Rules of iptables mode, which count connections.
 #[derive(Debug)]
-struct Chains(Arc<AsyncMutex<iptables::Traffic>>);
+struct Chains {
+    traffic: Arc<AsyncMutex<iptables::Traffic>>,
+    counts: iptables::Counts,
+}
+
+impl Chains {
+    fn new(traffic: iptables::Traffic) -> Chains {
+        let counts = traffic.counts();
+        let traffic = Arc::new(AsyncMutex::new(traffic));
+        Chains { traffic, counts }
+    }
+}
 
 impl TrafficSource for Chains {
     fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
-        let traffic = Arc::clone(&self.0);
+        let traffic = Arc::clone(&self.traffic);
         Some(Box::pin(async move {
             if let Err(error) = traffic.lock().await.refresh().await {
                 tracing::debug!("what Services carried is not known: {error}");
@@ -73,10 +83,6 @@ impl TrafficSource for Chains {
     }
 
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
-        // Another client waits for it to be read: nothing is known before that is over.
-        let Ok(traffic) = self.0.try_lock() else {
-            return vec![PortTraffic::default(); ports.len()];
-        };
         let of_port = |endpoints: HashMap<SocketAddr, u64>| {
             let mut traffic = PortTraffic::default();
             for (endpoint, connections) in endpoints {
@@ -91,7 +97,7 @@ impl TrafficSource for Chains {
             }
             traffic
         };
-        traffic.of(ports).into_iter().map(of_port).collect()
+        self.counts.of(ports).into_iter().map(of_port).collect()
     }
 }
 
@@ -269,5 +275,24 @@ fn carried(active: u64, totals: Option<Totals>, returns: bool) -> Traffic {
         connections: totals.map(|totals| totals.connections),
         bytes_in: totals.map(|totals| totals.bytes_in),
         bytes_out: totals.filter(|_| returns).map(|totals| totals.bytes_out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::service_ports::{endpoint, endpoints, service_port};
+
+    #[tokio::test]
+    async fn a_client_gets_what_is_known_while_it_is_read_for_another_one() {
+        let counted = Namespaces::All;
+        let chains = Chains::new(iptables::Traffic::new(Vec::new(), counted));
+        let mut port = service_port("web:http", [10, 96, 0, 1]);
+        port.endpoints = endpoints([endpoint(([10, 1, 0, 1], 80))]);
+        chains.counts.known(&port, 5);
+        let port = Arc::new(port);
+        let _another = chains.traffic.lock().await;
+        let of_port = chains.of(&[&port])[0].of_port;
+        assert_eq!(of_port.and_then(|carried| carried.connections), Some(5));
     }
 }

@@ -1,8 +1,8 @@
 //! What iptables mode counts, under kube-proxy's names.
 
 use prometheus::{
-    Counter, IntCounterVec, IntGaugeVec, Opts, Registry,
-    core::{Collector, Desc},
+    IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+    core::{Collector, Desc, Describer},
     proto::MetricFamily,
 };
 
@@ -65,8 +65,7 @@ impl Counters {
                 "New connections to node ports on loopback addresses.",
             ),
         ] {
-            let counter = Counter::new(name, help)?;
-            registry.register(Box::new(Account { account, counter }))?;
+            registry.register(Box::new(Account::new(account, name, help)?))?;
         }
         Ok(Counters {
             total: rules("total", "Rules of ours that there are.")?,
@@ -102,18 +101,84 @@ impl Counters {
 /// A counter of the kernel's, read when it is asked for.
 struct Account {
     account: &'static str,
-    counter: Counter,
+    metric: Opts,
+    desc: Desc,
+}
+
+impl Account {
+    fn new(account: &'static str, name: &str, help: &str) -> prometheus::Result<Account> {
+        let metric = Opts::new(name, help);
+        let desc = metric.describe()?;
+        Ok(Account {
+            account,
+            metric,
+            desc,
+        })
+    }
+
+    /// Returns the metric of so many packets: a new one, as several clients may ask at once.
+    fn shown(&self, packets: u64) -> Vec<MetricFamily> {
+        let Ok(counter) = IntCounter::with_opts(self.metric.clone()) else {
+            return Vec::new();
+        };
+        counter.inc_by(packets);
+        counter.collect()
+    }
 }
 
 impl Collector for Account {
     fn desc(&self) -> Vec<&Desc> {
-        self.counter.desc()
+        vec![&self.desc]
     }
 
+    /// Returns nothing where the counter cannot be read, as kube-proxy does
+    /// (`pkg/proxy/metrics`): 0 would be taken for a reset of the counter.
     fn collect(&self) -> Vec<MetricFamily> {
-        self.counter.reset();
-        self.counter
-            .inc_by(nfacct::packets(self.account).unwrap_or(0) as f64);
-        self.counter.collect()
+        match nfacct::packets(self.account) {
+            Ok(packets) => self.shown(packets),
+            Err(error) => {
+                tracing::debug!("{} is not shown: {error}", self.metric.name);
+                Vec::new()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::namespace::in_namespace;
+
+    fn account() -> Account {
+        Account::new("tripod-account", "packets_total", "Packets.").expect("a metric")
+    }
+
+    fn value(shown: &[MetricFamily]) -> f64 {
+        shown[0].get_metric()[0].get_counter().get_value()
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_shown_as_nothing() {
+        in_namespace(|| {
+            let account = account();
+            assert!(account.collect().is_empty());
+            nfacct::create(&[account.account]).expect("a counter");
+            assert_eq!(value(&account.collect()), 0.0);
+        });
+    }
+
+    #[test]
+    fn clients_that_ask_at_once_each_get_what_was_read_for_them() {
+        let account = &account();
+        std::thread::scope(|scope| {
+            for packets in 1..=4u32 {
+                scope.spawn(move || {
+                    for _ in 0..10_000 {
+                        let shown = account.shown(packets.into());
+                        assert_eq!(value(&shown), f64::from(packets));
+                    }
+                });
+            }
+        });
     }
 }

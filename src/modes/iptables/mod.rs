@@ -30,7 +30,7 @@ pub use self::{
     cleanup::{chains, cleanup_except, is_kubelets, is_there, retire, rules_may_be_there},
     observe::interest,
     setup::Setup,
-    traffic::Traffic,
+    traffic::{Counts, Traffic},
 };
 use self::{count::Done, counters::Counters, family::FamilyRules};
 use super::{

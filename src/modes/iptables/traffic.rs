@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use arc_swap::ArcSwapOption;
 use hashbrown::HashMap;
 
 use super::plan::endpoint_chains;
@@ -28,15 +29,25 @@ const RECENT: Duration = Duration::from_secs(1);
 /// rules of the table, which takes seconds where there are hundreds of thousands.
 const PAUSE: u32 = 20;
 
-/// What the rules of iptables mode counted.
+/// Connections by the name of the endpoint's chain.
+type Found = HashMap<Box<str>, u64>;
+
+/// Reads what the rules of iptables mode counted.
 #[derive(Debug)]
 pub struct Traffic {
     writers: Vec<Writer>,
-    counted: Namespaces,
-    /// Connections by the name of the endpoint's chain; `None`: it is not known.
-    found: Option<HashMap<Box<str>, u64>>,
+    counts: Counts,
     /// Nothing is read before.
     next: Option<Instant>,
+}
+
+/// What was read last. It stays while it is read anew, so that who asks meanwhile does not
+/// find less than before.
+#[derive(Clone, Debug)]
+pub struct Counts {
+    counted: Namespaces,
+    /// `None`: it is not known.
+    found: Arc<ArcSwapOption<Found>>,
 }
 
 impl Traffic {
@@ -44,10 +55,17 @@ impl Traffic {
     pub fn new(writers: Vec<Writer>, counted: Namespaces) -> Traffic {
         Traffic {
             writers,
-            counted,
-            found: None,
+            counts: Counts {
+                counted,
+                found: Arc::default(),
+            },
             next: None,
         }
+    }
+
+    /// Returns what was read last, at any time.
+    pub fn counts(&self) -> Counts {
+        self.counts.clone()
     }
 
     /// Reads the counts, unless that was done lately.
@@ -59,8 +77,21 @@ impl Traffic {
         if self.next.is_some_and(|next| begun < next) {
             return Ok(());
         }
-        self.found = None;
-        let mut found = HashMap::new();
+        let found = self.read().await;
+        let (found, result) = match found {
+            Ok(found) => (Some(Arc::new(found)), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        self.counts.found.store(found);
+        let ended = Instant::now();
+        if result.is_ok() {
+            self.next = Some(ended + RECENT.max((ended - begun) * PAUSE));
+        }
+        result
+    }
+
+    async fn read(&self) -> Result<Found, Error> {
+        let mut found = Found::new();
         for writer in &self.writers {
             let each = |rule: Line<'_>, packets| {
                 if let Line::Rule { chain, words } = rule
@@ -73,17 +104,17 @@ impl Traffic {
             };
             writer.xtables.read_counted(Table::Nat, each).await?;
         }
-        self.found = Some(found);
-        let ended = Instant::now();
-        self.next = Some(ended + RECENT.max((ended - begun) * PAUSE));
-        Ok(())
+        Ok(found)
     }
+}
 
+impl Counts {
     /// Returns how many connections each endpoint of each of `ports` got, in their order;
     /// nothing of those that are not counted.
     pub fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<HashMap<SocketAddr, u64>> {
+        let found = self.found.load();
         let of_port = |port: &&Arc<ServicePort>| {
-            let found = self.found.as_ref();
+            let found = found.as_ref();
             let found = found.filter(|_| self.counted.contain(&port.name.service.namespace));
             let Some(found) = found else {
                 return HashMap::new();
@@ -93,5 +124,15 @@ impl Traffic {
             counted.collect()
         };
         ports.iter().map(of_port).collect()
+    }
+}
+
+#[cfg(test)]
+impl Counts {
+    /// Has `connections` be what was read last of each endpoint of `port`.
+    pub fn known(&self, port: &ServicePort, connections: u64) {
+        let chains = endpoint_chains(port).into_iter();
+        let found = chains.map(|(_, chain)| (Box::from(chain), connections));
+        self.found.store(Some(Arc::new(found.collect())));
     }
 }
