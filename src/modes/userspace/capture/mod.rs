@@ -4,9 +4,9 @@
 //! - [`Redirect`]: nat rules send them to a listener's own local port, which
 //!   is bound to the wildcard address of its family;
 //! - [`Local`]: no netfilter at all; routing delivers them here, and listeners
-//!   bind `address:port` themselves, with `IP_TRANSPARENT` and `IP_FREEBIND`
-//!   (`IPV6_…`), because the kernel does not count these addresses among its
-//!   local ones. Node ports bind the node's addresses.
+//!   bind `address:port` themselves, with `IP_TRANSPARENT` (`IPV6_…`), because the
+//!   kernel does not count these addresses among its local ones. Node ports bind
+//!   the node's addresses.
 //!
 //! Both take the same map of what is desired and leave alone what is of a
 //! family that is not theirs.

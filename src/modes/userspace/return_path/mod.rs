@@ -47,7 +47,9 @@ const OWNED: Owned = Owned {
 };
 /// What is for a socket of ours.
 const MARK: u32 = 0x5450_5448;
-/// Before the rules of local capture, and outside of its tables.
+/// Before the rules of local capture that lead by port (77 and on), and outside of its tables.
+/// Its rules at 75 and 76, for connections that go on after it, are for packets that this node
+/// sends, of which none has the mark.
 const PRIORITY: u32 = 76;
 const TABLE: u32 = 0x5454_0000;
 
