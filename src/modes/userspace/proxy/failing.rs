@@ -24,10 +24,11 @@ const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// How long a trial may go without an outcome: longer than any attempt to
-/// connect waits. It has none when its client leaves, or if nothing ever comes
+/// connect waits, and a reset after it counts as a failure (`ANSWER_WINDOW` in
+/// `tcp/relay.rs`). It has none when its client leaves, or if nothing ever comes
 /// back over UDP, where only a refusal can be seen; the endpoint is then not
 /// passed over any more.
-const TRIAL: Duration = Duration::from_secs(3);
+const TRIAL: Duration = Duration::from_secs(8);
 
 /// Endpoints above which old ones are swept out; the next sweep comes when what
 /// was left has doubled.
@@ -104,7 +105,8 @@ impl Ejected<'_> {
 }
 
 impl Failing {
-    /// The endpoint refused a connection or did not answer in time.
+    /// The endpoint refused a connection, did not answer in time, or reset the connection
+    /// before it sent anything.
     pub fn failed(&self, endpoint: SocketAddr) {
         let now = Instant::now();
         let mut table = self.table.lock();
@@ -128,7 +130,7 @@ impl Failing {
         self.any.store(true, Relaxed);
     }
 
-    /// The endpoint answered.
+    /// The endpoint sent something, or did not reset the connection for a while.
     pub fn answered(&self, endpoint: SocketAddr) {
         if self.any.load(Relaxed) {
             let mut table = self.table.lock();

@@ -1,5 +1,7 @@
 //! TCP: bytes, ends and resets, and which endpoint has a connection.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use super::*;
 
 fn is_reset(client: &mut TcpStream) {
@@ -238,6 +240,57 @@ fn what_a_dying_backend_did_not_read_goes_to_another() {
         let mut answer = [0; 9];
         client.read_exact(&mut answer).unwrap();
         assert_eq!(&answer, b"only once");
+    }
+}
+
+/// An endpoint that takes connections and resets them some time later is treated as one that
+/// refuses: one connection at a time tries it, after 1 s and after 2 s more.
+#[test]
+fn an_endpoint_that_accepts_and_resets_is_passed_over_for_longer_each_time() {
+    let (calls, at_once, most) = <(Arc<_>, Arc<_>, Arc<_>)>::default();
+    let count: [Arc<AtomicUsize>; 3] = [&calls, &at_once, &most].map(Arc::clone);
+    let resetting = backend(move |s| {
+        let [calls, at_once, most] = &count;
+        calls.fetch_add(1, Relaxed);
+        most.fetch_max(at_once.fetch_add(1, Relaxed) + 1, Relaxed);
+        thread::sleep(Duration::from_millis(400));
+        at_once.fetch_sub(1, Relaxed);
+        reset(&s);
+    });
+    let proxy = Proxy::new(Protocol::Tcp, &[resetting, backend(echo)]);
+    let begun = Instant::now();
+    while calls.load(Relaxed) == 0 {
+        greet(&proxy);
+    }
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while calls.load(Relaxed) < 3 {
+                    greet(&proxy);
+                    assert!(begun.elapsed() < DEADLINE, "it is tried again");
+                    thread::sleep(Duration::from_millis(5));
+                }
+            });
+        }
+    });
+    assert!(begun.elapsed() >= Duration::from_secs(3));
+    assert_eq!(most.load(Relaxed), 1, "the others wait for the outcome");
+}
+
+#[test]
+fn an_endpoint_that_is_silent_for_long_does_not_fail() {
+    let silent = backend(|s| {
+        let _ = (&s).read(&mut [0; 8]);
+    });
+    let proxy = Proxy::new(Protocol::Tcp, &[silent]);
+    let group = proxy.listeners.group();
+    let _client = proxy.connect();
+    for (seconds, at_most) in [(1, 2), (2, 3), (4, 3)] {
+        let failed = Instant::now();
+        group.failed(silent);
+        until("its time is over", || !group.passes_over(&silent));
+        let at_most = Duration::from_secs(at_most);
+        assert!(failed.elapsed() < at_most, "{seconds} s");
     }
 }
 

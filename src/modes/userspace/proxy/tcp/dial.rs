@@ -120,7 +120,6 @@ impl<'a> Search<'a> {
                     if self.shared.ports_logged.is_over() {
                         tracing::info!("for a minute no connection lacked a local port");
                     }
-                    self.group.answered(endpoint.address);
                     return Some(Dialed { stream, lease });
                 }
                 Err(error) => {

@@ -26,7 +26,7 @@ pub use self::dial::Limits;
 use self::{
     dial::{Dialed, Search},
     first_flight::FirstFlight,
-    relay::{End, Progress, Relay, Side},
+    relay::{ANSWER_WINDOW, End, Progress, Relay, Side},
 };
 use super::{
     Shared,
@@ -56,8 +56,9 @@ const TURN: usize = 16;
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
 /// How old a connection is when its backend's socket gets keep-alive, far below the idle
-/// time before the first probe: most end sooner, and save four calls.
-const YOUNG: Duration = Duration::from_secs(5);
+/// time before the first probe: most end sooner, and save four calls. By then a backend that
+/// is silent has not failed.
+const YOUNG: Duration = ANSWER_WINDOW;
 
 /// An address that a service group listens on. Every connection that came in by it
 /// holds it, so that what the address needs (a route, say) stays as long as one
@@ -105,7 +106,7 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
             Ok((client, flow)) => {
                 let of = (&flow, Protocol::Tcp);
                 let Some(counted) = shared.admit(group, place, of, limits) else {
-                    reset(&client);
+                    reset_on_close(&client);
                     continue;
                 };
                 let permit = match shared.descriptors.try_take(PER_CONNECTION) {
@@ -256,7 +257,7 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
     let (shared, group) = (&*open.shared, &*open.address.group);
     if !group.admits(flow) {
         shared.counters.connections_refused.inc();
-        reset(client);
+        reset_on_close(client);
         return;
     }
     let routing = group.routing();
@@ -285,17 +286,17 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
         let Some(mut dialed) = found else {
             shared.counters.connections_failed.inc();
             tracing::trace!(service = %group.label, client = %flow.client, "no endpoint answered");
-            reset(client);
+            reset_on_close(client);
             return;
         };
         dialed.lease.connected();
         let mut relay = Relay::new(&header, first);
-        let end = carry(shared, &mut relay, client, &mut dialed).await;
+        let end = carry(open, &mut relay, client, &mut dialed).await;
         match end {
             End::Closed => return,
             End::Reset => {
-                reset(client);
-                reset(&dialed.stream);
+                reset_on_close(client);
+                reset_on_close(&dialed.stream);
                 return;
             }
             End::Unanswered(kept) => {
@@ -307,7 +308,7 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
                     && (kept.bytes.is_empty() || search.may_be_sent_again());
                 if !again {
                     shared.counters.connections_failed.inc();
-                    reset(client);
+                    reset_on_close(client);
                     return;
                 }
                 first = kept;
@@ -317,8 +318,12 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
 }
 
 /// Moves bytes until the connection ends.
-async fn carry(shared: &Shared, relay: &mut Relay, client: &Stream, dialed: &mut Dialed) -> End {
+async fn carry(open: &Open, relay: &mut Relay, client: &Stream, dialed: &mut Dialed) -> End {
+    let (shared, group) = (&*open.shared, &*open.address.group);
     let backend = &dialed.stream;
+    // That it took the connection says little: a backend that is about to die, or whose
+    // program does not accept, does, too.
+    let mut answered = false;
     // A side that is not read, because it has closed its direction or because
     // the other takes nothing, has its reset seen only by asking for it.
     let mut closed = None;
@@ -336,6 +341,10 @@ async fn carry(shared: &Shared, relay: &mut Relay, client: &Stream, dialed: &mut
             let progress = relay.poll(cx, client, backend, shared.into());
             let (from_client, to_client) = relay.take_counts();
             dialed.lease.carried(from_client, to_client);
+            if !answered && relay.is_answered() {
+                answered = true;
+                group.answered(dialed.lease.endpoint().address);
+            }
             progress
         });
         let ended = closed.map(|side| match side {
@@ -356,6 +365,7 @@ async fn carry(shared: &Shared, relay: &mut Relay, client: &Stream, dialed: &mut
                     // Fails only for a socket that is gone already.
                     let _ = set_keep_alive(SockRef::from(backend));
                 }
+                relay.time_passed();
                 let passed = |side| !limit.is_zero() && user_timeout::has_passed(side, limit);
                 if passed(client) || passed(backend) {
                     return End::Reset;
@@ -386,7 +396,7 @@ async fn error_of(stream: Option<&Stream>) {
 
 /// Makes the socket send a reset when it is closed, instead of an orderly end
 /// that would mean to its peer that all is well.
-fn reset(stream: &impl AsFd) {
+fn reset_on_close(stream: &impl AsFd) {
     // Fails only for a socket that is gone already.
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

@@ -47,7 +47,7 @@ const TURN: usize = 1024 * 1024;
 /// "did not answer", so that another one is tried. Long enough for a backend
 /// that hangs before it dies; too short for a machine that read the bytes, was
 /// restarted, and now resets what it no longer knows.
-const ANSWER_WINDOW: Duration = Duration::from_secs(5);
+pub const ANSWER_WINDOW: Duration = Duration::from_secs(5);
 
 thread_local! {
     static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
@@ -335,6 +335,9 @@ pub struct Relay {
     /// orderly end (`sock_error` in include/net/sock.h).
     backend_dead: bool,
     since: Instant,
+    /// The backend sent something or ended its direction, or did not reset the connection
+    /// for so long that this would say nothing of it any more.
+    answered: bool,
     first_flight: Option<FirstFlight>,
 }
 
@@ -356,6 +359,7 @@ impl Relay {
             client_gone: false,
             backend_dead: false,
             since: Instant::now(),
+            answered: false,
             first_flight: Some(first),
         }
     }
@@ -389,7 +393,10 @@ impl Relay {
                 match why {
                     // It had ended its direction before the reset, which is an
                     // answer (`tcp_reset` in net/ipv4/tcp_input.c).
-                    io::ErrorKind::BrokenPipe => self.first_flight = None,
+                    io::ErrorKind::BrokenPipe => {
+                        self.answered = true;
+                        self.first_flight = None;
+                    }
                     // From shutdown(2), which leaves the reason to the read.
                     io::ErrorKind::NotConnected => {}
                     _ => self.backend_dead = true,
@@ -401,7 +408,7 @@ impl Relay {
             self.first_flight = None;
         }
 
-        let first = &mut self.first_flight;
+        let (first, answered) = (&mut self.first_flight, &mut self.answered);
         let dead = self.backend_dead;
         let ends = Ends {
             from: backend,
@@ -412,6 +419,7 @@ impl Relay {
         let back = self.back.poll(cx, &ends, budget, &mut |bytes| {
             // An end is an answer, too, if it is the backend's own.
             if !bytes.is_empty() || !dead {
+                *answered = true;
                 *first = None;
             }
         });
@@ -446,6 +454,17 @@ impl Relay {
     pub fn take_counts(&mut self) -> (usize, usize) {
         let (out, back) = (&mut self.out.uncounted, &mut self.back.uncounted);
         (std::mem::take(out), std::mem::take(back))
+    }
+
+    /// Returns whether the backend has answered, by which it does not fail.
+    pub fn is_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// Some time has passed: a backend that has not reset the connection within
+    /// [`ANSWER_WINDOW`] has answered by that.
+    pub fn time_passed(&mut self) {
+        self.answered |= self.since.elapsed() >= ANSWER_WINDOW;
     }
 
     /// The client reset the connection. What the backend takes at once of what
