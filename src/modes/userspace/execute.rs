@@ -3,6 +3,7 @@
 
 mod close;
 mod compare;
+mod expected;
 mod given;
 mod left;
 #[cfg(test)]
@@ -17,7 +18,7 @@ use std::{
 
 use hashbrown::{HashMap, hash_map::Entry};
 
-use self::left::LeftPorts;
+use self::{expected::Expected, left::LeftPorts};
 use super::{
     assignments::Assignments,
     capture::{Desired, Frontend, Target},
@@ -40,6 +41,7 @@ pub struct Executor {
     shared: Arc<Shared>,
     ports: RedirectPorts,
     groups: HashMap<GroupName, Box<ListenerSet>>,
+    expected: Expected,
     loads: Loads,
     assignments: Arc<Assignments>,
     /// What capture should bring to us, each with its local port.
@@ -86,6 +88,7 @@ impl Executor {
             shared,
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
             groups: HashMap::new(),
+            expected: Expected::default(),
             loads: Loads::default(),
             assignments: Arc::default(),
             desired: Desired::new(),
@@ -118,11 +121,20 @@ impl Executor {
         names: BTreeSet<ServicePortName>,
         map: &ServiceMap,
         node: &NodeContext,
-        mut plan: impl FnMut(&ServicePort) -> Option<Vec<GroupPlan>>,
+        plan: impl Fn(&ServicePort) -> Option<Vec<GroupPlan>>,
         mut done: impl FnMut(ServicePortName, Result<(), String>),
     ) {
         self.shared.captured.serve_node_ports(node);
-        self.shared.descriptors.expect(map.len());
+        // Known before the first listener is opened, which is then on as many workers as
+        // all of them may be.
+        for name in &names {
+            let plans = map
+                .get(name)
+                .and_then(|port| plan(port))
+                .unwrap_or_default();
+            self.expected.update(name, &plans, node);
+        }
+        self.shared.descriptors.expect(self.expected.addresses());
         // Removals first: another Service may have what one gives up.
         let (present, gone): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| map.get(name).is_some());

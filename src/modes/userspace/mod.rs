@@ -255,16 +255,18 @@ impl Userspace {
                 names.extend(all.filter(|name| name.family == family).cloned());
             }
         }
-        for name in &names {
-            reports.get_mut(name.family).examined += 1;
-        }
         let (families, scheduler) = (&mut self.families, self.options.scheduler);
+        for name in &names {
+            let report = reports.get_mut(name.family);
+            report.examined += 1;
+            let reasons = map.get(name).map(|port| plan::unsupported(port, scheduler));
+            let reasons = reasons.into_iter().flatten();
+            report
+                .unsupported
+                .extend(reasons.map(|reason| reason.at(name)));
+        }
         let unserved = &self.unserved;
         let plan = |port: &ServicePort| {
-            let reasons = plan::unsupported(port, scheduler).into_iter();
-            let unsupported = reasons.map(|reason| reason.at(&port.name));
-            let report = reports.get_mut(port.name.family);
-            report.unsupported.extend(unsupported);
             let is_served = unserved.why(port.name.family).is_none();
             Some(if is_served {
                 plan::plan(port, scheduler)

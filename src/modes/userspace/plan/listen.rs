@@ -28,6 +28,19 @@ pub struct NodeContext {
     pub opens_listeners: bool,
 }
 
+/// Returns on how many addresses the group of `plan` listens once it has endpoints.
+pub fn addresses(plan: &GroupPlan, node: &NodeContext) -> usize {
+    match node.methods.get(plan.name.port.family) {
+        Method::Redirect => 1,
+        Method::Local => {
+            let frontends = plan.frontends.iter();
+            frontends
+                .map(|frontend| binds(frontend, plan, node).len())
+                .sum()
+        }
+    }
+}
+
 /// Returns where to listen for `frontend` of `plan` where routes lead packets to
 /// the service addresses themselves.
 pub fn binds(frontend: &Frontend, plan: &GroupPlan, node: &NodeContext) -> Vec<Bind> {

@@ -1,0 +1,78 @@
+//! How many addresses are listened on when all Services are served.
+
+use hashbrown::HashMap;
+
+use crate::{
+    modes::userspace::plan::{GroupPlan, listen, listen::NodeContext},
+    services::ServicePortName,
+};
+
+/// The addresses of each ServicePort, whether it has endpoints now or not.
+#[derive(Debug, Default)]
+pub(super) struct Expected {
+    of_ports: HashMap<ServicePortName, usize>,
+    addresses: usize,
+}
+
+impl Expected {
+    /// Returns how many all have.
+    pub(super) fn addresses(&self) -> usize {
+        self.addresses
+    }
+
+    /// Has `port` be planned so; one that is gone has no plans.
+    pub(super) fn update(
+        &mut self,
+        port: &ServicePortName,
+        plans: &[GroupPlan],
+        node: &NodeContext,
+    ) {
+        let addresses = plans.iter().map(|plan| listen::addresses(plan, node)).sum();
+        let before = if addresses == 0 {
+            self.of_ports.remove(port)
+        } else {
+            self.of_ports.insert(port.clone(), addresses)
+        };
+        self.addresses = self.addresses + addresses - before.unwrap_or(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        modes::userspace::capture::{Frontend, Method},
+        net::{Family, PerFamily, Protocol},
+        node::Served,
+        services::service_ports::port_name,
+    };
+
+    #[test]
+    fn under_local_capture_each_address_of_the_node_counts() {
+        let service = Frontend::service(Protocol::Tcp, [10, 96, 0, 1].into(), 80);
+        let node_port = Frontend::node_port(Protocol::Tcp, Family::V4, 30_080);
+        let plan = |frontends: &[_]| vec![GroupPlan::of_cluster_ip("web:http", frontends, vec![])];
+        let (web, other) = (port_name("web:http"), port_name("other:http"));
+        for (method, addresses) in [(Method::Redirect, [1, 2, 2]), (Method::Local, [4, 5, 2])] {
+            let node = NodeContext {
+                methods: PerFamily::each(|_| method),
+                addresses: (1..=3).map(|last| [192, 0, 2, last].into()).collect(),
+                node_ports: Arc::new(Served::All),
+                opens_listeners: true,
+            };
+            let mut expected = Expected::default();
+            let mut update = |port, plans: &[GroupPlan]| {
+                expected.update(port, plans, &node);
+                expected.addresses()
+            };
+            let first = update(&web, &plan(&[service, node_port]));
+            let both = update(&other, &plan(&[service]));
+            let fewer = update(&web, &plan(&[service]));
+            assert_eq!([first, both, fewer], addresses, "{method:?}");
+            update(&web, &[]);
+            assert_eq!(update(&other, &[]), 0, "{method:?}");
+        }
+    }
+}
