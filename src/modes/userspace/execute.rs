@@ -152,6 +152,9 @@ impl Executor {
             done(name, opened);
         }
         self.shared.udp.fit(&self.shared.descriptors);
+        if self.shared.pins.is_reached() {
+            self.assignments.drop_expired();
+        }
     }
 
     /// Returns what all service groups carry, as it is at any time.
@@ -312,8 +315,12 @@ impl Executor {
     /// Has the group of `plan`, which is made if there is none, send its traffic so.
     fn reroute(&mut self, plan: &GroupPlan) {
         let affinity = plan.affinity;
-        let affinity = affinity.map(|timeout| self.assignments.affinity(&plan.name.port, timeout));
         let shared = &self.shared;
+        let assigned = |timeout| {
+            let limit = &shared.pins;
+            self.assignments.affinity(&plan.name.port, timeout, limit)
+        };
+        let affinity = affinity.map(assigned);
         let group = match self.groups.entry(plan.name.clone()) {
             Entry::Occupied(entry) => {
                 let group = entry.into_mut();

@@ -4,6 +4,7 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use super::proxy::{
     Shared,
+    affinity::PinLimit,
     buffered::Buffered,
     cluster_local::ClusterLocal,
     counters::Counters,
@@ -81,6 +82,7 @@ impl Options {
             descriptors,
             usages: Usages::new(counters.clients.clone()),
             limits: self.limits,
+            pins: Arc::new(PinLimit::new(memory, counters.affinity_evicted.clone())),
             buffered: Buffered::new(counters.buffered.clone(), memory),
             counters,
             udp_timeout: self.udp_timeout,

@@ -19,7 +19,10 @@ use parking_lot::Mutex;
 use self::record::{Assignment, Kind, Subject};
 use super::{
     plan::GroupName,
-    proxy::{affinity::Affinity, udp::Associations},
+    proxy::{
+        affinity::{Affinity, PinLimit},
+        udp::Associations,
+    },
 };
 use crate::{hold::MOST_NOTES, kernel::uptime::uptime, net::Family, services::ServicePortName};
 
@@ -41,14 +44,19 @@ struct Known {
 
 impl Assignments {
     /// Returns the clients of a ServicePort by affinity, which is one table for all its
-    /// groups; what another process had is in it.
-    pub fn affinity(&self, name: &ServicePortName, timeout: Duration) -> Arc<Affinity> {
+    /// groups; what another process had is in it. All of them have as many as `limit` allows.
+    pub fn affinity(
+        &self,
+        name: &ServicePortName,
+        timeout: Duration,
+        limit: &Arc<PinLimit>,
+    ) -> Arc<Affinity> {
         let mut known = self.0.lock();
         let affinity = known.affinities.get(name).and_then(Weak::upgrade);
         if let Some(affinity) = affinity.filter(|affinity| affinity.timeout() == timeout) {
             return affinity;
         }
-        let fresh = Arc::new(Affinity::new(timeout));
+        let fresh = Arc::new(Affinity::new(name.to_string().into(), timeout, limit));
         if let Some(inherited) = known.inherited.remove(&of_affinity(name)) {
             let pins = inherited.iter();
             fresh.inherit(pins.map(|pin| (pin.client.ip(), pin.endpoint, age(pin.last_used))));
@@ -57,6 +65,14 @@ impl Assignments {
             .affinities
             .insert(name.clone(), Arc::downgrade(&fresh));
         fresh
+    }
+
+    /// Frees the pins that have expired, so that ServicePorts whose clients went leave theirs
+    /// to others.
+    pub fn drop_expired(&self) {
+        let known = self.0.lock();
+        let affinities = known.affinities.values().filter_map(Weak::upgrade);
+        affinities.for_each(|affinity| affinity.drop_expired());
     }
 
     /// Forgets the clients of a ServicePort that is gone.

@@ -1,7 +1,11 @@
 //! ClientIP affinity: which endpoint a client address is pinned to.
 
+mod limit;
+
 use std::{
+    collections::VecDeque,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
@@ -9,10 +13,11 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Pins above which the table is swept of expired ones; the next sweep comes
-/// when what was left has doubled, so that a sweep is paid for by the
-/// insertions before it.
-const SWEEP_AT_GROWTH: usize = 1024;
+pub use self::limit::PinLimit;
+
+/// Pins that are examined for each new one: more than one, so that expired ones go faster
+/// than new ones come.
+const EXAMINED: usize = 4;
 
 #[derive(Debug)]
 struct Pin {
@@ -20,28 +25,33 @@ struct Pin {
     last_used: Instant,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Table {
     pins: HashMap<IpAddr, Pin>,
-    sweep_at: usize,
+    /// The same clients with when they were last used, those that expire first in front,
+    /// roughly: one that was used since it was put here is put at the end when its turn comes.
+    order: VecDeque<(IpAddr, Instant)>,
 }
 
 /// The pins of one ServicePort's clients.
 #[derive(Debug)]
 pub struct Affinity {
+    /// The ServicePort, for logs.
+    label: Arc<str>,
     timeout: Duration,
+    limit: Arc<PinLimit>,
     table: Mutex<Table>,
 }
 
 impl Affinity {
-    /// Returns a table without pins; each will last until its client was silent for `timeout`.
-    pub fn new(timeout: Duration) -> Self {
+    /// Returns a table without pins for the ServicePort `label`; each will last until its
+    /// client was silent for `timeout`, unless there are more than `limit` allows.
+    pub fn new(label: Arc<str>, timeout: Duration, limit: &Arc<PinLimit>) -> Self {
         Affinity {
+            label,
             timeout,
-            table: Mutex::new(Table {
-                pins: HashMap::new(),
-                sweep_at: SWEEP_AT_GROWTH,
-            }),
+            limit: Arc::clone(limit),
+            table: Mutex::default(),
         }
     }
 
@@ -64,8 +74,10 @@ impl Affinity {
     /// Pins clients as [`Affinity::pins`] of another process says.
     pub fn inherit(&self, pins: impl Iterator<Item = (IpAddr, SocketAddr, Duration)>) {
         let now = Instant::now();
+        let mut pins: Vec<_> = pins.filter(|(.., idle)| *idle < self.timeout).collect();
+        pins.sort_unstable_by_key(|(.., idle)| std::cmp::Reverse(*idle));
         let mut table = self.table.lock();
-        for (client, endpoint, idle) in pins.filter(|(.., idle)| *idle < self.timeout) {
+        for (client, endpoint, idle) in pins {
             let Some(last_used) = now.checked_sub(idle) else {
                 continue;
             };
@@ -73,20 +85,21 @@ impl Affinity {
                 endpoint,
                 last_used,
             };
-            table.pins.entry(client).or_insert(pin);
+            if !table.pins.contains_key(&client) {
+                self.add(&mut table, client, pin, now);
+            }
         }
-        table.sweep_at = (table.pins.len() * 2).max(SWEEP_AT_GROWTH);
     }
 
-    /// Pins `client` to what `choose` answers, given the endpoint that it is
-    /// pinned to now, if any. One step under the table's lock, so that the
-    /// first connections of a client, accepted by several workers at once,
-    /// still agree.
+    /// Pins `client` to the endpoint that `choose` answers, if it answers one, given the
+    /// endpoint that it is pinned to now, if any; returns the rest of the answer. One step
+    /// under the table's lock, so that the first connections of a client, accepted by several
+    /// workers at once, still agree.
     pub fn pin<T>(
         &self,
         client: IpAddr,
-        choose: impl FnOnce(Option<SocketAddr>) -> Option<(SocketAddr, T)>,
-    ) -> Option<T> {
+        choose: impl FnOnce(Option<SocketAddr>) -> (Option<SocketAddr>, T),
+    ) -> T {
         let now = Instant::now();
         let mut table = self.table.lock();
         let current = table
@@ -94,22 +107,91 @@ impl Affinity {
             .get(&client)
             .filter(|pin| now.duration_since(pin.last_used) < self.timeout)
             .map(|pin| pin.endpoint);
-        let (endpoint, chosen) = choose(current)?;
-        if table.pins.len() >= table.sweep_at {
-            let timeout = self.timeout;
-            table
-                .pins
-                .retain(|_, pin| now.duration_since(pin.last_used) < timeout);
-            table.sweep_at = (table.pins.len() * 2).max(SWEEP_AT_GROWTH);
-        }
-        table.pins.insert(
-            client,
-            Pin {
+        let (endpoint, chosen) = choose(current);
+        if let Some(endpoint) = endpoint {
+            let pin = Pin {
                 endpoint,
                 last_used: now,
-            },
-        );
-        Some(chosen)
+            };
+            match table.pins.get_mut(&client) {
+                Some(before) => *before = pin,
+                None => self.add(&mut table, client, pin, now),
+            }
+        }
+        chosen
+    }
+
+    /// Frees the pins that have expired.
+    pub fn drop_expired(&self) {
+        let mut table = self.table.lock();
+        let all = table.pins.len();
+        self.limit
+            .free(table.expire(all, Instant::now(), self.timeout));
+    }
+
+    /// Adds the first pin of a client.
+    fn add(&self, table: &mut Table, client: IpAddr, pin: Pin, now: Instant) {
+        self.limit.free(table.expire(EXAMINED, now, self.timeout));
+        if !self.limit.take(table.pins.len()) {
+            table.evict();
+            self.limit.evicted(&self.label);
+        }
+        table.order.push_back((client, pin.last_used));
+        table.pins.insert(client, pin);
+    }
+}
+
+impl Drop for Affinity {
+    fn drop(&mut self) {
+        self.limit.free(self.table.get_mut().pins.len());
+    }
+}
+
+impl Table {
+    /// Takes out those of the first `examined` pins that have expired. Returns how many.
+    fn expire(&mut self, examined: usize, now: Instant, timeout: Duration) -> usize {
+        let before = self.pins.len();
+        for _ in 0..examined {
+            if self.put_off() {
+                continue;
+            }
+            match self.order.front() {
+                Some((_, last_used)) if now.duration_since(*last_used) >= timeout => self.remove(),
+                _ => break,
+            }
+        }
+        before - self.pins.len()
+    }
+
+    /// Takes out a pin that expires before most others.
+    fn evict(&mut self) {
+        for _ in 0..EXAMINED {
+            if !self.put_off() {
+                break;
+            }
+        }
+        self.remove();
+    }
+
+    /// Puts the first pin at the end if it was used since it was put where it is; returns
+    /// whether it was.
+    fn put_off(&mut self) -> bool {
+        let Some((client, seen)) = self.order.front() else {
+            return false;
+        };
+        let last_used = self.pins.get(client).map_or(*seen, |pin| pin.last_used);
+        let is_used = last_used > *seen;
+        if is_used && let Some((client, _)) = self.order.pop_front() {
+            self.order.push_back((client, last_used));
+        }
+        is_used
+    }
+
+    /// Takes out the first pin.
+    fn remove(&mut self) {
+        if let Some((client, _)) = self.order.pop_front() {
+            self.pins.remove(&client);
+        }
     }
 }
 
@@ -119,16 +201,25 @@ mod tests {
 
     const A: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 2, 0, 1)), 80);
 
+    /// Returns a table that is the only one, and its limit.
+    fn affinity(seconds: u64) -> (Affinity, Arc<PinLimit>) {
+        let limit = limit::of(1 << 18);
+        let timeout = Duration::from_secs(seconds);
+        (Affinity::new("web".into(), timeout, &limit), limit)
+    }
+
     /// Returns the pin that a connection of `client` finds; it leaves a pin to `A`.
     fn connection(affinity: &Affinity, client: IpAddr) -> Option<SocketAddr> {
-        affinity
-            .pin(client, |current| Some((A, current)))
-            .expect("an endpoint was chosen")
+        affinity.pin(client, |current| (Some(A), current))
+    }
+
+    fn client(number: u32) -> IpAddr {
+        std::net::Ipv4Addr::from_bits(number).into()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_pin_lasts_until_its_client_was_silent_for_the_timeout() {
-        let affinity = Affinity::new(Duration::from_secs(10));
+        let (affinity, _) = affinity(10);
         let client = "10.1.0.1".parse().unwrap();
         assert_eq!(connection(&affinity, client), None);
         for _ in 0..2 {
@@ -141,26 +232,83 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn expired_pins_do_not_accumulate() {
-        let affinity = Affinity::new(Duration::from_secs(1));
+        let (affinity, limit) = affinity(1);
         for i in 0..20_000u32 {
             if i % 500 == 0 {
                 tokio::time::advance(Duration::from_secs(1)).await;
             }
-            connection(&affinity, std::net::Ipv4Addr::from_bits(i).into());
+            connection(&affinity, client(i));
+            // One that is used again and again holds up none of the others.
+            connection(&affinity, client(0));
         }
-        assert!(affinity.table.lock().pins.len() <= 2 * SWEEP_AT_GROWTH);
+        let has = affinity.table.lock().pins.len();
+        assert!(has <= 1000, "{has} pins");
+        assert_eq!(limit.taken(), has);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        affinity.drop_expired();
+        assert_eq!(limit.taken(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_there_are_too_many_the_one_that_expires_first_goes() {
+        const MOST: u32 = 2 * limit::OF_EACH as u32;
+        let limit = limit::of(MOST as usize);
+        let new = || Affinity::new("web".into(), Duration::from_secs(10_800), &limit);
+        let (flooded, other) = (new(), new());
+        for i in 0..MOST {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            connection(&flooded, client(i));
+        }
+        connection(&flooded, client(0));
+        for i in MOST..MOST + 100 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            connection(&flooded, client(i));
+        }
+        let table = flooded.table.lock();
+        assert_eq!(
+            (table.pins.len(), table.order.len()),
+            (MOST as usize, MOST as usize)
+        );
+        let has = |i| table.pins.contains_key(&client(i));
+        assert!(has(0), "it was used since");
+        assert!((1..=100).all(|i| !has(i)) && (101..MOST + 100).all(has));
+        drop(table);
+        assert_eq!((limit.taken(), limit.all_evicted()), (MOST as usize, 100));
+        // Another ServicePort has its own in any case, and no more than those.
+        for i in 0..MOST {
+            connection(&other, client(i));
+        }
+        assert_eq!(other.table.lock().pins.len(), limit::OF_EACH);
+        drop(flooded);
+        for i in 0..MOST {
+            connection(&other, client(i));
+        }
+        assert_eq!(limit.taken(), MOST as usize, "what is free is for all");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_pins_are_taken_over_than_there_may_be() {
+        let limit = limit::of(limit::OF_EACH);
+        let affinity = Affinity::new("web".into(), Duration::from_secs(10_800), &limit);
+        tokio::time::advance(Duration::from_secs(10_000)).await;
+        let most = limit::OF_EACH as u32;
+        let pins = (0..most + 10).map(|i| (client(i), A, Duration::from_secs(i.into())));
+        affinity.inherit(pins);
+        let table = affinity.table.lock();
+        let kept = |i| table.pins.contains_key(&client(i));
+        assert!((0..most).all(kept) && !(most..most + 10).any(kept));
     }
 
     #[tokio::test(start_paused = true)]
     async fn pins_of_another_process_last_as_long_as_they_would_have_there() {
         let clients: [IpAddr; 2] = ["10.1.0.1".parse().unwrap(), "10.1.0.2".parse().unwrap()];
         tokio::time::advance(Duration::from_secs(60)).await;
-        let before = Affinity::new(Duration::from_secs(10));
+        let (before, limit) = affinity(10);
         connection(&before, clients[0]);
         tokio::time::advance(Duration::from_secs(6)).await;
         connection(&before, clients[1]);
         let [first, second] = [[clients[0]], [clients[1]]].map(|of| {
-            let after = Affinity::new(Duration::from_secs(10));
+            let after = Affinity::new("web".into(), before.timeout(), &limit);
             let pins = before.pins().into_iter();
             after.inherit(pins.filter(|(client, ..)| of.contains(client)));
             after
@@ -173,9 +321,9 @@ mod tests {
 
     #[test]
     fn a_client_without_endpoint_gets_no_pin() {
-        let affinity = Affinity::new(Duration::from_secs(1));
-        let client = "10.1.0.1".parse().unwrap();
-        assert_eq!(affinity.pin(client, |_| None::<(SocketAddr, ())>), None);
+        let (affinity, limit) = affinity(1);
+        affinity.pin(client(1), |_| (None, ()));
         assert!(affinity.table.lock().pins.is_empty());
+        assert_eq!(limit.taken(), 0);
     }
 }

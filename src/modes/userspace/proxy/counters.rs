@@ -41,6 +41,7 @@ counters! {
     clients: IntGauge = "clients", "Clients that have TCP connections or UDP flows now, each once for each Service that it calls.";
     client_limited: IntCounter = "client_limited_total", "TCP connections that were reset, and datagrams of new UDP flows that were dropped, because their client has as many of the Service as it may.";
     service_limited: IntCounter = "service_limited_total", "Times that accepting paused, and datagrams of new UDP clients that were dropped, because the Service has as many connections as it may.";
+    affinity_evicted: IntCounter = "affinity_evicted_total", "Clients with session affinity that were forgotten before their time, to make room for others.";
     udp_associations: IntGauge = "udp_associations", "UDP clients that have a backend now.";
     udp_exhausted: IntCounter = "udp_exhausted_total", "UDP clients that got no backend because local ports, file descriptors or memory for them ran out.";
     udp_ended_early: IntCounter = "udp_ended_early_total", "UDP clients that lost their backend while idle, to make room for others.";

@@ -3,6 +3,7 @@
 //! points to.
 
 use std::{
+    convert::Infallible,
     net::{IpAddr, SocketAddr},
     num::NonZeroU32,
     sync::{Arc, atomic::AtomicUsize},
@@ -208,10 +209,10 @@ impl ServiceGroup {
         let mut stays = None;
         if let Some(affinity) = &routing.affinity {
             // Nothing chosen: its client is pinned as before.
-            let _: Option<()> = affinity.pin(flow.client.ip(), |current| {
+            affinity.pin(flow.client.ip(), |current| {
                 let chosen = self.choose(flow, backends, current, &mut Tried::default());
                 stays = current.filter(|on| chosen.is_some_and(|chosen| chosen.address == *on));
-                None
+                (None, ())
             });
         }
         if let Some(on) = stays {
@@ -225,7 +226,7 @@ impl ServiceGroup {
     #[cfg(test)]
     pub fn pin(&self, client: IpAddr, endpoint: SocketAddr) {
         if let Some(affinity) = &self.routing.load().affinity {
-            affinity.pin(client, |_| Some((endpoint, ())));
+            affinity.pin(client, |_| (Some(endpoint), ()));
         }
     }
 
@@ -238,14 +239,34 @@ impl ServiceGroup {
     /// affinity stays on the endpoint it is pinned to, or is pinned to the one
     /// picked.
     pub fn pick(&self, flow: &Flow, tried: &mut Tried) -> Option<Endpoint> {
+        let begin = |_: &Endpoint| Ok::<_, Infallible>(());
+        let (endpoint, _) = self.begin(flow, tried, begin)?;
+        Some(endpoint)
+    }
+
+    /// Returns the endpoint that [`ServiceGroup::pick`] would return, and what `begin` makes
+    /// of it. Only if that is not an error is a client with affinity pinned to it: a flow that
+    /// does not begin, as of an address that was forged, leaves nothing.
+    pub fn begin<T, E>(
+        &self,
+        flow: &Flow,
+        tried: &mut Tried,
+        begin: impl FnOnce(&Endpoint) -> Result<T, E>,
+    ) -> Option<(Endpoint, Result<T, E>)> {
         let routing = self.routing.load();
         let backends = routing.backends_for(flow, &self.cluster_local);
         let Some(affinity) = &routing.affinity else {
-            return backends.pick(flow, tried, &self.failing);
+            let endpoint = backends.pick(flow, tried, &self.failing)?;
+            let begun = begin(&endpoint);
+            return Some((endpoint, begun));
         };
         affinity.pin(flow.client.ip(), |current| {
-            let endpoint = self.choose(flow, backends, current, tried)?;
-            Some((endpoint.address, endpoint))
+            let Some(endpoint) = self.choose(flow, backends, current, tried) else {
+                return (None, None);
+            };
+            let begun = begin(&endpoint);
+            let pinned = begun.is_ok().then_some(endpoint.address);
+            (pinned, Some((endpoint, begun)))
         })
     }
 

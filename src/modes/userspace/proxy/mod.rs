@@ -28,6 +28,7 @@ use std::{
 };
 
 use self::{
+    affinity::PinLimit,
     buffered::Buffered,
     captured::Captured,
     cluster_local::ClusterLocal,
@@ -50,6 +51,8 @@ pub struct Shared {
     pub usages: Usages,
     /// How much they may have, where a Service does not say it.
     pub limits: ConnectionLimits,
+    /// How many clients with session affinity are remembered.
+    pub pins: Arc<PinLimit>,
     /// What relays keep for slow receivers.
     pub buffered: Buffered,
     /// What is counted for `/metrics`.

@@ -20,8 +20,8 @@ use super::{
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
     plan::{GroupPlan, Target},
     proxy::{
-        Shared, buffered::Buffered, cluster_local::ClusterLocal, transparent::Transparent,
-        udp::Resources, usage::Usages, workers::Workers,
+        Shared, affinity::PinLimit, buffered::Buffered, cluster_local::ClusterLocal,
+        transparent::Transparent, udp::Resources, usage::Usages, workers::Workers,
     },
 };
 use crate::{
@@ -42,8 +42,9 @@ const UDP_PORTS: usize = 64;
 /// A service group on loopback in front of `targets`.
 struct Proxy {
     shared: Arc<Shared>,
-    _workers: Workers,
+    // Before the workers, which otherwise wait for a while when they end.
     listeners: ListenerSet,
+    _workers: Workers,
     address: SocketAddr,
 }
 
@@ -71,6 +72,7 @@ impl Proxy {
             descriptors,
             usages: Usages::new(counters.clients.clone()),
             limits: Default::default(),
+            pins: Arc::new(PinLimit::new(None, counters.affinity_evicted.clone())),
             buffered: Buffered::new(counters.buffered.clone(), None),
             counters,
             udp_timeout,

@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
-use self::search::Found;
+use self::search::{Begun, Found};
 use super::super::{
     Shared,
     backends::{Lease, Tried},
@@ -209,8 +209,8 @@ impl Associations {
         let Some(descriptor) = self.shared.descriptors.try_take(1) else {
             return self.exhausted("file descriptors");
         };
-        let Found {
-            endpoint,
+        let Found { endpoint, flow } = self.find(key, &mut tried)?;
+        let Begun {
             backend,
             local,
             place,

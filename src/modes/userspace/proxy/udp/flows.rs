@@ -119,10 +119,13 @@ impl Flows {
         let taken = state.all.count + if is_large { self.large() } else { 0 };
         let allowed = self.allowed(taken, self.most());
         let mut ended = state.end_idle(service, now, allowed);
-        let of_remote = state.remotes.entry(remote).or_default();
-        let allowed = self.allowed(of_remote.count, self.most_each);
-        ended += of_remote.end_idle(now, allowed);
-        let full = if of_remote.count >= self.most_each {
+        // An endpoint without flows gets a queue only with its first one.
+        let of_remote = state.remotes.get_mut(&remote).map_or(0, |of_remote| {
+            let allowed = self.allowed(of_remote.count, self.most_each);
+            ended += of_remote.end_idle(now, allowed);
+            of_remote.count
+        });
+        let full = if of_remote >= self.most_each {
             Some(Full::Endpoint)
         } else {
             (taken >= self.most()).then_some(Full::All)
@@ -421,6 +424,11 @@ mod tests {
         let full = loop {
             match flows.begin(&service(2), remote(2)) {
                 (Ok(place), ended) => {
+            if full == Full::All {
+                assert!(flows.begin(&service(1), remote(9)).0.is_err());
+                let known: Vec<_> = flows.state.lock().remotes.keys().copied().collect();
+                assert_eq!(known, [remote(1)], "nothing is kept of what did not begin");
+            }
                     assert_eq!(ended, 0);
                     flood.push(place);
                 }

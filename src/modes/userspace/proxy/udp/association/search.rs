@@ -15,7 +15,7 @@ use super::{
     },
     Associations, Key, flow,
 };
-use crate::{kernel::socket::local_ports::Failure, net::Protocol};
+use crate::{kernel::socket::local_ports::Failure, net::Protocol, sched::Flow};
 
 /// Endpoints that may be found to have as many flows as there are local ports, before a
 /// datagram of a new client is dropped: of each, flows that are idle end meanwhile.
@@ -24,11 +24,24 @@ const MOST_FULL: usize = 8;
 /// An endpoint that takes a client.
 pub(super) struct Found {
     pub(super) endpoint: Endpoint,
+    pub(super) flow: Begun,
+}
+
+/// A flow to an endpoint.
+pub(super) struct Begun {
     /// Connected to it.
     pub(super) backend: UdpSocket,
     /// What `backend` is bound to.
     pub(super) local: Local,
     pub(super) place: Place,
+}
+
+/// Why a flow to an endpoint does not begin.
+enum NotBegun {
+    /// Calls of the endpoint come back to this process.
+    ComesBack,
+    Full(Full),
+    Failed(Failure),
 }
 
 impl Associations {
@@ -38,71 +51,78 @@ impl Associations {
         let mut preferred = self.inherited(&key).filter(|_| tried.is_empty());
         let mut full = 0;
         loop {
-            let endpoint = match self.choose(key, preferred.take(), tried) {
-                Some(endpoint) => endpoint,
+            let (endpoint, begun) = match self.choose(key, preferred.take(), tried) {
+                Some(chosen) => chosen,
                 None if full > 0 => return self.exhausted("local ports"),
                 None => return None,
             };
-            if self
-                .shared
-                .comes_back(&self.group, Protocol::Udp, endpoint.address)
-            {
-                let error = io::Error::other("its calls come back here");
-                self.unreachable(&endpoint, tried, &error);
-                continue;
-            }
-            let (place, ended) = self
-                .shared
-                .udp
-                .flows
-                .begin(&self.group.label, endpoint.address);
-            self.count_ended(ended);
-            let place = match place {
-                Ok(place) => place,
-                Err(Full::All) => return self.exhausted("file descriptors"),
-                Err(Full::Endpoint) => {
+            match begun {
+                Ok(flow) => {
+                    if self.shared.udp.exhaustion_logged.is_over() {
+                        tracing::info!("no new UDP client was turned away for a minute");
+                    }
+                    return Some(Found { endpoint, flow });
+                }
+                Err(NotBegun::ComesBack) => {
+                    let error = io::Error::other("its calls come back here");
+                    self.unreachable(&endpoint, tried, &error);
+                }
+                Err(NotBegun::Full(Full::All)) => return self.exhausted("file descriptors"),
+                Err(NotBegun::Full(Full::Endpoint)) => {
                     full += 1;
                     if full == MOST_FULL || self.group.has_affinity() {
                         return self.exhausted("local ports");
                     }
                     tried.add(endpoint.address);
-                    continue;
                 }
-            };
-            match connected(&self.shared, &flow(key), endpoint.address) {
-                Ok((backend, local)) => {
-                    if self.shared.udp.exhaustion_logged.is_over() {
-                        tracing::info!("no new UDP client was turned away for a minute");
-                    }
-                    return Some(Found {
-                        endpoint,
-                        backend,
-                        local,
-                        place,
-                    });
-                }
-                Err(Failure::NoPort) => {
+                Err(NotBegun::Failed(Failure::NoPort)) => {
                     self.count_ended(self.shared.udp.flows.make_room(endpoint.address));
                     return self.exhausted("local ports");
                 }
-                Err(Failure::Other(e)) if descriptors::exhausted(&e) => {
+                Err(NotBegun::Failed(Failure::Other(e))) if descriptors::exhausted(&e) => {
                     return self.exhausted("file descriptors");
                 }
                 // No route leads there, most often.
-                Err(Failure::Other(e)) => self.unreachable(&endpoint, tried, &e),
+                Err(NotBegun::Failed(Failure::Other(e))) => self.unreachable(&endpoint, tried, &e),
             }
         }
     }
 
-    /// Returns the endpoint for a client: the one that is `preferred`, if it takes clients.
+    /// Returns the endpoint for a client, the one that is `preferred` if it takes clients,
+    /// and the flow to it.
     fn choose(
         &self,
         key: Key,
         preferred: Option<SocketAddr>,
         tried: &mut Tried,
-    ) -> Option<Endpoint> {
-        let preferred = preferred.and_then(|address| self.group.prefer(&flow(key), address));
-        preferred.or_else(|| self.group.pick(&flow(key), tried))
+    ) -> Option<(Endpoint, Result<Begun, NotBegun>)> {
+        let flow = flow(key);
+        match preferred.and_then(|address| self.group.prefer(&flow, address)) {
+            Some(endpoint) => {
+                let begun = self.begin_flow(&flow, &endpoint);
+                Some((endpoint, begun))
+            }
+            None => {
+                let begin = |endpoint: &Endpoint| self.begin_flow(&flow, endpoint);
+                self.group.begin(&flow, tried, begin)
+            }
+        }
+    }
+
+    fn begin_flow(&self, flow: &Flow, endpoint: &Endpoint) -> Result<Begun, NotBegun> {
+        let (shared, address) = (&self.shared, endpoint.address);
+        if shared.comes_back(&self.group, Protocol::Udp, address) {
+            return Err(NotBegun::ComesBack);
+        }
+        let (place, ended) = shared.udp.flows.begin(&self.group.label, address);
+        self.count_ended(ended);
+        let place = place.map_err(NotBegun::Full)?;
+        let (backend, local) = connected(shared, flow, address).map_err(NotBegun::Failed)?;
+        Ok(Begun {
+            backend,
+            local,
+            place,
+        })
     }
 
     /// The endpoint cannot be reached from here: another one may be.

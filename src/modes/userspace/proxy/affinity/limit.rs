@@ -1,0 +1,100 @@
+//! How many clients with session affinity are remembered.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use prometheus::IntCounter;
+
+use crate::log_once::LoggedFlag;
+
+/// Pins of all ServicePorts together, at most: as many as nftables mode has.
+const MOST: usize = 1 << 18;
+
+/// Pins that each ServicePort may have in any case, so that a flood of one Service leaves
+/// some to others.
+pub(super) const OF_EACH: usize = 1024;
+
+/// Memory that a pin costs at most, in bytes: with its place in the order of expiry, in
+/// tables that double as they grow.
+const COST: u64 = 256;
+
+/// What pins may cost is this fraction of the memory limit.
+const MEMORY_SHARE: u64 = 8;
+
+/// The limit of the pins of all ServicePorts together.
+#[derive(Debug)]
+pub struct PinLimit {
+    most: usize,
+    taken: AtomicUsize,
+    evicted: IntCounter,
+    logged: LoggedFlag,
+}
+
+impl PinLimit {
+    /// Returns the limit of a process that may have `memory`, in bytes, if that is limited.
+    /// Pins that end before their time are counted in `evicted`.
+    pub fn new(memory: Option<u64>, evicted: IntCounter) -> Self {
+        let fit = memory.map(|memory| memory / MEMORY_SHARE / COST);
+        let fit = fit.and_then(|fit| usize::try_from(fit).ok());
+        PinLimit {
+            most: fit.unwrap_or(MOST).min(MOST),
+            taken: AtomicUsize::new(0),
+            evicted,
+            logged: LoggedFlag::default(),
+        }
+    }
+
+    /// Returns whether there are as many as there may be.
+    pub fn is_reached(&self) -> bool {
+        self.taken.load(Relaxed) >= self.most
+    }
+
+    /// Takes one more for a ServicePort that has so many; returns false if there are too many.
+    pub(super) fn take(&self, has: usize) -> bool {
+        let more = |taken| (taken < self.most || has < OF_EACH).then_some(taken + 1);
+        self.taken.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    /// Gives back so many.
+    pub(super) fn free(&self, pins: usize) {
+        if pins > 0 {
+            self.taken.fetch_sub(pins, Relaxed);
+        }
+    }
+
+    /// Counts that a client of the ServicePort `label` was forgotten for another one, and
+    /// logs it once.
+    pub(super) fn evicted(&self, label: &str) {
+        self.evicted.inc();
+        if self.logged.is_first() {
+            tracing::warn!(
+                service = %label,
+                remembered = self.most,
+                "for each new client with session affinity the one that was silent for longest is \
+                 forgotten, and may get another endpoint: as many are remembered as may be; \
+                 shorten sessionAffinityConfig.clientIP.timeoutSeconds, or limit who may call \
+                 (loadBalancerSourceRanges); tripod_userspace_affinity_evicted_total counts them"
+            );
+        }
+    }
+}
+
+/// Returns a limit of `most` pins.
+#[cfg(test)]
+pub(super) fn of(most: usize) -> std::sync::Arc<PinLimit> {
+    let evicted = IntCounter::new("evicted", "Forgotten clients.").expect("a counter");
+    let memory = u64::try_from(most).expect("a number") * MEMORY_SHARE * COST;
+    PinLimit::new(Some(memory), evicted).into()
+}
+
+#[cfg(test)]
+impl PinLimit {
+    /// Returns how many pins there are.
+    pub(super) fn taken(&self) -> usize {
+        self.taken.load(Relaxed)
+    }
+
+    /// Returns how many were forgotten.
+    pub(super) fn all_evicted(&self) -> u64 {
+        self.evicted.get()
+    }
+}
