@@ -1,6 +1,10 @@
 //! UDP: which endpoint has a client, and for how long.
 
-use super::*;
+use std::net::IpAddr;
+
+use prometheus::IntCounter;
+
+use super::{super::proxy::affinity::Affinity, *};
 
 fn udp_backend(answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -118,21 +122,94 @@ fn an_answer_of_an_endpoint_that_leaves_arrives() {
     until("one is left at most", || associations.get() <= 1);
 }
 
-#[test]
-fn udp_clients_that_got_all_answers_are_forgotten_sooner() {
-    let backend = udp_backend(<[u8]>::to_vec);
-    let proxy = Proxy::with_udp_timeout(DEADLINE * 2, Protocol::Udp, &[backend]);
-    let (once, twice, thrice) = (proxy.udp_client(), proxy.udp_client(), proxy.udp_client());
-    for (client, questions) in [(&once, 1), (&twice, 2), (&thrice, 3)] {
-        for _ in 0..questions {
-            assert_eq!(ask(client, b"?"), b"?");
+/// Answers twice to each second datagram, so that a client asks twice before an answer.
+fn udp_backend_of_pairs() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 100];
+        while let Ok((n, from)) = socket.recv_from(&mut buffer) {
+            if &buffer[..n] == b"last" {
+                for _ in 0..2 {
+                    let _ = socket.send_to(b"!", from);
+                }
+            }
         }
+    });
+    address
+}
+
+/// Answers with the port that it was asked from.
+fn udp_backend_of_ports() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        while let Ok((_, from)) = socket.recv_from(&mut [0; 100]) {
+            let _ = socket.send_to(&from.port().to_be_bytes(), from);
+        }
+    });
+    address
+}
+
+/// The second datagram of a client that got an answer to the first one, as of SIP or TURN,
+/// says that it goes on.
+#[test]
+fn while_there_are_many_udp_clients_those_that_asked_once_are_forgotten_sooner() {
+    let backend = udp_backend_of_ports();
+    let new = || Proxy::with_udp_timeout(DEADLINE * 2, Protocol::Udp, &[backend]);
+    let (few, many) = (new(), new());
+    let quiet = few.udp_client();
+    let quiet_port = ask(&quiet, b"?");
+    many.shared.udp.limit(8);
+    let (once, twice, thrice) = (many.udp_client(), many.udp_client(), many.udp_client());
+    let ports = [(&twice, 2), (&thrice, 3), (&once, 1)].map(|(client, questions)| {
+        let ports: Vec<_> = (0..questions).map(|_| ask(client, b"?")).collect();
+        ports[0].clone()
+    });
+    let associations = &many.shared.counters.udp_associations;
+    until("one of three has ended", || associations.get() <= 2);
+    for (client, port) in [
+        (&twice, &ports[0]),
+        (&thrice, &ports[1]),
+        (&quiet, &quiet_port),
+    ] {
+        assert_eq!(ask(client, b"?"), *port, "it goes on");
     }
+    assert_eq!(associations.get(), 2);
+}
+
+#[test]
+fn two_questions_at_once_with_two_answers_are_one_exchange() {
+    let proxy = Proxy::with_udp_timeout(DEADLINE * 2, Protocol::Udp, &[udp_backend_of_pairs()]);
+    proxy.shared.udp.limit(1);
+    let client = proxy.udp_client();
+    client.send(b"first").unwrap();
+    assert_eq!(ask(&client, b"last"), b"!");
+    assert_eq!(client.recv(&mut [0; 100]).unwrap(), 1);
     let associations = &proxy.shared.counters.udp_associations;
-    assert_eq!(associations.get(), 3);
-    until("two of three have ended", || associations.get() == 1);
-    assert_eq!(ask(&thrice, b"?"), b"?");
-    assert_eq!(associations.get(), 1, "the third one goes on");
+    until("its end", || associations.get() == 0);
+}
+
+#[test]
+fn a_client_with_affinity_is_remembered_once_its_flow_begins() {
+    let limit = || Arc::new(PinLimit::new(None, IntCounter::new("n", "n").unwrap()));
+    let affinity = Arc::new(Affinity::new("test".into(), DEADLINE, &limit()));
+    let backend = udp_backend(<[u8]>::to_vec);
+    let mut proxy = Proxy::with_udp_timeout(DEADLINE * 2, Protocol::Udp, &[backend]);
+    let plan = plan(Protocol::Udp, &[backend]);
+    proxy.listeners.reroute(&plan, Some(Arc::clone(&affinity)));
+    proxy.shared.udp.limit(1);
+    assert_eq!(ask(&proxy.udp_client(), b"?"), b"?");
+    let forged = UdpSocket::bind("127.0.0.2:0").unwrap();
+    forged.send_to(b"?", proxy.address).unwrap();
+    let counters = &proxy.shared.counters;
+    until("there is no room", || counters.udp_exhausted.get() == 1);
+    let clients: Vec<_> = affinity
+        .pins()
+        .into_iter()
+        .map(|(client, ..)| client)
+        .collect();
+    assert_eq!(clients, [IpAddr::from([127, 0, 0, 1])]);
 }
 
 /// Asks again until there is an answer: what is dropped where ports are short is

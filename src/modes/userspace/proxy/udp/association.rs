@@ -38,10 +38,10 @@ const KEPT: usize = 2048;
 /// asked for the addresses of both families at once.
 const FEW: u32 = 2;
 
-/// Idle time after which an association ends whose client asked no more than
-/// that, and got as many answers. It would seldom come back; the kernel's
-/// connection tracking distinguishes such flows from streams, too (`udp_timeout` and
-/// `udp_timeout_stream`, nf_conntrack-sysctl.rst).
+/// Idle time after which an association ends, while there are many, whose client asked no
+/// more than that before the first answer and nothing since, and got as many answers. It
+/// would seldom come back. A client that asks again after an answer, as SIP and TURN do where
+/// they authenticate (RFC 3261 section 22, RFC 8656 section 5), is in a conversation.
 const ANSWERED: Duration = Duration::from_secs(3);
 
 /// How often an association checks whether it is idle, at least.
@@ -69,6 +69,8 @@ struct Association {
     sent: AtomicU32,
     received: AtomicU32,
     answered: AtomicBool,
+    /// The client sent something after an answer.
+    converses: AtomicBool,
     /// Its endpoint has left the Service: the client's next datagram goes to another one.
     leaves: AtomicBool,
     /// The first datagram, until the backend answers.
@@ -181,6 +183,9 @@ impl Associations {
     fn send(self: &Arc<Self>, association: &Arc<Association>, bytes: &[u8]) {
         association.place.used();
         association.sent.fetch_add(1, Relaxed);
+        if association.answered.load(Relaxed) {
+            association.converses.store(true, Relaxed);
+        }
         match datagram::send_connected(&association.backend, bytes) {
             Ok(()) => {
                 association.lease.carried(bytes.len(), 0);
@@ -214,7 +219,7 @@ impl Associations {
             backend,
             local,
             place,
-        } = self.find(key, &mut tried)?;
+        } = flow;
         let lease = endpoint.lease();
         lease.connected();
         let association = Arc::new(Association {
@@ -227,6 +232,7 @@ impl Associations {
             sent: AtomicU32::new(0),
             received: AtomicU32::new(0),
             answered: AtomicBool::new(false),
+            converses: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
             unanswered: Mutex::default(),
             tried: Mutex::new(tried),
@@ -388,7 +394,7 @@ impl Associations {
         if self.shared.descriptors.short() {
             return timeout.min(SHORT_OF_DESCRIPTORS);
         }
-        if association.has_all_answers() {
+        if association.has_all_answers() && self.shared.udp.flows.are_many() {
             return timeout.min(ANSWERED);
         }
         timeout
@@ -400,10 +406,11 @@ impl Association {
         self.place.activity().end();
     }
 
-    /// Returns whether the client asked little and got as many answers.
+    /// Returns whether the client asked little, at once, and got as many answers.
     fn has_all_answers(&self) -> bool {
         let sent = self.sent.load(Relaxed);
-        sent <= FEW && self.received.load(Relaxed) == sent
+        let at_once = sent <= FEW && !self.converses.load(Relaxed);
+        at_once && self.received.load(Relaxed) == sent
     }
 
     /// Keeps the first datagram while the backend has not answered.

@@ -64,6 +64,12 @@ impl Resources {
         self.flows.set_most(most(descriptors));
     }
 
+    /// Has up to `most` flows.
+    #[cfg(test)]
+    pub fn limit(&self, most: usize) {
+        self.flows.set_most(most);
+    }
+
     /// Returns half of the descriptors and of the node's local `ports` at most: TCP and
     /// other programs on the node need the rest. Idle flows end after `timeout`.
     pub fn new(descriptors: &Descriptors, ports: Arc<LocalPorts>, timeout: Duration) -> Self {
