@@ -109,8 +109,13 @@ pub(super) async fn serve(settings: Settings) -> Done {
     starting.is_known(Arc::clone(&api));
     let pages = introspection(&settings, choice, &registry).with_api(api);
     pages.register()?;
-    let pages = (Arc::new(pages), &listeners);
-    serve_pages(&mut serving, pages, &settings, &source, &node);
+    serve_pages(
+        &mut serving,
+        (Arc::new(pages), &listeners),
+        &settings,
+        &source,
+        &node,
+    );
     runner.post_to(recorder.clone());
     runner.report_node(&node, node_dependents(&node_ports, &effective.detect_local));
     runner.follow(service_health);

@@ -39,11 +39,12 @@ const UPGRADES: &str = "
 In ipvs, nftables and iptables mode the kernel carries the traffic: rules and virtual
 servers stay while no process runs, and nothing is lost. In every mode, beside a process that
 runs, a new one has it write nothing from before its own first sync on; it answers `/healthz`,
-metrics and health-check node ports when that sync is in force in both IP families, and until
-then the old one does. When the new one ends, also by `kill -9`, the old one has all of that
-back at once. `make lab T=modes::surge` tries it in each mode (ipvs mode: `make guest
-T=modes::guest::guest_full_surge`) with calls and probes all the time: none is refused, reset or
-answered by other than 200. In userspace mode:
+metrics and health-check node ports when that sync is in force in both IP families (or in one
+of them, while the other one fails for 15 s), and until then the old one does. When the new
+one ends, also by `kill -9`, the old one has all of that back at once. `make lab
+T=modes::surge` tries it in each mode (ipvs mode: `make guest T=modes::guest::guest_full_surge`)
+with calls and probes all the time: none is refused, reset or answered by other than 200. In
+userspace mode:
 
 | what happens | new TCP connections | open TCP connections | UDP |
 |---|---|---|---|

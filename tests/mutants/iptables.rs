@@ -53,8 +53,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         DIFF,
-        "        let goes = self.comparison.stale_leads(&chains.all());",
-        "        let (goes, _) = (Vec::new(), chains);",
+        "        let goes = self.comparison.stale_leads(&chains.all()).into_iter();",
+        "        let (goes, _) = (Vec::<Op>::new().into_iter(), chains);",
         "addresses that go lead to new endpoints for a while",
     ),
     unnoticed(

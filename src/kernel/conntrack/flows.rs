@@ -187,22 +187,6 @@ impl Flow {
     }
 }
 
-#[cfg(test)]
-impl Flow {
-    /// Returns one that no kernel has.
-    pub(crate) fn of(protocol: u8, original: Tuple, reply: Tuple, state: State) -> Flow {
-        Flow {
-            protocol,
-            original,
-            reply,
-            state,
-            tuple: Vec::new(),
-            id: None,
-            zone: None,
-        }
-    }
-}
-
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tuple {

@@ -136,6 +136,22 @@ mod tests {
         }
     }
 
+    /// Returns the same port whose cluster IP another Service has.
+    fn lost(port: &ServicePort) -> ServicePort {
+        let conflict = Conflict {
+            kind: AddressKind::ClusterIp,
+            ip: port.cluster_ip,
+            port: port.port,
+            owner: port_name("default/b"),
+            owner_kind: AddressKind::ClusterIp,
+        };
+        ServicePort {
+            cluster_ip: None,
+            conflicts: [conflict].into(),
+            ..port.clone()
+        }
+    }
+
     /// Returns the addresses of `to`, or why there is none.
     fn resolved(ports: &[ServicePort], to: &str, from: Caller) -> Result<String, String> {
         let to = Destination::read(to).unwrap();
@@ -163,18 +179,6 @@ mod tests {
             port("web", tcp, "fd00::1", 80),
             port("web", tcp, "10.96.0.1", 80),
         ];
-        let lost = |port: &ServicePort| ServicePort {
-            cluster_ip: None,
-            conflicts: [Conflict {
-                kind: AddressKind::ClusterIp,
-                ip: port.cluster_ip,
-                port: 80,
-                owner: port_name("default/b"),
-                owner_kind: AddressKind::ClusterIp,
-            }]
-            .into(),
-            ..port.clone()
-        };
         let half = [one[1].clone(), lost(&one[0])];
         let none = [lost(&one[1])];
         let dns = [

@@ -10,6 +10,21 @@ use crate::kernel::{
     netlink::{Messages, Protocol},
 };
 
+impl Flow {
+    /// Returns one that no kernel has.
+    pub(crate) fn of(protocol: u8, original: Tuple, reply: Tuple, state: State) -> Flow {
+        Flow {
+            protocol,
+            original,
+            reply,
+            state,
+            tuple: Vec::new(),
+            id: None,
+            zone: None,
+        }
+    }
+}
+
 fn at(address: &str) -> SocketAddr {
     address.parse().unwrap()
 }
