@@ -5,10 +5,10 @@ CARGO ?= cargo
 # kernel of its own (User-Mode Linux), one opens the page in a browser.
 TOOLS    := ip unshare setpriv iptables sysctl
 TEST_TOOLS := $(TOOLS) taskset linux.uml modprobe ipset ipvsadm nft strace valgrind script chromium chromedriver \
-    buildah runc groff
+    buildah runc groff debootstrap
 PACKAGES := iproute2 util-linux iptables procps
 TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace valgrind bsdutils chromium chromium-driver \
-    buildah runc groff-base
+    buildah runc groff-base debootstrap
 
 # Tools of crates.io that packages and the book of docs/ are made with; built in the way that
 # takes least time.
@@ -38,6 +38,13 @@ define unpack
     && cd $(TARGET)/tools && { apt-get download -qq $(1) || { apt-get update -qq && apt-get download -qq $(1); }; } \
     && dpkg -x $(1)_*.deb . && rm $(1)_*.deb; } 2>/dev/null \
 || echo 'missing: $(1), of which Debian has a package; its tests say SKIP' >&2
+endef
+
+# What the last stage of deploy/Dockerfile is based on, for the test that builds it.
+BASE_IMAGE = $(TARGET)/tools/base-image.tar
+define make-base-image
+{ echo 'making the base image into target/tools' && tests/deploy/image/base.sh $(BASE_IMAGE); } \
+|| echo 'missing: the base image, which root makes with debootstrap; its tests say SKIP' >&2
 endef
 
 TARGET  := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -229,6 +236,7 @@ test-tools:
 	@[ -x $(PROMETHEUS) ] || $(call unpack,prometheus)
 	@[ -x $(CONTAINERD) ] || $(call unpack,containerd)
 	@[ -x $(HELM) ] || $(unpack-helm)
+	@[ -f $(BASE_IMAGE) ] || $(make-base-image)
 dist-tools:
 	@$(install-dist-tools)
 aarch64-tools:

@@ -17,7 +17,7 @@ mod call;
 mod checks;
 mod host;
 mod installed;
-mod machine;
+pub mod machine;
 mod manifests;
 mod memory;
 mod pattern;

@@ -1,82 +1,126 @@
-//! Builds the image and unpacks it.
+//! Builds images and unpacks them.
 
 use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
 use serde_json::Value;
 
 use super::super::read;
 
-/// Builds the last stage of `deploy/Dockerfile.minimal` from `binary`, and unpacks what
-/// came of it. Returns the root file system.
+/// Returns buildah with a store of its own in `place`, which needs nothing of the kernel.
+pub fn buildah(place: &Path) -> Command {
+    let shown = |name: &str| place.join(name).display().to_string();
+    let mut command = Command::new("buildah");
+    command.arg("--storage-driver=vfs");
+    command.args(["--root", &shown("store"), "--runroot", &shown("runroot")]);
+    command
+}
+
+/// Returns the text of the last stage of a Dockerfile.
 ///
-/// The stage before it, which compiles, needs an image of another registry: what it puts
-/// into `/image` is put there here.
-pub fn image(place: &Path, binary: &Path) -> PathBuf {
+/// The stage before it, which compiles, needs an image of a registry: tests put what it
+/// makes into a folder that stands for it.
+pub fn last_stage(file: &str) -> String {
+    let whole = read(file);
+    let last = whole.rfind("\nFROM ").expect("two stages");
+    whole[last + 1..].to_owned()
+}
+
+/// Has buildah follow the steps of `text`, where the folder `first` stands for the stage
+/// `build`, and name the result `tag`.
+pub fn build(
+    place: &Path,
+    text: &str,
+    first: &Path,
+    tag: &str,
+    options: &[&str],
+) -> std::io::Result<Output> {
+    let steps = place.join("Dockerfile");
+    fs::write(&steps, text).expect("a file");
+    buildah(place)
+        .args(["bud", "--isolation=chroot", "--format=oci", "--pull=never"])
+        .args(options)
+        .arg(format!("--build-context=build={}", first.display()))
+        .arg("-f")
+        .arg(&steps)
+        .args(["-t", tag])
+        .arg(first)
+        .output()
+}
+
+/// Builds the image of `deploy/Dockerfile.minimal` from `binary`. Returns its layout.
+pub fn minimal(place: &Path, binary: &Path) -> Layout {
     let first = place.join("first");
     let programs = first.join("image/usr/local/bin");
     fs::create_dir_all(&programs).expect("a folder");
     fs::copy(binary, programs.join("tripod")).expect("copying the binary");
     symlink("tripod", programs.join("kube-proxy")).expect("a link");
-    let whole = read("Dockerfile.minimal");
-    let last = whole.rfind("\nFROM ").expect("two stages");
-    assert!(
-        whole[last..].contains("COPY --from=build /image/ /"),
-        "{whole}"
-    );
-    fs::write(place.join("Dockerfile"), &whole[last + 1..]).expect("a file");
-    let layout = place.join("layout");
-    let show = |path: &Path| path.display().to_string();
-    let done = Command::new("buildah")
-        .args([
-            "--storage-driver=vfs",
-            "--root",
-            &show(&place.join("store")),
-        ])
-        .args(["--runroot", &show(&place.join("runroot"))])
-        .args(["bud", "--isolation=chroot", "--format=oci"])
-        .arg(format!("--build-context=build={}", first.display()))
-        .args(["-f", &show(&place.join("Dockerfile"))])
-        .args(["-t", &format!("oci:{}:tripod", layout.display())])
-        .arg(show(&first))
-        .output()
-        .expect("running buildah");
-    let errors = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{errors}");
-    unpacked(place, &layout)
+    let steps = last_stage("Dockerfile.minimal");
+    assert!(steps.contains("COPY --from=build /image/ /"), "{steps}");
+    let layout = Layout::of(place);
+    let done = build(place, &steps, &first, &layout.tag(), &[]).expect("running buildah");
+    assert!(done.status.success(), "{done:?}");
+    layout
 }
 
-/// Unpacks an image layout (OCI image specification 1.1) of one image.
-fn unpacked(place: &Path, layout: &Path) -> PathBuf {
-    let blob = |descriptor: &Value| {
-        let digest = descriptor["digest"].as_str().expect("a digest");
-        layout.join("blobs").join(digest.replace(':', "/"))
-    };
-    let json = |path: PathBuf| -> Value {
-        let text = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        serde_json::from_slice(&text).expect("JSON")
-    };
-    let index = json(layout.join("index.json"));
-    let manifest = json(blob(&index["manifests"][0]));
-    let config = json(blob(&manifest["config"]));
-    assert_eq!(
-        config["config"]["Entrypoint"],
-        serde_json::json!(["/usr/local/bin/tripod"])
-    );
-    let root = place.join("root");
-    fs::create_dir_all(&root).expect("a folder");
-    for layer in manifest["layers"].as_array().expect("layers") {
-        let done = Command::new("tar")
-            .arg("-xf")
-            .arg(blob(layer))
-            .arg("-C")
-            .arg(&root)
-            .status();
-        assert!(done.expect("tar(1)").success());
+/// An image layout (OCI image specification 1.1) of one image.
+pub struct Layout(PathBuf);
+
+impl Layout {
+    /// Returns that in `place`.
+    pub fn of(place: &Path) -> Layout {
+        Layout(place.join("layout"))
     }
-    root
+
+    pub fn folder(&self) -> &Path {
+        &self.0
+    }
+
+    /// Returns the name by which buildah writes it.
+    pub fn tag(&self) -> String {
+        format!("oci:{}:tripod", self.0.display())
+    }
+
+    fn blob(&self, descriptor: &Value) -> PathBuf {
+        let digest = descriptor["digest"].as_str().expect("a digest");
+        self.0.join("blobs").join(digest.replace(':', "/"))
+    }
+
+    fn manifest(&self) -> Value {
+        let index = json(&self.0.join("index.json"));
+        json(&self.blob(&index["manifests"][0]))
+    }
+
+    /// Returns the archives of the layers, the lowest first.
+    pub fn layers(&self) -> Vec<PathBuf> {
+        let manifest = self.manifest();
+        let layers = manifest["layers"].as_array().expect("layers").iter();
+        layers.map(|layer| self.blob(layer)).collect()
+    }
+
+    /// Returns what the image says of the process to start.
+    pub fn settings(&self) -> Value {
+        json(&self.blob(&self.manifest()["config"]))["config"].clone()
+    }
+
+    /// Unpacks it in `place`. Returns the root file system.
+    pub fn unpack(&self, place: &Path) -> PathBuf {
+        let root = place.join("root");
+        fs::create_dir_all(&root).expect("a folder");
+        for layer in self.layers() {
+            let mut tar = Command::new("tar");
+            let done = tar.arg("-xf").arg(layer).arg("-C").arg(&root).status();
+            assert!(done.expect("tar(1)").success());
+        }
+        root
+    }
+}
+
+fn json(path: &Path) -> Value {
+    let text = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_slice(&text).expect("JSON")
 }

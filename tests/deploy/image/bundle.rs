@@ -95,21 +95,22 @@ impl Bundle {
         std::os::unix::fs::symlink(lab.manifests(), &manifests).expect("a link");
     }
 
-    /// Returns runc with its options.
-    pub fn runc(&self) -> Command {
-        let mut command = Command::new("runc");
-        command.arg("--root").arg(&self.state);
-        command
-    }
-
-    /// Returns what runs it on the lab's node.
-    pub fn run(&self, lab: &Lab) -> Command {
+    /// Returns runc with its options. It runs on the lab's node, whose network namespace
+    /// becomes that of the container, and of what is started in there later.
+    pub fn runc(&self, lab: &Lab) -> Command {
         // Not ip netns exec, which hides the mounts of cgroups.
         let mut command = die_with_parent("nsenter");
         command
             .arg(format!("--net=/run/netns/{}", lab.node.name()))
             .args(["runc", "--root"])
-            .arg(&self.state)
+            .arg(&self.state);
+        command
+    }
+
+    /// Returns what runs it.
+    pub fn run(&self, lab: &Lab) -> Command {
+        let mut command = self.runc(lab);
+        command
             .args(["run", "--bundle"])
             .arg(&self.folder)
             .arg(&self.name)

@@ -1,18 +1,27 @@
-//! The image of `deploy/Dockerfile.minimal`, built by buildah and started by runc, and by
-//! containerd, as the DaemonSet asks for.
+//! The images of `deploy/Dockerfile` and `deploy/Dockerfile.minimal`, built by buildah and
+//! started by runc, and by containerd, as the DaemonSet asks for.
 
 mod build;
 mod bundle;
 mod containerd;
+mod debian;
 
-use std::{fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::json;
 
 use super::{chroot, config_map, daemon_set};
 use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, ask, eventually, is_installed, run, skip, udp_ask,
+    Capture, Lab, Service, Share, Tripod, ask, eventually, figure, is_installed, run, skip, udp_ask,
 };
 
 use self::{
+    build::Layout,
     bundle::{Bundle, Confinement},
     containerd::Containerd,
 };
@@ -20,42 +29,154 @@ use self::{
 /// In the sandbox's own `/run`.
 const PLACE: &str = "/run/image";
 
+/// What Debian's packages may take in the image of `deploy/Dockerfile`: half as much again as
+/// when this was written.
+const PACKAGES_AT_MOST: u64 = 15_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Image {
+    /// Of `deploy/Dockerfile.minimal`: the program alone.
+    Minimal,
+    /// Of `deploy/Dockerfile`: beside packages of Debian's.
+    Debian,
+}
+
+impl Image {
+    /// Returns the `mode` of the ConfigMap that the containers get, and the mode that results.
+    fn mode(self) -> [&'static str; 2] {
+        match self {
+            Image::Minimal => ["", "nftables"],
+            Image::Debian => ["iptables", "iptables"],
+        }
+    }
+}
+
+/// An image in a folder, and its root file system.
+struct Unpacked<'a> {
+    image: Image,
+    place: &'a Path,
+    layout: Layout,
+    root: PathBuf,
+}
+
+impl<'a> Unpacked<'a> {
+    /// Unpacks it in `place`, built with `binary`.
+    fn new(image: Image, place: &'a Path, binary: &Path) -> Unpacked<'a> {
+        let layout = match image {
+            Image::Minimal => build::minimal(place, binary),
+            Image::Debian => debian::layout(binary).expect("it was built outside of the sandbox"),
+        };
+        let root = layout.unpack(place);
+        Unpacked {
+            image,
+            place,
+            layout,
+            root,
+        }
+    }
+
+    /// Returns the containers of the DaemonSet with `root` as theirs.
+    fn bundles(&self, root: &Path) -> [Bundle; 2] {
+        let pod = daemon_set().spec.unwrap().template.spec.unwrap();
+        let init = &pod.init_containers.as_ref().unwrap()[0];
+        let main = &pod.containers[0];
+        [
+            Bundle::new(self.place, "init", init, root, Confinement::Privileged),
+            Bundle::new(self.place, "kube-proxy", main, root, Confinement::OfPod),
+        ]
+    }
+
+    /// Makes what the pod's volumes bring.
+    fn mount(&self) {
+        for folder in ["config", "findings", "modules", "succession"] {
+            fs::create_dir_all(self.place.join(folder)).expect("a folder");
+        }
+        fs::write(self.place.join("xtables.lock"), "").expect("a file");
+        let [mode, _] = self.image.mode();
+        for (file, text) in config_map().data.unwrap() {
+            let text = text.replace("mode: \"\"", &format!("mode: {mode:?}"));
+            fs::write(self.place.join("config").join(file), text).expect("a file");
+        }
+    }
+
+    /// Asserts that the image has the program under both names, that the first one is what is
+    /// started, and nothing that it need not have.
+    fn check_content(&self) {
+        let entrypoint = json!(["/usr/local/bin/tripod"]);
+        assert_eq!(self.layout.settings()["Entrypoint"], entrypoint);
+        let link = fs::read_link(self.root.join("usr/local/bin/kube-proxy"));
+        assert_eq!(link.expect("a link"), Path::new("tripod"));
+        let layers = self.layout.layers();
+        let size = |layer: &PathBuf| layer.metadata().expect("a layer").len();
+        let below = match self.image {
+            Image::Minimal => 0,
+            Image::Debian => {
+                let lists = fs::read_dir(self.root.join("var/lib/apt/lists"));
+                assert_eq!(lists.expect("a folder of apt's").count(), 0);
+                assert!(size(&layers[1]) < PACKAGES_AT_MOST, "{}", size(&layers[1]));
+                2
+            }
+        };
+        let files: BTreeSet<String> = layers[below..].iter().flat_map(|l| files(l)).collect();
+        let expected = ["kube-proxy", "tripod"].map(|name| format!("usr/local/bin/{name}"));
+        assert_eq!(files, BTreeSet::from(expected));
+        let megabytes = |layer| format!("{:.1}", size(layer) as f64 / 1e6);
+        let sizes: Vec<String> = layers.iter().map(megabytes).collect();
+        figure(
+            &format!("MB of each layer, {:?}", self.image),
+            sizes.join(" + "),
+        );
+    }
+}
+
+/// Returns what is not a folder in the archive of a layer.
+fn files(layer: &Path) -> Vec<String> {
+    let done = Command::new("tar").arg("-tf").arg(layer).output();
+    let done = done.expect("tar(1)");
+    assert!(done.status.success(), "{done:?}");
+    let names = String::from_utf8_lossy(&done.stdout);
+    let files = names.lines().filter(|name| !name.ends_with('/'));
+    files.map(str::to_owned).collect()
+}
+
 /// Ends the container, however the test ends: its processes are not the test's.
-struct Container<'a>(&'a Bundle);
+struct Container<'a> {
+    lab: &'a Lab,
+    bundle: &'a Bundle,
+}
+
+impl Container<'_> {
+    /// Returns what a command in the container prints; it must succeed.
+    fn exec(&self, words: &[&str]) -> String {
+        let mut command = self.bundle.runc(self.lab);
+        let command = command.args(["exec", &self.bundle.name]).args(words);
+        let done = command.output().expect("running runc");
+        assert!(done.status.success(), "{words:?}: {done:?}");
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    }
+}
 
 impl Drop for Container<'_> {
     fn drop(&mut self) {
-        let _ = self
-            .0
-            .runc()
-            .args(["delete", "--force", &self.0.name])
+        let mut command = self.bundle.runc(self.lab);
+        let _ = command
+            .args(["delete", "--force", &self.bundle.name])
             .status();
     }
 }
 
-/// The containers of the DaemonSet with the image's root.
-fn bundles(place: &Path, root: &Path) -> [Bundle; 2] {
-    let pod = daemon_set().spec.unwrap().template.spec.unwrap();
-    let init = &pod.init_containers.as_ref().unwrap()[0];
-    [
-        Bundle::new(place, "init", init, root, Confinement::Privileged),
-        Bundle::new(
-            place,
-            "kube-proxy",
-            &pod.containers[0],
-            root,
-            Confinement::OfPod,
-        ),
-    ]
-}
-
-/// Hands a lab with a Service, a folder and the unpacked image to `body`.
-fn with_image(body: impl FnOnce(&Lab, &Service, &Path, &Path)) {
+/// Hands a lab with a Service and the unpacked image to `body`.
+fn with_image(image: Image, body: impl FnOnce(&Lab, &Service, &Unpacked)) {
     let Some(binary) = chroot::static_binary() else {
         return;
     };
     if !is_installed("buildah") || !is_installed("runc") {
         return skip("buildah and runc are not installed: apt-get install buildah runc");
+    }
+    if image == Image::Debian
+        && let Err(reason) = debian::layout(&binary)
+    {
+        return skip(reason);
     }
     run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Local);
@@ -63,15 +184,17 @@ fn with_image(body: impl FnOnce(&Lab, &Service, &Path, &Path)) {
         let service = Service::new("hello", 7).with_node_port();
         lab.publish_all(&service);
         let place = Path::new(PLACE);
-        let root = build::image(place, &binary);
-        mounted(place);
+        fs::create_dir_all(place).expect("a folder");
+        let unpacked = Unpacked::new(image, place, &binary);
+        unpacked.check_content();
+        unpacked.mount();
         Bundle::publish(place, &lab);
-        body(&lab, &service, place, &root);
+        body(&lab, &service, &unpacked);
     });
 }
 
 /// `status` asks within the container.
-fn serves(lab: &Lab, service: &Service, status: impl FnOnce() -> String) {
+fn serves(lab: &Lab, service: &Service, image: Image, status: impl FnOnce() -> String) {
     for address in service.cluster() {
         for host in lab.cluster_clients() {
             assert_eq!(ask(host, address).expect("a call"), "a", "{address}");
@@ -84,31 +207,38 @@ fn serves(lab: &Lab, service: &Service, status: impl FnOnce() -> String) {
         ask(&lab.client, later.cluster()[0]).map_err(|error| error.to_string())
     });
     let words = status();
+    let [_, mode] = image.mode();
+    let runs = |line: &str| line.split_whitespace().eq(["mode", mode]);
     assert!(
-        words.contains("healthy") && words.contains("nftables"),
+        words.contains("healthy") && words.lines().any(runs),
         "{words}"
     );
 }
 
+/// Starts the containers by runc, one after the other, and hands the one that stays to `body`.
+fn serves_in_runc(
+    lab: &Lab,
+    service: &Service,
+    unpacked: &Unpacked,
+    body: impl FnOnce(&Container),
+) {
+    let [init, main] = unpacked.bundles(&unpacked.root);
+    let done = init.run(lab).output().expect("running runc");
+    assert!(done.status.success(), "{done:?}");
+    assert!(fs::exists(unpacked.place.join("findings/kernel.json")).unwrap());
+    let container = Container { lab, bundle: &main };
+    let mut tripod = Tripod::start_on(&lab.node, main.run(lab));
+    serves(lab, service, unpacked.image, || {
+        container.exec(&["/usr/local/bin/tripod", "status"])
+    });
+    body(&container);
+    assert!(tripod.terminate().success());
+}
+
 #[test]
 fn it_serves_as_the_daemon_set_starts_it() {
-    with_image(|lab, service, place, root| {
-        let [init, main] = bundles(place, root);
-        let done = init.run(lab).output().expect("running runc");
-        assert!(done.status.success(), "{done:?}");
-        assert!(fs::exists(place.join("findings/kernel.json")).unwrap());
-        let container = Container(&main);
-        let mut tripod = Tripod::start_on(&lab.node, main.run(lab));
-        serves(lab, service, || {
-            let asked = main
-                .runc()
-                .args(["exec", &main.name, "/usr/local/bin/tripod", "status"])
-                .output();
-            let asked = asked.expect("running runc");
-            String::from_utf8_lossy(&asked.stdout).into_owned()
-        });
-        assert!(tripod.terminate().success());
-        drop(container);
+    with_image(Image::Minimal, |lab, service, unpacked| {
+        serves_in_runc(lab, service, unpacked, |_| ());
     });
 }
 
@@ -117,28 +247,49 @@ fn it_serves_in_containerd() {
     if !containerd::is_there() {
         return skip("containerd is not here: make test unpacks it");
     }
-    with_image(|lab, service, place, _| {
-        let containerd = Containerd::start(lab, place);
-        let root = containerd.import(&place.join("layout"));
-        let [init, main] = bundles(place, root);
+    with_image(Image::Minimal, |lab, service, unpacked| {
+        let containerd = Containerd::start(lab, unpacked.place);
+        let root = containerd.import(unpacked.layout.folder());
+        let [init, main] = unpacked.bundles(root);
         let done = containerd.run(&init).output().expect("running ctr");
         assert!(done.status.success(), "{done:?}");
-        assert!(fs::exists(place.join("findings/kernel.json")).unwrap());
+        assert!(fs::exists(unpacked.place.join("findings/kernel.json")).unwrap());
         let mut tripod = Tripod::start_on(&lab.node, containerd.run(&main));
-        serves(lab, service, || {
+        serves(lab, service, unpacked.image, || {
             containerd.exec(&main, &["/usr/local/bin/tripod", "status"])
         });
         assert!(tripod.terminate().success());
     });
 }
 
-/// Makes what the pod's volumes bring.
-fn mounted(place: &Path) {
-    for folder in ["config", "findings", "modules", "succession"] {
-        fs::create_dir_all(place.join(folder)).expect("a folder");
-    }
-    fs::write(place.join("xtables.lock"), "").expect("a file");
-    for (file, text) in config_map().data.unwrap() {
-        fs::write(place.join("config").join(file), text).expect("a file");
-    }
+/// Asserts that rules for Services are those of `engine`, by the image's own programs.
+fn serves_with_iptables(engine: &str, prepare: impl FnOnce(&Lab)) {
+    with_image(Image::Debian, |lab, service, unpacked| {
+        prepare(lab);
+        serves_in_runc(lab, service, unpacked, |container| {
+            for program in ["iptables", "ip6tables"] {
+                for kind in ["nft", "legacy"] {
+                    let rules = container.exec(&[&format!("{program}-{kind}-save")]);
+                    let has = rules.contains("-A KUBE-SVC-");
+                    assert_eq!(has, kind == engine, "{program}-{kind}: {rules}");
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn with_iptables_it_serves_as_the_daemon_set_starts_it() {
+    serves_with_iptables("nft", |_| ());
+}
+
+#[test]
+fn with_iptables_it_serves_in_the_legacy_engine() {
+    serves_with_iptables("legacy", |lab| {
+        // By this the kubelet says which engine the node has.
+        for program in ["iptables", "ip6tables"] {
+            let chain = "-w 5 -t mangle -N KUBE-IPTABLES-HINT";
+            lab.node.show(&format!("{program}-legacy {chain}"));
+        }
+    });
 }
