@@ -52,6 +52,12 @@ pub fn build(
         .output()
 }
 
+/// Returns all that a command printed.
+pub fn said(done: &Output) -> String {
+    let [output, errors] = [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text));
+    format!("{output}{errors}")
+}
+
 /// Builds the image of `deploy/Dockerfile.minimal` from `binary`. Returns its layout.
 pub fn minimal(place: &Path, binary: &Path) -> Layout {
     let first = place.join("first");
@@ -63,7 +69,7 @@ pub fn minimal(place: &Path, binary: &Path) -> Layout {
     assert!(steps.contains("COPY --from=build /image/ /"), "{steps}");
     let layout = Layout::of(place);
     let done = build(place, &steps, &first, &layout.tag(), &[]).expect("running buildah");
-    assert!(done.status.success(), "{done:?}");
+    assert!(done.status.success(), "{}", said(&done));
     layout
 }
 

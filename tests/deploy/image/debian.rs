@@ -10,7 +10,7 @@ use std::{
     time::SystemTime,
 };
 
-use super::build::{Layout, build, buildah, last_stage};
+use super::build::{Layout, build, buildah, last_stage, said};
 use crate::lab::{Share, is_inside, machine};
 
 /// The step that takes the program from the stage before.
@@ -62,15 +62,15 @@ fn built_in(place: &Path, binary: &Path) -> Result<(), String> {
     let options = ["--layers", "--volume=/etc/apt:/etc/apt:ro", &cache];
     let done = build(place, packages, &first, PACKAGES, &options).expect("running buildah");
     if !done.status.success() {
-        let errors = String::from_utf8_lossy(&done.stderr);
-        let missed = errors.lines().find(|line| line.contains("Failed to fetch"));
-        let missed = missed.unwrap_or_else(|| panic!("{done:?}"));
+        let said = said(&done);
+        let missed = said.lines().find(|line| line.contains("Failed to fetch"));
+        let missed = missed.unwrap_or_else(|| panic!("{said}"));
         return Err(format!("Debian's packages cannot be fetched: {missed}"));
     }
     let layout = Layout::of(place);
     let _ = fs::remove_dir_all(layout.folder());
     let done = build(place, &steps, &first, &layout.tag(), &options).expect("running buildah");
-    assert!(done.status.success(), "{done:?}");
+    assert!(done.status.success(), "{}", said(&done));
     // The layers with the program, which is another one each time.
     succeeded(buildah(place).args(["rmi", "--prune"]));
     Ok(())
@@ -98,6 +98,6 @@ fn import(place: &Path, base: &Path, name: &str) {
 
 fn succeeded(command: &mut Command) -> String {
     let done = command.output().expect("running buildah");
-    assert!(done.status.success(), "{command:?}: {done:?}");
+    assert!(done.status.success(), "{command:?}: {}", said(&done));
     String::from_utf8_lossy(&done.stdout).into_owned()
 }

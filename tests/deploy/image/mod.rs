@@ -93,8 +93,10 @@ impl<'a> Unpacked<'a> {
         }
         fs::write(self.place.join("xtables.lock"), "").expect("a file");
         let [mode, _] = self.image.mode();
+        let unset = "mode: \"\"";
         for (file, text) in config_map().data.unwrap() {
-            let text = text.replace("mode: \"\"", &format!("mode: {mode:?}"));
+            assert!(file != "config.conf" || text.contains(unset), "{text}");
+            let text = text.replace(unset, &format!("mode: {mode:?}"));
             fs::write(self.place.join("config").join(file), text).expect("a file");
         }
     }
