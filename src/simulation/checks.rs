@@ -138,8 +138,9 @@ impl Watch {
             self.fail(&format!("{probe:?} is open: {open:?}, may {sets:?}"));
         }
         if let Some(odd) = self.odd_source(probe, found) {
+            let (versions, left) = (&history.versions, &history.left);
             self.fail(&format!(
-                "{probe:?} has another source than it may: {odd:?}"
+                "{probe:?} has another source than it may: {odd:?}, is {versions:?}, left {left:?}"
             ));
         }
         let may_close = self.may_be_left_out(probe.service) || !history.in_force;
