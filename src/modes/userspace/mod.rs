@@ -268,11 +268,8 @@ impl Userspace {
         let unserved = &self.unserved;
         let plan = |port: &ServicePort| {
             let is_served = unserved.why(port.name.family).is_none();
-            Some(if is_served {
-                plan::plan(port, scheduler)
-            } else {
-                Vec::new()
-            })
+            let plans = is_served.then(|| plan::plan(port, scheduler));
+            Some(plans.unwrap_or_default())
         };
         let done = |name: ServicePortName, opened: Result<(), String>| {
             let state = families.get_mut(name.family);

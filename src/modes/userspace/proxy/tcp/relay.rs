@@ -393,10 +393,7 @@ impl Relay {
                 match why {
                     // It had ended its direction before the reset, which is an
                     // answer (`tcp_reset` in net/ipv4/tcp_input.c).
-                    io::ErrorKind::BrokenPipe => {
-                        self.answered = true;
-                        self.first_flight = None;
-                    }
+                    io::ErrorKind::BrokenPipe => self.answered = true,
                     // From shutdown(2), which leaves the reason to the read.
                     io::ErrorKind::NotConnected => {}
                     _ => self.backend_dead = true,
@@ -404,11 +401,8 @@ impl Relay {
             }
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
-        if self.out.bulk {
-            self.first_flight = None;
-        }
 
-        let (first, answered) = (&mut self.first_flight, &mut self.answered);
+        let answered = &mut self.answered;
         let dead = self.backend_dead;
         let ends = Ends {
             from: backend,
@@ -420,9 +414,11 @@ impl Relay {
             // An end is an answer, too, if it is the backend's own.
             if !bytes.is_empty() || !dead {
                 *answered = true;
-                *first = None;
             }
         });
+        if self.out.bulk || self.answered {
+            self.first_flight = None;
+        }
         match back {
             Poll::Ready(Err(Fault::Sender)) => return self.backend_gone(),
             Poll::Ready(Err(Fault::Receiver(_))) => {
