@@ -107,15 +107,9 @@ pub(super) async fn serve(settings: Settings) -> Done {
         successors: Arc::new(handover.clone()),
     });
     starting.is_known(Arc::clone(&api));
-    let pages = introspection(&settings, choice, &registry).with_api(api);
+    let pages = Arc::new(introspection(&settings, choice, &registry).with_api(api));
     pages.register()?;
-    serve_pages(
-        &mut serving,
-        (Arc::new(pages), &listeners),
-        &settings,
-        &source,
-        &node,
-    );
+    serve_pages(&mut serving, pages, &listeners, &settings, &source, &node);
     runner.post_to(recorder.clone());
     runner.report_node(&node, node_dependents(&node_ports, &effective.detect_local));
     runner.follow(service_health);
@@ -292,7 +286,8 @@ fn serve_status(settings: &Settings, health: &Arc<Health>) -> Arc<StartingApi> {
 /// Serves `pages` at the addresses that the settings name, which are among `listeners`.
 fn serve_pages(
     serving: &mut JoinSet<Result<(), serve::Error>>,
-    (pages, listeners): (Arc<Introspection>, &Listeners),
+    pages: Arc<Introspection>,
+    listeners: &Listeners,
     settings: &Settings,
     source: &Source,
     node: &str,

@@ -113,7 +113,7 @@ fn explains_services(browser: &Browser<'_>) {
         ),
         (
             "default/shop:http\u{e007}",
-            "no such port: it has tcp 80/TCP, udp 80/UDP",
+            "no such port: it has tcp (80/TCP), udp (80/UDP)",
         ),
         ("default/nobody\u{e007}", "default/nobody"),
         ("10.96.0.2\u{e007}", "it must be an address with its port"),
