@@ -2,8 +2,9 @@
 //! from another.
 //!
 //! A process in any mode whose first sync is in force in both IP families, or in one of them
-//! while the other one fails for long, listens on a unix socket in [`FOLDER`]. One that is about to sync for the first time finds these sockets
-//! and sends over each connection, which stays open as long as it runs:
+//! while the other one fails for long, listens on a unix socket in [`FOLDER`]. One that is
+//! about to sync for the first time finds these sockets and sends over each connection, which
+//! stays open as long as it runs:
 //!
 //! ```text
 //! successor                              predecessor
