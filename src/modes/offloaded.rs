@@ -96,7 +96,7 @@ impl<M: Mode + 'static> Mode for Offloaded<M> {
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
         let mut mode = Arc::clone(&self.mode).lock_owned().await;
         let map = map.clone();
-        // Dropped with this future: a comparison that nobody awaits keeps no sync waiting.
+        // Dropped with this future: a comparison that is awaited no more keeps no sync waiting.
         let (_awaited, given_up) = oneshot::channel::<()>();
         on_its_own_thread(move |runtime| match runtime {
             Ok(runtime) => runtime.block_on(async {

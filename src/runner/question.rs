@@ -15,9 +15,7 @@ use crate::{
 
 pub use crate::modes::{
     Compared, Difference, Explanation, Found, Packet, SyncError,
-    explain::{
-        Caller, Connection, Origin, Passed, Stale, Verdict, connections, dropping_chains, stale,
-    },
+    explain::{Caller, Connection, Origin, Stale, Verdict, connections, dropping_chains, stale},
 };
 
 /// Questions that may wait at a time. Each may take a reading of all that the kernel

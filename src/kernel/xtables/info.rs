@@ -62,9 +62,10 @@ pub fn size(family: Family, table: &str) -> io::Result<Size> {
 /// A chain of table filter, by the number of its hook (`linux/netfilter.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterChain {
-    /// INPUT: `NF_INET_LOCAL_IN`.
+    /// INPUT, which has what is for the node itself: its sockets, and IPVS
+    /// (`NF_INET_LOCAL_IN`).
     Input = 1,
-    /// FORWARD: `NF_INET_FORWARD`.
+    /// FORWARD, which has what the node forwards (`NF_INET_FORWARD`).
     Forward = 2,
 }
 

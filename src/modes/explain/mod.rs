@@ -18,7 +18,7 @@ use self::decide::decide;
 pub use self::{
     behaviour::{Behaviour, Loopback, OtherPorts, Pods, Rules, Selection},
     connections::{Connection, Stale, connections, stale},
-    policies::{Passed, dropping_chains},
+    policies::dropping_chains,
 };
 use crate::{
     kernel::netlink,

@@ -8,37 +8,37 @@ use crate::{
     kernel::{
         netlink::Error,
         nftables::{Hook, Policy, Rules},
-        xtables::{Engine, info},
+        xtables::{
+            Engine,
+            info::{self, FilterChain},
+        },
     },
     net::Family,
 };
 
-/// A place that packets of others pass on their way through the node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Passed {
-    /// What is for the node itself: its sockets, and IPVS.
-    Input,
-    /// What the node forwards.
-    Forward,
-}
-
-/// Returns the chains that drop packets of `family` at `passed`, unless one of their rules
-/// accepts them. They are read on a thread of their own.
+/// Returns the chains that drop packets of `family` at the hooks of these chains of table
+/// filter, unless one of their rules accepts them. They are read on a thread of their own.
 ///
 /// # Errors
 /// When the chains of an engine that is there cannot be read.
 pub async fn dropping_chains(
     family: Family,
-    passed: &'static [Passed],
+    passed: &'static [FilterChain],
 ) -> Result<Vec<String>, Error> {
     // The socket belongs to the network namespace of the thread that opens it.
     let mut rules = Rules::open()?;
     let done = tokio::task::spawn_blocking(move || {
         let mut found = Vec::new();
-        for place in passed {
-            found.extend(of_nf_tables(&mut rules, family, *place));
-            if Engine::Legacy.has_table(family, "filter") && info::drops(family, place.chain())? {
-                found.push(place.legacy(family));
+        for chain in passed.iter().copied() {
+            let (hook, name) = match chain {
+                FilterChain::Input => (Hook::Input, "INPUT"),
+                FilterChain::Forward => (Hook::Forward, "FORWARD"),
+            };
+            found.extend(of_nf_tables(&mut rules, family, hook));
+            if Engine::Legacy.has_table(family, "filter") && info::drops(family, chain)? {
+                found.push(format!(
+                    "chain {name} of table filter ({family}, iptables-legacy)"
+                ));
             }
         }
         Ok(found)
@@ -53,33 +53,9 @@ pub async fn dropping_chains(
     })
 }
 
-impl Passed {
-    fn hook(self) -> Hook {
-        match self {
-            Passed::Input => Hook::Input,
-            Passed::Forward => Hook::Forward,
-        }
-    }
-
-    fn chain(self) -> info::FilterChain {
-        match self {
-            Passed::Input => info::FilterChain::Input,
-            Passed::Forward => info::FilterChain::Forward,
-        }
-    }
-
-    fn legacy(self, family: Family) -> String {
-        let name = match self {
-            Passed::Input => "INPUT",
-            Passed::Forward => "FORWARD",
-        };
-        format!("chain {name} of table filter ({family}, iptables-legacy)")
-    }
-}
-
 /// Returns those of nf_tables, none where the kernel has none.
-fn of_nf_tables(rules: &mut Rules, family: Family, place: Passed) -> Vec<String> {
-    let chains = rules.at_hook(family, place.hook()).unwrap_or_default();
+fn of_nf_tables(rules: &mut Rules, family: Family, hook: Hook) -> Vec<String> {
+    let chains = rules.at_hook(family, hook).unwrap_or_default();
     let drops = chains.into_iter().filter(|(_, chain)| {
         let base = chain.base;
         base.is_some_and(|base| base.policy == Policy::Drop)

@@ -11,8 +11,9 @@ use super::{
     json, refused,
 };
 use crate::{
+    kernel::xtables::info::FilterChain,
     net::{Family, ModeName, Protocol},
-    runner::question::{self, Caller, Explained, Origin, Packet, Passed, Reading, Verdict},
+    runner::question::{self, Caller, Explained, Origin, Packet, Reading, Verdict},
     serve::http::{Answer, Reply},
     services::ServicePort,
     status_api::{
@@ -211,13 +212,13 @@ async fn policies(
     mode: ModeName,
     family: Family,
 ) -> Option<Vec<String>> {
-    let passed: &[Passed] = match (of.verdict, mode) {
+    let passed: &[FilterChain] = match (of.verdict, mode) {
         _ if of.origin == Origin::Node => &[],
         // To a socket of Tripod.
-        (Verdict::Answered, _) | (Verdict::Forwarded, ModeName::Userspace) => &[Passed::Input],
+        (Verdict::Answered, _) | (Verdict::Forwarded, ModeName::Userspace) => &[FilterChain::Input],
         // IPVS is behind INPUT, and the answers of real servers pass FORWARD.
-        (Verdict::Forwarded, ModeName::Ipvs) => &[Passed::Input, Passed::Forward],
-        (Verdict::Forwarded, ModeName::Nftables | ModeName::Iptables) => &[Passed::Forward],
+        (Verdict::Forwarded, ModeName::Ipvs) => &[FilterChain::Input, FilterChain::Forward],
+        (Verdict::Forwarded, ModeName::Nftables | ModeName::Iptables) => &[FilterChain::Forward],
         _ => &[],
     };
     if passed.is_empty() {
