@@ -49,6 +49,11 @@ pub const CHANGES: u32 = 50;
 /// from build to build, by up to 8 % of the instructions. In the sum it does not show.
 pub const REPEATED: usize = 8;
 
+/// How often a test is counted at most before its instructions are too many: one seed is
+/// the same for all tables of a process (foldhash's `GlobalSeed`), and with one in ten or so
+/// keys that follow each other collide so often that it shows in the sum, too.
+const ATTEMPTS: usize = 5;
+
 /// Runs `body`, whose instructions count. Not inlined, so that callgrind finds it.
 #[inline(never)]
 pub fn counted<T>(body: impl FnOnce() -> T) -> T {
@@ -98,8 +103,23 @@ fn compiler() -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Runs one of the tests in callgrind. Returns its instructions.
-fn count(test: &str) -> u64 {
+/// Counts one of the tests until it takes no more than `most` instructions, each time with
+/// other seeds. Returns the least count.
+fn least(test: &str, most: f64) -> u64 {
+    let mut least = u64::MAX;
+    for attempt in 0..ATTEMPTS {
+        least = least.min(count(test, attempt));
+        if least as f64 <= most {
+            break;
+        }
+    }
+    least
+}
+
+/// Runs one of the tests in callgrind. Returns its instructions. The size of its thread's
+/// stack, which differs by `attempt`, moves the addresses that seeds are made of.
+fn count(test: &str, attempt: usize) -> u64 {
+    let stack = (2 << 20) + attempt * (256 << 10);
     let file = std::env::temp_dir().join(format!("tripod-{}-{test}", std::process::id()));
     let own = std::env::current_exe().expect("own path");
     let output = Command::new("valgrind")
@@ -107,7 +127,9 @@ fn count(test: &str) -> u64 {
         .arg("--toggle-collect=*instructions::counted*")
         .arg(format!("--callgrind-out-file={}", file.display()))
         .arg(own)
-        .args(["--exact", test, "--test-threads=1"])
+        // With one thread alone the test would run on the process's first one.
+        .args(["--exact", test, "--test-threads=2"])
+        .env("RUST_MIN_STACK", stack.to_string())
         .output()
         .expect("running valgrind");
     let written = fs::read_to_string(&file).unwrap_or_default();
@@ -141,12 +163,14 @@ fn instructions_are_as_many_as_recorded() {
     let mut text = format!("instructions,{compiler}\n");
     let (mut table, mut worse) = (String::new(), Vec::new());
     for test in COUNTED {
-        let now = count(test);
-        let ratio = before.get(test).map(|before| now as f64 / *before as f64);
+        let before = before.get(test).map(|before| *before as f64);
+        let most = before.map_or(0.0, |before| before * (1.0 + TOLERANCE));
+        let now = least(test, if writes { 0.0 } else { most });
+        let ratio = before.map(|before| now as f64 / before);
         let shown = ratio.map_or("new".to_owned(), |ratio| format!("{ratio:.4}"));
         let _ = writeln!(text, "{test},{now}");
         let _ = writeln!(table, "{test:60} {now:>12} {shown:>8}");
-        if ratio.is_none_or(|ratio| ratio > 1.0 + TOLERANCE) {
+        if now as f64 > most {
             worse.push(test);
         }
     }
