@@ -92,7 +92,9 @@ impl Watch {
         let probes = self.probes.iter().filter(|probe| is_of(probe.service));
         for probe in probes.cloned().collect::<Vec<_>>() {
             let is_damaged = self.damaged.get(world::family(probe.service)).is_some();
-            if is_damaged || self.histories[probe.service].is_damaged {
+            let history = &self.histories[probe.service];
+            let is_lost = history.has_lost_node_port && probe.called == Called::NodePort;
+            if is_damaged || history.is_damaged || is_lost {
                 continue;
             }
             let found = self.outcomes(state, probe.service, &probe.packet);

@@ -140,6 +140,11 @@ impl Promises for OfIpvs {
     fn patience(&self) -> Duration {
         PROGRAM_HANGS
     }
+
+    /// The members of sets say which virtual servers at addresses of the node are ours.
+    fn loses_node_ports(&self) -> bool {
+        true
+    }
 }
 
 impl Rules for OfIpvs {

@@ -160,6 +160,13 @@ pub(super) trait Promises: Send {
         ExternalPolicy::OfOutside
     }
 
+    /// Returns whether a node port may stay open for good whose Service is gone: a process that
+    /// begins leaves what is at the node's addresses to other programs unless something says
+    /// that it is ours, and that another process took away.
+    fn loses_node_ports(&self) -> bool {
+        false
+    }
+
     /// Returns for how long after something went wrong a Service may not be in force for it.
     fn recovers_within(&self) -> Duration {
         Duration::ZERO

@@ -15,7 +15,7 @@ use super::{
     faults::Faults,
     random::Random,
     subject::{Removals, Repairs, Rules, StaysOn},
-    world::{self, Flow, Probe, SERVICES, Spec},
+    world::{self, Called, Flow, Probe, SERVICES, Spec},
 };
 use crate::{
     kernel::simulated::{
@@ -40,6 +40,10 @@ pub(super) struct History {
     /// Another process changed what there is of it, and no sync could repair that yet, since
     /// the Service failed.
     pub(super) is_damaged: bool,
+    /// Its node port may stay open for good: see [`Promises::loses_node_ports`].
+    ///
+    /// [`Promises::loses_node_ports`]: super::subject::Promises::loses_node_ports
+    pub(super) has_lost_node_port: bool,
     /// Earlier ones of which not all rules could be taken away yet, as the last sync said.
     pub(super) left: Vec<Arc<Spec>>,
     /// Earlier ones whose clients stayed on their endpoints: their entries are deleted
@@ -120,6 +124,7 @@ impl Watch {
                     versions: [(0, None)].into(),
                     in_force: false,
                     is_damaged: false,
+                    has_lost_node_port: false,
                     left: Vec::new(),
                     remembered: Vec::new(),
                 })
@@ -222,6 +227,10 @@ impl Watch {
                 history.remembered.extend(sticky);
             }
             (history.in_force, history.is_damaged) = (true, false);
+            let served = history.versions.front().and_then(|(_, spec)| spec.as_ref());
+            if served.is_some_and(|spec| spec.has_address(Called::NodePort)) {
+                history.has_lost_node_port = false;
+            }
         }
         *self.failing.get_mut(family) = None;
         *self.syncing.get_mut(family) = None;
@@ -274,6 +283,12 @@ impl Watch {
             }
             for history in &mut self.histories {
                 history.in_force = false;
+            }
+        }
+        if self.rules.loses_node_ports() {
+            for (number, history) in self.histories.iter_mut().enumerate() {
+                let is_damaged = self.damaged.get(world::family(number)).is_some();
+                history.has_lost_node_port |= is_damaged;
             }
         }
         self.record(|| "a process begins".to_owned());

@@ -208,3 +208,24 @@ fn a_virtual_server_goes_whose_address_an_earlier_process_removed() {
         assert_ne!(node.call(own.octets(), cluster_ip), [to(1)]);
     });
 }
+
+#[test]
+fn a_service_is_not_in_force_while_its_address_waits_for_the_rules() {
+    let map = load_balancer(&[1], &[]);
+    serving(&map, async |node| {
+        node.kernel.change(
+            |state| {
+                while state.links.remove_address(LINK, Family::V4, 0) {}
+            },
+        );
+        node.restart();
+        let reads = |call| matches!(call, Call::Save(Family::V4));
+        node.refusing.refuse(reads, 0, 8);
+        let failed = node.sync(&map, true).await;
+        let why = failed.get(&port_name("web"));
+        assert!(
+            why.is_some_and(|why| why.contains("10.113.0.1 is not on kube-ipvs0 yet")),
+            "{failed:?}"
+        );
+    });
+}

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     kernel::{addresses, ipset::Element, netlink},
-    modes::state::FamilyState,
+    modes::{FailedPorts, state::FamilyState},
     net::Family,
     services::ServicePortName,
 };
@@ -343,19 +343,37 @@ impl Execution<'_> {
                 .blocked
                 .blocks_address(ip, rules, || serving.contains(*ip))
         });
+        let why = |ip: IpAddr| {
+            let family = self.family;
+            let why = format!("{ip} is not on {LINK} yet: the {family} rules are not in force");
+            (ip, why)
+        };
+        let waiting = blocked.iter().copied().map(why).collect();
         self.progress.again.addresses.extend(blocked);
-        let reasons = self.change_addresses(&coming, Action::Add)?;
+        // Of what is not open for the same reason that is said already.
+        let closed = self.state.failed().clone();
+        self.report_addresses(&waiting, &closed);
+        let refused = self.change_addresses(&coming, Action::Add)?;
+        self.report_addresses(&refused, &FailedPorts::default());
+        Ok(())
+    }
+
+    /// Reports addresses that the dummy link does not get, for each ServicePort that needs one
+    /// of them, `except` for these.
+    fn report_addresses(&mut self, reasons: &BTreeMap<IpAddr, String>, except: &FailedPorts) {
         if reasons.is_empty() {
-            return Ok(());
+            return;
         }
         for port in self.desired.ports(self.family) {
+            if except.contains_key(&port.name) {
+                continue;
+            }
             for ip in self.desired.plan(port).addresses {
                 if let Some(reason) = reasons.get(&ip) {
                     self.state.fail(port.name.clone(), reason.clone());
                 }
             }
         }
-        Ok(())
     }
 
     /// Removes addresses from the dummy link.
