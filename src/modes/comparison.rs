@@ -81,7 +81,8 @@ pub fn both_failed(error: impl Into<SyncError>) -> Compared {
 /// Returns which of the `desired` rules a chain lacks, and which it has beside them,
 /// whatever their order; `there` are those that it has.
 pub fn of_rules(
-    (table, chain): (Table, &str),
+    table: Table,
+    chain: &str,
     desired: &[Rule],
     there: &[Words],
     family: Family,

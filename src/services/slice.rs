@@ -157,8 +157,8 @@ impl EndpointSlice {
         };
         let owner = owner(metadata, &name, names);
         let (ports, endpoints, forbidden) = match slice.address_type.as_str() {
-            "IPv4" => contents(slice, (Family::V4, loopback), &mut inspection, names),
-            "IPv6" => contents(slice, (Family::V6, loopback), &mut inspection, names),
+            "IPv4" => contents(slice, Family::V4, loopback, &mut inspection, names),
+            "IPv6" => contents(slice, Family::V6, loopback, &mut inspection, names),
             "FQDN" => {
                 let reason = "endpoints that are names cannot be proxied to; none of them is used";
                 inspection.skip("addressType", "FQDN", reason);
@@ -228,7 +228,8 @@ const SHOWN: usize = 20;
 
 fn contents(
     slice: &api::EndpointSlice,
-    (family, loopback): (Family, Loopback),
+    family: Family,
+    loopback: Loopback,
     inspection: &mut Inspection,
     names: &mut Names,
 ) -> Contents {

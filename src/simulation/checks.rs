@@ -119,7 +119,8 @@ impl Watch {
         let sets: Vec<_> = now()
             .map(|spec| spec.map_or_else(Vec::new, reachable))
             .collect();
-        let by_steps = self.rules.changes_by_steps(history.in_force) && history.versions.len() > 1;
+        let is_whole = history.in_force && !history.is_interrupted;
+        let by_steps = self.rules.changes_by_steps(is_whole) && history.is_pending();
         let admits = |spec: &Spec| spec.admits(probe.called, probe.caller);
         let lets_in = by_steps && now().flatten().any(admits);
         let has = |to: &SocketAddr| now().flatten().any(|spec| spec.has(to));
@@ -247,7 +248,7 @@ impl Watch {
     pub(super) fn check_exactly(&mut self, state: &State) {
         self.check_repaired();
         for number in 0..SERVICES {
-            if self.histories[number].versions.len() > 1 {
+            if self.histories[number].is_pending() {
                 self.fail(&format!("Service {number} is not in force"));
             }
         }

@@ -103,9 +103,10 @@ impl Promises for OfIpvs {
     }
 
     /// While the rules of source ranges cannot be written, virtual servers that are open go on,
-    /// and follow their endpoints.
-    fn changes_by_steps(&self, in_force: bool) -> bool {
-        !in_force
+    /// and follow their endpoints. So do those whose change was interrupted: that they get
+    /// source ranges at the same time is known to one process until a sync fails.
+    fn changes_by_steps(&self, is_whole: bool) -> bool {
+        !is_whole
     }
 
     /// Endpoints follow whatever fails, and no virtual server of a cluster IP waits for rules.

@@ -11,6 +11,7 @@ mod checks;
 mod counts;
 mod docker;
 mod faults;
+mod history;
 mod iptables;
 mod ipvs;
 mod named_cases;

@@ -119,10 +119,10 @@ pub(super) trait Promises: Send {
         StaysOn::OfKind
     }
 
-    /// Returns whether a change of a Service that is, or is not, `in_force` otherwise comes in
-    /// force step by step: meanwhile those whom
-    /// it lets in, as it is or was, may get any endpoint that it has, as it is or was.
-    fn changes_by_steps(&self, _in_force: bool) -> bool {
+    /// Returns whether a change of a Service comes in force step by step: meanwhile those whom
+    /// it lets in, as it is or was, may get any endpoint that it has, as it is or was. It
+    /// `is_whole` where it was in force, and no earlier attempt to change it ended halfway.
+    fn changes_by_steps(&self, _is_whole: bool) -> bool {
         false
     }
 

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::{
     counts::Counts,
     faults::Faults,
+    history::History,
     random::Random,
     subject::{Removals, Repairs, Rules, StaysOn},
     world::{self, Called, Flow, Probe, SERVICES, Spec},
@@ -30,26 +31,6 @@ use crate::{
 pub(super) const CALLS: usize = 400;
 /// So many lines are shown of what happened before something was found.
 const RECORDED: usize = 80;
-
-/// How a Service is to be, and was since it was last known to be in force.
-pub(super) struct History {
-    /// Each with the number of the change; the first one is in force.
-    pub(super) versions: VecDeque<(u64, Option<Arc<Spec>>)>,
-    /// The first one was reported to be in force.
-    pub(super) in_force: bool,
-    /// Another process changed what there is of it, and no sync could repair that yet, since
-    /// the Service failed.
-    pub(super) is_damaged: bool,
-    /// Its node port may stay open for good: see [`Promises::loses_node_ports`].
-    ///
-    /// [`Promises::loses_node_ports`]: super::subject::Promises::loses_node_ports
-    pub(super) has_lost_node_port: bool,
-    /// Earlier ones of which not all rules could be taken away yet, as the last sync said.
-    pub(super) left: Vec<Arc<Spec>>,
-    /// Earlier ones whose clients stayed on their endpoints: their entries are deleted
-    /// now and then only, and that may fail.
-    pub(super) remembered: Vec<Arc<Spec>>,
-}
 
 /// A client that stays on an endpoint.
 pub(super) struct Sticky {
@@ -119,16 +100,7 @@ impl Watch {
             rules,
             random: Random::new(seed ^ 0x0b5e_1e55),
             faults: Faults::default(),
-            histories: (0..SERVICES)
-                .map(|_| History {
-                    versions: [(0, None)].into(),
-                    in_force: false,
-                    is_damaged: false,
-                    has_lost_node_port: false,
-                    left: Vec::new(),
-                    remembered: Vec::new(),
-                })
-                .collect(),
+            histories: (0..SERVICES).map(|_| History::new()).collect(),
             probes: super::probes::probes(),
             flows: Vec::new(),
             sticky: Vec::new(),
@@ -227,6 +199,7 @@ impl Watch {
                 history.remembered.extend(sticky);
             }
             (history.in_force, history.is_damaged) = (true, false);
+            history.is_interrupted &= history.is_pending();
             let served = history.versions.front().and_then(|(_, spec)| spec.as_ref());
             if served.is_some_and(|spec| spec.has_address(Called::NodePort)) {
                 history.has_lost_node_port = false;
@@ -259,10 +232,18 @@ impl Watch {
         if !self.may_fail {
             self.fail(&format!("a sync fails without a reason: {error}"));
         }
+        self.is_interrupted(|one| one == family);
         let since = self.syncing.get_mut(family).take();
         let failing = self.failing.get_mut(family);
         *failing = failing.or(since).or_else(|| Some(Instant::now()));
         self.record(|| format!("{family} failed: {error}"));
+    }
+
+    /// Changes of Services of these families were under way, and are not any more.
+    fn is_interrupted(&mut self, is_of: impl Fn(Family) -> bool) {
+        for (number, history) in self.histories.iter_mut().enumerate() {
+            history.is_interrupted |= history.is_pending() && is_of(world::family(number));
+        }
     }
 
     /// The calls that follow belong to no sync.
@@ -276,6 +257,7 @@ impl Watch {
         self.syncing = PerFamily::default();
         self.was_stopped = PerFamily::default();
         self.removals = PerFamily::default();
+        self.is_interrupted(|_| true);
         if !self.rules.outlives_process() {
             self.flows.clear();
             if !knows_clients {

@@ -32,10 +32,11 @@ const CHECK_PERIOD: Duration = Duration::from_millis(50);
 pub(super) async fn until_ended(
     running: Pin<&mut impl Future<Output = ()>>,
     serving: JoinSet<Result<(), serve::Error>>,
-    (handover, programs): (Handover, Programs),
+    handover: Handover,
+    programs: Programs,
     settings: &Settings,
 ) -> Done {
-    let ended = until_drained(running, serving, (&handover, &programs), settings).await;
+    let ended = until_drained(running, serving, &handover, &programs, settings).await;
     if handover.is_held() {
         handover.leave();
     }
@@ -47,7 +48,8 @@ pub(super) async fn until_ended(
 async fn until_drained(
     mut running: Pin<&mut impl Future<Output = ()>>,
     mut serving: JoinSet<Result<(), serve::Error>>,
-    (handover, programs): (&Handover, &Programs),
+    handover: &Handover,
+    programs: &Programs,
     settings: &Settings,
 ) -> Done {
     let mut terminate = signal(SignalKind::terminate())?;

@@ -56,7 +56,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
     let listeners = Listeners::default();
     succession::inherit_ports(&listeners).await;
-    serve_health(&mut serving, &settings, &listeners, (&health, &registry))?;
+    serve_health(&mut serving, &settings, &listeners, &health, &registry)?;
     let starting = serve_status(&settings, &health);
     // This comes before any change of the node: the process may end here.
     let choice = probe::choose(&settings).await?;
@@ -120,12 +120,12 @@ pub(super) async fn serve(settings: Settings) -> Done {
         health: objects,
         ..api::Settings::for_node(&node)
     });
-    let batches = ejecting(batches, &mut runner, mode, (&registry, recorder))?;
+    let batches = ejecting(batches, &mut runner, mode, &registry, recorder)?;
     let sockets = userspace::workers(settings.own.workers);
     let (batches, serves) = succession::announced(batches, sockets, handover.clone(), listeners);
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses)));
-    ending::until_ended(running, serving, (handover, programs), &settings).await
+    ending::until_ended(running, serving, handover, programs, &settings).await
 }
 
 /// Answers probes from here on, also while it is not known what the kernel can do; where
@@ -134,7 +134,8 @@ fn serve_health(
     serving: &mut JoinSet<Result<(), serve::Error>>,
     settings: &Settings,
     listeners: &Listeners,
-    (health, registry): (&Arc<Health>, &Registry),
+    health: &Arc<Health>,
+    registry: &Registry,
 ) -> Result<(), serve::Error> {
     if let Some(address) = settings.effective.healthz {
         let at = bind(settings, address, listeners);
@@ -149,7 +150,8 @@ fn ejecting<M: Mode>(
     batches: Receiver<Batch>,
     runner: &mut Runner<M>,
     mode: ModeName,
-    (registry, recorder): (&Registry, Recorder),
+    registry: &Registry,
+    recorder: Recorder,
 ) -> prometheus::Result<Receiver<Batch>> {
     if mode == ModeName::Userspace {
         return Ok(batches);

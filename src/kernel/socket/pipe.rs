@@ -2,6 +2,7 @@
 //! are under way in it.
 
 use std::{
+    any::Any,
     cell::RefCell,
     io,
     os::fd::{AsFd, OwnedFd},
@@ -11,7 +12,6 @@ use nix::{
     fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice},
     unistd::pipe2,
 };
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Asked of F_SETPIPE_SZ, in bytes. Larger ones move a bulk flow with fewer
 /// calls, but what lies in a pipe has left the caches by the time it is read.
@@ -34,19 +34,19 @@ pub struct Pipe {
     write: OwnedFd,
     capacity: usize,
     filled: usize,
-    /// Its two descriptors in the budgets that they count in.
-    _descriptors: [OwnedSemaphorePermit; 2],
+    /// What it holds as long as it is open: its two descriptors in a budget.
+    _descriptors: Box<dyn Any>,
 }
 
 impl Pipe {
     /// Returns an empty pipe, from the worker's pool if it has one, else a new one
     /// with what `descriptors` gives for its two. `None` when they are short: the
     /// flow then goes on copying.
-    pub fn take(descriptors: impl FnOnce() -> Option<[OwnedSemaphorePermit; 2]>) -> Option<Pipe> {
+    pub fn take<P: 'static>(descriptors: impl FnOnce() -> Option<P>) -> Option<Pipe> {
         if let Some(pipe) = POOL.with_borrow_mut(Vec::pop) {
             return Some(pipe);
         }
-        let permit = descriptors()?;
+        let permits = descriptors()?;
         let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
         // Fails beyond the user's share of pipe memory (pipe(7),
         // pipe-user-pages-soft); the pipe then keeps its default size.
@@ -59,7 +59,7 @@ impl Pipe {
             write,
             capacity,
             filled: 0,
-            _descriptors: permit,
+            _descriptors: Box::new(permits),
         })
     }
 

@@ -181,7 +181,7 @@ impl FamilyRules {
             None => Size::of(map, self.family),
         };
         let node = map.this_node().map(|node| &**node);
-        let mut options = setup.options((self.family, self.features), node, size, now);
+        let mut options = setup.options(self.family, self.features, node, size, now);
         let applied = now.map(|now| now.tcp_be_liberal);
         options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
         if let Some(why) = without_unsettable(&mut options)

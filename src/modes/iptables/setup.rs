@@ -39,7 +39,8 @@ impl Setup {
     /// may use `features` and depend on `now` at present.
     pub fn options(
         &self,
-        (family, features): (Family, Features),
+        family: Family,
+        features: Features,
         node: Option<&Node>,
         size: Size,
         now: Option<&Options>,

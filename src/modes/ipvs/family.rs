@@ -231,7 +231,8 @@ impl ServedFamily {
         &mut self,
         work: Work,
         observation: Option<Result<Observation, netlink::Error>>,
-        (map, changes): (&ServiceMap, &Changes),
+        map: &ServiceMap,
+        changes: &Changes,
         shared: Shared<'_>,
     ) -> Result<SyncReport, Error> {
         let metrics = shared.metrics;

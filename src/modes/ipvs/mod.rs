@@ -339,7 +339,7 @@ impl Ipvs {
                 metrics: &*self.metrics,
             };
             let of_family = self.families.get_mut(family);
-            let synced = of_family.sync(work, observation, (map, changes), shared);
+            let synced = of_family.sync(work, observation, map, changes, shared);
             *outcomes.get_mut(family) = Some(synced.await.map_err(SyncError::from));
         }
         if due.v4 || due.v6 {

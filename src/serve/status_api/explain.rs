@@ -202,7 +202,7 @@ async fn explained(
         Ok(explanation) if reading == Reading::Whole => policies(explanation, mode, family).await,
         _ => None,
     };
-    explanation(&api.about, &packet, explained, policies, (found, error))
+    explanation(&api.about, &packet, explained, policies, found, error)
 }
 
 /// Returns which chains of other programs drop such a packet where it passes them; what the
@@ -234,7 +234,8 @@ fn explanation(
     packet: &Packet,
     explained: Explained,
     forward_policies: Option<Vec<String>>,
-    (connections, connections_error): (Option<Connections>, Option<String>),
+    connections: Option<Connections>,
+    connections_error: Option<String>,
 ) -> Result<Explanation, Answer> {
     let mode = about.mode;
     let Explained {

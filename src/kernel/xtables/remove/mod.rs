@@ -94,7 +94,7 @@ impl Owned {
             });
             if let Err(error) = read.await {
                 let of_table = |of, chain: &str| of == table && is_ours(of, chain);
-                outcome = outcome.and(unread(error, (family, engine), of_table));
+                outcome = outcome.and(unread(error, family, engine, of_table));
                 continue;
             }
             if let Some(shared) = shared.filter(|_| is_others) {
@@ -290,7 +290,8 @@ impl Owned {
 /// concern us.
 fn unread(
     error: Error,
-    (family, engine): (Family, Engine),
+    family: Family,
+    engine: Engine,
     is_ours: impl Fn(Table, &str) -> bool,
 ) -> Result<(), Error> {
     let concerns_us = match engine {
@@ -375,7 +376,7 @@ mod tests {
         let reached = OWNED.within_reach(Family::V4, &[], &Preserved::nothing());
         assert!(reached.is_err_and(unlisted), "some may be left");
         let read = Error::Absent { family: Family::V4 };
-        let removed = unread(read, (Family::V4, Engine::NfTables), OWNED.is_ours);
+        let removed = unread(read, Family::V4, Engine::NfTables, OWNED.is_ours);
         assert!(removed.is_err(), "the table may have some");
     }
 

@@ -24,7 +24,7 @@ use super::{
         Shared,
         affinity::Affinity,
         cluster_local::ClusterLocal,
-        descriptors::Taken,
+        descriptors::Permits,
         group::{Routing, ServiceGroup},
         tcp, udp,
         workers::{Worker, Workers},
@@ -53,7 +53,7 @@ struct Listeners {
     on: Vec<WorkerListener>,
     in_use: InUse,
     shared: Arc<Shared>,
-    descriptors: Option<Taken>,
+    descriptors: Option<Permits>,
 }
 
 /// A listener on one worker.
@@ -140,7 +140,7 @@ impl Listeners {
 struct Reserved {
     address: SocketAddr,
     _socket: Socket,
-    _descriptor: Taken,
+    _descriptor: Permits,
 }
 
 /// A service group with its sockets.

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, ops::RangeInclusive};
 use hashbrown::HashSet;
 use socket2::{Domain, Socket, Type};
 
-use super::super::proxy::descriptors::{Descriptors, Taken};
+use super::super::proxy::descriptors::{Descriptors, Permits};
 use crate::{
     kernel::socket::listening::{self, Bind},
     net::{Family, Protocol},
@@ -34,7 +34,7 @@ pub struct RedirectPort {
     /// then.
     reservation: Option<Socket>,
     /// Of the reservation, or of one of the listeners in its place.
-    _descriptor: Taken,
+    _descriptor: Permits,
 }
 
 impl RedirectPort {

@@ -111,8 +111,18 @@ pub struct GroupPlan {
     pub proxy_protocol: Option<ProxyProtocol>,
     /// What may be tried again on another endpoint.
     pub retry: Retry,
-    /// How many connections the Service may have, and each of its clients.
-    pub most: [Option<NonZeroU32>; 2],
+    /// How many connections its Service asks to have at most.
+    pub limits: AskedLimits,
+}
+
+/// How many connections a Service asks to have at most (`tripod.proxy/max-connections`,
+/// `tripod.proxy/max-connections-per-client`); `None`: it asks for nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AskedLimits {
+    /// Those of all clients together.
+    pub service: Option<NonZeroU32>,
+    /// Those of each client.
+    pub client: Option<NonZeroU32>,
 }
 
 impl GroupPlan {
@@ -224,10 +234,10 @@ fn group(
         },
         proxy_protocol: port.preferences().proxy_protocol,
         retry: port.preferences().retry.unwrap_or_default(),
-        most: [
-            port.preferences().max_connections,
-            port.preferences().max_connections_per_client,
-        ],
+        limits: AskedLimits {
+            service: port.preferences().max_connections,
+            client: port.preferences().max_connections_per_client,
+        },
     }
 }
 

@@ -130,7 +130,8 @@ impl Backends {
     /// Returns the set of `targets`, scheduled on from where `previous` was, or as
     /// `seed` says; the loads of servers that are `known` are kept.
     pub fn new<'a>(
-        (name, seed): (SchedulerName, Seed),
+        name: SchedulerName,
+        seed: Seed,
         targets: &[Target],
         previous: Option<&Backends>,
         known: impl Iterator<Item = &'a RealServer>,

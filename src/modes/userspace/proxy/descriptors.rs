@@ -47,9 +47,13 @@ const MEMORY_SHARE: u64 = 2;
 /// This fraction of all is clients' alone.
 const CLIENTS_SHARE: usize = 8;
 
-/// What was taken: of all descriptors, and of those that clients have memory for, or that
-/// Services may have.
-pub type Taken = [OwnedSemaphorePermit; 2];
+/// Permits that are held, and free again when this is dropped.
+#[derive(Debug)]
+pub struct Permits {
+    _of_all: OwnedSemaphorePermit,
+    /// Of those that clients have memory for, or that Services may have.
+    _of_part: OwnedSemaphorePermit,
+}
 
 /// Permits that the data path may hold, one a descriptor.
 #[derive(Clone, Debug)]
@@ -185,9 +189,12 @@ impl Descriptors {
     }
 
     /// Takes `n` descriptors of a client if they are free, and there is memory for them.
-    pub fn try_take(&self, n: u32) -> Option<Taken> {
+    pub fn try_take(&self, n: u32) -> Option<Permits> {
         let take = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_many_owned(n).ok();
-        Some([take(&self.0.permits.permits)?, take(&self.0.clients)?])
+        Some(Permits {
+            _of_all: take(&self.0.permits.permits)?,
+            _of_part: take(&self.0.clients)?,
+        })
     }
 
     /// Takes `n` descriptors for something that a Service needs, however much memory there
@@ -195,21 +202,28 @@ impl Descriptors {
     ///
     /// # Errors
     /// When so many are not free, or would be missing to clients.
-    pub fn take_for_service(&self, n: usize) -> io::Result<Taken> {
+    pub fn take_for_service(&self, n: usize) -> io::Result<Permits> {
         let take = |of: &Pool| {
             let n = u32::try_from(n).ok()?;
             Arc::clone(&of.permits).try_acquire_many_owned(n).ok()
         };
-        let (all, services) = (take(&self.0.permits), take(&self.0.services));
-        all.zip(services).map(<[_; 2]>::from).ok_or_else(|| {
+        let all = take(&self.0.permits).zip(take(&self.0.services));
+        let permits = all.map(|(all, part)| Permits {
+            _of_all: all,
+            _of_part: part,
+        });
+        permits.ok_or_else(|| {
             io::Error::other("no file descriptors are left for it; raise the limit (ulimit -n)")
         })
     }
 
     /// Waits for `n` descriptors of a client, and for memory; first come, first served.
-    pub async fn take(&self, n: u32) -> Taken {
+    pub async fn take(&self, n: u32) -> Permits {
         let memory = wait_for(&self.0.clients, n).await;
-        [wait_for(&self.0.permits.permits, n).await, memory]
+        Permits {
+            _of_all: wait_for(&self.0.permits.permits, n).await,
+            _of_part: memory,
+        }
     }
 
     /// Returns how many are free.

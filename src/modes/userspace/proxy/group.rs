@@ -5,7 +5,6 @@
 use std::{
     convert::Infallible,
     net::{IpAddr, SocketAddr},
-    num::NonZeroU32,
     sync::{Arc, atomic::AtomicUsize},
 };
 
@@ -13,7 +12,7 @@ use arc_swap::ArcSwap;
 use ipnet::IpNet;
 
 use super::{
-    super::plan::GroupPlan,
+    super::plan::{AskedLimits, GroupPlan},
     affinity::Affinity,
     backends::{Backends, Endpoint, Tried},
     cluster_local::ClusterLocal,
@@ -41,8 +40,8 @@ pub struct Routing {
     pub proxy_protocol: Option<ProxyProtocol>,
     /// What may be tried again on another endpoint.
     pub retry: Retry,
-    /// How many connections its Service asks to have at most, and those of each client.
-    pub most: [Option<NonZeroU32>; 2],
+    /// How many connections its Service asks to have at most.
+    pub limits: AskedLimits,
 }
 
 impl Routing {
@@ -56,13 +55,13 @@ impl Routing {
     ) -> Routing {
         let known = || before.into_iter().flat_map(Routing::servers);
         let previous = before.map(|b| &b.backends);
-        let scheduler = (plan.scheduler, seed);
-        let backends = Backends::new(scheduler, &plan.targets, previous, known());
+        let scheduler = plan.scheduler;
+        let backends = Backends::new(scheduler, seed, &plan.targets, previous, known());
         let cluster_local = plan.cluster_local.as_ref().map(|targets| {
             let previous = before.and_then(|b| b.cluster_local.as_ref());
             // One endpoint has one state, whichever clients reach it.
             let known = known().chain(backends.servers());
-            Backends::new(scheduler, targets, previous, known)
+            Backends::new(scheduler, seed, targets, previous, known)
         });
         Routing {
             backends,
@@ -71,7 +70,7 @@ impl Routing {
             allowed: plan.allowed.clone(),
             proxy_protocol: plan.proxy_protocol,
             retry: plan.retry,
-            most: plan.most,
+            limits: plan.limits,
         }
     }
 
@@ -92,7 +91,7 @@ impl Routing {
             && self.allowed == plan.allowed
             && self.proxy_protocol == plan.proxy_protocol
             && self.retry == plan.retry
-            && self.most == plan.most
+            && self.limits == plan.limits
             && self.backends.is_of(plan.scheduler, &plan.targets)
     }
 
@@ -178,8 +177,7 @@ impl ServiceGroup {
 
     /// Returns the limits of its Service, which are those `given` where it asks for none.
     pub fn limits(&self, given: ConnectionLimits) -> ConnectionLimits {
-        let [service, client] = self.routing.load().most;
-        given.of_service(service, client)
+        given.of_service(self.routing.load().limits)
     }
 
     /// Returns whether source ranges let the client of `flow` call.

@@ -92,7 +92,8 @@ impl Shared {
         &self,
         group: &ServiceGroup,
         place: Place,
-        (flow, protocol): (&Flow, Protocol),
+        flow: &Flow,
+        protocol: Protocol,
         limits: ConnectionLimits,
     ) -> Option<Counted> {
         let client = usage::client(flow, &self.cluster_local);

@@ -18,7 +18,7 @@ use std::{
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 
-use super::cluster_local::ClusterLocal;
+use super::{super::plan::AskedLimits, cluster_local::ClusterLocal};
 use crate::{
     log_once::LoggedFlag,
     net::{Protocol, address},
@@ -86,14 +86,10 @@ impl ConnectionLimits {
     }
 
     /// Returns these limits with those that a Service asks for.
-    pub fn of_service(
-        self,
-        service: Option<NonZeroU32>,
-        client: Option<NonZeroU32>,
-    ) -> ConnectionLimits {
+    pub fn of_service(self, asked: AskedLimits) -> ConnectionLimits {
         ConnectionLimits {
-            service: service.or(self.service),
-            client: client.or(self.client),
+            service: asked.service.or(self.service),
+            client: asked.client.or(self.client),
             ..self
         }
     }
@@ -339,12 +335,15 @@ mod tests {
         for word in ["0", "-1", "", "many"] {
             assert!(most(word).is_err(), "{word:?}");
         }
-        let of = |n| NonZeroU32::new(n);
+        let asked = AskedLimits {
+            service: NonZeroU32::new(7),
+            client: NonZeroU32::new(3),
+        };
         let named = ConnectionLimits::per_client("100")
             .expect("limits")
-            .of_service(of(7), of(3));
-        assert_eq!((named.service, named.client), (of(7), of(3)));
-        assert_eq!(named.of_service(None, None), named);
+            .of_service(asked);
+        assert_eq!((named.service, named.client), (asked.service, asked.client));
+        assert_eq!(named.of_service(AskedLimits::default()), named);
     }
 
     #[test]

@@ -144,6 +144,6 @@ impl Plan<'_> {
     }
 
     fn enter(&mut self, table: Table, root: &str, key: Key, rule: Rule) {
-        index::enter(&mut self.rules, self.options, (table, root), key, rule);
+        index::enter(&mut self.rules, self.options, table, root, key, rule);
     }
 }

@@ -254,13 +254,13 @@ impl Redirect {
         let steps = transaction.groups.iter().flat_map(|group| &group.ops);
         let differences = steps.flat_map(|op| {
             let step = || Difference::of_step(None, op, &chains, family);
-            let chain = (op.table, &*op.chain);
-            match (&op.action, observed.rules(op.table, &op.chain)) {
+            let (table, chain) = (op.table, &*op.chain);
+            match (&op.action, observed.rules(table, chain)) {
                 (Action::Fill(rules), Some(there)) => {
-                    comparison::of_rules(chain, rules, there, family)
+                    comparison::of_rules(table, chain, rules, there, family)
                 }
                 (Action::Fill(rules), None) => {
-                    let mut missing = comparison::of_rules(chain, rules, &[], family);
+                    let mut missing = comparison::of_rules(table, chain, rules, &[], family);
                     missing.push(step());
                     missing
                 }

@@ -30,7 +30,7 @@ use self::{
 };
 use super::{
     Shared,
-    descriptors::{self, Taken},
+    descriptors::{self, Permits},
     group::ServiceGroup,
     placement::{Placed, Placement},
     proxy_protocol,
@@ -104,8 +104,8 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
         };
         match accepted(listener) {
             Ok((client, flow)) => {
-                let of = (&flow, Protocol::Tcp);
-                let Some(counted) = shared.admit(group, place, of, limits) else {
+                let counted = shared.admit(group, place, &flow, Protocol::Tcp, limits);
+                let Some(counted) = counted else {
                     reset_on_close(&client);
                     continue;
                 };
@@ -116,13 +116,12 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
                         shared.descriptors.take(PER_CONNECTION).await
                     }
                 };
-                serve(
-                    shared,
-                    placement,
-                    listener,
-                    (client, flow),
-                    (permit, counted),
-                );
+                let accepted = Accepted {
+                    client,
+                    flow,
+                    held: (permit, counted),
+                };
+                serve(shared, placement, listener, accepted);
             }
             Err(e) if descriptors::exhausted(&e) => {
                 shared.counters.accept_paused.inc();
@@ -177,17 +176,25 @@ pub fn serve_rest(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Li
         // They have waited, and are served whatever the Service has.
         let limits = ConnectionLimits::UNLIMITED;
         let place = shared.place(group, limits);
-        let counted = place.and_then(|p| shared.admit(group, p, (&flow, Protocol::Tcp), limits));
+        let counted = place.and_then(|p| shared.admit(group, p, &flow, Protocol::Tcp, limits));
         if let Some(counted) = counted {
-            serve(
-                shared,
-                placement,
-                listener,
-                (client, flow),
-                (permit, counted),
-            );
+            let accepted = Accepted {
+                client,
+                flow,
+                held: (permit, counted),
+            };
+            serve(shared, placement, listener, accepted);
         }
     }
+}
+
+/// A client's connection that is to be served.
+struct Accepted {
+    client: TcpStream,
+    flow: Flow,
+    /// Its file descriptors, and its place among the connections of its client: held until it
+    /// ends.
+    held: (Permits, Counted),
 }
 
 fn accepted(listener: &Listener) -> io::Result<(TcpStream, Flow)> {
@@ -203,13 +210,8 @@ fn accepted(listener: &Listener) -> io::Result<(TcpStream, Flow)> {
     Ok((client, flow))
 }
 
-fn serve(
-    shared: &Arc<Shared>,
-    placement: &Placement,
-    listener: &Listener,
-    (client, flow): (TcpStream, Flow),
-    held: (Taken, Counted),
-) {
+fn serve(shared: &Arc<Shared>, placement: &Placement, listener: &Listener, accepted: Accepted) {
+    let Accepted { client, flow, held } = accepted;
     let place = placement.place();
     let number = place.number();
     let open = Open::count(shared, &listener.address, place);

@@ -20,7 +20,7 @@ use self::search::{Begun, Found};
 use super::super::{
     Shared,
     backends::{Lease, Tried},
-    descriptors::Taken,
+    descriptors::Permits,
     group::ServiceGroup,
     usage::Counted,
 };
@@ -77,7 +77,7 @@ struct Association {
     unanswered: Mutex<Vec<u8>>,
     /// Endpoints that refused this client before, for the next association.
     tried: Mutex<Tried>,
-    _descriptor: Taken,
+    _descriptor: Permits,
     /// Its place among what its client may have, until another association takes it over.
     counted: Mutex<Option<Counted>>,
 }
@@ -257,7 +257,7 @@ impl Associations {
         let (shared, group) = (&self.shared, &self.group);
         let limits = group.limits(shared.limits);
         let place = shared.place(group, limits)?;
-        shared.admit(group, place, (flow, Protocol::Udp), limits)
+        shared.admit(group, place, flow, Protocol::Udp, limits)
     }
 
     /// The endpoint refused the client: begins an association with the next
