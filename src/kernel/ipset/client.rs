@@ -34,6 +34,8 @@ const PORT_FROM: u16 = 4;
 const PORT_TO: u16 = 5;
 const HASH_SIZE: u16 = 18;
 const MAX_MEMBERS: u16 = 19;
+/// `IPSET_ATTR_REVISION_MIN`, of the answer that describes a kind.
+const OLDEST_REVISION: u16 = 10;
 const ELEMENTS: u16 = 24;
 const REFERENCES: u16 = 25;
 /// `IPSET_PROTOCOL` of Linux 4.18 to now; kernels before 5.0 speak 6 only.
@@ -46,7 +48,7 @@ const HEADER: usize = 4;
 pub struct IpSets {
     pub(super) socket: Socket,
     version: u8,
-    /// The newest revision of each kind that the kernel has.
+    /// The revision of each kind that sets are created with.
     revisions: HashMap<(Kind, u8), u8>,
 }
 
@@ -104,8 +106,10 @@ impl IpSets {
             .text(NAME, what.name)
     }
 
-    /// Returns the newest revision of that kind that kernel and we speak. Beyond those
-    /// that came with Linux 3.7, revisions add what nothing here asks for.
+    /// Returns the revision that sets of that kind are created with: the oldest that has what
+    /// is asked here, if the kernel has it. A program `ipset` older than the revision of a set
+    /// cannot list that set, nor any set when it lists all, and network plugins run such
+    /// programs from their own images.
     fn revision(&mut self, set: &Set) -> Result<u8, Error> {
         let family = set.family_number();
         if let Some(known) = self.revisions.get(&(set.kind, family)) {
@@ -120,18 +124,23 @@ impl IpSets {
             .request(TYPE, family, 0, &words)
             .text(TYPE_NAME, set.kind.name())
             .attribute(FAMILY, &[family]);
-        let newest = self.socket.call(&request, |message| {
+        let range = self.socket.call(&request, |message| {
+            let (mut oldest, mut newest) = (0, 0);
             for attribute in message.attributes(HEADER) {
                 let attribute = attribute?;
-                if attribute.kind == REVISION {
-                    return attribute.u8().map(Some);
+                match attribute.kind {
+                    REVISION => newest = attribute.u8()?,
+                    OLDEST_REVISION => oldest = attribute.u8()?,
+                    _ => {}
                 }
             }
-            Ok(None)
+            Ok(Some((oldest, newest)))
         });
-        let newest = newest.map_err(explained)?.into_iter().next().unwrap_or(0);
-        self.revisions.insert((set.kind, family), newest);
-        Ok(newest)
+        let range = range.map_err(explained)?.into_iter().next();
+        let (oldest, newest) = range.unwrap_or_default();
+        let revision = set.kind.revision().max(oldest).min(newest);
+        self.revisions.insert((set.kind, family), revision);
+        Ok(revision)
     }
 
     /// Creates a set; one that is there already, alike, is fine.

@@ -68,6 +68,15 @@ impl Kind {
         Kind::Port,
     ];
 
+    /// Returns the oldest revision that has what is asked of it: those of kinds with a port
+    /// know SCTP from 1 on (`ip_set_hash_ipport.c` and others, Linux 2.6.39).
+    pub(super) fn revision(self) -> u8 {
+        match self {
+            Kind::IpPort | Kind::IpPortIp | Kind::IpPortNet => 1,
+            Kind::Ip | Kind::Net | Kind::Port => 0,
+        }
+    }
+
     /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {

@@ -64,6 +64,23 @@ fn saved(name: &str) -> Vec<String> {
     members
 }
 
+/// An older program `ipset`, as network plugins have one, lists no set of a newer revision.
+#[test]
+fn sets_are_of_the_oldest_revision_that_does() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        for kind in Kind::ALL {
+            sets.create(&Set::new("TEST", kind, Family::V4)).unwrap();
+            let arguments = ["list", "-terse", "TEST"];
+            let output = std::process::Command::new("ipset").args(arguments).output();
+            let text = String::from_utf8(output.expect("ipset is installed").stdout).unwrap();
+            let shown = text.lines().find_map(|line| line.strip_prefix("Revision: "));
+            assert_eq!(shown, Some(&*kind.revision().to_string()), "{kind}: {text}");
+            sets.destroy("TEST").unwrap();
+        }
+    });
+}
+
 #[test]
 fn members_of_each_kind_are_what_ipset_says_they_are() {
     in_namespace(|| {

@@ -345,8 +345,10 @@ impl FamilyTable {
                 .filter(|port| port.name.family == self.family && !state.has_failed(&port.name));
             let change = Change::new(&applied, ports.map(|port| (&port.name, Some(port))));
             let routes = change.routes(&options);
+            let node = map.this_node().map(|node| &*node.addresses);
+            let node = node.unwrap_or_default();
             let mut clients = observed.affinity;
-            clients.retain(|client| routes.contain(client, &options));
+            clients.retain(|client| routes.may_stay(client, &options, node));
             let batch = Batch::whole(change, &applied, &self.sets, observed.exists, clients);
             let (rules, generation) = (&mut self.rules, observed.generation);
             // Where others change something all the time, it has to be known what.

@@ -93,7 +93,7 @@ impl Forgotten {
     ) -> Result<(), Error> {
         let table = Table::new(options.family, TABLE);
         let mut left: Vec<Element> = rules.elements(&table, clients)?;
-        left.retain(|client| self.routes.contain(client, options));
+        left.retain(|client| self.routes.are_of(client, options));
         while !left.is_empty() {
             let mut transaction = Transaction::new(table.clone());
             transaction.delete_elements(clients, left.clone());

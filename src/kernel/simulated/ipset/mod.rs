@@ -38,6 +38,7 @@ mod attribute {
     pub const TYPE_NAME: u16 = 3;
     pub const NAME2: u16 = 3;
     pub const REVISION: u16 = 4;
+    pub const OLDEST_REVISION: u16 = 10;
     pub const FAMILY: u16 = 5;
     pub const FLAGS: u16 = 6;
     pub const DATA: u16 = 7;
@@ -223,7 +224,8 @@ impl Sets {
             TYPE => {
                 let kind = attributes.text(attribute::TYPE_NAME);
                 kind.and_then(Kind::of).ok_or(ERR_FIND_TYPE)?;
-                Some(of(TYPE).attribute(attribute::REVISION, &[NEWEST]))
+                let range = of(TYPE).attribute(attribute::REVISION, &[NEWEST]);
+                Some(range.attribute(attribute::OLDEST_REVISION, &[0]))
             }
             CREATE => self.create(name, &attributes).map(|()| None)?,
             DESTROY => {

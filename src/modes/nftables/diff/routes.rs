@@ -21,6 +21,8 @@ pub struct Routes {
     /// Of others: with an external policy of Local these are sent to endpoints of this node
     /// alone.
     of_outside: Pairs,
+    /// Of anyone. Among routes that are gone: those that neither pods nor others may go on with.
+    of_anyone: Pairs,
 }
 
 /// Pairs of a frontend and an endpoint.
@@ -52,6 +54,7 @@ impl Routes {
             let pair = [frontend, endpoint].concat();
             let differ = by_caller.contains(frontend);
             let is_local = u32::from_ne_bytes(*slot) >= LOCAL;
+            self.of_anyone.insert(*set, &pair);
             if !differ || is_local {
                 self.of_outside.insert(*set, &pair);
             }
@@ -67,12 +70,14 @@ impl Routes {
     pub fn extend(&mut self, other: Routes) {
         self.of_cluster.extend(other.of_cluster);
         self.of_outside.extend(other.of_outside);
+        self.of_anyone.extend(other.of_anyone);
     }
 
     /// Takes those of `other` away.
     pub fn remove(&mut self, other: &Routes) {
         self.of_cluster.remove(&other.of_cluster);
         self.of_outside.remove(&other.of_outside);
+        self.of_anyone.remove(&other.of_anyone);
     }
 
     /// Returns true if there are none.
@@ -86,36 +91,72 @@ impl Routes {
         [self.of_cluster.len(), self.of_outside.len()]
     }
 
-    /// Returns true if an element of [`SetId::Affinity`] is one of them. A client counts as
-    /// one from outside unless its address says that it is a pod of this node.
-    pub fn contain(&self, element: &Element, options: &Options) -> bool {
-        let Some(Datum::Value(endpoint)) = &element.data else {
+    /// Returns true if a client with this element of [`SetId::Affinity`] may go on with one of
+    /// them; `node` are addresses of the node. A client counts as one from outside unless its
+    /// address says that it is a pod of this node, or the node.
+    pub fn may_stay(&self, element: &Element, options: &Options, node: &[IpAddr]) -> bool {
+        let Some(route) = Route::of(element, options.family) else {
             return false;
         };
-        // The client comes first, then the service address.
-        let address = usize::from(options.family.bits() / 8);
-        let client = element.key.get(..address).unwrap_or_default();
-        let pairs = if is_pod(client, options) {
-            &self.of_cluster
+        let is_node = route.client.is_some_and(|ip| node.contains(&ip));
+        if is_node || route.is_of_pod(options) {
+            route.is_in(&self.of_cluster)
         } else {
-            &self.of_outside
+            route.is_in(&self.of_outside)
+        }
+    }
+
+    /// Returns true if a client with this element of [`SetId::Affinity`] must not go on, where
+    /// these are gone. A client that is not known to be a pod may be one all the same (which
+    /// interface it calls through the element does not say), or the node itself.
+    pub fn are_of(&self, element: &Element, options: &Options) -> bool {
+        let Some(route) = Route::of(element, options.family) else {
+            return false;
         };
-        let is_in = |pairs: &HashSet<Box<[u8]>>, from: usize| {
-            let frontend = element.key.get(from..).unwrap_or_default();
-            pairs.contains(&*[frontend, endpoint].concat())
-        };
-        is_in(&pairs.services, address) || is_in(&pairs.node_ports, 2 * address)
+        if route.is_of_pod(options) {
+            route.is_in(&self.of_cluster)
+        } else {
+            route.is_in(&self.of_outside) || route.is_in(&self.of_anyone)
+        }
     }
 }
 
-fn is_pod(client: &[u8], options: &Options) -> bool {
-    let ip: Option<IpAddr> = match options.family {
-        Family::V4 => <[u8; 4]>::try_from(client).ok().map(IpAddr::from),
-        Family::V6 => <[u8; 16]>::try_from(client).ok().map(IpAddr::from),
-    };
-    match &options.detect_local {
-        DetectLocal::Within(network) => ip.is_some_and(|ip| network.contains(&ip)),
-        DetectLocal::Unknown | DetectLocal::Through(_) => false,
+/// What an element of [`SetId::Affinity`] says.
+struct Route {
+    client: Option<IpAddr>,
+    /// Pairs of which it may be one.
+    service: Vec<u8>,
+    node_port: Vec<u8>,
+}
+
+impl Route {
+    fn of(element: &Element, family: Family) -> Option<Route> {
+        let Some(Datum::Value(endpoint)) = &element.data else {
+            return None;
+        };
+        // The client comes first, then the service address.
+        let address = usize::from(family.bits() / 8);
+        let client = element.key.get(..address)?;
+        let pair = |from: usize| Some([element.key.get(from..)?, endpoint].concat());
+        Some(Route {
+            client: match family {
+                Family::V4 => <[u8; 4]>::try_from(client).ok().map(IpAddr::from),
+                Family::V6 => <[u8; 16]>::try_from(client).ok().map(IpAddr::from),
+            },
+            service: pair(address)?,
+            node_port: pair(2 * address)?,
+        })
+    }
+
+    fn is_of_pod(&self, options: &Options) -> bool {
+        match &options.detect_local {
+            DetectLocal::Within(network) => self.client.is_some_and(|ip| network.contains(&ip)),
+            DetectLocal::Unknown | DetectLocal::Through(_) => false,
+        }
+    }
+
+    fn is_in(&self, pairs: &Pairs) -> bool {
+        pairs.services.contains(&*self.service) || pairs.node_ports.contains(&*self.node_port)
     }
 }
 

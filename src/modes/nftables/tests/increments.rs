@@ -1,7 +1,11 @@
 //! Differences add up: whatever way leads from one set of Services to another,
 //! the table is the same in the end.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use proptest::prelude::*;
 
@@ -16,8 +20,8 @@ use super::{
     world::{exposed, on, scheduled, sticky},
 };
 use crate::{
-    kernel::nftables::Transaction,
-    net::Family,
+    kernel::nftables::{Datum, Element, Transaction, Value, concat},
+    net::{Family, Protocol},
     services::{Endpoints, ServicePort, ServicePortName, TrafficPolicy},
 };
 
@@ -283,6 +287,66 @@ fn pods_are_forgotten_where_endpoints_that_terminate_are_for_outside_alone() {
     let frontends = 4;
     let elsewhere_is_ready = port(&[2, 3], 1);
     assert_eq!(forgotten(&elsewhere_is_ready), [frontends, 1]);
+}
+
+/// By its address the node itself is no pod: it is forgotten with an endpoint elsewhere, and
+/// clients from outside are not where an endpoint here is gone for pods alone.
+#[test]
+fn the_node_is_forgotten_with_endpoints_elsewhere() {
+    let family = Family::V4;
+    let mut applied = Applied::new(options(family));
+    let sets = Sets::new(family);
+    let port = |last: &[u16], in_use: &[u32]| {
+        let port = sticky(exposed(on(family, 1, last)), 60);
+        let endpoints = Endpoints {
+            cluster: in_use.into(),
+            ..Endpoints::clone(&port.endpoints)
+        };
+        Arc::new(ServicePort {
+            external_traffic_policy: TrafficPolicy::Local,
+            endpoints: Arc::new(endpoints),
+            ..port
+        })
+    };
+    let change = |applied: &mut Applied, port: &Arc<ServicePort>| {
+        let change = Change::new(applied, [(&port.name, Some(port))]);
+        let routes = change.routes(&applied.options);
+        let batch = change.batch(applied, &sets);
+        let forgotten = batch.change.forgotten.clone();
+        batch.change.commit(applied);
+        (routes, forgotten)
+    };
+    let node_port = port(&[2], &[0]).node_port.expect("a node port");
+    let to = |port: &Arc<ServicePort>, at: usize| port.endpoints.all[at].address;
+    // Entries of a client at a node port.
+    let entry = |client: [u8; 4], to: SocketAddr| {
+        let key = concat(&[
+            Value::Ip(client.into()),
+            Value::Ip(IpAddr::from([10, 7, 0, 1])),
+            Value::Protocol(Protocol::Tcp.number()),
+            Value::Port(node_port),
+        ]);
+        let data = concat(&[Value::Ip(to.ip()), Value::Port(to.port())]);
+        Element {
+            data: Some(Datum::Value(data.into())),
+            ..Element::new(key)
+        }
+    };
+    let node = IpAddr::from([10, 7, 0, 1]);
+    let (first, second) = (port(&[2, 3], &[0, 1]), port(&[2], &[0]));
+    let (here, elsewhere) = (to(&first, 0), to(&first, 1));
+    let (routes, _) = change(&mut applied, &first);
+    let of_node = entry([10, 7, 0, 1], elsewhere);
+    assert!(routes.may_stay(&of_node, &applied.options, &[node]));
+    assert!(!routes.may_stay(&of_node, &applied.options, &[]));
+    let (_, forgotten) = change(&mut applied, &second);
+    assert!(forgotten.are_of(&of_node, &applied.options));
+    assert!(!forgotten.are_of(&entry([10, 7, 0, 1], here), &applied.options));
+
+    change(&mut applied, &first);
+    let pods_go_elsewhere = port(&[2, 3], &[1]);
+    let (_, forgotten) = change(&mut applied, &pods_go_elsewhere);
+    assert!(!forgotten.are_of(&entry([10, 9, 0, 1], here), &applied.options));
 }
 
 /// Takes something from what rules may use.
