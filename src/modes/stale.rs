@@ -61,7 +61,7 @@ fn udp_ports(family: Family, map: &ServiceMap) -> impl Iterator<Item = &Arc<Serv
 }
 
 fn serving(port: &ServicePort) -> HashSet<Source> {
-    let serving = port.endpoints.all.iter().filter(|e| e.serving);
+    let serving = port.endpoints.all.iter().filter(|e| e.may_have_flows());
     serving.map(|e| Source::from(e.address)).collect()
 }
 

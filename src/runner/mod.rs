@@ -270,13 +270,16 @@ impl<M: Mode> Runner<M> {
         if let Some(node) = node {
             self.health.set_node(node);
         }
-        let (this_node, is_known) = (self.this_node.as_mut(), node.is_some());
         let map = self.tracker.map();
         let have_node_ports = || {
             let mut all = map.iter();
             all.any(|port| port.node_port.or(port.health_check_node_port).is_some())
         };
-        let missing = this_node.and_then(|node| node.observe(is_known, have_node_ports));
+        let this_node = self.this_node.as_mut();
+        let missing = this_node.and_then(|this| {
+            let node = node.map(|node| &**node);
+            this.observe(node, have_node_ports)
+        });
         self.status.set_node(missing);
         self.merge(changes, events);
     }

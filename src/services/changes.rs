@@ -193,9 +193,8 @@ impl StaleUdp {
     fn record(&mut self, old: Option<&Arc<ServicePort>>, new: Option<&Arc<ServicePort>>) {
         if let Some(old) = old {
             let all = new.map_or(&[][..], |new| &new.endpoints.all);
-            // No traffic was ever sent to an endpoint that did not serve.
-            for gone in old.endpoints.all.iter().filter(|old| old.serving) {
-                if !serves(all, gone.address) {
+            for gone in old.endpoints.all.iter().filter(|old| old.may_have_flows()) {
+                if !may_have_flows(all, gone.address) {
                     self.endpoints.push(StaleEndpoint {
                         port: Arc::clone(old),
                         address: gone.address,
@@ -225,10 +224,10 @@ impl StaleUdp {
     }
 }
 
-fn serves(endpoints: &[Endpoint], address: SocketAddr) -> bool {
+fn may_have_flows(endpoints: &[Endpoint], address: SocketAddr) -> bool {
     endpoints
         .binary_search_by(|endpoint| endpoint.address.cmp(&address))
-        .is_ok_and(|at| endpoints[at].serving)
+        .is_ok_and(|at| endpoints[at].may_have_flows())
 }
 
 /// Returns the addresses at which `one` is served and `other` is not.

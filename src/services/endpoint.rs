@@ -52,10 +52,11 @@ pub struct Endpoints {
 }
 
 impl Endpoint {
-    /// Returns whether it may take new connections, from here or from elsewhere.
-    fn takes_connections(&self) -> bool {
-        let usable = self.ready || (self.serving && self.terminating);
-        usable && self.weight > 0
+    /// Returns whether flows that were led to it go on: traffic was never sent to one that
+    /// neither is ready nor serves. One that is ready need not serve: that is what
+    /// `publishNotReadyAddresses` makes of an endpoint that is not ready.
+    pub fn may_have_flows(&self) -> bool {
+        self.ready || self.serving
     }
 }
 
@@ -63,7 +64,14 @@ impl Endpoints {
     /// Returns whether some endpoint in the cluster takes new connections, even if not
     /// from here.
     pub fn any_takes_connections(&self) -> bool {
-        self.has_any && self.all.iter().any(Endpoint::takes_connections)
+        // Those that terminate take some only while none is ready.
+        let any_ready = self.all.iter().any(|endpoint| endpoint.ready);
+        let takes = |endpoint: &Endpoint| match any_ready {
+            true => endpoint.ready,
+            false => endpoint.serving && endpoint.terminating,
+        };
+        let mut all = self.all.iter();
+        self.has_any && all.any(|endpoint| endpoint.weight > 0 && takes(endpoint))
     }
 
     /// Returns whether endpoints that take new connections have different

@@ -259,8 +259,11 @@ impl Tracker {
 
     /// Sets the object of this node. Returns whether the node's own addresses
     /// or those of its pods changed.
-    fn set_node(&mut self, node: Arc<Node>) -> bool {
+    fn set_node(&mut self, mut node: Arc<Node>) -> bool {
         self.this.zone = node.zone.clone();
+        if let Some(before) = &self.map.node {
+            node = Node::with_addresses_of(node, before);
+        }
         let before = self.map.node.replace(Arc::clone(&node));
         before.is_none_or(|before| {
             before.addresses != node.addresses || before.pod_cidrs != node.pod_cidrs

@@ -74,7 +74,9 @@ fn sets_are_of_the_oldest_revision_that_does() {
             let arguments = ["list", "-terse", "TEST"];
             let output = std::process::Command::new("ipset").args(arguments).output();
             let text = String::from_utf8(output.expect("ipset is installed").stdout).unwrap();
-            let shown = text.lines().find_map(|line| line.strip_prefix("Revision: "));
+            let shown = text
+                .lines()
+                .find_map(|line| line.strip_prefix("Revision: "));
             assert_eq!(shown, Some(&*kind.revision().to_string()), "{kind}: {text}");
             sets.destroy("TEST").unwrap();
         }

@@ -202,7 +202,9 @@ fn to_node_ports(options: &Options) -> Vec<Rule> {
                     continue;
                 }
                 let rule = node_ports(Rule::new().destination(*network));
-                if network.prefix_len() == network.max_prefix_len() {
+                // One address alone, as those of `primary` are, may be of another machine.
+                let is_one = network.prefix_len() == network.max_prefix_len();
+                if is_one && options.is_of_node(network.addr()) {
                     rules.push(rule);
                 } else {
                     rules.extend(options.to_node(rule));

@@ -30,8 +30,7 @@ pub struct Options {
     /// This node's own address in this family: who may call a load balancer
     /// within the node's source range.
     pub node_ip: Option<IpAddr>,
-    /// Addresses of the node in this family, as far as known. Only for kernels
-    /// without `addrtype`.
+    /// Addresses of the node in this family, as far as its Node says.
     pub node_addresses: Vec<IpAddr>,
     /// SNAT everything that is sent to cluster IPs.
     pub masquerade_all: bool,
@@ -144,6 +143,11 @@ impl Options {
             large_cluster: false,
             dispatch: Dispatch::Linear,
         }
+    }
+
+    /// Returns whether this node is known to have the address `ip`.
+    pub fn is_of_node(&self, ip: IpAddr) -> bool {
+        self.node_ip == Some(ip) || self.node_addresses.contains(&ip)
     }
 
     /// Node ports are served on loopback addresses: asked for, among the

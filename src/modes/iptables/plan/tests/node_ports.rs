@@ -69,6 +69,30 @@ fn where_node_ports_are_served() {
     }
 }
 
+/// The networks of `nodePortAddresses` are the same on all nodes, and one may be of a single
+/// address that another machine has.
+#[test]
+fn single_addresses_of_other_machines_are_not_served() {
+    let port = ServicePort {
+        endpoints: endpoints(&[(HERE, true, 1)]),
+        ..exposed("web")
+    };
+    const OTHER: &str = "192.168.77.9";
+    let networks = [net("192.168.77.2/32"), net("192.168.77.9/32")];
+    for features in [Features::ALL, Features::ALL.without(&[Extension::Addrtype])] {
+        let options = Options {
+            node_ports: Served::Within(networks.into()),
+            features,
+            ..options()
+        };
+        let what = format!("{features:?}");
+        let to_node = Packet::new(OUTSIDE, NODE_IP, 30080);
+        check(&what, &port, &options, &to_node, Masqueraded(&[HERE]));
+        let to_other = Packet::new(OUTSIDE, OTHER, 30080);
+        check(&what, &port, &options, &to_other, Passed);
+    }
+}
+
 #[test]
 fn health_checks_pass_whatever_the_firewall_says() {
     let port = ServicePort {
