@@ -11,7 +11,7 @@ use nix::libc;
 use super::netlink::{Error, Malformed, Message, Request, Socket};
 use crate::net::Family;
 
-/// `SOCK_DIAG_BY_FAMILY` (`linux/sock_diag.h`)
+/// `SOCK_DIAG_BY_FAMILY` of `linux/sock_diag.h`.
 const BY_FAMILY: u16 = 20;
 /// Size of `struct inet_diag_sockid`.
 const ID: usize = 48;
@@ -26,7 +26,7 @@ const ANSWERED: usize = 4;
 /// `NEW_SYN_RECV` (12); what this end began itself and waits for is `SYN_SENT` (2).
 const OPEN: u32 = 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11 | 1 << 12;
 
-/// `LISTEN`
+/// `TCP_LISTEN` of `net/tcp_states.h`, as a bit of its number.
 const LISTENING: u32 = 1 << 10;
 
 /// The two ends of a connection.

@@ -24,11 +24,11 @@ use crate::{
 /// `IPS_SEEN_REPLY`, `IPS_ASSURED` and `IPS_CONFIRMED` of `enum ip_conntrack_status`
 /// (`linux/netfilter/nf_conntrack_common.h`).
 const ESTABLISHED_STATUS: u32 = 1 << 1 | 1 << 2 | 1 << 3;
-/// `CTA_PROTOINFO_TCP`
+/// `CTA_PROTOINFO_TCP` of `linux/netfilter/nfnetlink_conntrack.h`.
 const OF_TCP: u16 = 1;
 /// `CTA_PROTOINFO_TCP_FLAGS_ORIGINAL` and `_REPLY`
 const FLAGS: [u16; 2] = [4, 5];
-/// `TCP_CONNTRACK_ESTABLISHED`
+/// `TCP_CONNTRACK_ESTABLISHED` of `linux/netfilter/nf_conntrack_tcp.h`.
 const ESTABLISHED: u8 = 3;
 /// `IP_CT_TCP_FLAG_BE_LIBERAL` (`linux/netfilter/nf_conntrack_tcp.h`), as flags and mask of
 /// `struct nf_ct_tcp_flags`: where the windows are is not known.

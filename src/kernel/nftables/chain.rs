@@ -17,7 +17,7 @@ const USERDATA: u16 = 12;
 // enum nft_hook_attributes
 const HOOK_NUMBER: u16 = 1;
 const HOOK_PRIORITY: u16 = 2;
-/// `NFTNL_UDATA_CHAIN_COMMENT`
+/// `NFTNL_UDATA_CHAIN_COMMENT` of `libnftnl/udata.h`.
 const COMMENT: u8 = 0;
 
 /// Where the kernel calls a chain (`enum nf_inet_hooks`).

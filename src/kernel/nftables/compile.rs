@@ -15,13 +15,13 @@ use crate::net::Family;
 
 /// Octets that a value which is no concatenation takes, as `nft` counts.
 const SINGLE: usize = 16;
-/// `NF_NAT_RANGE_PROTO_SPECIFIED`
+/// `NF_NAT_RANGE_PROTO_SPECIFIED` of `linux/netfilter/nf_nat.h`.
 const PORT_GIVEN: u32 = 2;
-/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
+/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` of `linux/netfilter/nf_nat.h`.
 const FULLY_RANDOM: u32 = 16;
 /// `NFT_META_MARK` and `NFT_CT_MARK`
 const MARK: u32 = 3;
-/// `NFT_META_NFTRACE`
+/// `NFT_META_NFTRACE` of `linux/netfilter/nf_tables.h`.
 const NFTRACE: u32 = 12;
 
 /// Returns the expressions of these statements.

@@ -16,7 +16,7 @@ use crate::kernel::netlink::{Attribute, Malformed, Message, Request};
 pub(super) const TABLE: u16 = 1;
 pub(super) const SET: u16 = 2;
 pub(super) const ELEMENTS: u16 = 3;
-/// `NFTA_LIST_ELEM`
+/// `NFTA_LIST_ELEM` of `linux/netfilter/nf_tables.h`.
 const ELEMENT: u16 = 1;
 // enum nft_set_elem_attributes
 const KEY: u16 = 1;
@@ -27,11 +27,11 @@ const EXPIRATION: u16 = 5;
 const USERDATA: u16 = 6;
 const EXPRESSION: u16 = 7;
 const KEY_END: u16 = 10;
-/// `NFT_SET_ELEM_INTERVAL_END`
+/// `NFT_SET_ELEM_INTERVAL_END` of `linux/netfilter/nf_tables.h`.
 const F_END: u32 = 1;
-/// `NFT_SET_ELEM_CATCHALL`
+/// `NFT_SET_ELEM_CATCHALL` of `linux/netfilter/nf_tables.h`.
 const F_CATCHALL: u32 = 2;
-/// `NFTNL_UDATA_SET_ELEM_COMMENT`
+/// `NFTNL_UDATA_SET_ELEM_COMMENT` of `libnftnl/udata.h`.
 const COMMENT: u8 = 0;
 /// Elements are put into one message up to this size: the length of the
 /// attribute that holds them all has 16 bits.

@@ -145,7 +145,7 @@ impl Fib {
     const SOURCE: u32 = 1;
     const DESTINATION: u32 = 2;
     const INPUT: u32 = 8;
-    /// `NFT_FIB_RESULT_ADDRTYPE`
+    /// `NFT_FIB_RESULT_ADDRTYPE` of `linux/netfilter/nf_tables.h`.
     pub(super) const TYPE: u32 = 3;
 
     pub(super) fn flags(self) -> u32 {

@@ -16,9 +16,9 @@ pub(super) const CHAIN: u16 = 2;
 pub(super) const HANDLE: u16 = 3;
 pub(super) const EXPRESSIONS: u16 = 4;
 pub(super) const USERDATA: u16 = 7;
-/// `NFTA_LIST_ELEM`
+/// `NFTA_LIST_ELEM` of `linux/netfilter/nf_tables.h`.
 const ELEMENT: u16 = 1;
-/// `NFTNL_UDATA_RULE_COMMENT`
+/// `NFTNL_UDATA_RULE_COMMENT` of `libnftnl/udata.h`.
 pub(super) const COMMENT: u8 = 0;
 
 /// A rule: conditions and actions, one after the other.

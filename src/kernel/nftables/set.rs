@@ -27,9 +27,9 @@ const EXPRESSION: u16 = 17;
 // enum nft_set_desc_attributes
 const SIZE: u16 = 1;
 const CONCAT: u16 = 2;
-/// `NFTA_SET_FIELD_LEN`
+/// `NFTA_SET_FIELD_LEN` of `linux/netfilter/nf_tables.h`.
 const FIELD_LEN: u16 = 1;
-/// `NFTA_LIST_ELEM`
+/// `NFTA_LIST_ELEM` of `linux/netfilter/nf_tables.h`.
 const ELEMENT: u16 = 1;
 // enum nft_set_flags
 const F_ANONYMOUS: u32 = 0x1;
@@ -38,7 +38,7 @@ const F_MAP: u32 = 0x8;
 const F_TIMEOUT: u32 = 0x10;
 const F_EVAL: u32 = 0x20;
 const F_CONCAT: u32 = 0x80;
-/// `NFT_DATA_VERDICT`
+/// `NFT_DATA_VERDICT` of `linux/netfilter/nf_tables.h`.
 const VERDICT: u32 = 0xffff_ff00;
 // NFTNL_UDATA_SET_*
 const KEY_ORDER: u8 = 0;

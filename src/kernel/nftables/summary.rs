@@ -3,7 +3,7 @@
 use super::{expression::Expression, rule, userdata, userdata::Comment};
 use crate::kernel::netlink::{Attribute, Malformed, Message};
 
-/// `NFTA_EXPR_DATA`
+/// `NFTA_EXPR_DATA` of `linux/netfilter/nf_tables.h`.
 const DATA: u16 = 2;
 /// `NFTA_MATCH_NAME` and `NFTA_TARGET_NAME`, `NFTA_MATCH_INFO`: matches and targets of
 /// iptables within nf_tables.
@@ -96,7 +96,7 @@ mod tests {
     use super::{super::kind, *};
     use crate::kernel::netlink::{Messages, Request};
 
-    /// `NFTA_EXPR_NAME`
+    /// `NFTA_EXPR_NAME` of `linux/netfilter/nf_tables.h`.
     const NAME: u16 = 1;
 
     #[test]

@@ -14,7 +14,7 @@ const FLAGS: u16 = 2;
 const USERDATA: u16 = 6;
 /// `NFT_TABLE_F_OWNER`, since Linux 5.12.
 const OWNER: u32 = 2;
-/// `NFTNL_UDATA_TABLE_COMMENT`
+/// `NFTNL_UDATA_TABLE_COMMENT` of `libnftnl/udata.h`.
 const COMMENT: u8 = 0;
 
 /// A table of one family.

@@ -25,7 +25,7 @@ use crate::{
     net::{Family, Protocol},
 };
 
-/// `NFNLGRP_NFTRACE`
+/// `NFNLGRP_NFTRACE` of `linux/netfilter/nfnetlink.h`.
 const GROUP: u32 = 9;
 /// Before raw (-300), so that all usual chains are seen; after packets were put together
 /// of fragments (-400, `enum nf_ip_hook_priorities`).

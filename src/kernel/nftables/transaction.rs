@@ -20,7 +20,7 @@ use crate::kernel::netlink::Request;
 // Begin and end of a transaction.
 const BEGIN: u16 = libc::NFNL_MSG_BATCH_BEGIN as u16;
 const END: u16 = libc::NFNL_MSG_BATCH_END as u16;
-/// `NFNL_BATCH_GENID`
+/// `NFNL_BATCH_GENID` of `linux/netfilter/nfnetlink.h`.
 const GENERATION: u16 = 1;
 
 /// Changes of one table.

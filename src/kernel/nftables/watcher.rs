@@ -15,7 +15,7 @@ use crate::{
     net::{Family, PerFamily},
 };
 
-/// `NFNLGRP_NFTABLES`
+/// `NFNLGRP_NFTABLES` of `linux/netfilter/nfnetlink.h`.
 pub(super) const GROUP: u32 = 7;
 pub(super) const NEW_GENERATION: u16 = kind(libc::NFT_MSG_NEWGEN);
 

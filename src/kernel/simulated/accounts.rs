@@ -9,7 +9,7 @@ use crate::kernel::netlink::{Message, netfilter_kind};
 const NEW: u16 = netfilter_kind(libc::NFNL_SUBSYS_ACCT, 0);
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
-/// `NFACCT_NAME`
+/// `NFACCT_NAME` of `linux/netfilter/nfnetlink_acct.h`.
 const NAME: u16 = 1;
 
 /// Counters of packets by name.

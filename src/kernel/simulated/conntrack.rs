@@ -13,7 +13,7 @@ const NEW: u16 = netfilter_kind(libc::NFNL_SUBSYS_CTNETLINK, 0);
 const DELETE: u16 = netfilter_kind(libc::NFNL_SUBSYS_CTNETLINK, 2);
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
-/// `CTA_TUPLE_ORIG`
+/// `CTA_TUPLE_ORIG` of `linux/netfilter/nfnetlink_conntrack.h`.
 const ORIGINAL: u16 = 1;
 
 /// The entries of connection tracking.

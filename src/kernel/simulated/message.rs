@@ -37,7 +37,7 @@ impl Stored {
         self.0.iter().any(|(one, _)| *one == kind)
     }
 
-    /// Appends them.
+    /// Returns `request` with these attributes appended, in their order.
     pub(super) fn write(&self, request: Request) -> Request {
         let each = |request: Request, (kind, payload): &(u16, Box<[u8]>)| {
             request.attribute(*kind, payload)

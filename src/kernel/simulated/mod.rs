@@ -136,7 +136,7 @@ pub(crate) enum Call {
     Requests(u16, usize),
     /// A request that changes nothing, by the type of its message.
     Question(u16),
-    /// Reading notifications.
+    /// Reading notifications from the socket of a multicast group.
     Notifications,
     /// A run of iptables-restore, for that family.
     Restore(Family),

@@ -9,7 +9,7 @@ pub(crate) struct Packet {
     pub source: SocketAddr,
     /// What is called.
     pub destination: SocketAddr,
-    /// `IPPROTO_*`
+    /// Number of the transport protocol: `IPPROTO_*` of `linux/in.h`.
     pub protocol: u8,
     /// The interface by which it comes; `None`: this node sends it.
     pub input: Option<&'static str>,

@@ -22,7 +22,7 @@ pub type Token = u32;
 pub enum Left {
     /// It was asked, and had nothing more.
     Nothing,
-    /// More, perhaps.
+    /// It may have more, and is served again in its turn.
     More,
     /// What it has is to wait: it is asked again after 50 ms.
     Waiting,

@@ -12,7 +12,8 @@ use super::Family;
 const GET_INFO: libc::c_int = 64;
 /// `IPT_SO_GET_ENTRIES` and `IP6T_SO_GET_ENTRIES`.
 const GET_ENTRIES: libc::c_int = 65;
-/// `XT_TABLE_MAXNAMELEN`.
+/// Size of the name of a table in bytes, `XT_TABLE_MAXNAMELEN` of
+/// `linux/netfilter/x_tables.h`.
 const NAME: usize = 32;
 /// Size of `struct ipt_get_entries` before the entries, in bytes.
 const ENTRIES: usize = 40;

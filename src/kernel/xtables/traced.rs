@@ -44,7 +44,7 @@ pub struct Place {
 /// What the kernel says that a packet reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reached {
-    /// A rule.
+    /// A rule of the chain, whose number is its position.
     Rule,
     /// The end of a chain, or an unconditional rule with a verdict: the number alone
     /// distinguishes them.

@@ -48,7 +48,7 @@ pub(super) mod byteorder {
     pub const OP: u16 = 3;
     pub const LEN: u16 = 4;
     pub const SIZE: u16 = 5;
-    /// `NFT_BYTEORDER_HTON`
+    /// `NFT_BYTEORDER_HTON` of `linux/netfilter/nf_tables.h`.
     pub const HOST_TO_NETWORK: u32 = 1;
 }
 pub(super) mod lookup {
@@ -56,7 +56,7 @@ pub(super) mod lookup {
     pub const FROM: u16 = 2;
     pub const TO: u16 = 3;
     pub const FLAGS: u16 = 5;
-    /// `NFT_LOOKUP_F_INV`
+    /// `NFT_LOOKUP_F_INV` of `linux/netfilter/nf_tables.h`.
     pub const INVERTED: u32 = 1;
 }
 pub(super) mod immediate {
@@ -112,7 +112,7 @@ pub(super) mod dynset {
     pub const EXPRESSION: u16 = 7;
     pub const FLAGS: u16 = 9;
     pub const EXPRESSIONS: u16 = 10;
-    /// `NFT_DYNSET_F_EXPR`
+    /// `NFT_DYNSET_F_EXPR` of `linux/netfilter/nf_tables.h`.
     pub const HAS_EXPRESSIONS: u32 = 2;
 }
 pub(super) mod counter {
@@ -125,6 +125,6 @@ pub(super) mod limit {
     pub const BURST: u16 = 3;
     pub const KIND: u16 = 4;
     pub const FLAGS: u16 = 5;
-    /// `NFT_LIMIT_F_INV`
+    /// `NFT_LIMIT_F_INV` of `linux/netfilter/nf_tables.h`.
     pub const OVER: u32 = 1;
 }

@@ -31,7 +31,7 @@ const ADD: u16 = 9;
 const DEL: u16 = 10;
 const TYPE: u16 = 13;
 
-/// Attributes (`IPSET_ATTR_*`).
+/// Numbers of the attributes `IPSET_ATTR_*` of `linux/netfilter/ipset/ip_set.h`.
 mod attribute {
     pub const PROTOCOL: u16 = 1;
     pub const NAME: u16 = 2;
@@ -67,7 +67,7 @@ const HEADER: usize = 4;
 const VERSION: u8 = 7;
 /// The newest revision of each kind.
 const NEWEST: u8 = 5;
-/// `IPSET_FLAG_LIST_HEADER`
+/// `IPSET_FLAG_LIST_HEADER` of `linux/netfilter/ipset/ip_set.h`.
 const LIST_HEADER: u32 = 1 << 2;
 /// So many members are in one message.
 const MOST: usize = 50;

@@ -21,7 +21,7 @@ use crate::{
 
 /// The number of the controller of generic netlink (`GENL_ID_CTRL`).
 pub(super) const CONTROLLER: u16 = 16;
-/// `CTRL_CMD_NEWFAMILY`
+/// `CTRL_CMD_NEWFAMILY` of `linux/genetlink.h`.
 const NEW_FAMILY: u8 = 1;
 /// `CTRL_ATTR_FAMILY_ID` and `CTRL_ATTR_FAMILY_NAME`
 const FAMILY_ID: u16 = 1;

@@ -30,7 +30,7 @@ const SCHEDULERS: [&str; 6] = ["rr", "wrr", "lc", "wlc", "sh", "mh"];
 const HASHED: u32 = 2;
 /// `IP_VS_CONN_F_TUNNEL`: the one way in which a real server may be of another family.
 const TUNNEL: u32 = 2;
-/// `IP_VS_CONN_F_TUNNEL_TYPE_GUE`
+/// `IP_VS_CONN_F_TUNNEL_TYPE_GUE` of `linux/ip_vs.h`.
 const GUE: u8 = 1;
 
 /// What names a virtual server: the protocol's number, address and port.

@@ -14,7 +14,7 @@ use crate::{
     net::Family,
 };
 
-/// `IP_VS_SVC_F_PERSISTENT`
+/// `IP_VS_SVC_F_PERSISTENT` of `linux/ip_vs.h`.
 const PERSISTENT: u32 = 1;
 
 /// A real server, and what is remembered when a client is led there.

@@ -18,9 +18,9 @@ const SET_HANDLE: u16 = 16;
 /// `NFTA_SET_ELEM_LIST_TABLE`, `_SET` and `_ELEMENTS`
 const ELEMENTS_SET: u16 = 2;
 const ELEMENTS: u16 = 3;
-/// `NFTA_LIST_ELEM`
+/// `NFTA_LIST_ELEM` of `linux/netfilter/nf_tables.h`.
 const ELEMENT: u16 = 1;
-/// `NFTA_SET_ELEM_EXPIRATION`
+/// `NFTA_SET_ELEM_EXPIRATION` of `linux/netfilter/nf_tables.h`.
 const EXPIRATION: u16 = 5;
 
 /// So many elements are in one message.

@@ -36,16 +36,16 @@ const fn kind(message: libc::c_int) -> u16 {
 
 const NEW_GENERATION: u16 = kind(libc::NFT_MSG_NEWGEN);
 const NEW_TABLE: u16 = kind(libc::NFT_MSG_NEWTABLE);
-/// `NFTA_GEN_ID`
+/// `NFTA_GEN_ID` of `linux/netfilter/nf_tables.h`.
 const GENERATION_ID: u16 = 1;
 /// `NFTA_TABLE_NAME`, which is 1 in all messages.
 const TABLE: u16 = 1;
-/// `NFTA_CHAIN_NAME`
+/// `NFTA_CHAIN_NAME` of `linux/netfilter/nf_tables.h`.
 const CHAIN_NAME: u16 = 3;
 /// `NFTA_RULE_CHAIN` and `NFTA_RULE_EXPRESSIONS`
 const RULE_CHAIN: u16 = 2;
 const RULE_EXPRESSIONS: u16 = 4;
-/// `NFTA_LIST_ELEM`
+/// `NFTA_LIST_ELEM` of `linux/netfilter/nf_tables.h`.
 const LIST_ELEMENT: u16 = 1;
 /// `NFTA_EXPR_NAME` and `NFTA_EXPR_DATA`
 const EXPRESSION_NAME: u16 = 1;

@@ -19,13 +19,13 @@ use crate::kernel::{
 const CHAIN_NAME: u16 = 3;
 const CHAIN_HOOK: u16 = 4;
 const CHAIN_POLICY: u16 = 5;
-/// `NFTA_RULE_CHAIN`
+/// `NFTA_RULE_CHAIN` of `linux/netfilter/nf_tables.h`.
 const RULE_CHAIN: u16 = 2;
 /// `NFTA_SET_NAME` and `NFTA_SET_ELEM_LIST_SET`
 const SET_NAME: u16 = 2;
 /// `NFTA_SET_ID`, a number within the transaction.
 const SET_ID: u16 = 10;
-/// `NFTA_SET_ELEM_LIST_ELEMENTS`
+/// `NFTA_SET_ELEM_LIST_ELEMENTS` of `linux/netfilter/nf_tables.h`.
 const ELEMENTS: u16 = 3;
 // enum nft_set_elem_attributes
 const KEY: u16 = 1;
@@ -34,9 +34,9 @@ const FLAGS: u16 = 3;
 const TIMEOUT: u16 = 4;
 const EXPIRATION: u16 = 5;
 const KEY_END: u16 = 10;
-/// `NFTA_DATA_VALUE`
+/// `NFTA_DATA_VALUE` of `linux/netfilter/nf_tables.h`.
 const VALUE: u16 = 1;
-/// `NFT_SET_ELEM_INTERVAL_END`
+/// `NFT_SET_ELEM_INTERVAL_END` of `linux/netfilter/nf_tables.h`.
 const F_END: u32 = 1;
 
 impl Ruleset {

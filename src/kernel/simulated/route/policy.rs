@@ -56,9 +56,9 @@ struct Route {
     family: Family,
     table: u32,
     destination: IpNet,
-    /// `RTN_*`
+    /// Type of the route: `RTN_*` of `linux/rtnetlink.h`.
     kind: u8,
-    /// `RTPROT_*`
+    /// Origin of the route: `RTPROT_*` of `linux/rtnetlink.h`.
     protocol: u8,
     priority: u32,
     /// Index of its link.
@@ -72,7 +72,7 @@ struct Route {
 struct Rule {
     family: Family,
     priority: u32,
-    /// `FR_ACT_*`
+    /// Action of the rule: `FR_ACT_*` of `linux/fib_rules.h`.
     action: u8,
     table: u32,
     goto: Option<u32>,
@@ -81,7 +81,7 @@ struct Rule {
     ip_protocol: Option<u8>,
     ports: Option<(u16, u16)>,
     mark: Option<(u32, u32)>,
-    /// `RTPROT_*`
+    /// Origin of the rule: `RTPROT_*` of `linux/rtnetlink.h`.
     protocol: u8,
     header: [u8; HEADER],
     attributes: Stored,
