@@ -34,7 +34,7 @@ use crate::{
 const STEPS: usize = 400;
 /// With so many seeds.
 const SEEDS: u64 = 2;
-/// iptables mode.
+/// iptables mode as the subject of the simulation, with the given engine.
 #[derive(Clone, Copy)]
 pub(super) struct OfIptables(pub(super) Engine);
 

@@ -43,7 +43,7 @@ const CHAIN: &str = "DOCKER-USER";
 /// Virtual servers of others.
 const SERVER: &str = "virtual server";
 
-/// ipvs mode.
+/// ipvs mode as the subject of the simulation, with the given engine of iptables.
 #[derive(Clone, Copy)]
 pub(super) struct OfIpvs(pub(super) Engine);
 

@@ -55,7 +55,7 @@ const SETTLED: Duration = Duration::from_secs(75);
 /// So many steps are between the times at which faults stop.
 const STEPS_TO_SETTLE: usize = 25;
 
-/// A run.
+/// One run of the simulation: a mode on a simulated kernel, with the faults of one seed.
 struct Simulation<S> {
     subject: S,
     random: Random,

@@ -36,7 +36,7 @@ const TABLE: &str = "tripod";
 /// Tables of others.
 const FOREIGN: [&str; 2] = ["firewalld", "docker"];
 
-/// nftables mode.
+/// nftables mode as the subject of the simulation.
 #[derive(Clone, Copy)]
 pub(super) struct OfNftables;
 

@@ -33,7 +33,7 @@ pub(super) const AFFINITY: Duration = Duration::from_secs(10_800);
 /// Name of this node.
 pub(super) const NODE: &str = "node";
 
-/// A Service.
+/// A Service of the simulation, from which its objects are built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Spec {
     number: usize,
@@ -62,7 +62,7 @@ enum Is {
     NotReady,
 }
 
-/// Who calls.
+/// Origin of a simulated call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
     /// From outside, within the first of [`ranges`].
