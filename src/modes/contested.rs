@@ -23,7 +23,7 @@ pub struct Repairs {
 /// How a repair is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repair {
-    /// By itself.
+    /// As a single repair.
     Single,
     /// As the one that shows that they do not end.
     Contested,

@@ -28,7 +28,7 @@ use crate::{
 
 /// A family that this kernel can serve.
 pub struct ServedFamily {
-    /// Its table.
+    /// The table of this family in the kernel.
     pub table: FamilyTable,
     pub(super) features: Features,
     /// Stale flows that could not be deleted yet.

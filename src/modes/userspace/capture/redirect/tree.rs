@@ -33,7 +33,7 @@ pub enum Step<'a, V> {
     Jump {
         /// What all keys of the part begin with.
         within: Prefix,
-        /// Which chain.
+        /// Prefix of the chain to which it jumps.
         to: Prefix,
     },
 }

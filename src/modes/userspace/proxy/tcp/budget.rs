@@ -5,7 +5,7 @@ use super::super::{Shared, buffered::Buffered, descriptors::Descriptors};
 /// A relay's view of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget<'a> {
-    /// For pipes.
+    /// Budget of file descriptors, from which pipes for splicing are taken.
     pub descriptors: &'a Descriptors,
     /// What is kept for slow receivers.
     pub buffered: &'a Buffered,
