@@ -101,9 +101,9 @@ pub struct Trouble {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Health {
-    /// [`VERSION`](super::VERSION).
+    /// Version of the API: always [`VERSION`](super::VERSION).
     pub api_version: String,
-    /// `Health`.
+    /// Kind of the object: always `Health`.
     pub kind: String,
     /// How syncs go.
     pub syncs: Vec<FamilySync>,
