@@ -86,17 +86,17 @@ pub enum Kind {
     ClusterIp,
     /// A node port.
     NodePort,
-    /// `sessionAffinity: ClientIP`.
+    /// A cluster IP with `sessionAffinity: ClientIP`.
     Affinity,
-    /// `externalTrafficPolicy: Local`.
+    /// A node port with `externalTrafficPolicy: Local`.
     ExternalLocal,
-    /// `internalTrafficPolicy: Local`.
+    /// A cluster IP with `internalTrafficPolicy: Local`.
     InternalLocal,
     /// One endpoint, on this node, and `externalTrafficPolicy: Local`.
     Single,
     /// Its selector selects no pod.
     Empty,
-    /// `externalIPs`.
+    /// An external IP, listed in `externalIPs`.
     ExternalIp,
     /// A load balancer, and `externalTrafficPolicy: Local`.
     LoadBalancer,
