@@ -19,7 +19,7 @@ use crate::{
 
 /// What is asked of a packet.
 pub(super) struct Asked<'a> {
-    /// Its destination.
+    /// Destination of the packet: an address with a port, or a Service.
     pub(super) to: &'a Destination,
     /// Its sender: an address, `pod`, `node` or `outside`.
     pub(super) from: &'a str,

@@ -28,7 +28,7 @@ pub enum Question {
     Probe(Probe),
     /// What becomes of a packet.
     Explain {
-        /// Its destination.
+        /// Destination of the packet: an address with a port, or a Service.
         to: Destination,
         /// Sender: an address, `pod`, `node` or `outside`.
         from: String,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use caps::{CapSet, Capability, errors::CapsError};
 use nix::unistd::geteuid;
 
-/// Some capabilities.
+/// A set of capabilities of a thread, such as those that it keeps.
 pub(super) type Capabilities = HashSet<Capability>;
 
 /// Takes all but `kept` from every set of this thread. Returns what could not be done.

@@ -57,7 +57,7 @@ impl Confinement {
 pub enum Task {
     /// Find out which mode this kernel can run, and prepare the node.
     Start,
-    /// Serve.
+    /// Serve Services in the mode that was chosen.
     Serve(Serving),
     /// Hold sockets of other processes.
     Hold,

@@ -89,7 +89,7 @@ pub struct Asked {
 /// An endpoint is ejected from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// The endpoint.
+    /// Address and port of the ejected endpoint.
     pub endpoint: SocketAddr,
     /// For how long.
     pub length: Duration,

@@ -24,7 +24,7 @@ const TRIPOD: &str = "tripod";
 /// Where the configuration is among the data of a ConfigMap: as kubeadm has it, and EKS.
 const KEYS: [&str; 2] = ["config.conf", "config"];
 
-/// kube-proxy's configuration.
+/// kube-proxy's configuration, with its origin and Tripod's interpretation.
 #[derive(Clone, Debug)]
 pub struct Given {
     /// Where it comes from, in words.

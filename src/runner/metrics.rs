@@ -60,7 +60,7 @@ pub(super) struct Changes {
 pub(crate) enum SyncKind {
     /// All of it.
     Full,
-    /// What changed.
+    /// Only what changed since the last sync.
     Partial,
 }
 

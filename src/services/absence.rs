@@ -31,7 +31,7 @@ pub enum Missing {
     Port {
         /// Name of the Service's port.
         name: Arc<str>,
-        /// Its protocol.
+        /// Protocol of the Service's port.
         protocol: Protocol,
         /// Ports of the EndpointSlices, each once.
         other: Box<[SlicePort]>,

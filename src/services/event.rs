@@ -31,7 +31,7 @@ pub enum Event {
 /// them are not answered. Where that would leave none, they are used all the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ejected {
-    /// The Service.
+    /// Name of the Service to which the endpoints belong.
     pub service: ServiceName,
     /// All of its endpoints that are ejected now.
     pub endpoints: BTreeSet<SocketAddr>,

@@ -29,9 +29,9 @@ pub struct Holdings {
 pub enum Program {
     /// The `iptables-save` of a family; with the engine, where that is known.
     Iptables(Family, Option<Engine>),
-    /// `ipset save`.
+    /// The output of `ipset save`.
     Ipset,
-    /// `ipvsadm -Sn`.
+    /// The output of `ipvsadm -Sn`.
     Ipvsadm,
     /// `ip address show kube-ipvs0`.
     Ip,
