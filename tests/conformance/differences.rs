@@ -61,21 +61,21 @@ impl Why {
     pub fn text(self) -> &'static str {
         match self {
             Why::ClientHidden => {
-                "Userspace mode ends the client's connection and makes one of its own: \
-                 endpoints see the node's address."
+                "Userspace mode terminates the client's connection and opens a connection of its \
+                 own: endpoints see the node's address."
             }
             Why::NoSctpInUserspace => {
-                "Userspace mode does not carry SCTP: associations cannot be spliced with \
-                 their streams and several addresses. Nothing answers; the node refuses."
+                "Userspace mode does not proxy SCTP, because associations with their streams and \
+                 several addresses cannot be spliced. Nothing listens, and the node refuses."
             }
             Why::NobodyHereIsRefused => {
                 "With `internalTrafficPolicy: Local` and no endpoint on the node, kube-proxy's \
-                 iptables mode drops packets. Nothing can listen there, so the client is \
-                 refused at once here."
+                 iptables mode drops packets. In this mode nothing listens at the address, so the \
+                 client is refused at once."
             }
             Why::AddressTakenWhole => {
-                "Cluster IPs are the node's in this mode: other ports are refused instead of \
-                 being forwarded to the router."
+                "In this mode cluster IPs are addresses of the node: their other ports are \
+                 refused instead of being forwarded to the router."
             }
             Why::OtherPortsRefused => {
                 "Ports of a cluster IP that its Service does not name are refused, as in \
@@ -83,58 +83,62 @@ impl Why {
             }
             Why::OneServerForAllCallers => {
                 "IPVS has one virtual server for all callers, as in kube-proxy: with \
-                 `externalTrafficPolicy: Local` pods and the node reach the endpoints on the \
-                 node, too, while there are any."
+                 `externalTrafficPolicy: Local`, pods and the node reach only the endpoints on \
+                 the node as well, if there are any."
             }
             Why::LoopbackIsNotServed => {
-                "Node ports are served at 127.0.0.1 only if `--nodeport-addresses` names it."
+                "Node ports are served at 127.0.0.1 only if `--nodeport-addresses` includes it."
             }
             Why::LoopbackOfBothFamilies => {
-                "Node ports are served at ::1, too: no martian rule stands in the way of a \
-                 socket, as it does of translation."
+                "Node ports are also served at ::1: the kernel drops translated packets from or \
+                 to ::1 as martians, but not packets to a socket."
             }
             Why::AffinityOutlivesConnections => {
                 "IPVS keeps a client's affinity while connections of the client are in its \
                  table, and they stay there for two minutes after their end."
             }
             Why::RandomAlone => {
-                "iptables rules choose at random and have no schedulers; weights they honour."
+                "iptables rules choose at random and have no schedulers, but they honour weights."
             }
             Why::OwnPacketsAreStopped => {
                 "A program on the node whose datagram a rule drops gets EPERM from its own \
                  kernel, before anything is sent."
             }
             Why::OutputIsNotAsked => {
-                "kube-proxy's rules that refuse external addresses without endpoints are for \
-                 packets that come to the node: what the node itself sends there goes out."
+                "kube-proxy's rules that refuse calls to external addresses without endpoints \
+                 apply only to packets that arrive at the node: packets that the node itself \
+                 sends to these addresses leave the node."
             }
             Why::NoSctp => "This kernel has no SCTP.",
             Why::SpreadByPort => {
-                "Without the statistic match, or numgen, rules choose by the client's port. Ports of a client \
-                 follow one another: its next connections may all meet the same endpoint."
+                "Without the statistic match, or numgen, rules choose by the client's port. A \
+                 client uses successive ports, so its next connections may all reach the same \
+                 endpoint."
             }
             Why::AffinityByAddress => {
-                "Without the recent match, or dynamic maps, the client's address chooses the endpoint: affinity \
-                 does not end."
+                "Without the recent match, or dynamic maps, the client's address determines the \
+                 endpoint: affinity does not expire."
             }
             Why::NamedAddressesAlone => {
-                "Without the addrtype match, or fib, rules know of the node's addresses only what its \
-                 Node object says, and loopback."
+                "Without the addrtype match, or fib, rules know only those addresses of the node \
+                 that its Node object lists, and loopback."
             }
             Why::LoopbackUnguarded => {
-                "Without the conntrack match nothing could keep other hosts from the node's \
-                 loopback: node ports are not served there."
+                "Without the conntrack match, access of other hosts to the node's loopback \
+                 addresses cannot be blocked: node ports are not served there."
             }
             Why::DroppedNotRefused => {
-                "Without the REJECT target, or reject, who is to be refused gets no answer instead."
+                "Without the REJECT target, or reject, callers that should be refused get no \
+                 answer instead."
             }
             Why::RoundRobinInstead => {
-                "Without its scheduler a Service is served by rr, which heeds no weights; an Event \
-                 on the Service says so."
+                "If the kernel lacks its scheduler, a Service is served with rr, which ignores \
+                 weights; an Event on the Service reports this."
             }
             Why::LoopbackIsRelayed => {
-                "What is sent to loopback is relayed, as in kube-proxy's nftables mode (KEP-6032): TCP \
-                 alone, which an Event says, and with a policy of Local to endpoints on the node."
+                "Calls to loopback addresses are relayed, as in kube-proxy's nftables mode \
+                 (KEP-6032): only TCP, which an Event reports, and with a policy of Local only to \
+                 endpoints on the node."
             }
         }
     }

@@ -57,20 +57,20 @@ pub fn number(why: Why) -> usize {
 const HEAD: &str = "\
 # Conformance
 
-What Tripod promises, case by case, and in which modes and on which kernels it
-holds. This file is made by `make conformance`, which runs every case in every
-column with the real program, in network namespaces; the same runs are part of
-`make test`. The cases are `tests/conformance/cases/`.
+This page lists what Tripod promises, case by case, and in which modes and on which
+kernels each promise holds. `make conformance` generates it by running every case in
+every column with the real program, in network namespaces; the same runs are part of
+`make test`. The cases are in `tests/conformance/cases/`.
 
-- **✓** what kube-proxy does in iptables mode is what is seen. Where two Services
-  name one address kube-proxy promises nothing, and the promise is Tripod's.
-- **✓ 1** the same, but for the difference that is explained below under 1. The
-  difference is tested as well: if it were not seen, the case would fail.
-- **– 1** cannot be run there, for reason 1.
+- **✓** Tripod behaves like kube-proxy in iptables mode. If two Services name the same
+  address, kube-proxy promises nothing; the promise is then Tripod's own.
+- **✓ 1** the same, except for the difference that is explained below under 1. The
+  difference is tested as well: without it the case fails.
+- **– 1** the case cannot be run there, for reason 1.
 
-No case calls a Service with session affinity by several of its addresses: in nftables mode a client
-may be on another endpoint for each, and in kube-proxy's nftables mode it is on one
-([nftables mode](nftables.md)).
+No case calls a Service with session affinity at several of its addresses: in nftables
+mode a client may get another endpoint for each address, and in kube-proxy's nftables
+mode it gets one endpoint for all ([nftables mode](nftables.md)).
 
 ";
 

@@ -261,18 +261,18 @@ pub fn seen(variant: &Variant) -> Option<String> {
 const HEAD: &str = "
 ## Without
 
-What becomes of a mode on a kernel that lacks something, or where the operator
-has it left out (`--without=WORD`). Each is run with the real program on a kernel
-that has the thing, so that it would be seen if rules used it all the same; then
-the cases that have to do with it are called. With `TRIPOD_ACCEPTANCE=1` all
-cases are called.
+This table shows what happens to a mode if the kernel lacks a feature, or if the
+operator excludes it (`--without=WORD`). Each row is tested with the real program on a
+kernel that has the feature, so that the test detects rules that use it in spite of the
+flag. Then the cases that depend on the feature are run; with `TRIPOD_ACCEPTANCE=1` all
+cases are run.
 
-- **✓** the mode gets along, and every case holds as above; **✓ 14** but for
-  the difference 14.
-- **→ userspace** that mode runs instead, with a warning that names what is
-  missing and how to get it, in the log, as an Event on the Node and in
-  `/statusz`; `tripod_mode_fallback` has the word as its reason.
-- **·** the mode does not use it.
+- **✓** the mode runs without the feature, and every case holds as above; **✓ 14** the
+  same, except for difference 14.
+- **→ userspace** that mode runs instead. A warning in the log, in an Event on the Node
+  and in `/statusz` names what is missing and how to get it; the label of
+  `tripod_mode_fallback` contains the word.
+- **·** the mode does not use the feature.
 
 ";
 
