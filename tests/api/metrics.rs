@@ -29,18 +29,20 @@ const WITH_SERVER: &str = "with an API server";
 const HEAD: &str = "\
 # Metrics
 
-What `/metrics` shows, at `metricsBindAddress` (by default 127.0.0.1:10249). Names that
-kube-proxy has mean what they mean there. In ipvs and nftables mode, those of the relay
-(`tripod_userspace_…`, `kubeproxy_nftables_localhost_nodeport_…`) are there where node ports
-are served on loopback addresses. `tripod_endpoint_…` and `tripod_service_limited_total` are there
-for Services in the namespaces that `--service-metrics` names. A test of `make test` holds this
-list to what the program shows.
+This page lists the metrics that `/metrics` shows at `metricsBindAddress` (by default
+127.0.0.1:10249). Metrics with names of kube-proxy have the same meaning as there. In ipvs and
+nftables mode, the metrics of the relay (`tripod_userspace_…`,
+`kubeproxy_nftables_localhost_nodeport_…`) are shown if node ports are served on loopback
+addresses. `tripod_endpoint_…` and `tripod_service_limited_total` are shown for Services in the
+namespaces that `--service-metrics` names. A test of `make test` compares this list with the
+output of the program.
 
-They come in Prometheus' text format, and in OpenMetrics 1.0, without exemplars, to who
-accepts `application/openmetrics-text`, as Prometheus does. There, a counter that is called
-as a gauge is but for `_total` has the type unknown, since no two metrics may have one name.
-kube-proxy's `rest_client_transport_…`, of a cache of Go's, and `rest_client_exec_plugin_…`,
-of certificates that a credential plugin gives, are not there.
+The format is Prometheus' text format, or OpenMetrics 1.0 without exemplars for clients that
+accept `application/openmetrics-text`, as Prometheus does. In OpenMetrics no two metrics may
+have the same name: a counter whose name without `_total` is also the name of a gauge has the
+type unknown. Tripod does not have kube-proxy's `rest_client_transport_…`, which describe a
+cache of Go's client, and `rest_client_exec_plugin_…`, which describe certificates of
+credential plugins.
 
 | metric | type | labels | mode | meaning |
 |---|---|---|---|---|
