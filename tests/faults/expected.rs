@@ -37,11 +37,11 @@ impl Why {
 
     pub fn text(self) -> &'static str {
         match self {
-            Why::Rules => "it is a rule that has to be written",
-            Why::Guard => "the rule that keeps others out is written first",
-            Why::Unknown => "only the API server knows of it",
-            Why::LastSync => "it says what was in force after the last sync that succeeded",
-            Why::Members => "its source ranges have to be members of the full set",
+            Why::Rules => "it needs a rule that must be written",
+            Why::Guard => "the rule that blocks other callers is written first",
+            Why::Unknown => "only the API server knows about it",
+            Why::LastSync => "it shows the state after the last successful sync",
+            Why::Members => "its source ranges must become members of the full set",
         }
     }
 }

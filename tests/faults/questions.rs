@@ -59,21 +59,21 @@ impl Question {
         match self {
             Question::Open => "is answered by its endpoint, which has left the Service",
             Question::New => "to a Service that was in force before is answered",
-            Question::Endpoints => "new connections reach the endpoint that took its place",
+            Question::Endpoints => "new connections reach the new endpoint",
             Question::Opens => "its cluster IP is answered",
             Question::Guarded => {
-                "the load-balancer address of a new Service with \
-                 `loadBalancerSourceRanges` is answered to who may call"
+                "callers that `loadBalancerSourceRanges` of a new Service allow get an answer \
+                 from its load-balancer address"
             }
             Question::Closes => "its cluster IP is not answered any more",
             Question::Health => "it says how many endpoints are on the node now",
             Question::Livez => "it answers 200",
             Question::OtherFamily => {
-                "where the fault strikes one family: endpoints are replaced and a new \
-                 Service opens in the other one"
+                "if the fault affects one family: endpoints are replaced and a new Service opens \
+                 in the other one"
             }
             Question::Mended => {
-                "once the fault has passed, all of this is as asked for, in both families"
+                "once the fault has passed, all of this is in the desired state, in both families"
             }
         }
     }

@@ -18,16 +18,16 @@ use crate::mutants;
 const HEAD: &str = "\
 # Reliability
 
-What fails costs only what depends on it. In each mode each access to the kernel
-or to the API server fails in turn, while Services and endpoints change, and it is
-observed what goes on. This file is made by `make reliability`, which runs every
-case with the real program in network namespaces, ipvs mode in a guest kernel; the
-same runs are part of `make test`, where a cell that does not hold fails. The cases
-are `tests/faults/`.
+A failure affects only what depends on it. In each mode, each access to the kernel or
+to the API server fails in turn while Services and endpoints change, and the tests
+observe what keeps working. `make reliability` generates this page by running every
+case with the real program in network namespaces, ipvs mode in a guest kernel. The same
+runs are part of `make test`, which fails if a cell does not hold. The cases are in
+`tests/faults/`.
 
-- **✓** goes on.
-- **waits 1** for what fails, for reason 1, and is made good once that has passed.
-- **–** cannot be asked there.
+- **✓** keeps working.
+- **waits 1** waits until the failure has passed, for reason 1, and is then applied.
+- **–** does not apply.
 
 ";
 
@@ -36,27 +36,27 @@ are `tests/faults/`.
 const UPGRADES: &str = "
 ## Upgrades, restarts and crashes
 
-In ipvs, nftables and iptables mode the kernel carries the traffic: rules and virtual
-servers stay while no process runs, and nothing is lost. In every mode, beside a process that
-runs, a new one has it write nothing from before its own first sync on; it answers `/healthz`,
-metrics and health-check node ports when that sync is in force in both IP families (or in one
-of them, while the other one fails for 15 s), and until then the old one does. When the new
-one ends, also by `kill -9`, the old one has all of that back at once. `make lab
-T=modes::surge` tries it in each mode (ipvs mode: `make guest T=modes::guest::guest_full_surge`)
-with calls and probes all the time: none is refused, reset or answered by other than 200. In
-userspace mode:
+In ipvs, nftables and iptables mode the kernel forwards the traffic: rules and virtual
+servers stay while no process runs, and nothing is lost. In every mode, if a new process
+starts next to a running one, the old process stops writing before the first sync of the new
+one. The new process answers `/healthz`, metrics and health-check node ports when its first
+sync is in force in both IP families (or in one of them, if the other one has failed for
+15 s); until then the old process answers. If the new process ends, also by `kill -9`, the
+old one takes everything back at once. `make lab T=modes::surge` tests this in each mode
+(ipvs mode: `make guest T=modes::guest::guest_full_surge`) with continuous calls and probes:
+no call is refused or reset, and every probe is answered with 200. In userspace mode:
 
 | what happens | new TCP connections | open TCP connections | UDP |
 |---|---|---|---|
-| a new process starts beside the old one, which is asked to end (`maxSurge: 1`) | the new process takes them | the old process carries them to their end, for `--userspace-drain-timeout` at most | clients go on with their endpoints in the new process; with redirect capture an answer that is on its way at that moment can be lost |
+| a new process starts next to the old one, which is asked to end (`maxSurge: 1`) | the new process accepts them | the old process relays them until they end, for `--userspace-drain-timeout` at most | clients keep their endpoints in the new process; with redirect capture an answer that is in transit at that moment can be lost |
 | the old process ends, then the new one starts (`maxUnavailable: 1`), with a holder | wait for the new process | as above | datagrams wait for the new process; clients keep their endpoints |
 | the same without a holder | are refused in between | as above | datagrams are lost in between |
-| the process is killed (`kill -9`), with a holder | wait for the next process; those that it had accepted are reset | are reset | datagrams wait for the next process; flows begin anew |
+| the process is killed (`kill -9`), with a holder | wait for the next process; those that the killed process had accepted are reset | are reset | datagrams wait for the next process; flows begin anew |
 | the same without a holder | are refused until the next process listens | are reset | datagrams are lost until then |
-| the next process does not use the holder that the one before used, or has no version of its records in common | that share which the kernel had led to the holder's sockets is reset, after 2 to 3 s, or at once where the versions tell; all reach the next process then | as above | that share is lost |
+| the next process does not use the holder of the previous one, or has no version of its protocol in common | the share that the kernel assigned to the holder's sockets is reset, after 2 to 3 s, or at once if the versions differ; after that all reach the next process | as above | that share is lost |
 
-[Settings](settings.md) says how to run a holder. `make acceptance` makes 50 upgrades each
-way with 200 open connections and 1,000 new ones a second, every tenth over UDP:
+[Settings](settings.md) describes how to run a holder. `make acceptance` makes 50 upgrades in
+each way with 200 open connections and 1,000 new ones per second, every tenth over UDP:
 
 | | calls | failed |
 |---|---|---|
@@ -65,35 +65,36 @@ way with 200 open connections and 1,000 new ones a second, every tenth over UDP:
 | with a gap and a holder, local capture | 69,424 | 0 |
 | with a gap and a holder, redirect capture | 56,038 | 0 |
 
-(Unoptimised build, two cores that also ran other programs.)
+(Unoptimised build on two cores that also ran other programs.)
 ";
 
 /// What is measured by `userspace::overload`.
 const OVERLOAD: &str = "
 ## Overload
 
-One Service of userspace mode has clients by the thousand while another is called, in a cgroup
-(version 1) with 64 MiB and a limit of 20,000 open files.
-`make lab T=userspace::overload` sees that no call of the other Service fails, that the limit of memory is
-never reached, and that the first Service is served within a second after its load has ended:
+One Service in userspace mode has thousands of clients while another one is called, in a
+cgroup (version 1) with 64 MiB and a limit of 20,000 open files. `make lab
+T=userspace::overload` checks that no call of the other Service fails, that the memory limit
+is never reached, and that the first Service is served within a second after its load ended:
 
-| load on one Service | memory | most in use | open files | p99 of the other's calls |
+| load on one Service | memory limit | most memory in use | open files | p99 of the other Service's calls |
 |---|---|---|---|---|
-| 12,000 connections, which memory ends | 64 MiB | 34 MiB | 4,160 | 9 ms |
-| 12,000 connections, which open files end | 1 GiB | 98 MiB | 14,968 | 23 ms |
-| 2,000 clients that ask for bytes without end and read none | 64 MiB | 31 MiB | 4,102 | 11 ms |
-| 4,200 clients that send nothing, 200 of them a byte now and then | 64 MiB | 33 MiB | 4,160 | 4 ms |
-| 2,000 clients that send all that is taken to backends that read none | 64 MiB | 33 MiB | 4,104 | 4 ms |
-| 10,000 UDP clients after another, each with an address and port of its own | 64 MiB | 21 MiB | 2,779 | 32 ms |
+| 12,000 connections, limited by memory | 64 MiB | 34 MiB | 4,160 | 9 ms |
+| 12,000 connections, limited by open files | 1 GiB | 98 MiB | 14,968 | 23 ms |
+| 2,000 clients that request endless data and read none | 64 MiB | 31 MiB | 4,102 | 11 ms |
+| 4,200 clients that send nothing, except 200 that sometimes send a byte | 64 MiB | 33 MiB | 4,160 | 4 ms |
+| 2,000 clients that send as much as is accepted, to endpoints that read nothing | 64 MiB | 33 MiB | 4,104 | 4 ms |
+| 10,000 successive UDP clients, each with an address and port of its own | 64 MiB | 21 MiB | 2,779 | 32 ms |
 
-The higher figure of local and redirect capture. The kernel's buffers of sockets, up to 195 MiB for
-2,000 connections that one side does not read, are not part of that memory in version 1; version 2
-counts them, too.
+Each figure is the higher one of local and redirect capture. In cgroups version 1 this memory
+does not include the kernel's socket buffers, up to 195 MiB for 2,000 connections that one side
+does not read; version 2 includes them.
 
-How long calls of another Service take while 8 threads connect to one, ask, and reset, over and
-over; *past Tripod*, these call the endpoint itself, so that they and the backend take as much of
-the machine's time. `TRIPOD_ACCEPTANCE=1 make lab T=userspace::overload::fairness`,
-15 rounds in turn of 500 calls each, the median of the rounds:
+The next table shows how long calls of another Service take while 8 threads repeatedly connect
+to one Service, send a request, and reset the connection. For *past Tripod*, the threads call
+the endpoint directly, so that they and the endpoint use as much of the machine's time.
+`TRIPOD_ACCEPTANCE=1 make lab T=userspace::overload::fairness`, 15 alternating rounds of 500
+calls each, the median of the rounds:
 
 | | local, p50 | local, p99 | redirect, p50 | redirect, p99 |
 |---|---|---|---|---|
@@ -101,13 +102,13 @@ the machine's time. `TRIPOD_ACCEPTANCE=1 make lab T=userspace::overload::fairnes
 | the load goes past Tripod | 1.2 ms | 7 ms | 1.2 ms | 15 ms |
 | the load goes through Tripod | 1.5 ms | 16 ms | 1.7 ms | 27 ms |
 
-(Unoptimised build, two cores that also ran other programs, which most of the p99 is.)
+(Unoptimised build on two cores that also ran other programs, which cause most of the p99.)
 ";
 
 fn document() -> String {
     let mut text = String::from(HEAD);
     text.push_str("## What is observed\n\n");
-    text.push_str("In the IP family that the fault strikes, IPv4 where it is both:\n\n");
+    text.push_str("In the IP family that the fault affects, or in IPv4 if it affects both:\n\n");
     for question in Question::ALL {
         let _ = writeln!(text, "- *{}*: {}.", question.title(), question.text());
     }

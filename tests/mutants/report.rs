@@ -7,44 +7,60 @@ use super::root;
 const HEAD: &str = "
 ## Faults by the thousand
 
-`make simulate SEED=7 STEPS=1000000` runs nftables mode, iptables mode, ipvs mode and userspace mode with
-redirect capture (these three with legacy tables and with nf_tables) and with local capture, with the runner above them and the netlink clients below them, on a kernel in
-memory, under a clock that stands still. (That this kernel, and the programs of iptables, do what
-the real ones do is tested with random transactions in both, and with random routes and routing rules; and where both lead a call, which
-address the endpoint sees, and where connections go on that are open while Services change, with
-real calls in the kernel of a namespace, for ipvs mode in that of a guest.) Services come,
-change and go; calls are refused (EPERM, ENOBUFS, EBUSY, EAGAIN, ENOENT, ENOMEM), their answers
-are lost, lists are interrupted, notifications are dropped; programs do not get the lock, find fault
-with a line, end halfway or hang; other processes delete the table, empty
-chains, take elements, rules, virtual servers, routes and addresses away; the kernel takes nothing of one Service, or nothing at all, for
-seconds or minutes; the process is killed at any call and begins anew, or is stopped for up to two
-hours and goes on. All follows from the
-seed. After each change packets are led through the rules, with all that chance may choose:
+`make simulate SEED=7 STEPS=1000000` runs nftables mode, iptables mode, ipvs mode and userspace
+mode with redirect capture (the last three with legacy tables and with nf_tables), and
+userspace mode with local capture. The runner and the netlink clients are the real ones; the
+kernel is simulated in memory, and the clock is simulated as well. (Random transactions in
+both, and random routes and routing rules, test that this kernel and the simulated iptables
+programs behave like the real ones. Real calls in the kernel of a namespace, for ipvs mode in
+the kernel of a guest, test where both direct a call, which address the endpoint sees, and how
+connections continue that are open while Services change.) The seed determines everything that
+happens in a run:
 
-- none reaches an endpoint to which its Service, as it is or was since it was last in force,
-  leads nobody of its kind (in iptables mode: or was while a sync said that rules are left which it
-  could not take away; in ipvs mode: while the rules of source ranges could not be written, who was
-  let in before is led to the endpoints that the Service has now), and none that
-  `loadBalancerSourceRanges` keep out reaches any;
-- what was in force and stays is never refused, dropped or led past;
-- who is led to an endpoint is masqueraded where the Service, as it is or was, says so, and only
-  there (in ipvs mode: but for cluster IPs, and while the program failed last that writes rules);
-- (in userspace mode: while a change comes in force, who is let in before or after it may get any
-  endpoint that the Service has before or after it; its sockets are real ones, and end with the
-  process; clients with session affinity stay where the process leaves them to the next one);
-- (with local capture: no other port of a Service's address gets to what listens on the node, and
-  nothing is there for addresses that neither a Service has nor an open connection uses);
-- established connections pass (in ipvs mode: those to a virtual server that stays, of TCP also when
-  their endpoint left; source ranges that come end those of callers they keep out), and clients with session affinity stay on their endpoints;
-- tables, chains, routes and routing rules of others stay as they are, also when `tripod cleanup`
-  removes everything else (which is tried in userspace mode);
-- a sync that fails has a reason, a Service that is refused costs no other one (in iptables and
-  userspace mode the addresses that it keeps lead where they led), retries grow apart, and `/healthz`
-  says so when nothing comes in force for longer than its time-out.
+- Services are added, changed and removed.
+- Calls are refused (EPERM, ENOBUFS, EBUSY, EAGAIN, ENOENT, ENOMEM), their answers are lost,
+  lists are interrupted, notifications are dropped.
+- Programs do not get the lock, report an error in a line, end halfway or hang.
+- Other processes delete the table, flush chains, and remove elements, rules, virtual servers,
+  routes and addresses.
+- The kernel refuses everything of one Service, or everything, for seconds or minutes.
+- The process is killed at any call and started again, or is stopped for up to two hours and
+  continued.
 
-Whenever the faults stop, everything is as it is to be within 75 seconds, and no flow of a UDP
-client is left that leads elsewhere (where programs hang, two minutes later). `make test` runs some thousand steps. To see whether that is
-noticed at all, `make mutants` breaks one thing at a time:
+After each change, packets are traced through the rules, with every possible outcome of random
+choices, and these properties are checked:
+
+- No packet reaches an endpoint that its Service does not offer to this kind of caller, in its
+  current version or in any version since it was last in force. (In iptables mode, versions
+  count as well during which a sync reported rules that it could not remove. In ipvs mode, while
+  the rules of source ranges cannot be written, callers that were allowed before are directed to
+  the current endpoints of the Service.) No caller that `loadBalancerSourceRanges` exclude
+  reaches any endpoint.
+- Packets to Services that were in force and still exist are never refused, dropped or sent
+  past the Service.
+- Packets to endpoints are masqueraded if the Service, in its current or a previous version,
+  requires it, and only then. (In ipvs mode, this is not checked for cluster IPs, and not while
+  the last run of the program that writes rules has failed.)
+- In userspace mode, while a change takes effect, a caller that is allowed before or after it
+  may get any endpoint that the Service has before or after it. The sockets are real and end
+  with the process. Clients with session affinity keep the endpoints that the process passed on
+  to the next one.
+- With local capture, no other port of a Service's address reaches a program of the node, and
+  nothing is left for addresses that neither a Service nor an open connection uses.
+- Packets of established connections pass. (In ipvs mode: those of connections to a virtual
+  server that still exists, for TCP also if their endpoint was removed; new source ranges end
+  the connections of callers that they exclude.) Clients with session affinity keep their
+  endpoints.
+- Tables, chains, routes and routing rules of other programs are not changed, not even when
+  `tripod cleanup` removes everything else (which is tested in userspace mode).
+- A failing sync reports a reason. A refused Service does not affect other Services (in iptables
+  and userspace mode, the addresses that it keeps lead where they led before). The intervals of
+  retries grow. `/healthz` fails if nothing takes effect for longer than its timeout.
+
+When the faults stop, everything is in the desired state within 75 seconds, and no flow of a UDP
+client leads elsewhere (after two more minutes if programs hang). `make test` runs a few
+thousand steps. To check that the simulation detects errors, `make mutants` breaks one thing at
+a time:
 
 ";
 

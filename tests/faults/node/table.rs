@@ -19,35 +19,35 @@ const MODES: [(Mode, &str); 5] = [
 const HEAD: &str = "
 ## What happens to the node
 
-Other programs, an administrator and the machine itself change what Tripod needs. It notices
-within a second, without waiting for the sync period, and puts all back. Where it takes long
-to read what the kernel holds, as in the slow guest kernel of ipvs mode, that is checked less
-often; changes of the rules of iptables in nf_tables are notified of, however many rules there
-are. The tests are `tests/faults/node/`: cluster IPs,
-load-balancer addresses and node ports of both IP families are called all the time, and at
-the end `tripod diff` finds nothing. A UDP client that keeps its socket and called while rules
-were missing is answered afterwards, too.
+Other programs, an administrator and the machine itself may change what Tripod needs. Tripod
+notices such changes within a second, without waiting for the sync period, and reverts them.
+If reading the kernel takes long, as in the slow guest kernel of ipvs mode, it checks less
+often. For iptables rules in nf_tables the kernel sends notifications, regardless of the
+number of rules. The tests are in `tests/faults/node/`: cluster IPs, load-balancer addresses
+and node ports of both IP families are called all the time, and at the end `tripod diff` finds
+no difference. A UDP client that keeps its socket and called while rules were missing is
+answered afterwards as well.
 
-- **✓** every call is answered, and open connections go on.
-- **1 s**: new calls may fail for about a second, until that is noticed. Open connections go
-  on; but the kernel translates nothing while no rule asks for it, so that one on which
-  something is sent in that second may be reset. In ipvs mode only what rules masquerade or
-  keep out is concerned where rules went.
-- **waits**: new calls are answered when it is over, and open connections go on.
-- **fails**: the kernel drops packets of new connections as long as it lasts, which Tripod
-  cannot change; open connections go on.
-- **–** is not tried there.
+- **✓**: every call is answered, and open connections continue.
+- **1 s**: new calls may fail for about a second, until Tripod has noticed the change. Open
+  connections continue; but the kernel translates nothing while no rule asks for it, so a
+  connection on which data is sent in that second may be reset. If rules were removed in ipvs
+  mode, only calls that rules masquerade or block are affected.
+- **waits**: new calls are answered when the event is over, and open connections continue.
+- **fails**: the kernel drops packets of new connections as long as the event lasts, which
+  Tripod cannot change; open connections continue.
+- **–**: not tested.
 
 ";
 
 const FOOT: &str = "
-1. All connections are reset: with the virtual servers their entries are gone.
-2. Connections to node ports at these addresses are reset: their virtual servers go with the
-   address.
+1. All connections are reset, because their entries are deleted with the virtual servers.
+2. Connections to node ports at these addresses are reset, because their virtual servers are
+   deleted with the address.
 
-`ipset destroy` is refused by the kernel while a rule names the set. What another program
-takes out of a set is noticed by the number of its members: one that is exchanged for another
-is put right at the next full sync (`--ipvs-sync-period`).
+The kernel refuses `ipset destroy` while a rule names the set. If another program removes
+members of a set, Tripod notices this by the number of members. If it replaces one member by
+another, the next full sync repairs the set (`--ipvs-sync-period`).
 ";
 
 /// Adds it to the document.

@@ -15,11 +15,11 @@ use super::sample::Sample;
 const HEAD: &str = "
 ## Changes for a long time
 
-`make soak` changes Services and endpoints ten times a second in each mode, for an hour: 40
-Services come, go and change, and the endpoints of two others, which are called 50 times a
-second all the while: new TCP and UDP connections of both IP families, with session affinity
-and without, and twelve connections that stay open. At the end nothing may be left of what
-came and went. `make test` does the same for some seconds.
+`make soak` changes Services and endpoints ten times per second in each mode, for an hour: 40
+Services are added, changed and removed, and so are the endpoints of two other Services. These
+two are called 50 times per second all the time, with new TCP and UDP connections of both IP
+families, with and without session affinity; twelve connections stay open. At the end nothing
+may be left of removed objects. `make test` does the same for some seconds.
 
 ![Memory, descriptors, objects in the kernel and entries of connection tracking in each
 mode over the time of the run](images/soak.svg)
