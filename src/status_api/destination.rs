@@ -3,16 +3,16 @@
 
 use std::{fmt, net::SocketAddr};
 
-/// Where packets are sent.
+/// Destination of packets: an address or a Service, with an optional protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The address, or whose.
+    /// The address, or the Service whose cluster IPs are meant.
     pub addressee: Addressee,
-    /// `tcp`, `udp` or `sctp`; `None`: it is not named.
+    /// `tcp`, `udp` or `sctp`; `None`: the text names no protocol.
     pub protocol: Option<String>,
 }
 
-/// An address, or whose.
+/// An address, or the Service whose cluster IPs are meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Addressee {
     /// An address with its port.
@@ -28,7 +28,7 @@ pub struct NamedService {
     pub namespace: String,
     /// Name of the Service.
     pub name: String,
-    /// Number or name of the port; `None`: it has only one.
+    /// Number or name of the port; `None`: the text names none, and the Service must have only one.
     pub port: Option<String>,
 }
 

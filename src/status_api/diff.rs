@@ -4,48 +4,48 @@ use serde::{Deserialize, Serialize};
 
 use super::Listed;
 
-/// How the kernel differs from what it is to hold for the Services as they are now.
+/// Differences between the kernel and the desired state for the current Services.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Diff {
-    /// The version of this format: [`super::VERSION`].
+    /// Version of the API: always [`VERSION`](super::VERSION).
     pub api_version: String,
-    /// The kind of object: `Diff`.
+    /// Kind of the object: always `Diff`.
     pub kind: String,
-    /// The mode that runs.
+    /// Name of the current mode.
     pub mode: String,
-    /// Each IP family that the mode serves.
+    /// The differences of each IP family that the mode serves.
     pub families: Vec<FamilyDiff>,
-    /// What of the node itself is not as it is to be, whatever the mode. An earlier
-    /// version has nothing of it.
+    /// Differences that belong to no mode, such as limits of connection tracking. Earlier versions
+    /// do not have this field.
     #[serde(default)]
     pub node: Listed<Difference>,
 }
 
-/// How the kernel differs in one IP family.
+/// Differences of one IP family.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyDiff {
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// Why it is not known; then there are no differences here.
+    /// Why the differences are not known, in which case none are listed; `None`: they are known.
     pub error: Option<String>,
-    /// What is not as it is to be.
+    /// The differences, at most 1,000 of them.
     pub differences: Listed<Difference>,
 }
 
-/// Something that is not as it is to be.
+/// An object in the kernel, or a listener, that differs from the desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// `missing`; `altered`: it is there, and not as it is to be; or `unneeded`: it is
-    /// there, and nothing needs it.
+    /// `missing`; `altered`: it exists, but differs; or `unneeded`: it exists, but nothing needs
+    /// it.
     pub found: String,
-    /// What it is.
+    /// Readable description of the object, such as `virtual server 10.96.0.10:80/TCP`.
     pub object: String,
-    /// `namespace/name:port` of the ServicePort that it is for; `None`: for none alone,
-    /// or that is not known.
+    /// `namespace/name:port` of the ServicePort to which it belongs; `None`: it belongs to no
+    /// single ServicePort, or this is not known.
     pub service_port: Option<String>,
-    /// The ServicePort's protocol.
+    /// Protocol of the ServicePort: `TCP`, `UDP` or `SCTP`; `None` if `service_port` is `None`.
     pub protocol: Option<String>,
 }

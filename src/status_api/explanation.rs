@@ -4,134 +4,133 @@ use serde::{Deserialize, Serialize};
 
 use super::{Difference, Listed, NoEndpoints};
 
-/// What becomes of a packet, by the Services as they are now and by what the kernel
-/// holds.
+/// What happens to a packet, according to the current Services and the state of the kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// The version of this format: [`super::VERSION`].
+    /// Version of the API: always [`VERSION`](super::VERSION).
     pub api_version: String,
-    /// The kind of object: `Explanation`.
+    /// Kind of the object: always `Explanation`.
     pub kind: String,
-    /// The mode that runs.
+    /// Name of the current mode.
     pub mode: String,
     /// Destination of the packet, with its port.
     pub to: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// Who sends it: an address, `pod`, `node` or `outside`.
+    /// Sender of the packet as requested: an address, `pod`, `node` or `outside`.
     pub from: String,
-    /// What the sender is taken for: `pod`, `node` or `outside`.
+    /// Kind of the sender: `pod`, `node` or `outside`.
     pub origin: String,
-    /// What becomes of it: `forwarded`, `answered` (by Tripod itself), `refused`, `dropped`,
-    /// `notServed` (it goes where it would go without Tripod) or `depends` (on the sender's
-    /// address).
+    /// The outcome: `forwarded`, `answered` (by Tripod itself), `refused`, `dropped`, `notServed`
+    /// (routed as without Tripod) or `depends` (on the sender's address).
     pub verdict: String,
-    /// Its way, step by step; the last step says what decides.
+    /// The decisions about the packet, step by step; the last one determines the outcome.
     pub steps: Vec<String>,
-    /// `namespace/name:port` of the ServicePort that it is for; `None`: for none.
+    /// `namespace/name:port` of the ServicePort to which the destination belongs; `None`: to none.
     pub service_port: Option<String>,
-    /// What its destination is to the ServicePort: `clusterIP`, `externalIP`,
-    /// `loadBalancerIP` or `nodePort`.
+    /// Kind of the destination: `clusterIP`, `externalIP`, `loadBalancerIP` or `nodePort`; `None`:
+    /// it belongs to no ServicePort.
     pub role: Option<String>,
-    /// Where it may be sent.
+    /// The endpoints to which it may be sent.
     pub candidates: Vec<Candidate>,
-    /// Why no endpoint gets it; `None`: some does, or it is not for endpoints. An earlier
-    /// version has nothing of it.
+    /// Why no endpoint gets the packet; `None`: one does, or the outcome does not depend on
+    /// endpoints. Earlier versions do not have this field.
     #[serde(default)]
     pub no_endpoints: Option<NoEndpoints>,
-    /// Chains of other programs that drop it where it is forwarded, or reaches the node itself
-    /// on its way (in userspace and ipvs mode), unless one of their rules accepts it: their
-    /// policy is DROP. `None`: that was not, or could not be, read.
+    /// Chains of other programs with policy DROP at the hooks that the packet passes: FORWARD, and
+    /// INPUT in userspace and ipvs mode. They drop the packet unless one of their rules accepts it.
+    /// `None`: they were not read, or could not be read.
     pub forward_policies: Option<Vec<String>>,
     /// The other endpoints of the ServicePort, each with the reason.
     pub passed_over: Vec<PassedOver>,
-    /// What the kernel, or the proxy, has for the ServicePort, each with what was found
-    /// of it.
+    /// The objects of the kernel, and the listeners of the proxy, for the ServicePort, each with
+    /// its state.
     pub objects: Vec<Object>,
-    /// What else of the IP family is not as it is to be, so that packets may go another
-    /// way; that of other ServicePorts is left out.
+    /// Other differences of the IP family, because of which packets may be sent elsewhere; those of
+    /// other ServicePorts are omitted.
     pub differences: Listed<Difference>,
-    /// What conntrack holds of this destination, and of this sender where `from` is an
-    /// address; `None`: it was not, or could not be, read.
+    /// Entries of conntrack for this destination, and for this sender if `from` is an address;
+    /// `None`: they were not read, or could not be read.
     pub connections: Option<Connections>,
-    /// Why conntrack could not be read.
+    /// Why conntrack could not be read; `None`: it was read, or not requested.
     pub connections_error: Option<String>,
-    /// Why it is not known what the kernel holds.
+    /// Why the state of the kernel is not known; `None`: it is known, or was not requested.
     pub error: Option<String>,
 }
 
-/// What becomes of packets to a Service: one for each of its cluster IPs.
+/// What happens to packets to a Service: one explanation for each of its cluster IPs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplanationList {
-    /// The version of this format: [`super::VERSION`].
+    /// Version of the API: always [`VERSION`](super::VERSION).
     pub api_version: String,
-    /// The kind of object: `ExplanationList`.
+    /// Kind of the object: always `ExplanationList`.
     pub kind: String,
-    /// What becomes of a packet to each.
+    /// The explanation for each cluster IP.
     pub items: Vec<Explanation>,
 }
 
-/// Connections, and UDP clients, that are known to conntrack.
+/// Connections and UDP clients in conntrack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Connections {
-    /// How many there are.
+    /// Total number of entries.
     pub total: usize,
-    /// How many of them are stale.
+    /// Number of stale entries.
     pub stale: usize,
-    /// The first of them, those that are stale before the others.
+    /// The first entries, stale ones before the others.
     pub items: Vec<Connection>,
 }
 
-/// An entry of conntrack.
+/// An entry of conntrack: a connection or a UDP client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Connection {
-    /// The address and port that the client sends from.
+    /// Source address and port of the client.
     pub client: String,
-    /// Where its packets are sent; `None`: they are not translated, or Tripod relays them.
+    /// The endpoint to which its packets are sent; `None`: they are not translated, or Tripod
+    /// relays them.
     pub endpoint: Option<String>,
     /// Its state as conntrack has it, like `ESTABLISHED`; of UDP `UNREPLIED`, `REPLIED` or
     /// `ASSURED`.
     pub state: String,
-    /// Why new connections would not go there; `None`: they may.
+    /// Why a new connection would not be sent to this endpoint; `None`: it could be.
     pub stale: Option<String>,
 }
 
-/// An endpoint that a packet may be sent to.
+/// An endpoint to which a packet may be sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Candidate {
-    /// Where it listens.
+    /// IP address and port of the endpoint.
     pub address: String,
-    /// The node that it runs on.
+    /// Name of the node on which it runs; `None`: not known.
     pub node: Option<String>,
-    /// Its share of such packets, of 1; `None`: it follows from loads, or from the
-    /// client's address.
+    /// Probability that it is chosen, from 0 to 1; `None`: this depends on loads or on the client's
+    /// address.
     pub share: Option<f64>,
 }
 
-/// An endpoint that a packet is not sent to.
+/// An endpoint to which a packet is not sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PassedOver {
-    /// Where it listens.
+    /// IP address and port of the endpoint.
     pub address: String,
-    /// The node that it runs on.
+    /// Name of the node on which it runs; `None`: not known.
     pub node: Option<String>,
     /// Why no connection is sent to it.
     pub why: String,
 }
 
-/// Something that is to be there for a ServicePort.
+/// An object that a ServicePort needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Object {
-    /// What it is.
+    /// Readable description of the object.
     pub object: String,
-    /// `present`, `missing` or `altered`; `unknown` where the kernel was not, or
-    /// could not be, read.
+    /// `present`, `missing` or `altered`; `unknown` if the kernel was not read, or could not be
+    /// read.
     pub found: String,
 }

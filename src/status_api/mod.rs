@@ -56,16 +56,16 @@ pub const DIFF_PATH: &str = "/v1/diff";
 /// is not to be read.
 pub const EXPLAIN_PATH: &str = "/v1/explain";
 
-/// The first of many things, and how many there are.
+/// The first entries of a list, and their total number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed<T> {
-    /// How many there are.
+    /// The total number of entries, which may be larger than the length of `items`.
     pub total: usize,
-    /// The first of them.
+    /// The first entries, as many as the answer may hold.
     pub items: Vec<T>,
 }
 
-/// Nothing is listed.
+/// An empty list.
 impl<T> Default for Listed<T> {
     fn default() -> Listed<T> {
         Listed {
@@ -75,9 +75,9 @@ impl<T> Default for Listed<T> {
     }
 }
 
-/// An answer that is none.
+/// The answer to a request that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// What was wrong with the request.
+    /// Readable description of the error.
     pub error: String,
 }

@@ -8,13 +8,14 @@ use super::Unsupported;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicePortList {
-    /// The version of this format: [`super::VERSION`].
+    /// Version of the API: always [`VERSION`](super::VERSION).
     pub api_version: String,
-    /// The kind of object: `ServicePortList`.
+    /// Kind of the object: always `ServicePortList`.
     pub kind: String,
     /// The ServicePorts of this page.
     pub items: Vec<ServicePort>,
-    /// The parameter with which the next page is asked for; `None`: this is the last.
+    /// Value of the parameter `continue` that requests the next page; `None`: this is the last
+    /// page.
     #[serde(rename = "continue")]
     pub next: Option<String>,
 }
@@ -33,42 +34,44 @@ pub struct ServicePort {
     pub protocol: String,
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// Where clients reach it, those apart that another Service owns.
+    /// Addresses at which clients reach it, without those that another Service owns.
     pub addresses: Vec<Address>,
-    /// How an endpoint is chosen.
+    /// Name of the scheduler that chooses an endpoint for a new connection.
     pub scheduler: String,
-    /// How long clients keep their endpoint; `None`: they do not.
+    /// Timeout of session affinity, in seconds; `None`: there is no session affinity.
     pub affinity_seconds: Option<u64>,
     /// `Cluster` or `Local`.
     pub internal_traffic_policy: String,
     /// `Cluster` or `Local`.
     pub external_traffic_policy: String,
-    /// Networks that may reach its load-balancer addresses; empty: all.
+    /// Networks (CIDR) that may reach its load-balancer addresses; empty: all networks.
     pub source_ranges: Vec<String>,
     /// Its endpoints, sorted by address.
     pub endpoints: Vec<Endpoint>,
-    /// Why none of them takes new connections; `None`: some does. An earlier version has
-    /// nothing of it.
+    /// Why no endpoint takes new connections; `None`: at least one does. Earlier versions do not
+    /// have this field.
     #[serde(default)]
     pub no_endpoints: Option<NoEndpoints>,
-    /// Why it is not in force as asked.
+    /// Why it is not in force as desired; `None`: it is in force.
     pub failing: Option<String>,
-    /// Where the health-check node port of its Service cannot be served, and why.
+    /// Addresses at which the health-check node port of its Service cannot be served, each with the
+    /// reason.
     #[serde(default)]
     pub health_check_failing: Vec<String>,
-    /// What it asks for that the mode does not do.
+    /// Settings of its Service that the mode does not support.
     pub unsupported: Vec<Unsupported>,
-    /// Which addresses it does not get, and who owns them.
+    /// Addresses that it does not get, each with the ServicePort that owns it.
     pub conflicts: Vec<String>,
-    /// What it carried.
+    /// Connections and bytes; `None`: nothing is known about them.
     pub traffic: Option<Traffic>,
-    /// How often the limits of its Service kept something out, at whichever of its ports; `None`:
-    /// the mode has none, or does not serve it.
+    /// How often the limits of its Service kept connections or datagrams out, over all its ports;
+    /// `None`: the mode has no limits, or does not serve the Service.
     #[serde(default)]
     pub limited: Option<Limited>,
 }
 
-/// How often the limits of a Service kept something out, since the process serves it.
+/// How often the limits of a Service kept connections or datagrams out, since the process began to
+/// serve it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limited {
@@ -80,26 +83,26 @@ pub struct Limited {
     pub client: u64,
 }
 
-/// Why no endpoint takes connections.
+/// Why no endpoint takes new connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NoEndpoints {
-    /// The reason, in words.
+    /// Readable description of the reason.
     pub why: String,
-    /// The command that shows the EndpointSlices of the Service; `None`: there is no cluster
-    /// to ask.
+    /// The kubectl command that shows the EndpointSlices of the Service; `None`: objects come from
+    /// a folder.
     pub command: Option<String>,
 }
 
-/// Where clients reach a ServicePort.
+/// An address at which clients reach a ServicePort.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Address {
     /// `clusterIP`, `externalIP`, `loadBalancerIP` or `nodePort`.
     pub kind: String,
-    /// The address; `None`: those of the node.
+    /// The IP address; `None`: the node's addresses that serve node ports.
     pub ip: Option<String>,
-    /// The port there.
+    /// The port at this address.
     pub port: u16,
 }
 
@@ -107,31 +110,31 @@ pub struct Address {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Endpoint {
-    /// Where it listens.
+    /// IP address and port of the endpoint.
     pub address: String,
-    /// The node that it runs on.
+    /// Name of the node on which it runs; `None`: not known.
     pub node: Option<String>,
-    /// Its share of new connections.
+    /// Its weight in the distribution of new connections; 0: it gets none.
     pub weight: u16,
-    /// Whether it takes new connections.
+    /// Whether it gets new connections on this node.
     pub in_use: bool,
-    /// The reason for which it takes none.
+    /// Why it gets no new connections; `None`: it does.
     pub why: Option<String>,
-    /// What it carried.
+    /// Connections and bytes; `None`: nothing is known about them.
     pub traffic: Option<Traffic>,
 }
 
-/// What was carried; each is `None` where it is not known.
+/// Connections and bytes; each is `None` if the mode does not know it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Traffic {
-    /// Connections that are open now.
+    /// Number of connections that are open now, including UDP clients.
     pub active: Option<u64>,
-    /// Connections so far.
+    /// Number of connections since counting began.
     pub connections: Option<u64>,
-    /// Bytes from clients.
+    /// Bytes that clients sent since counting began.
     pub bytes_in: Option<u64>,
-    /// Bytes to clients.
+    /// Bytes that were sent to clients since counting began.
     pub bytes_out: Option<u64>,
 }
 

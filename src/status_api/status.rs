@@ -4,95 +4,96 @@ use serde::{Deserialize, Serialize};
 
 use super::Listed;
 
-/// How the proxy is.
+/// State of the running proxy: health, mode, syncs, and everything that is not in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// The version of this format: [`super::VERSION`].
+    /// Version of the API: always [`VERSION`](super::VERSION).
     pub api_version: String,
-    /// The kind of object: `Status`.
+    /// Kind of the object: always `Status`.
     pub kind: String,
-    /// Version of the program.
+    /// Version of the program, such as `0.1.0`.
     pub version: String,
-    /// The number of its process.
+    /// Process ID, in the PID namespace of the proxy.
     pub pid: u32,
-    /// Name of the node that it serves.
+    /// Name of the node that the proxy serves.
     pub node: String,
-    /// The time at which it began.
+    /// The time at which the process started (RFC 3339).
     pub started: String,
-    /// Whether all that is asked for is in force, and can be kept so.
+    /// Whether the desired state is in force and the objects are being followed.
     pub healthy: bool,
-    /// What is not as it should be, if it is not healthy.
+    /// The reasons why it is not healthy; empty if it is.
     pub problems: Vec<String>,
-    /// Another process of Tripod has taken over, or is about to: this one writes nothing
-    /// until that one has ended. An earlier version has nothing of it.
+    /// Whether another Tripod process has taken over, or is about to: this process writes nothing
+    /// until that one has ended. Earlier versions do not have this field.
     #[serde(default)]
     pub gave_way: bool,
-    /// How traffic is carried.
+    /// The current mode, and why no better one runs.
     pub mode: Mode,
-    /// Where objects come from.
+    /// The source of the objects, and whether they are being followed.
     pub objects: Objects,
-    /// How syncs of each IP family go.
+    /// State of the syncs of each IP family.
     pub syncs: Vec<FamilySync>,
-    /// What stays until its last connection ends. An earlier version has nothing of it.
+    /// Addresses and endpoints that stay until their last connection ends. Earlier versions do not
+    /// have this field.
     #[serde(default)]
     pub draining: Listed<Draining>,
-    /// How much there is.
+    /// Numbers of Services, ServicePorts and endpoints.
     pub counts: Counts,
-    /// What is not in force as asked.
+    /// ServicePorts, and other state, that are not in force as desired.
     pub failing: Listed<Failing>,
     /// Health-check node ports that cannot be served.
     #[serde(default)]
     pub health_checks_failing: Listed<HealthCheckFailing>,
-    /// What Services ask for that this mode does not do.
+    /// Settings of Services that this mode does not support.
     pub unsupported: Listed<Unsupported>,
     /// Addresses that several Services name.
     pub conflicts: Listed<Conflict>,
 }
 
-/// How traffic is carried.
+/// The current mode, and why no better one runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mode {
-    /// Name of the mode.
+    /// Name of the mode: `ipvs`, `nftables`, `iptables` or `userspace`.
     pub name: String,
-    /// Why each better mode was passed over.
+    /// For each better mode, the reason why it does not run.
     pub passed_over: Vec<String>,
-    /// What the mode itself does without.
+    /// Optional features that the mode lacks on this kernel.
     pub lost: Vec<String>,
 }
 
-/// Where objects come from, and how that goes.
+/// The source of the objects, and whether they are being followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Objects {
-    /// The source, in words.
+    /// Readable description of the source, such as `the API server`.
     pub source: String,
     /// The kinds that are followed.
     pub kinds: Vec<ObjectKind>,
 }
 
-/// One kind of objects.
+/// A kind of objects that is followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectKind {
     /// Name of the kind, in the plural.
     pub name: String,
-    /// Whether all were known once. The last known ones stay in force.
+    /// Whether all objects of the kind have been known once. The last known ones stay in force.
     pub complete: bool,
-    /// Whether nothing is served before they are.
+    /// Whether nothing is served until all objects of the kind are known.
     pub required: bool,
-    /// Why they cannot be followed now.
+    /// Why the objects cannot be followed now; `None`: they are being followed.
     pub trouble: Option<Trouble>,
 }
 
-/// What does not work, and since when.
+/// A problem, and the time at which it began.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trouble {
-    /// The time at which it began.
+    /// The time at which the problem began (RFC 3339).
     pub since: String,
-    /// What failed, in words.
+    /// Readable description of the failure.
     pub why: String,
 }
 
@@ -105,79 +106,80 @@ pub struct Health {
     pub api_version: String,
     /// Kind of the object: always `Health`.
     pub kind: String,
-    /// How syncs go.
+    /// State of the syncs of each IP family.
     pub syncs: Vec<FamilySync>,
 }
 
-/// How syncs of one IP family go.
+/// State of the syncs of one IP family.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilySync {
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// The last one that came in force.
+    /// The last sync that took effect; `None`: none has.
     pub last: Option<LastSync>,
-    /// The time at which the one under way began.
+    /// The time at which the current sync began (RFC 3339); `None`: no sync is running.
     pub under_way_since: Option<String>,
-    /// Why none comes in force.
+    /// Why the last attempt had no effect; `None`: it had.
     pub trouble: Option<Trouble>,
-    /// Whether changes have waited for too long, as `/livez` has it.
+    /// Whether changes have waited for so long that `/livez` fails.
     pub overdue: bool,
-    /// Addresses and endpoints that stay until their last connection ends.
+    /// Number of addresses and endpoints that stay until their last connection ends.
     pub draining: usize,
-    /// Why Services of the family are not served, which is no failure: the node does not have
-    /// the family. `None`: they are. An earlier version has nothing of it.
+    /// Why Services of the family are not served although nothing failed: the node does not have
+    /// the family. `None`: they are served. Earlier versions do not have this field.
     #[serde(default)]
     pub not_served: Option<String>,
 }
 
-/// What stays until its last connection ends.
+/// An address or endpoint that stays until its last connection ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Draining {
     /// The address that clients called, with port and protocol.
     pub address: String,
-    /// The endpoint that left its Service; `null`: the address itself is no longer served.
+    /// The endpoint that was removed from its Service; `None`: the address itself is no longer
+    /// served.
     pub endpoint: Option<String>,
 }
 
-/// A sync that came in force.
+/// A sync that took effect.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LastSync {
-    /// The time at which it ended.
+    /// The time at which the sync ended (RFC 3339).
     pub ended: String,
-    /// How long it took.
+    /// Duration of the sync, in seconds.
     pub seconds: f64,
-    /// Whether everything was compared with the kernel.
+    /// Whether the sync compared everything with the kernel, not only what had changed.
     pub full: bool,
 }
 
-/// How much there is.
+/// Numbers of Services, ServicePorts and endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
-    /// Services that are known.
+    /// Number of known Services.
     pub services: usize,
-    /// Their ports, once for each IP family.
+    /// Number of ports of these Services, counted once for each IP family.
     pub service_ports: usize,
-    /// Endpoints of all these.
+    /// Number of endpoints of all these ports.
     pub endpoints: usize,
-    /// Those of them that take new connections.
+    /// Number of these endpoints that take new connections.
     pub endpoints_in_use: usize,
 }
 
-/// Something that is not in force as asked.
+/// A ServicePort, or other state, that is not in force as desired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Failing {
-    /// `namespace/name:port` of the ServicePort; `None`: it is of no one's.
+    /// `namespace/name:port` of the ServicePort; `None`: the failure belongs to no ServicePort.
     pub service_port: Option<String>,
-    /// The ServicePort's protocol.
+    /// Protocol of the ServicePort: `TCP`, `UDP` or `SCTP`; `None` if `service_port` is `None`.
     pub protocol: Option<String>,
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// What failed, in words.
+    /// Readable description of the failure.
     pub why: String,
 }
 
@@ -187,36 +189,36 @@ pub struct Failing {
 pub struct HealthCheckFailing {
     /// `namespace/name` of the Service.
     pub service: String,
-    /// Where it is to be served.
+    /// The address at which it should be served, with its port.
     pub address: String,
-    /// The time at which it was first tried in vain.
+    /// The time of the first failed attempt (RFC 3339).
     pub since: String,
-    /// What failed, in words.
+    /// Readable description of the failure.
     pub why: String,
 }
 
-/// Something that a Service asks for and the mode does not do.
+/// A setting of a Service that the mode does not support.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unsupported {
     /// `namespace/name` of the Service.
     pub service: String,
-    /// The annotation, or another part of the Service.
+    /// The annotation, or another field of the Service.
     pub what: String,
-    /// Why not, and what is done instead.
+    /// The reason, and what is done instead.
     pub why: String,
 }
 
-/// An address that a Service names and another one has.
+/// An address that a Service names and another Service owns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Conflict {
     /// `namespace/name:port` of the ServicePort that does not get it.
     pub service_port: String,
-    /// The ServicePort's protocol.
+    /// Protocol of both ServicePorts: `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     /// `namespace/name:port` of the ServicePort that owns it.
     pub owner: String,
-    /// Which address, and why.
+    /// The address, and the rule by which the other ServicePort owns it.
     pub why: String,
 }

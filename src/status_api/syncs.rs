@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SyncList {
-    /// The version of this format: [`super::VERSION`].
+    /// Version of the API: always [`VERSION`](super::VERSION).
     pub api_version: String,
-    /// The kind of object: `SyncList`.
+    /// Kind of the object: always `SyncList`.
     pub kind: String,
     /// At most 100 syncs of each family.
     pub items: Vec<PastSync>,
@@ -20,16 +20,16 @@ pub struct SyncList {
 pub struct PastSync {
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// The time at which it ended.
+    /// The time at which the sync ended (RFC 3339).
     pub ended: String,
-    /// How long it took.
+    /// Duration of the sync, in seconds.
     pub seconds: f64,
-    /// Whether everything was compared with the kernel.
+    /// Whether the sync compared everything with the kernel, not only what had changed.
     pub full: bool,
-    /// ServicePorts that it looked at; `None`: it took no effect.
+    /// Number of ServicePorts that the sync processed; `None`: it had no effect.
     pub service_ports: Option<usize>,
-    /// ServicePorts that are not in force as asked after it; `None`: it took no effect.
+    /// Number of ServicePorts that were not in force after the sync; `None`: it had no effect.
     pub failed: Option<usize>,
-    /// Why it took no effect.
+    /// Why the sync had no effect; `None`: it took effect.
     pub error: Option<String>,
 }
