@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// Reads an IP address.
+/// Returns the IP address that `text` holds, an IPv4-mapped one as IPv4; `None` if it holds none.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(ip) => Some(ip.to_canonical()),
@@ -34,7 +34,8 @@ fn parse_padded_v4(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| Ipv4Addr::from(octets))
 }
 
-/// Reads a CIDR and clears its host bits.
+/// Returns the network that `text` holds in CIDR notation, with its host bits cleared; `None` if it
+/// holds none.
 pub(crate) fn parse_cidr(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     if length.is_empty() || !length.bytes().all(|byte| byte.is_ascii_digit()) {

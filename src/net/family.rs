@@ -60,7 +60,7 @@ impl Family {
         }
     }
 
-    /// Returns the address that stands for all of the family, or for none.
+    /// Returns the unspecified address of the family: `0.0.0.0` or `::`.
     pub const fn unspecified(self) -> IpAddr {
         match self {
             Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -76,12 +76,12 @@ impl Family {
         }
     }
 
-    /// Returns the family whose `AF_` constant this is.
+    /// Returns the family whose `AF_` constant `number` is; `None` for any other number.
     pub(crate) fn from_number(number: u8) -> Option<Family> {
         Family::ALL.into_iter().find(|f| f.number() == number)
     }
 
-    /// Returns the name that Kubernetes has for it.
+    /// Returns the name that Kubernetes uses: `IPv4` or `IPv6`.
     pub fn name(self) -> &'static str {
         match self {
             Family::V4 => "IPv4",
@@ -114,7 +114,7 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// Returns that of `family`.
+    /// Returns the value of `family`.
     pub fn get(&self, family: Family) -> &T {
         match family {
             Family::V4 => &self.v4,
@@ -122,7 +122,7 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// Returns that of `family`.
+    /// Returns the value of `family`, to be changed.
     pub fn get_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,
@@ -130,12 +130,12 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// Both, IPv4's first.
+    /// Returns each family with its value, IPv4 first.
     pub fn iter(&self) -> impl Iterator<Item = (Family, &T)> {
         [(Family::V4, &self.v4), (Family::V6, &self.v6)].into_iter()
     }
 
-    /// Both, IPv4's first.
+    /// Returns each family with its value to be changed, IPv4 first.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Family, &mut T)> {
         [(Family::V4, &mut self.v4), (Family::V6, &mut self.v6)].into_iter()
     }
@@ -148,7 +148,7 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// Returns references to both.
+    /// Returns references to both values.
     pub fn as_ref(&self) -> PerFamily<&T> {
         PerFamily {
             v4: &self.v4,
@@ -156,7 +156,7 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// Returns references to both, by which they can be changed.
+    /// Returns mutable references to both values.
     pub fn as_mut(&mut self) -> PerFamily<&mut T> {
         PerFamily {
             v4: &mut self.v4,
@@ -169,7 +169,7 @@ impl<T> IntoIterator for PerFamily<T> {
     type Item = (Family, T);
     type IntoIter = std::array::IntoIter<(Family, T), 2>;
 
-    /// Both, IPv4's first.
+    /// Returns each family with its value, IPv4 first.
     fn into_iter(self) -> Self::IntoIter {
         [(Family::V4, self.v4), (Family::V6, self.v6)].into_iter()
     }
