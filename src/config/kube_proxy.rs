@@ -11,7 +11,7 @@ use super::bind::{HEALTHZ_PORT, METRICS_PORT};
 /// The configuration. `Default` is what an empty file means.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubeProxyConfiguration {
-    /// Feature gates by name.
+    /// Feature gates by name, and whether each is enabled.
     pub feature_gates: BTreeMap<String, bool>,
     /// The connection to the API server.
     pub client_connection: ClientConnection,
@@ -19,13 +19,13 @@ pub struct KubeProxyConfiguration {
     pub logging: Logging,
     /// Name of this node; empty: the machine's host name.
     pub hostname_override: String,
-    /// This node's own address; 0.0.0.0 or ::, if the Node says it.
+    /// This node's primary address; `0.0.0.0` or `::`: taken from the Node object.
     pub bind_address: String,
     /// Where `/healthz` is served; empty: nowhere.
     pub healthz_bind_address: String,
     /// Where `/metrics` is served; empty: nowhere.
     pub metrics_bind_address: String,
-    /// An address that cannot be bound ends the program.
+    /// Whether the program ends if an address cannot be bound.
     pub bind_address_hard_fail: bool,
     /// Whether to serve `/debug/pprof`.
     pub enable_profiling: bool,
@@ -33,15 +33,15 @@ pub struct KubeProxyConfiguration {
     pub show_hidden_metrics_for_version: String,
     /// The mode asked for, as written; empty: the default.
     pub mode: String,
-    /// How often everything is compared with the kernel.
+    /// Time between two full syncs, which compare everything with the kernel.
     pub sync_period: Duration,
-    /// Least time between two syncs.
+    /// Shortest time between two syncs.
     pub min_sync_period: Duration,
     /// Whether `min_sync_period` is configured and not a default.
     pub min_sync_period_given: bool,
-    /// SNAT everything that is sent to cluster IPs.
+    /// Whether everything that is sent to cluster IPs is masqueraded.
     pub masquerade_all: bool,
-    /// For iptables mode, and for ipvs mode where it uses iptables.
+    /// Settings of iptables mode, and of ipvs mode's iptables rules.
     pub iptables: Iptables,
     /// Settings of ipvs mode.
     pub ipvs: Ipvs,
@@ -56,13 +56,14 @@ pub struct KubeProxyConfiguration {
     pub detect_local: Detect,
     /// CIDRs of node addresses that serve node ports, or `primary`; none: all.
     pub node_port_addresses: Vec<String>,
-    /// For the kernel's out-of-memory killer, -1000 to 1000.
+    /// Score adjustment for the kernel's out-of-memory killer, -1000 to 1000.
     pub oom_score_adj: i32,
     /// Settings of the kernel's connection tracking.
     pub conntrack: Conntrack,
-    /// How often everything is fetched again from the API server.
+    /// Time after which everything is fetched again from the API server.
     pub config_sync_period: Duration,
-    /// Ports for redirecting capture in userspace mode.
+    /// Range of local ports for redirect capture in userspace mode, such as `30000-31000`; empty:
+    /// any free port.
     pub port_range: String,
     /// Settings for Windows, which nothing reads.
     pub windows_run_as_service: bool,
@@ -77,9 +78,9 @@ pub struct ClientConnection {
     pub accept_content_types: String,
     /// `Content-Type` of requests.
     pub content_type: String,
-    /// Requests a second.
+    /// Requests to the API server per second, on average.
     pub qps: f32,
-    /// Requests at once.
+    /// Requests to the API server that may exceed `qps` at once.
     pub burst: i32,
 }
 
@@ -94,9 +95,9 @@ pub struct Logging {
     pub verbosity: u32,
     /// Verbosity of some source files, as `--vmodule` sets it.
     pub vmodule: Vec<VmoduleItem>,
-    /// For format `text`.
+    /// Options of format `text`.
     pub text: StreamOptions,
-    /// For format `json`.
+    /// Options of format `json`.
     pub json: StreamOptions,
 }
 
@@ -105,14 +106,14 @@ pub struct Logging {
 pub struct VmoduleItem {
     /// Pattern of the files' names.
     pub file_pattern: String,
-    /// Verbosity of these files.
+    /// Verbosity of log messages from these files.
     pub verbosity: u32,
 }
 
 /// Where lines of the log go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// Errors to standard error, the rest to standard output.
+    /// Whether errors go to standard error and all other lines to standard output.
     pub split_stream: bool,
     /// Bytes to buffer, a [quantity](super::quantity).
     pub info_buffer_size: String,
@@ -123,24 +124,24 @@ pub struct StreamOptions {
 pub struct Iptables {
     /// Bit of the packet mark that asks for SNAT, 0 to 31.
     pub masquerade_bit: i32,
-    /// Node ports are served on loopback too.
+    /// Whether node ports are also served on loopback addresses.
     pub localhost_node_ports: bool,
 }
 
 /// Settings of ipvs mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ipvs {
-    /// Name of the scheduler; empty: rr.
+    /// Name of the default scheduler; empty: `rr`.
     pub scheduler: String,
     /// CIDRs of virtual servers that belong to other programs.
     pub exclude_cidrs: Vec<String>,
-    /// Do not answer ARP for service addresses.
+    /// Whether the node answers no ARP requests for service addresses.
     pub strict_arp: bool,
-    /// Of idle TCP connections; zero: as the kernel has it.
+    /// Timeout of idle TCP connections; zero: the kernel's value is not changed.
     pub tcp_timeout: Duration,
-    /// Of TCP connections after a FIN; zero: as the kernel has it.
+    /// Timeout of TCP connections after a FIN; zero: the kernel's value is not changed.
     pub tcp_fin_timeout: Duration,
-    /// Of UDP; zero: as the kernel has it.
+    /// Timeout of UDP flows; zero: the kernel's value is not changed.
     pub udp_timeout: Duration,
 }
 

@@ -20,7 +20,7 @@ pub fn feature_gates(text: &str, gates: &mut BTreeMap<String, bool>) -> Result<(
     Ok(())
 }
 
-/// Reads a boolean as Go's `strconv.ParseBool` does.
+/// Reads a boolean as Go's `strconv.ParseBool` does; `None`: it is none.
 pub fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -29,8 +29,8 @@ pub fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// Reads a whole number as Go's `strconv.ParseInt` does with base 0: `0x1f`,
-/// `0o17` and `017`, `0b1`, `1_000` too.
+/// Reads a whole number as Go's `strconv.ParseInt` does with base 0 (`0x1f`, `0o17`, `017`, `0b1`
+/// and `1_000` as well); `None`: it is none.
 pub fn whole(text: &str) -> Option<i32> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let prefixed = |prefix: [&str; 2]| prefix.iter().find_map(|p| unsigned.strip_prefix(p));
