@@ -51,7 +51,7 @@ pub struct StaleEndpoint {
     pub address: SocketAddr,
 }
 
-/// What a ServicePort lost.
+/// The addresses and ports that a ServicePort lost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StaleAddresses {
     /// The ServicePort as it was before.
@@ -65,7 +65,7 @@ pub struct StaleAddresses {
 pub struct LostAddresses {
     /// Addresses and ports on which it was served.
     pub services: Vec<SocketAddr>,
-    /// The node port on which it was served.
+    /// The node port on which it was served; `None`: it lost none.
     pub node_port: Option<u16>,
 }
 

@@ -197,7 +197,8 @@ fn given<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Given<'a>> {
     })
 }
 
-/// Returns the weight that an EndpointSlice or a Node gives to its endpoints.
+/// Returns the weight that an EndpointSlice or a Node gives to its endpoints; `None`: it gives
+/// none, or a malformed one, which is recorded in `inspection`.
 pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Option<u16> {
     let Given { field, value } = given(metadata, WEIGHT)?;
     let weight = value.parse().ok();

@@ -71,7 +71,7 @@ impl ServiceMap {
         self.ports.get(name)
     }
 
-    /// Returns the object of this node, once it is known.
+    /// Returns the Node object of this node; `None` until it is known.
     pub fn this_node(&self) -> Option<&Arc<Node>> {
         self.node.as_ref()
     }

@@ -22,18 +22,20 @@ const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 pub struct Node {
     /// Name of the Node.
     pub name: Arc<str>,
-    /// Zone of the Node, from its label `topology.kubernetes.io/zone`.
+    /// Zone of the Node, from its label `topology.kubernetes.io/zone`; `None`: it has no such
+    /// label.
     pub zone: Option<Arc<str>>,
     /// Networks from which its pods have their addresses.
     pub pod_cidrs: Box<[IpNet]>,
     /// Its IP addresses: internal ones first, then external ones, each in
     /// order of the status.
     pub addresses: Box<[IpAddr]>,
-    /// It is being deleted.
+    /// Whether the Node object is being deleted.
     pub deleting: bool,
-    /// The cluster autoscaler is about to remove it.
+    /// Whether the cluster autoscaler is about to remove the node.
     pub to_be_deleted: bool,
-    /// The weight of each endpoint that runs on it, from `tripod.proxy/weight`.
+    /// The weight of each endpoint that runs on it, from `tripod.proxy/weight`; `None`: not given,
+    /// or malformed.
     pub weight: Option<u16>,
 }
 

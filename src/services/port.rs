@@ -52,16 +52,15 @@ impl fmt::Display for ServicePortName {
     }
 }
 
-/// Whether connections of one client stay on one endpoint.
+/// Whether the connections of one client stay on one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionAffinity {
-    /// Each connection is scheduled by itself.
+    /// Each connection is scheduled independently.
     None,
-    /// Connections of one client address go to the same endpoint until the
-    /// client was silent for `timeout`.
+    /// Connections of one client address go to the same endpoint until the client has been silent
+    /// for `timeout`.
     ClientIp {
-        /// Time since the client's last new connection after which it is
-        /// scheduled afresh.
+        /// Time since the client's last new connection after which a new endpoint is chosen.
         timeout: Duration,
     },
 }
@@ -75,8 +74,8 @@ pub enum TrafficPolicy {
     Local,
 }
 
-/// One port of one Service in one IP family, with its endpoints: all that a
-/// mode needs to know to carry its traffic. Immutable; a change makes a new one.
+/// One port of one Service in one IP family, with its endpoints: everything that a mode needs to
+/// serve it. Immutable: a change creates a new one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     /// Identity of the ServicePort.
@@ -85,8 +84,8 @@ pub struct ServicePort {
     pub cluster_ip: Option<IpAddr>,
     /// The port on cluster, external and load-balancer IPs.
     pub port: u16,
-    /// The port on the node's addresses, if there is one; not on those that
-    /// are [excluded](ServicePort::node_port_excluded).
+    /// The port on the node's addresses, except those that are
+    /// [excluded](ServicePort::node_port_excluded); `None`: it has no node port.
     pub node_port: Option<u16>,
     /// `spec.externalIPs` of this family, without those that other ServicePorts
     /// own.
@@ -94,7 +93,7 @@ pub struct ServicePort {
     /// `status.loadBalancer.ingress[].ip` of this family whose `ipMode` is VIP,
     /// without those that other ServicePorts own.
     pub load_balancer_ips: Box<[IpAddr]>,
-    /// `spec.loadBalancerSourceRanges` of this family; empty: everyone.
+    /// `spec.loadBalancerSourceRanges` of this family; empty: all clients are allowed.
     pub load_balancer_source_ranges: Box<[IpNet]>,
     /// `spec.sessionAffinity`, with its timeout.
     pub session_affinity: SessionAffinity,
@@ -102,11 +101,11 @@ pub struct ServicePort {
     pub internal_traffic_policy: TrafficPolicy,
     /// Policy for traffic to external, load-balancer IPs and node ports.
     pub external_traffic_policy: TrafficPolicy,
-    /// `spec.healthCheckNodePort`, where the external policy is Local; `None`, too, where
-    /// another Service has it as a node port.
+    /// `spec.healthCheckNodePort`, if the external policy is Local; `None` as well if it is a node
+    /// port of another Service.
     pub health_check_node_port: Option<u16>,
-    /// What the Service asks for under `tripod.proxy/`; `None`: nothing.
-    /// [`ServicePort::preferences`] reads it.
+    /// The settings of the Service's annotations `tripod.proxy/…`; `None`: it has none.
+    /// [`ServicePort::preferences`] reads them.
     pub preferences: Option<Arc<Preferences>>,
     /// The endpoints, and which of them a packet may reach.
     pub endpoints: Arc<Endpoints>,

@@ -35,14 +35,13 @@ const NOT_SERVED: &str =
 pub struct Service {
     /// Namespace and name.
     pub name: ServiceName,
-    /// When it was made: the older of two Services goes first where both name
-    /// the same address.
+    /// Time of creation: if two Services name the same address, the older one takes precedence.
     pub created: Created,
-    /// What a proxy has to serve, or why there is nothing.
+    /// What a proxy must serve, or why it serves nothing.
     pub serving: Result<Serving, NotServed>,
-    /// It has a selector, by which the control plane writes its EndpointSlices.
+    /// Whether it has a selector, from which the control plane writes its EndpointSlices.
     pub selector: bool,
-    /// What its author asks for under `tripod.proxy/`, if anything.
+    /// The settings of its annotations `tripod.proxy/…`; `None`: it has none.
     pub preferences: Option<Arc<Preferences>>,
 }
 
@@ -78,7 +77,7 @@ pub enum NotServed {
     NoClusterIp,
 }
 
-/// What a proxy has to serve of a Service.
+/// What a proxy must serve of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serving {
     /// Cluster IPs, at most one of each family.
@@ -97,7 +96,7 @@ pub struct Serving {
     pub internal_traffic_policy: TrafficPolicy,
     /// Policy for external and load-balancer IPs and node ports.
     pub external_traffic_policy: TrafficPolicy,
-    /// Port at which load balancers ask whether this node has endpoints.
+    /// Port at which load balancers ask whether this node has endpoints; `None`: there is none.
     pub health_check_node_port: Option<u16>,
 }
 
@@ -110,7 +109,7 @@ pub struct Port {
     pub protocol: Protocol,
     /// Port on the Service's addresses.
     pub port: u16,
-    /// Port on the node's addresses.
+    /// Port on the node's addresses; `None`: it has no node port.
     pub node_port: Option<u16>,
 }
 

@@ -47,9 +47,8 @@ pub struct EndpointSlice {
     pub name: SliceName,
     /// The Service whose endpoints these are.
     pub owner: Owner,
-    /// It is labelled for another proxy. What counts is the Service's label, of
-    /// which this is a copy; but that its Service is not known is no oddity
-    /// then.
+    /// Whether it is labelled for another proxy. The Service's label decides, of which this is a
+    /// copy; but if it is set, an unknown Service is no oddity.
     pub for_another_proxy: bool,
     /// Ports that each endpoint has.
     pub ports: Box<[SlicePort]>,
@@ -58,7 +57,8 @@ pub struct EndpointSlice {
     /// Addresses of endpoints that are left out because nothing of a Service may be there, the
     /// first of them.
     pub forbidden: Box<[IpAddr]>,
-    /// The weight of each of its endpoints, from `tripod.proxy/weight`.
+    /// The weight of each of its endpoints, from `tripod.proxy/weight`; `None`: not given, or
+    /// malformed.
     pub weight: Option<u16>,
     /// The time of the change for which it was written.
     pub trigger: Trigger,
@@ -89,17 +89,17 @@ pub struct SlicePort {
 /// An endpoint of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceEndpoint {
-    /// Its first address; the API defines no meaning for others.
+    /// Its first address; the API defines no meaning for further ones.
     pub address: IpAddr,
-    /// Node it runs on, if known.
+    /// Name of the node on which it runs; `None`: not known.
     pub node_name: Option<Arc<str>>,
-    /// It takes new connections.
+    /// Whether it takes new connections (condition `ready`).
     pub ready: bool,
-    /// It serves, whether it is terminating or not.
+    /// Whether it serves, terminating or not (condition `serving`).
     pub serving: bool,
-    /// It is being shut down.
+    /// Whether it is being shut down (condition `terminating`).
     pub terminating: bool,
-    /// Zones and nodes that it is meant for, if the controller gave hints.
+    /// Zones and nodes for which it is meant; `None`: the controller gave no hints.
     pub hints: Option<Arc<Hints>>,
 }
 

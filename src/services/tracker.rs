@@ -72,12 +72,12 @@ impl Tracker {
         &self.map
     }
 
-    /// Returns the object of this node, once it is known.
+    /// Returns the Node object of this node; `None` until it is known.
     pub fn node(&self) -> Option<&Arc<Node>> {
         self.map.this_node()
     }
 
-    /// Returns the object of a Service.
+    /// Returns the object of a Service; `None`: it is not known.
     pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
         self.services.get(name)?.service.as_ref()
     }
