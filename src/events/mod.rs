@@ -12,12 +12,12 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 pub use self::post::post;
 use crate::services::ServiceName;
 
-/// Something that happened, as `kubectl describe` shows it.
+/// A Kubernetes Event, as `kubectl describe` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     /// The object that it is about.
     pub regarding: Regarding,
-    /// How bad it is.
+    /// Whether it is normal or a warning (`type`).
     pub severity: Severity,
     /// Why, in one CamelCase word (`reason`).
     pub reason: &'static str,
