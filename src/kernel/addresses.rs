@@ -19,11 +19,11 @@ pub const LABEL: &str = "lo:tripod";
 /// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The IP address.
+    /// The IP address, without the length of its network.
     pub address: IpAddr,
     /// Length of its subnet's prefix, in bits.
     pub prefix: u8,
-    /// Index of its interface.
+    /// Index of the network interface that has it.
     pub index: u32,
     /// Name of its interface; empty if the interface went meanwhile.
     pub interface: String,
@@ -371,7 +371,7 @@ fn deprecated() -> [u8; 16] {
     info
 }
 
-/// What a notification says.
+/// A change that a notification reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// An address was removed.

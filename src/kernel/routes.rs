@@ -27,10 +27,10 @@ pub enum Kind {
     Prohibit,
 }
 
-/// A route of Tripod.
+/// A route that Tripod owns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Route {
-    /// Number of its table.
+    /// Number of the routing table that contains it.
     pub table: u32,
     /// Destination of the packets that take it.
     pub destination: IpNet,

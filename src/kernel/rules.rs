@@ -52,7 +52,7 @@ pub struct Rule {
     pub sent_here: bool,
     /// The mark of the packets, all of it; `None`: whatever it is.
     pub mark: Option<u32>,
-    /// What the rule does.
+    /// Action for packets that match the rule.
     pub action: Action,
 }
 

@@ -27,7 +27,7 @@ pub enum Change {
 /// A change of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What became of it.
+    /// The change of the entry that the notification reports.
     pub change: Change,
     /// The entry as it is now.
     pub flow: Flow,

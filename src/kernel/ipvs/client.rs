@@ -28,7 +28,7 @@ const TIMEOUT_UDP: u16 = 6;
 /// How long connections live without packets; in whole seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For established TCP connections.
+    /// Timeout of established TCP connections.
     pub tcp: Duration,
     /// For TCP connections after a FIN.
     pub tcp_fin: Duration,

@@ -9,16 +9,16 @@ use std::{
 
 use crate::net::Protocol;
 
-/// A connection of IPVS.
+/// An entry of the connection table of IPVS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// The transport protocol.
     pub protocol: Protocol,
     /// The client's address and port.
     pub client: SocketAddr,
-    /// The virtual server.
+    /// Address and port of the virtual server.
     pub server: SocketAddr,
-    /// The real server.
+    /// Address and port of the real server.
     pub real: SocketAddr,
 }
 

@@ -83,12 +83,13 @@ pub(super) fn attributes(octets: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-/// Returns the attribute of that kind.
+/// Returns the content of the attribute of that kind; `None`: there is none.
 pub(super) fn find(octets: &[u8], kind: u8) -> Option<&[u8]> {
     attributes(octets).find(|(k, _)| *k == kind).map(|(_, o)| o)
 }
 
-/// Returns the number of that kind.
+/// Returns the number in the attribute of that kind; `None`: there is none, or it has another
+/// length.
 pub(super) fn number(octets: &[u8], kind: u8) -> Option<u32> {
     let octets = find(octets, kind)?;
     octets.try_into().ok().map(u32::from_ne_bytes)

@@ -20,7 +20,7 @@ use tokio::net::UdpSocket;
 /// Who sent a datagram, to which of our addresses, and how long it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Received {
-    /// Bytes of the datagram.
+    /// Length of the datagram, in bytes.
     pub len: usize,
     /// The address that the datagram came from.
     pub from: SocketAddr,

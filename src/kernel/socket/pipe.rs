@@ -75,7 +75,7 @@ impl Pipe {
         }
     }
 
-    /// Bytes in it.
+    /// Returns the number of bytes in the pipe.
     pub fn filled(&self) -> usize {
         self.filled
     }

@@ -24,7 +24,7 @@ const WATCHED: Interest = Interest::READABLE
     .add(Interest::WRITABLE)
     .add(Interest::PRIORITY);
 
-/// What a read brought.
+/// Result of a read from a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// So many bytes, into the pipe.

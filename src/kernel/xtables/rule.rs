@@ -49,7 +49,7 @@ impl Table {
         }
     }
 
-    /// Returns the table of that name.
+    /// Returns the table of that name; `None`: Tripod knows no such table.
     pub fn named(name: &str) -> Option<Table> {
         Table::ALL.into_iter().find(|table| table.name() == name)
     }
@@ -73,9 +73,9 @@ pub fn word(protocol: Protocol) -> &'static str {
 /// Bits of a packet's mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mark {
-    /// What the bits are.
+    /// Value of the bits in `mask`.
     pub value: u32,
-    /// Which bits are meant.
+    /// Bits of the mark to which `value` applies.
     pub mask: u32,
 }
 
@@ -212,7 +212,7 @@ pub struct Rule {
     pub input: Option<Negatable<String>>,
     /// `-p`: its transport protocol.
     pub protocol: Option<Protocol>,
-    /// Extensions, in this order.
+    /// Match extensions, in the order in which they are written.
     pub matches: Vec<Match>,
     /// What happens; `None` only counts.
     pub target: Option<Target>,
@@ -293,7 +293,7 @@ impl Rule {
         self.with(Match::DestinationPorts(protocol, port..=port))
     }
 
-    /// Adds any other extension.
+    /// Returns the rule with one more match extension at its end.
     pub fn with(mut self, one: Match) -> Rule {
         self.matches.push(one);
         self
@@ -310,7 +310,7 @@ impl Rule {
         self.target(Target::Jump(chain.into()))
     }
 
-    /// Returns the chain that the rule jumps to.
+    /// Returns the chain that the rule jumps to; `None`: it jumps to none.
     pub fn leads_to(&self) -> Option<&str> {
         match &self.target {
             Some(Target::Jump(to)) => Some(to),
@@ -334,7 +334,7 @@ impl Rule {
 }
 
 impl<T> Negatable<T> {
-    /// Returns what is compared.
+    /// Returns the value that is compared, negated or not.
     pub fn value(&self) -> &T {
         match self {
             Negatable::Is(value) | Negatable::IsNot(value) => value,

@@ -33,7 +33,7 @@ impl Words {
         &self.0
     }
 
-    /// Returns the chain or target that the rule leads to, by `-j` or `-g`.
+    /// Returns the chain or target of `-j` or `-g`; `None`: the rule has neither.
     pub fn target(&self) -> Option<&str> {
         target(&self.0)
     }
@@ -172,8 +172,8 @@ pub fn values(words: &str, option: &str) -> impl Iterator<Item = String> {
     found.into_iter()
 }
 
-/// Returns the chain or target that a rule leads to, by `-j` or `-g`, in the words
-/// of `iptables-save`.
+/// Returns the chain or target of `-j` or `-g` in a rule as `iptables-save` prints it; `None`: the
+/// rule has neither.
 pub fn target(words: &str) -> Option<&str> {
     let (mut quoted, mut escaped) = (false, false);
     let mut bare = words.split(|c| {
