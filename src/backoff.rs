@@ -59,7 +59,7 @@ impl Backoff {
         sleep_until(self.due.unwrap_or(now)).await;
     }
 
-    /// Nothing fails any more.
+    /// Records a success: nothing is due, and the next pause is the first one again.
     pub fn succeeded(&mut self) {
         self.due = None;
         self.pause = self.first;
