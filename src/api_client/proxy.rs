@@ -13,7 +13,7 @@ pub(super) struct Proxy {
     pub(super) kind: ProxyKind,
     /// Where it is, with its scheme and port, without user.
     pub(super) url: Uri,
-    /// User and password.
+    /// User and password; `None`: the proxy needs no credentials.
     pub(super) user: Option<(String, String)>,
 }
 
@@ -210,7 +210,8 @@ impl Proxy {
         Ok(Proxy { kind, url, user })
     }
 
-    /// Returns the credentials for an HTTP proxy (`Proxy-Authorization`).
+    /// Returns the value of `Proxy-Authorization` for an HTTP proxy; `None`: the proxy has no
+    /// credentials, or they cannot be sent in a header.
     pub(super) fn authorization(&self) -> Option<HeaderValue> {
         let (name, password) = self.user.as_ref()?;
         let encoded = data_encoding::BASE64.encode(format!("{name}:{password}").as_bytes());
