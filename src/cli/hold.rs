@@ -9,7 +9,7 @@ use crate::{confine::Confinement, hold::SOCKET};
 /// What the subcommand is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// Where it listens.
+    /// Path of the unix socket at which proxies find the holder.
     pub socket: PathBuf,
     /// How far it confines itself.
     pub confinement: Confinement,

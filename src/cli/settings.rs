@@ -16,18 +16,18 @@ use crate::config::{
 /// Everything that the user asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// The job to do.
+    /// What the process is to do, such as serving or cleaning up.
     pub job: Job,
     /// The configuration, complete, as `/configz` shows it.
     pub configuration: KubeProxyConfiguration,
     /// The values that follow from the configuration.
     pub effective: Effective,
-    /// Address of the API server, if it is not to be the kubeconfig's.
+    /// Address of the API server; `None`: that of the kubeconfig or the service account.
     pub master: Option<String>,
     /// Values of flags that only Tripod has.
     pub own: Own,
-    /// The configuration file that was read, to be
-    /// [watched](config::watch_file) while serving.
+    /// The configuration file that was read, which is [watched](config::watch_file) while serving;
+    /// `None`: there is none.
     pub file: Option<ConfigFile>,
     /// Lines for the log about settings that have no effect, or another one
     /// than might be expected.
@@ -36,7 +36,7 @@ pub struct Settings {
     pub flags: Vec<(&'static str, String)>,
 }
 
-/// The job to do.
+/// What the process is to do, by subcommand or flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Job {
     /// Serve until a signal ends the process.
