@@ -67,11 +67,11 @@ pub enum Task {
 /// settings and the state of its node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Serving {
-    /// It may have to start programs.
+    /// Whether it may have to start programs.
     pub programs: bool,
-    /// It carries connections itself.
+    /// Whether it relays connections itself.
     pub relays: bool,
-    /// It notices changes of files.
+    /// Whether it watches files for changes.
     pub watches_files: bool,
 }
 
