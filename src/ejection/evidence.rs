@@ -91,7 +91,7 @@ pub struct Asked {
 pub struct Verdict {
     /// Address and port of the ejected endpoint.
     pub endpoint: SocketAddr,
-    /// For how long.
+    /// Time for which it gets no new connections.
     pub length: Duration,
 }
 
