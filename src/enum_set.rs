@@ -46,7 +46,7 @@ impl<T: Variants> EnumSet<T> {
         self.bits & (1 << variant.place()) != 0
     }
 
-    /// Returns the others.
+    /// Returns this set without `variants`.
     #[must_use]
     pub fn without(self, variants: &[T]) -> EnumSet<T> {
         let gone: EnumSet<T> = variants.iter().copied().collect();
