@@ -106,8 +106,8 @@ impl Holding {
         })))
     }
 
-    /// Has the holder keep `socket`, which is at `address` and was opened for `label`,
-    /// until what is returned is dropped.
+    /// Has the holder keep `socket`, which is at `address` and was opened for `label`, until the
+    /// returned value is dropped. `None`: there is no holder, or `label` is too long for it.
     pub fn hold(
         &self,
         protocol: Protocol,
