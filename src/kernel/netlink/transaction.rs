@@ -36,7 +36,7 @@ sockopt_impl!(
 pub(in crate::kernel) struct Refusal {
     /// Which of the requests, from 0 on.
     pub index: usize,
-    /// The kernel's reason.
+    /// The error with which the kernel refused the request.
     pub errno: Errno,
     /// The kernel's text, where there is one.
     pub hint: Option<String>,

@@ -93,9 +93,9 @@ pub enum Policy {
 /// What makes a chain one that the kernel calls by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// What it is for.
+    /// Type of the base chain, which decides what its rules may do.
     pub kind: ChainType,
-    /// Where it is called.
+    /// Hook of the packets that enter it.
     pub hook: Hook,
     /// Its place among the chains of this hook, the lowest first.
     pub priority: i32,
@@ -110,7 +110,7 @@ pub struct Chain {
     pub name: String,
     /// Where the kernel calls it; without, only rules lead to it.
     pub base: Option<Base>,
-    /// For who lists it.
+    /// Comment that `nft list` shows; `None`: it has none.
     pub comment: Option<Comment>,
 }
 
@@ -192,7 +192,7 @@ impl Chain {
 pub struct ListedChain {
     /// Name of its table.
     pub table: String,
-    /// What it is.
+    /// The chain itself.
     pub chain: Chain,
     /// A number that no other chain of the table ever had.
     pub handle: u64,

@@ -53,14 +53,14 @@ pub struct Element {
     pub expires: Option<Duration>,
     /// What it counted, in a set that counts; never sent.
     pub counted: Option<Counted>,
-    /// For who lists it.
+    /// Comment that `nft list` shows; `None`: it has none.
     pub comment: Option<Comment>,
 }
 
 /// What an element counted since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Counted {
-    /// Packets that found it.
+    /// Number of packets that matched the element.
     pub packets: u64,
     /// Their bytes, from the IP header on.
     pub bytes: u64,

@@ -24,9 +24,9 @@ pub(super) const COMMENT: u8 = 0;
 /// A rule: conditions and actions, one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// What it says.
+    /// Its statements, in order.
     pub statements: Vec<Statement>,
-    /// For who lists it.
+    /// Comment that `nft list` shows; `None`: it has none.
     pub comment: Option<Comment>,
 }
 
@@ -86,7 +86,7 @@ pub struct ListedRule {
     pub chain: String,
     /// What it consists of, in the form of [`Expression::comparable`].
     pub expressions: Vec<Expression>,
-    /// For who lists it.
+    /// Comment that `nft list` shows; `None`: it has none.
     pub comment: Option<Comment>,
 }
 

@@ -110,13 +110,13 @@ pub enum Data {
 pub struct Set {
     /// The name, unique in its table.
     pub name: Arc<str>,
-    /// What its keys are.
+    /// Type of its keys.
     pub key: Type,
     /// What its data are, of a map.
     pub data: Option<Data>,
     /// Its elements may be ranges.
     pub interval: bool,
-    /// Rules change it.
+    /// Whether rules add or update elements.
     pub dynamic: bool,
     /// Its elements may have timeouts.
     pub timeouts: bool,
@@ -124,9 +124,9 @@ pub struct Set {
     pub timeout: Option<Duration>,
     /// So many elements at most. A dynamic set needs it.
     pub size: Option<u32>,
-    /// Each element counts.
+    /// Whether each element has a counter of packets and bytes.
     pub counter: bool,
-    /// For who lists it.
+    /// Comment that `nft list` shows; `None`: it has none.
     pub comment: Option<Comment>,
 }
 
@@ -329,7 +329,7 @@ pub struct ListedSet {
     pub table: String,
     /// It belongs to a rule and has no name of its own.
     pub anonymous: bool,
-    /// What it is.
+    /// The set itself.
     pub set: Set,
 }
 

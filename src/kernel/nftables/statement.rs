@@ -154,7 +154,7 @@ pub struct Dynset {
     pub timeout: Option<Duration>,
     /// The data, for a map. Key and data have to fit 64 octets.
     pub data: Vec<Field>,
-    /// The element counts.
+    /// Whether the element has a counter of packets and bytes.
     pub counter: bool,
     /// The element keeps a rate, and so does the rule for each.
     pub limit: Option<Limit>,

@@ -20,11 +20,11 @@ const COMMENT: u8 = 0;
 /// A table of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Whose packets it sees.
+    /// IP family whose packets it processes.
     pub family: Family,
     /// The name, unique in its family.
     pub name: String,
-    /// For who lists it.
+    /// Comment that `nft list` shows; `None`: it has none.
     pub comment: Option<Comment>,
     /// Only the socket that made it may change it, and it goes when that
     /// socket is closed. `nft` 1.0.6 can neither set nor change this.

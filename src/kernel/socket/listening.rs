@@ -29,9 +29,9 @@ pub enum Owner {
 /// An address to listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bind {
-    /// Address and port.
+    /// Local address and port of the socket.
     pub address: SocketAddr,
-    /// Whose address it is.
+    /// The owner of the address.
     pub owner: Owner,
 }
 

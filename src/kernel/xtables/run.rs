@@ -22,7 +22,7 @@ pub struct Writer {
 pub struct Refused<O> {
     /// Whose it was; `None`: everybody's.
     pub owner: Option<O>,
-    /// Why it was refused.
+    /// The error with which the program or the kernel refused it.
     pub error: Error,
 }
 

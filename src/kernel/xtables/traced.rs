@@ -23,7 +23,7 @@ pub struct Traced {
     pub packet: Headers,
     /// Index of the interface by which it came.
     pub input: Option<u32>,
-    /// Where it was.
+    /// The rule or chain that the packet reached.
     pub place: Place,
 }
 
