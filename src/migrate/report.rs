@@ -20,7 +20,7 @@ pub enum Importance {
 pub struct Row {
     /// The setting as the configuration has it, or what it is about.
     pub setting: String,
-    /// Whether that matters.
+    /// Whether the difference matters, or is only for information.
     pub importance: Importance,
     /// What kube-proxy does.
     pub kube_proxy: String,
@@ -89,7 +89,7 @@ pub struct Chosen {
     pub mode: Option<String>,
     /// Why each better one cannot.
     pub passed_over: Vec<String>,
-    /// What it goes without.
+    /// Optional features that the mode lacks on this kernel.
     pub lost: Vec<String>,
 }
 
@@ -117,8 +117,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the mode that decides: the one that this node would get, or the one
-    /// asked for.
+    /// Returns the mode that decides: the one that this node would get, or the one asked for if no
+    /// node was examined; `None`: this node can run none.
     pub(super) fn decisive(&self) -> Option<&str> {
         match &self.node {
             Some(chosen) => chosen.mode.as_deref(),
