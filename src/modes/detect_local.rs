@@ -53,7 +53,8 @@ impl DetectLocal {
         }
     }
 
-    /// The rule, for traffic of this node's pods only.
+    /// Returns `rule` limited to traffic of this node's pods; `None`: this traffic cannot be
+    /// distinguished.
     pub(super) fn local(&self, rule: Rule) -> Option<Rule> {
         match self {
             DetectLocal::Unknown => None,

@@ -9,14 +9,14 @@ use crate::kernel::xtables::{
     transaction::{Action, Op},
 };
 
-/// What a sync did.
+/// What a sync processed and wrote.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// ServicePorts that were planned.
+    /// Number of ServicePorts that were planned.
     pub examined: usize,
-    /// Rules that there are.
+    /// Number of rules of Tripod after the sync.
     pub total: RuleCount,
-    /// Rules that were written.
+    /// Number of rules that the sync wrote.
     pub written: RuleCount,
     /// Transactions of the kernel's that this took.
     pub transactions: u32,
@@ -36,9 +36,9 @@ impl From<&Done> for Synced {
 /// A number of rules in each table that kube-proxy counts them in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleCount {
-    /// In table filter.
+    /// Number of rules in table filter.
     pub filter: usize,
-    /// In table nat.
+    /// Number of rules in table nat.
     pub nat: usize,
 }
 

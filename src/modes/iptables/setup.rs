@@ -72,7 +72,7 @@ pub fn open_loopback() -> Result<(), sysctl::Error> {
     sysctl::write(ROUTE_LOCALNET, "1")
 }
 
-/// Returns what settings of the kernel rules with these `options` need.
+/// Returns the kernel setting that rules with these `options` need; `None`: they need none.
 pub fn settings(options: &Options) -> Option<Setting> {
     let needed = options.serves_localhost();
     needed.then_some(Setting::exactly(ROUTE_LOCALNET, 1))

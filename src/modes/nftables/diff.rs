@@ -279,7 +279,8 @@ impl Batch {
         }
     }
 
-    /// Returns the ServicePort for which an element of a step is.
+    /// Returns the ServicePort to which an element of a step belongs; `None`: it belongs to no
+    /// ServicePort of the change.
     pub fn owner(&self, step: usize, element: usize) -> Option<&ServicePortName> {
         let owner = self.owners.get(&step)?.get(element)?;
         self.change.ports.get(*owner).map(|(name, _)| name)

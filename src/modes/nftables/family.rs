@@ -163,7 +163,7 @@ impl FamilyTable {
         self.state.failed()
     }
 
-    /// Returns the options that are in force.
+    /// Returns the options that are in force; `None`: the table is not known to be in force.
     pub fn options(&self) -> Option<&Options> {
         self.applied.as_ref().map(|applied| &applied.options)
     }

@@ -125,7 +125,7 @@ impl Needs {
         self.addresses.contains(address)
     }
 
-    /// Returns whose virtual server is at `frontend`.
+    /// Returns the ServicePort whose virtual server is at `frontend`; `None`: none is there.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.owners.get(frontend)
     }

@@ -84,7 +84,8 @@ impl Listener {
         &self.group.label
     }
 
-    /// Returns what a TCP connection keeps that came in there, as long as it is open.
+    /// Returns the value that a TCP connection which came in there holds while it is open; `None`:
+    /// it needs to hold nothing.
     pub(crate) fn connection(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         let address = self.address.as_ref()?;
         Some(Arc::clone(address) as Arc<dyn Any + Send + Sync>)

@@ -201,7 +201,7 @@ impl ListenerSet {
         self.frontends.iter().any(|frontend| frontend.port == port)
     }
 
-    /// Returns its local port with the protocol.
+    /// Returns its protocol and local address; `None`: it has no local port, as with local capture.
     pub fn place(&self) -> Option<(Protocol, SocketAddr)> {
         let port = self.local_port.as_ref()?;
         Some((self.protocol, port.address))

@@ -53,7 +53,7 @@ impl Captured {
         self.owners.read().get(frontend) == Some(owner)
     }
 
-    /// Returns the group that `frontend` belongs to.
+    /// Returns the group to which `frontend` belongs; `None`: it is not captured.
     pub fn owner(&self, frontend: &Frontend) -> Option<GroupName> {
         self.owners.read().get(frontend).cloned()
     }

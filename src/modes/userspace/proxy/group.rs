@@ -233,9 +233,9 @@ impl ServiceGroup {
         self.routing.load().affinity.is_some()
     }
 
-    /// Returns the endpoint for a new flow, beside those it `tried`. A client with
-    /// affinity stays on the endpoint it is pinned to, or is pinned to the one
-    /// picked.
+    /// Returns the endpoint for a new flow, other than those it `tried`; `None`: there is no other.
+    /// A client with affinity stays on the endpoint to which it is pinned, or is pinned to the
+    /// returned one.
     pub fn pick(&self, flow: &Flow, tried: &mut Tried) -> Option<Endpoint> {
         let begin = |_: &Endpoint| Ok::<_, Infallible>(());
         let (endpoint, _) = self.begin(flow, tried, begin)?;

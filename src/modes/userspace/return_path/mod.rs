@@ -198,7 +198,8 @@ impl ReturnPath {
         (!new.is_empty()).then_some(message)
     }
 
-    /// Returns what of `family` failed for now, with the reason.
+    /// Returns what failed for a temporary reason in `family`, with the reason; `None`: nothing
+    /// did.
     pub fn unfinished(&self, family: Family) -> Option<&String> {
         self.unfinished.get(family).as_ref()
     }

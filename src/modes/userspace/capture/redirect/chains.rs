@@ -151,7 +151,7 @@ impl Trees {
         }
     }
 
-    /// Returns what `frontend` is captured for.
+    /// Returns the target to which `frontend` is redirected; `None`: it is not captured.
     pub fn target(&self, frontend: &Frontend) -> Option<&Target> {
         let (of, target) = self.of(frontend).entries.get(&key(frontend))?;
         (of == frontend).then_some(target)
