@@ -15,7 +15,7 @@ const MOST: usize = 100;
 pub struct PastSync {
     /// The time at which it ended.
     pub ended: SystemTime,
-    /// How long it took.
+    /// Duration of the sync.
     pub took: Duration,
     /// Whether everything was compared with the kernel.
     pub full: bool,

@@ -34,11 +34,11 @@ pub struct Metrics {
     no_local_endpoints: IntGaugeVec,
     conntrack_duration: HistogramVec,
     conntrack_deleted: IntCounterVec,
-    /// Events about Services.
+    /// Counts of changes of Services.
     pub(super) services: Changes,
-    /// Events about EndpointSlices.
+    /// Counts of changes of EndpointSlices.
     pub(super) endpoints: Changes,
-    /// ServicePorts to serve.
+    /// Number of ServicePorts that this node serves.
     pub(super) service_ports: IntGauge,
     /// ServicePorts that are not in force as asked.
     pub(super) service_ports_failed: IntGauge,

@@ -35,7 +35,7 @@ pub(super) async fn compare<M: Mode>(mode: &mut M, map: &ServiceMap) -> Compared
     })
 }
 
-/// Asks a runner.
+/// Sends questions to a runner, which answers them between syncs.
 #[derive(Clone, Debug)]
 pub struct Questions(mpsc::Sender<Question>);
 

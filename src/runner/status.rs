@@ -61,13 +61,13 @@ impl FamilyStatus {
 pub struct SuccessfulSync {
     /// The time at which it ended.
     pub ended: SystemTime,
-    /// How long it took.
+    /// Duration of the sync.
     pub took: Duration,
     /// Whether everything was compared with the kernel.
     pub full: bool,
     /// Addresses and real servers that stay only for the connections that they have.
     pub draining: usize,
-    /// The first of them.
+    /// The first addresses and endpoints that drain.
     pub drains: Arc<[Drain]>,
     /// Why ServicePorts of the family are not served, which is no failure.
     pub not_served: Option<String>,
