@@ -8,7 +8,7 @@ use crate::log_once::LogOnce;
 /// Pause before an address that could not be bound is tried again.
 const BIND_AGAIN: Duration = Duration::from_secs(1);
 
-/// Where to serve.
+/// An address at which to serve, and what to do if it cannot be bound.
 #[derive(Clone, Debug)]
 pub struct Bind {
     /// The address. A wildcard of either family means every address of both,

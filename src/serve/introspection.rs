@@ -48,7 +48,7 @@ const PATHS: [&str; 8] = [
 /// The mode that runs, and why no better one does.
 #[derive(Clone, Debug)]
 pub struct Running {
-    /// The mode that runs.
+    /// The current mode.
     pub mode: ModeName,
     /// The settings name a mode; otherwise the one that runs is as good as any.
     pub named: bool,

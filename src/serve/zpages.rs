@@ -22,7 +22,7 @@ enum Form {
     Json(&'static str),
 }
 
-/// What the pages show.
+/// The content of `/flagz` and `/statusz`.
 #[derive(Debug)]
 pub(super) struct Pages {
     pub(super) started: SystemTime,
