@@ -13,7 +13,7 @@ const MOST_PORTS: usize = 10;
 pub struct Absence {
     /// The Service has a selector: the control plane writes its EndpointSlices.
     pub selector: bool,
-    /// What is not there.
+    /// What is missing, so that there is no endpoint.
     pub missing: Missing,
 }
 
