@@ -35,7 +35,7 @@ use crate::{
     test, trace,
 };
 
-/// How a job ended.
+/// Result of a job; an error is logged, and the exit status is 1.
 pub type Done = Result<(), Box<dyn Error>>;
 
 /// Runs the job that the settings ask for. Returns the status to exit with.
