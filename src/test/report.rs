@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{net::Protocol, status_api::VERSION};
 
-/// All that was tried.
+/// The report of a test: all its checks.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -34,7 +34,7 @@ pub struct Check {
     pub protocol: String,
     /// Who called, such as `a pod of this node`.
     pub from: String,
-    /// What came of it.
+    /// Result of the check.
     #[serde(flatten)]
     pub finding: Finding,
 }

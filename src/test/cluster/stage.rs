@@ -133,7 +133,7 @@ impl TestPod {
         })
     }
 
-    /// Returns its address of the IP family of `ip`.
+    /// Returns its address of the IP family of `ip`; `None`: it has none.
     pub fn of_family(&self, ip: IpAddr) -> Option<IpAddr> {
         let mut ips = self.ips.iter().copied();
         ips.find(|own| own.is_ipv4() == ip.is_ipv4())

@@ -125,8 +125,8 @@ pub fn callers(stage: &Stage) -> Vec<Caller> {
     [Some(this_node()), client].into_iter().flatten().collect()
 }
 
-/// Returns the pod of another node as a caller. Its node may masquerade what it sends to
-/// this one.
+/// Returns the pod of another node as a caller; `None`: there is none. Its node may masquerade what
+/// it sends to this one.
 pub fn elsewhere(stage: &Stage) -> Option<Caller> {
     let is_elsewhere = |pod: &&TestPod| !stage.is_here(pod);
     let found = stage.pods.iter().find(is_elsewhere)?;
