@@ -34,7 +34,7 @@ pub(super) struct Connection {
     pub input: Option<String>,
     /// The rules that it met, in their order.
     pub steps: Vec<Step>,
-    /// What became of it.
+    /// Outcome of the connection.
     pub outcome: Outcome,
     /// Where it was sent, if it was translated.
     pub endpoint: Option<String>,
@@ -102,7 +102,7 @@ pub(super) struct Dialed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Summary {
-    /// Connections that were reported.
+    /// Number of reported connections.
     pub connections: usize,
     /// To which endpoints how many were sent.
     pub endpoints: Vec<Counted>,
@@ -124,13 +124,13 @@ pub(super) struct Summary {
     pub lost: bool,
 }
 
-/// How many there are of something.
+/// Number of connections of one endpoint or rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Counted {
     /// An endpoint or a rule.
     pub what: String,
-    /// How many connections.
+    /// Number of connections that were sent to the endpoint, or refused or dropped by the rule.
     pub connections: usize,
 }
 
