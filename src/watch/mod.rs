@@ -17,7 +17,7 @@ mod wire;
 
 pub use health::{KindHealth, SourceHealth};
 
-/// Where objects come from.
+/// Source of the objects: the API server or a folder of manifests.
 #[derive(Clone)]
 pub enum Source {
     /// A folder of manifests.

@@ -75,7 +75,7 @@ pub struct Settings {
     pub node_name: String,
     /// Weights of Nodes count: all Nodes are followed.
     pub node_weights: bool,
-    /// ServiceCIDRs are followed, too.
+    /// Whether ServiceCIDRs are followed as well.
     pub service_cidrs: bool,
     /// Longest pause after a first failure ...
     pub first_pause: Duration,
