@@ -51,10 +51,11 @@ const PLUGIN_AGAIN: Duration = Duration::from_secs(10);
 /// what is in it, so they have no part here.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Connection {
-    /// A kubeconfig file. With neither this nor `master`, the service account
-    /// of the pod is used.
+    /// Path of a kubeconfig file; `None`: there is none. If `master` is `None` as well, the service
+    /// account of the pod is used.
     pub kubeconfig: Option<PathBuf>,
-    /// URL of the API server; it wins over that of the kubeconfig.
+    /// URL of the API server, which takes precedence over that of the kubeconfig; `None`: that of
+    /// the kubeconfig.
     pub master: Option<String>,
     /// Requests a second; 0 means 5, a negative number no limit.
     pub qps: f32,
