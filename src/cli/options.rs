@@ -50,7 +50,7 @@ pub struct Options {
 /// Flags that only Tripod has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Own {
-    /// Folder of manifests to serve instead of an API server's objects.
+    /// Folder of manifests whose objects are served; `None`: those of the API server.
     pub manifests: Option<PathBuf>,
     /// Weights of Nodes count with an API server, which means following all Nodes.
     pub node_weights: bool,
@@ -94,7 +94,8 @@ pub struct Own {
     pub metrics_secure: Option<SocketAddr>,
     /// The certificate of that address, in PEM; `None`: a self-signed one.
     pub tls_cert_file: Option<PathBuf>,
-    /// The key of the certificate, in PEM.
+    /// The key of the certificate, in PEM; `None`: there is none, and the certificate is made by
+    /// the process.
     pub tls_private_key_file: Option<PathBuf>,
     /// Value of `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
