@@ -24,18 +24,18 @@ pub struct Effective {
     pub mode: ModeName,
     /// Whether that mode was named; otherwise it is Tripod's default.
     pub is_mode_named: bool,
-    /// This node's own address, if it is not to be taken from its Node. Its
-    /// family is the primary one.
+    /// This node's own address, whose family is the primary one; `None`: it is taken from the Node
+    /// object.
     pub node_ip: Option<IpAddr>,
     /// The primary family: that of `bindAddress`, even of `::`.
     pub primary_family: Family,
-    /// Where `/healthz` is served.
+    /// Address at which `/healthz` is served; `None`: it is not served.
     pub healthz: Option<SocketAddr>,
-    /// Where `/metrics` is served.
+    /// Address at which `/metrics` is served; `None`: it is not served.
     pub metrics: Option<SocketAddr>,
     /// How often everything is compared with the kernel.
     pub sync_period: Duration,
-    /// Least time between two syncs, if it is configured.
+    /// Shortest time between two syncs; `None`: it is not configured.
     pub min_sync_period: Option<Duration>,
     /// SNAT everything that is sent to cluster IPs.
     pub masquerade_all: bool,
@@ -52,6 +52,6 @@ pub struct Effective {
     pub node_ports: NodePortAddresses,
     /// Ports for redirecting capture in userspace mode; `None`: any.
     pub proxy_ports: Option<RangeInclusive<u16>>,
-    /// Path of a kubeconfig file.
+    /// Path of a kubeconfig file; `None`: there is none.
     pub kubeconfig: Option<PathBuf>,
 }

@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Problem {
     /// Where the file has it, below the top: `iptables.masqueradeBit`.
     pub field: String,
-    /// The flag that sets the same, without dashes, if there is one.
+    /// The flag that sets the same value, without dashes; `None`: there is none.
     pub flag: Option<&'static str>,
     /// What is wrong, and what would be right.
     pub what: String,
