@@ -36,8 +36,8 @@ pub struct Route {
     pub destination: IpNet,
     /// What the kernel does with them.
     pub kind: Kind,
-    /// Source address of packets that programs here send along it without
-    /// having chosen one.
+    /// Source address of packets that programs of this node send by this route without having
+    /// chosen one; `None`: the kernel chooses.
     pub source: Option<IpAddr>,
 }
 

@@ -38,7 +38,7 @@ pub(in crate::kernel) struct Refusal {
     pub index: usize,
     /// The error with which the kernel refused the request.
     pub errno: Errno,
-    /// The kernel's text, where there is one.
+    /// The kernel's text about the error; `None`: it gave none.
     pub hint: Option<String>,
 }
 

@@ -42,16 +42,17 @@ const MESSAGE: usize = 60_000;
 pub struct Element {
     /// The key, as [`concat`](super::concat) makes it; of a range the least.
     pub key: Box<[u8]>,
-    /// The greatest key of a range: in a concatenation each value is at least
-    /// that of `key` and at most that of `end`.
+    /// The greatest key of a range: in a concatenation each value is at least that of `key` and at
+    /// most that of `end`; `None`: the element is a single key.
     pub end: Option<Box<[u8]>>,
-    /// What a map has for it.
+    /// The value to which a map maps the key; `None`: the element is of a set.
     pub data: Option<Datum>,
-    /// It goes when so long has passed; instead of the set's.
+    /// Time after which the kernel removes the element; `None`: that of the set, if it has one.
     pub timeout: Option<Duration>,
-    /// What is left of that; when added, as if the rest had passed.
+    /// Remaining time until the element is removed; `None`: it has no timeout. For a new element,
+    /// it is added as if the rest of `timeout` had passed.
     pub expires: Option<Duration>,
-    /// What it counted, in a set that counts; never sent.
+    /// Its counter, in a set whose elements count; never sent to the kernel. `None`: it has none.
     pub counted: Option<Counted>,
     /// Comment that `nft list` shows; `None`: it has none.
     pub comment: Option<Comment>,

@@ -27,7 +27,8 @@ pub struct Refused {
     /// Which step of the transaction, from 0 on; `None`: the transaction as a
     /// whole.
     pub step: Option<usize>,
-    /// Which element of that step, where it adds or deletes some.
+    /// Index of the refused element of that step; `None`: the step adds or deletes no elements, or
+    /// the element is not known.
     pub element: Option<usize>,
     /// What was refused, by its name, and why.
     pub error: Error,

@@ -37,7 +37,7 @@ pub enum Event {
 /// A chain that was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedChain {
-    /// The family of its table, if that has one alone.
+    /// The family of its table; `None`: the table is for several families.
     pub family: Option<Family>,
     /// Name of its table.
     pub table: String,

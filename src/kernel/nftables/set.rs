@@ -112,7 +112,7 @@ pub struct Set {
     pub name: Arc<str>,
     /// Type of its keys.
     pub key: Type,
-    /// What its data are, of a map.
+    /// Type of the values of a map; `None`: it is a set.
     pub data: Option<Data>,
     /// Its elements may be ranges.
     pub interval: bool,
@@ -120,9 +120,9 @@ pub struct Set {
     pub dynamic: bool,
     /// Its elements may have timeouts.
     pub timeouts: bool,
-    /// The timeout of elements that have none of their own.
+    /// Timeout of elements that have none of their own; `None`: they do not expire.
     pub timeout: Option<Duration>,
-    /// So many elements at most. A dynamic set needs it.
+    /// Maximum number of elements, which a dynamic set needs; `None`: there is no limit.
     pub size: Option<u32>,
     /// Whether each element has a counter of packets and bytes.
     pub counter: bool,

@@ -150,13 +150,13 @@ pub struct Dynset {
     pub set: SetName,
     /// The fields that make the key.
     pub key: Vec<Field>,
-    /// Instead of the set's own.
+    /// Timeout of the element; `None`: that of the set.
     pub timeout: Option<Duration>,
     /// The data, for a map. Key and data have to fit 64 octets.
     pub data: Vec<Field>,
     /// Whether the element has a counter of packets and bytes.
     pub counter: bool,
-    /// The element keeps a rate, and so does the rule for each.
+    /// Rate limit that the element and the rule keep for each key; `None`: there is none.
     pub limit: Option<Limit>,
 }
 

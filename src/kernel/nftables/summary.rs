@@ -13,13 +13,13 @@ const XT_INFO: u16 = 3;
 /// What a rule says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleSummary {
-    /// Its comment, be it one of iptables.
+    /// Its comment, of nf_tables or of iptables; `None`: it has none.
     pub comment: Option<String>,
     /// The sets and maps in which it looks something up.
     pub sets: Vec<String>,
     /// It answers that the packet is refused.
     pub refuses: bool,
-    /// The target of iptables that it has, beside the verdicts of nf_tables.
+    /// Its iptables target other than the verdicts of nf_tables; `None`: it has none.
     pub target: Option<String>,
 }
 

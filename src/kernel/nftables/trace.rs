@@ -35,11 +35,13 @@ pub struct Trace {
     pub chain: TracedChain,
     /// What happened to it there.
     pub step: Step,
-    /// The packet as it was, with the first step of each base chain.
+    /// Headers of the packet, which come with the first step of each base chain; `None`: this step
+    /// has none.
     pub packet: Option<Headers>,
-    /// Index of the interface by which it came.
+    /// Index of the interface through which it arrived; `None`: not given, as for packets of this
+    /// node.
     pub input: Option<u32>,
-    /// Index of the interface by which it goes.
+    /// Index of the interface through which it is sent; `None`: not given, or not yet decided.
     pub output: Option<u32>,
 }
 

@@ -41,7 +41,7 @@ struct Unwatched {
 /// What others changed since it was last asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The last generation that was named, if any was.
+    /// The last generation that a notification named; `None`: none did.
     pub generation: Option<u32>,
     /// Tables of IPv4 and IPv6 in which something was changed.
     pub tables: BTreeSet<(Family, String)>,

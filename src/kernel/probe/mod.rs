@@ -59,8 +59,8 @@ pub struct Kernel {
 pub struct Examination<'a> {
     /// Schedulers of IPVS to try.
     pub schedulers: &'a [String],
-    /// Findings of another process; used where this one can make no network
-    /// namespace to try things in.
+    /// Findings of another process, which are used if this process cannot create a network
+    /// namespace; `None`: there are none.
     pub findings: Option<&'a Findings>,
     /// Whether others may follow.
     pub attempt: Attempt,

@@ -99,8 +99,8 @@ pub struct Search<'a> {
     pub family: Family,
     /// A program that works is taken although another one did not answer.
     pub settles: bool,
-    /// Features by engine that were found out in a namespace of their own, for
-    /// those who can make none.
+    /// Features by engine that were detected in a namespace of their own, for processes that cannot
+    /// create one; `None`: there are none.
     pub known: Option<&'a dyn Fn(Family, Engine) -> Option<Features>>,
 }
 

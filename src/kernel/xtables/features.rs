@@ -94,7 +94,7 @@ pub struct Probed {
     /// Those of which that is not known, because what was tried failed for a
     /// passing reason.
     pub unknown: Features,
-    /// Such a reason, if there is one.
+    /// A temporary reason for which trying failed; `None`: nothing failed.
     pub why: Option<String>,
 }
 

@@ -201,16 +201,16 @@ pub enum Target {
 /// for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// `-s`: the network that it comes from.
+    /// `-s`: the source network; `None`: any.
     pub source: Option<Negatable<IpNet>>,
-    /// `-s` with a mask that is no prefix: value and mask. Stands instead of
-    /// `source`.
+    /// `-s` with a mask that is no prefix: value and mask, instead of `source`; `None`: it has
+    /// none.
     pub source_bits: Option<(IpAddr, IpAddr)>,
-    /// `-d`: the network that it goes to.
+    /// `-d`: the destination network; `None`: any.
     pub destination: Option<Negatable<IpNet>>,
-    /// `-i`: a link's name, or a prefix of names that ends in `+`.
+    /// `-i`: a link's name, or a prefix of names that ends in `+`; `None`: any link.
     pub input: Option<Negatable<String>>,
-    /// `-p`: its transport protocol.
+    /// `-p`: the transport protocol; `None`: any.
     pub protocol: Option<Protocol>,
     /// Match extensions, in the order in which they are written.
     pub matches: Vec<Match>,

@@ -21,7 +21,7 @@ const PREFIX: u16 = 10;
 pub struct Traced {
     /// The packet as it was then.
     pub packet: Headers,
-    /// Index of the interface by which it came.
+    /// Index of the interface through which it arrived; `None`: this node sent it.
     pub input: Option<u32>,
     /// The rule or chain that the packet reached.
     pub place: Place,

@@ -107,13 +107,13 @@ impl DynsetOp {
 /// port, where they are given, and `NF_NAT_RANGE_*`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
-    /// Register of the least address.
+    /// Register of the lowest address; `None`: the address is not translated.
     pub address: Option<Register>,
-    /// Register of the greatest address.
+    /// Register of the highest address; `None`: there is only one.
     pub last_address: Option<Register>,
-    /// Register of the least port.
+    /// Register of the lowest port; `None`: the port is not translated.
     pub port: Option<Register>,
-    /// Register of the greatest port.
+    /// Register of the highest port; `None`: there is only one.
     pub last_port: Option<Register>,
     /// `NF_NAT_RANGE_*` of `linux/netfilter/nf_nat.h`.
     pub flags: u32,

@@ -17,7 +17,7 @@ pub struct Owned {
     pub tables: &'static [Table],
     /// Returns true if the chain is ours. The kernel's own chains never are.
     pub is_ours: fn(Table, &str) -> bool,
-    /// A chain that is ours unless another program uses it.
+    /// A chain that Tripod owns unless another program uses it; `None`: there is none.
     pub shared: Option<SharedChain>,
 }
 
