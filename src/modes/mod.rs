@@ -98,10 +98,11 @@ pub struct SyncReport {
     pub draining: usize,
     /// The first [`MOST_DRAINS`] of those addresses and real servers.
     pub drains: Vec<Drain>,
-    /// Why ServicePorts of the family are not served, and count as no failure: this node does
-    /// not have the family.
+    /// Why ServicePorts of the family are not served, which counts as no failure: this node does
+    /// not have the family. `None`: they are served.
     pub not_served: Option<String>,
-    /// How soon another sync is due even if nothing changes until then.
+    /// Time after which another sync is due even if nothing changes; `None`: none is due before the
+    /// next full sync.
     pub next_check: Option<Duration>,
     /// What of their Services' preferences cannot be done in this mode, for
     /// the ServicePorts that this sync had to bring in force: those of

@@ -21,8 +21,8 @@ pub struct Behaviour {
     pub pods: Pods,
     /// The node's own addresses, those of Services apart.
     pub own: Vec<IpAddr>,
-    /// The address by which modes of the kernel know the node where source ranges let it
-    /// in. Userspace mode knows all of its own.
+    /// The node's address that modes of the kernel accept in source ranges (userspace mode accepts
+    /// all its addresses); `None`: it is not known.
     pub node_ip: Option<IpAddr>,
     /// Service addresses are the node's, too: it calls each from that very one, unless it
     /// names another source.

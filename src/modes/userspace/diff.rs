@@ -29,7 +29,7 @@ pub struct AppliedGroup {
     pub listens_on: Vec<SocketAddr>,
     /// Addresses that are bound and silent.
     pub reserved: Vec<SocketAddr>,
-    /// Its local port, under redirect capture.
+    /// Its local port with redirect capture; `None`: it has none.
     pub local_port: Option<SocketAddr>,
 }
 

@@ -27,7 +27,8 @@ use crate::{
 pub struct Options {
     /// The node's name.
     pub node: Arc<str>,
-    /// `--proxy-port-range`: local ports for redirect capture.
+    /// `--proxy-port-range`: local ports for redirect capture; `None`: free ports that the kernel
+    /// picks.
     pub port_range: Option<RangeInclusive<u16>>,
     /// `--udp-timeout`: how long an idle UDP client keeps its backend.
     pub udp_timeout: Duration,

@@ -27,8 +27,8 @@ pub struct Options {
     pub family: Family,
     /// How traffic of this node's pods is distinguished from other traffic.
     pub detect_local: DetectLocal,
-    /// This node's own address in this family: who may call a load balancer
-    /// within the node's source range.
+    /// This node's own address in this family, which may call a load balancer whose source ranges
+    /// contain it; `None`: it is not known.
     pub node_ip: Option<IpAddr>,
     /// Addresses of the node in this family, as far as its Node says.
     pub node_addresses: Vec<IpAddr>,

@@ -69,7 +69,7 @@ pub struct Execution<'a> {
     pub drains: &'a mut Drains,
     /// The rules around the virtual servers.
     pub rules: &'a mut FamilyRules,
-    /// What else is known on a full sync.
+    /// What else is known on a full sync; `None`: the sync is partial.
     pub full: Option<&'a Full>,
     /// Takes what of each ServicePort is not in force, and what is pending.
     pub state: &'a mut FamilyState<Dirty>,

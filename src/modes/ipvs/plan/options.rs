@@ -20,7 +20,7 @@ pub const ROUND_ROBIN: &str = "rr";
 pub struct Options {
     /// How traffic of this node's pods is distinguished from other traffic.
     pub detect_local: net::DetectLocal,
-    /// This node's own address, if it is not to be taken from its Node.
+    /// This node's own address; `None`: it is taken from the Node object.
     pub node_ip: Option<IpAddr>,
     /// SNAT everything that is sent to cluster IPs.
     pub masquerade_all: bool,

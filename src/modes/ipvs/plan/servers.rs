@@ -65,8 +65,8 @@ pub struct VirtualServer {
     pub frontend: Frontend,
     /// How the kernel spreads connections.
     pub scheduler: Arc<str>,
-    /// Connections of one client address stay on one endpoint for that many
-    /// seconds.
+    /// Time for which connections of one client address stay on one endpoint, in seconds; `None`:
+    /// there is no session affinity.
     pub persistence: Option<u32>,
     /// Where connections go; sorted by address.
     pub reals: Box<[RealServer]>,

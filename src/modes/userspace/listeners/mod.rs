@@ -147,7 +147,7 @@ struct Reserved {
 pub struct ListenerSet {
     /// The addresses that clients call.
     pub frontends: Box<[Frontend]>,
-    /// Its local port, under redirect capture.
+    /// Its local port with redirect capture; `None`: it has none.
     pub local_port: Option<RedirectPort>,
     protocol: Protocol,
     /// What the holder knows its sockets by.

@@ -90,7 +90,7 @@ pub struct Target {
 pub struct GroupPlan {
     /// The name that the group is known by.
     pub name: GroupName,
-    /// The ServicePort's cluster IP.
+    /// The ServicePort's cluster IP; `None`: another ServicePort owns it.
     pub cluster_ip: Option<IpAddr>,
     /// The addresses that clients call.
     pub frontends: Vec<Frontend>,
@@ -99,15 +99,16 @@ pub struct GroupPlan {
     pub not_at: Arc<[IpAddr]>,
     /// The endpoints that new flows may reach.
     pub targets: Vec<Target>,
-    /// Those that cluster-local clients may reach, if others.
+    /// The endpoints that cluster-local clients may reach; `None`: the same as for other clients.
     pub cluster_local: Option<Vec<Target>>,
     /// Peers that may call; empty: everyone.
     pub allowed: Box<[IpNet]>,
     /// Who picks among them.
     pub scheduler: SchedulerName,
-    /// Timeout of ClientIP affinity.
+    /// Timeout of ClientIP affinity; `None`: there is no session affinity.
     pub affinity: Option<Duration>,
-    /// The header that names the client to endpoints.
+    /// Version of the PROXY protocol header that names the client to endpoints; `None`: none is
+    /// sent.
     pub proxy_protocol: Option<ProxyProtocol>,
     /// What may be tried again on another endpoint.
     pub retry: Retry,

@@ -30,13 +30,15 @@ use crate::{
 pub struct Routing {
     /// The endpoints that connections go to.
     pub backends: Backends,
-    /// The endpoints for cluster-local clients, where they differ.
+    /// The endpoints for cluster-local clients; `None`: the same as for other clients.
     pub cluster_local: Option<Backends>,
-    /// The clients' pins, for a Service with ClientIP affinity.
+    /// The clients with their endpoints, for ClientIP affinity; `None`: there is no session
+    /// affinity.
     pub affinity: Option<Arc<Affinity>>,
     /// Peers that may call; empty: everyone.
     pub allowed: Box<[IpNet]>,
-    /// The header that TCP connections to endpoints begin with.
+    /// Version of the PROXY protocol header with which TCP connections to endpoints begin; `None`:
+    /// none is sent.
     pub proxy_protocol: Option<ProxyProtocol>,
     /// What may be tried again on another endpoint.
     pub retry: Retry,
