@@ -62,7 +62,7 @@ pub enum Reading {
 pub struct Explained {
     /// What becomes of it where the kernel is as it is to be.
     pub explanation: Result<Explanation, SyncError>,
-    /// The ServicePort that it is for.
+    /// The ServicePort to which the destination belongs; `None`: it belongs to none.
     pub service_port: Option<Arc<ServicePort>>,
     /// How the kernel differs from that; `None`: it was not to be read.
     pub compared: Option<Compared>,

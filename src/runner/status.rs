@@ -39,11 +39,11 @@ pub struct Status {
 /// How syncs of one family go.
 #[derive(Clone, Debug, Default)]
 pub struct FamilyStatus {
-    /// The last sync that came in force.
+    /// The last sync that took effect; `None`: none has.
     pub last: Option<SuccessfulSync>,
-    /// The time at which the sync that is under way began.
+    /// The time at which the current sync began; `None`: no sync is running.
     pub under_way: Option<SystemTime>,
-    /// Why syncs took no effect since the last one that did.
+    /// Why syncs had no effect since the last one that took effect; `None`: none failed since.
     pub failure: Option<Trouble>,
     /// What is not in force as asked, of the last sync that came in force.
     pub failures: Arc<Failures>,
@@ -69,7 +69,7 @@ pub struct SuccessfulSync {
     pub draining: usize,
     /// The first addresses and endpoints that drain.
     pub drains: Arc<[Drain]>,
-    /// Why ServicePorts of the family are not served, which is no failure.
+    /// Why ServicePorts of the family are not served, which is no failure; `None`: they are served.
     pub not_served: Option<String>,
 }
 

@@ -7,9 +7,11 @@ use crate::{log_once::LogOnce, services::Node};
 /// What does not work without this node's object, in words; `None`: that needs nothing of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeDependents {
-    /// Node ports and health-check node ports.
+    /// What does not work of node ports and health-check node ports; `None`: none depends on the
+    /// Node object.
     pub node_ports: Option<String>,
-    /// Telling pods from other callers.
+    /// What does not work because pods cannot be distinguished from other callers; `None`: nothing
+    /// depends on the Node object.
     pub pods: Option<String>,
 }
 
