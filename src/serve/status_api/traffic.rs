@@ -22,13 +22,14 @@ pub trait TrafficSource: fmt::Debug + Send + Sync {
 /// What is known of the traffic of a ServicePort.
 #[derive(Clone, Debug, Default)]
 pub struct PortTraffic {
-    /// Of all that it carried.
+    /// Traffic of the whole ServicePort; `None`: it is not known.
     pub of_port: Option<Traffic>,
     /// Of what each endpoint carried.
     pub endpoints: HashMap<SocketAddr, Traffic>,
     /// Endpoints that did not answer lately.
     pub ejected: HashSet<SocketAddr>,
-    /// How often limits of its Service kept something out.
+    /// How often limits of its Service kept connections or datagrams out; `None`: the mode has no
+    /// limits.
     pub limited: Option<Limited>,
 }
 
