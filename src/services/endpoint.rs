@@ -22,7 +22,7 @@ pub struct Endpoint {
     /// Share of new connections that it takes beside the others; 0: none. It
     /// does not decide which sets of [`Endpoints`] it is in.
     pub weight: u16,
-    /// Node it runs on, if known.
+    /// Name of the node on which it runs; `None`: not known.
     pub node_name: Option<Arc<str>>,
 }
 

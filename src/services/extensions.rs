@@ -31,27 +31,28 @@ const KUBE_ROUTER_SCHEDULER: &str = "kube-router.io/service.scheduler";
 /// not ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
-    /// `tripod.proxy/scheduler`, else `kube-router.io/service.scheduler`: the
-    /// name of a scheduler as IPVS spells it. The mode decides whether it has
-    /// that scheduler.
+    /// `tripod.proxy/scheduler`, else `kube-router.io/service.scheduler`: the name of a scheduler
+    /// as IPVS spells it; the mode decides whether it has that scheduler. `None`: not given, or
+    /// malformed.
     pub scheduler: Option<Arc<str>>,
-    /// `tripod.proxy/forwarding`: how packets get to endpoints.
+    /// `tripod.proxy/forwarding`: how packets get to endpoints; `None`: not given, or malformed.
     pub forwarding: Option<Forwarding>,
-    /// `tripod.proxy/drain-timeout`: how long connections to an endpoint that
-    /// left the Service may go on; zero: they end at once.
+    /// `tripod.proxy/drain-timeout`: how long connections to an endpoint that was removed from the
+    /// Service may continue; zero: they end at once; `None`: not given, or malformed.
     pub drain_timeout: Option<Duration>,
-    /// `tripod.proxy/proxy-protocol`: whether endpoints get a header that names
-    /// the client.
+    /// `tripod.proxy/proxy-protocol`: whether endpoints get a header that names the client; `None`:
+    /// not given, or malformed.
     pub proxy_protocol: Option<ProxyProtocol>,
-    /// `tripod.proxy/retry`: what may be tried again on another endpoint.
+    /// `tripod.proxy/retry`: what may be retried on another endpoint; `None`: not given.
     pub retry: Option<Retry>,
-    /// `tripod.proxy/eject`: whether endpoints that do not answer connections get none
-    /// for a while.
+    /// `tripod.proxy/eject`: whether endpoints that do not answer connections get none for a while;
+    /// `None`: not given, or malformed.
     pub eject: Option<bool>,
-    /// `tripod.proxy/max-connections`: how many TCP connections and UDP clients of the
-    /// Service a node carries at a time.
+    /// `tripod.proxy/max-connections`: maximum number of simultaneous TCP connections and UDP
+    /// clients of the Service on a node; `None`: not given, or malformed.
     pub max_connections: Option<NonZeroU32>,
-    /// `tripod.proxy/max-connections-per-client`: how many of them one client has.
+    /// `tripod.proxy/max-connections-per-client`: maximum number of them for one client; `None`:
+    /// not given, or malformed.
     pub max_connections_per_client: Option<NonZeroU32>,
     /// Annotations whose values cannot be read, each with the reason. They count
     /// as not given.
