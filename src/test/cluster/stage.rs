@@ -27,7 +27,7 @@ pub struct Stage {
     pub pods: Vec<TestPod>,
     /// Those that were made, one for each kind.
     pub services: Vec<TestService>,
-    /// Why there is no pod on another node, if there is none.
+    /// Why there is no pod on another node; `None`: there is one.
     pub alone: Option<String>,
     /// What is not there of Services with external addresses, and why.
     pub not_made: Vec<(Kind, String)>,
@@ -59,7 +59,8 @@ pub struct TestService {
     pub node_ports: Vec<(Protocol, u16)>,
     /// Its external IPs or load-balancer IPs, of the IP families that it has.
     pub external: Vec<IpAddr>,
-    /// Where nodes answer whether they have endpoints of its.
+    /// Health-check node port, at which nodes answer whether they have endpoints of the Service;
+    /// `None`: it has none.
     pub health_check: Option<u16>,
     /// How endpoints of its are chosen, as the running Tripod has it.
     pub scheduler: String,

@@ -33,7 +33,7 @@ pub struct Try {
     pub caller: Caller,
     /// What is promised.
     pub promise: Promise,
-    /// What servers are promised to see.
+    /// The client address that servers are promised to see; `None`: nothing is promised about it.
     pub client: Option<ClientPromise>,
     /// How many calls are made at once.
     pub at_once: usize,
