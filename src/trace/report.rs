@@ -15,7 +15,8 @@ pub(super) struct Start {
     pub from: Option<String>,
     /// The mode of the running proxy; `None`: it does not answer.
     pub mode: Option<String>,
-    /// `namespace/name:port` of the ServicePort that they are for, as far as that is known.
+    /// `namespace/name:port` of the ServicePort to which the destination belongs; `None`: to none,
+    /// or this is not known.
     pub service_port: Option<String>,
     /// Why they are for it, as `tripod explain` says it.
     pub steps: Vec<String>,
@@ -36,11 +37,11 @@ pub(super) struct Connection {
     pub steps: Vec<Step>,
     /// Outcome of the connection.
     pub outcome: Outcome,
-    /// Where it was sent, if it was translated.
+    /// The endpoint to which it was sent; `None`: it was not translated.
     pub endpoint: Option<String>,
-    /// The rule, or the chain, that refused or dropped it.
+    /// The rule or chain that refused or dropped it; `None`: none did, or it is not known.
     pub by: Option<String>,
-    /// Its state, as conntrack has it.
+    /// Its state in conntrack; `None`: conntrack has no entry of it.
     pub state: Option<String>,
 }
 

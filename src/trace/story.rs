@@ -46,9 +46,10 @@ pub(super) enum Id {
 pub(super) struct Step {
     /// Which packet it is of.
     pub id: Id,
-    /// The packet as it was then.
+    /// Headers of the packet at this step; `None`: the step has none.
     pub packet: Option<Headers>,
-    /// The interface by which it came.
+    /// Name of the interface through which it arrived; `None`: this node sent it, or it is not
+    /// known.
     pub input: Option<String>,
     /// The words, and whether its way ends; `None`: not worth a line.
     pub words: Option<(report::Step, Option<End>)>,
