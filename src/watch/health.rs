@@ -21,7 +21,7 @@ pub struct KindHealth {
     pub listed: usize,
     /// Whether nothing can be served before they are known.
     pub required: bool,
-    /// Why they cannot be followed now.
+    /// Why the objects cannot be followed now; `None`: they are being followed.
     pub trouble: Option<Trouble>,
 }
 
