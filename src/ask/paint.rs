@@ -9,7 +9,7 @@ pub(super) enum Paint {
     Coloured,
 }
 
-/// What a colour says.
+/// Meaning of a colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Good,
