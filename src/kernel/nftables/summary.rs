@@ -10,7 +10,7 @@ const DATA: u16 = 2;
 const XT_NAME: u16 = 1;
 const XT_INFO: u16 = 3;
 
-/// What a rule says.
+/// The parts of a rule that `tripod trace` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleSummary {
     /// Its comment, of nf_tables or of iptables; `None`: it has none.
