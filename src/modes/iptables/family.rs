@@ -41,7 +41,7 @@ use crate::{
 pub struct FamilyRules {
     /// The family that the rules are of.
     pub family: Family,
-    /// What rules may use.
+    /// Matches and targets of this kernel that rules may use.
     pub features: Features,
     /// Reads and writes the rules.
     pub writer: Writer,

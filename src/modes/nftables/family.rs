@@ -108,7 +108,7 @@ const ATTEMPTS: u32 = 20;
 /// What one sync did.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// ServicePorts that were compared.
+    /// Number of ServicePorts that were compared.
     pub examined: usize,
     /// Whether the whole table was written.
     pub rewritten: bool,

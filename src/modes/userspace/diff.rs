@@ -25,7 +25,7 @@ pub struct AppliedGroup {
     /// Others that it owned when its traffic was last routed: they lead here until capture
     /// leads them elsewhere.
     pub lost: Vec<Frontend>,
-    /// Where its listeners are.
+    /// Local addresses of its listeners.
     pub listens_on: Vec<SocketAddr>,
     /// Addresses that are bound and silent.
     pub reserved: Vec<SocketAddr>,

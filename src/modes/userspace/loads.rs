@@ -23,15 +23,16 @@ pub struct Loads {
 /// What an endpoint carries now, and carried so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLoad {
-    /// TCP connections that are open, or UDP clients.
+    /// Number of open TCP connections, or of UDP clients.
     pub active: u64,
-    /// Connections so far, or UDP clients.
+    /// Number of TCP connections, or of UDP clients, since the process began to serve the endpoint.
     pub connections: u64,
-    /// Bytes that clients sent.
+    /// Number of bytes that clients sent.
     pub from_clients: u64,
-    /// Bytes that clients were sent.
+    /// Number of bytes that were sent to clients.
     pub to_clients: u64,
-    /// It did not answer lately, and is passed over while others are available.
+    /// Whether it is ejected: it did not answer, and gets no new connections while others are
+    /// available.
     pub ejected: bool,
 }
 

@@ -44,7 +44,7 @@ pub struct Options {
     /// (`nf_conntrack_tcp_be_liberal`): what is configured, until the mode reads
     /// what is so.
     pub tcp_be_liberal: bool,
-    /// What rules may use.
+    /// Matches and targets of this kernel that rules may use.
     pub features: Features,
     /// So many endpoints that most comments are left out; see
     /// [`is_large_cluster`].

@@ -47,16 +47,16 @@ pub enum SharedChain {
 /// How an endpoint is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pick {
-    /// Among how many slots is drawn. Some of them may have no endpoint, unless they
-    /// are taken in turn.
+    /// Number of slots among which one is drawn. Some of them may have no endpoint, unless they are
+    /// taken in turn.
     pub slots: u32,
-    /// From which ones.
+    /// Endpoints among which it chooses: all, or those on this node.
     pub from: Endpoints,
-    /// Where the client called.
+    /// Kind of address that the client called.
     pub called: Called,
-    /// Whose source is translated.
+    /// Callers whose source address is translated.
     pub masquerade: Masquerade,
-    /// Clients stay on their endpoint.
+    /// Whether clients stay on their endpoint.
     pub affinity: bool,
     /// By what a slot is chosen.
     pub scheduler: Scheduler,
@@ -71,7 +71,7 @@ pub enum Endpoints {
     Local,
 }
 
-/// Where a client called.
+/// Kind of address that a client called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Called {
     /// A service address.

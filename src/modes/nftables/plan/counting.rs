@@ -30,13 +30,13 @@ const BEFORE_SNAT: i32 = 99;
 /// An element that counts what one endpoint carries of what is sent to one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counting {
-    /// What is counted.
+    /// Kind of packets that the element counts.
     pub counter: Counter,
-    /// Where clients were sent.
+    /// Endpoint to which clients were sent.
     pub endpoint: SocketAddr,
     /// The set of the element.
     pub set: SetId,
-    /// Its key there.
+    /// Key of the element in the set.
     pub key: Vec<u8>,
 }
 

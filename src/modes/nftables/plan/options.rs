@@ -37,7 +37,7 @@ pub struct Options {
     pub tcp_be_liberal: bool,
     /// Namespaces whose Services are counted.
     pub counted: Namespaces,
-    /// What rules may use.
+    /// Expressions of this kernel that rules may use.
     pub features: Features,
     /// Addresses of the node in this family, as far as its Node says. Only for
     /// kernels that lack `fib`.
@@ -49,7 +49,7 @@ pub struct Options {
 pub struct Features {
     /// Numbers at random; else endpoints are chosen by the client's port.
     pub numgen: bool,
-    /// Hashes of packets.
+    /// Whether rules can hash packets (`jhash`).
     pub hash: bool,
     /// Whose an address is, by the routes; else the Node says it.
     pub fib: bool,

@@ -125,7 +125,7 @@ pub enum Extent {
 /// What a sync of a family is to compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// How much it compares.
+    /// How much of the kernel's state the sync compares.
     pub extent: Extent,
     /// The frontends that came, changed or went since the last sync.
     pub changed: Vec<Frontend>,

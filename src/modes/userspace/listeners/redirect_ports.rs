@@ -176,7 +176,7 @@ impl RedirectPorts {
         })
     }
 
-    /// Takes the port back.
+    /// Releases a local port, so that another group may take it.
     pub fn release(&mut self, taken: &RedirectPort) {
         self.used.remove(&(taken.protocol, taken.address));
     }

@@ -79,7 +79,7 @@ impl GroupName {
 /// An endpoint that new flows of a service group may reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Where it listens.
+    /// IP address and port of the endpoint.
     pub address: SocketAddr,
     /// Its weight; 0 takes no new connections.
     pub weight: u32,
@@ -103,7 +103,7 @@ pub struct GroupPlan {
     pub cluster_local: Option<Vec<Target>>,
     /// Peers that may call; empty: everyone.
     pub allowed: Box<[IpNet]>,
-    /// Who picks among them.
+    /// Scheduler that chooses among the endpoints.
     pub scheduler: SchedulerName,
     /// Timeout of ClientIP affinity; `None`: there is no session affinity.
     pub affinity: Option<Duration>,

@@ -10,7 +10,7 @@ use crate::{
 /// A scheduler that is used in place of the one that a Service names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replaced {
-    /// What is used.
+    /// Scheduler that is used instead.
     pub instead: SchedulerName,
     /// Why the Service's own one is not.
     pub why: String,

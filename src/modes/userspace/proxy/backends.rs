@@ -14,7 +14,7 @@ use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName, Seed}
 /// An endpoint that was picked.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// Where it listens.
+    /// IP address and port of the endpoint.
     pub address: SocketAddr,
     load: Arc<Load>,
 }

@@ -35,7 +35,7 @@ impl Buffered {
         self.bytes.get() >= self.most
     }
 
-    /// Counts so many more.
+    /// Counts `bytes` more until the returned value is dropped.
     pub fn count(&self, bytes: usize) -> Counted {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.bytes.add(bytes);

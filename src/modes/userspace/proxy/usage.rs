@@ -95,12 +95,12 @@ impl ConnectionLimits {
     }
 }
 
-/// What there is of something that clients take.
+/// Size of a resource that clients share, such as open files.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// What nobody has.
+    /// Number of units that no client holds.
     pub free: usize,
-    /// What there is, free or not.
+    /// Total number of units, free or not.
     pub total: usize,
 }
 

@@ -40,7 +40,7 @@ pub struct Workers {
 /// How long the end of the threads is waited for. They have only to close sockets.
 const END: Duration = Duration::from_secs(1);
 
-/// One of them.
+/// One worker: a thread that accepts and serves connections.
 #[derive(Debug)]
 pub struct Worker {
     jobs: UnboundedSender<Job>,

@@ -30,9 +30,9 @@ pub struct Applied {
 pub struct Difference {
     /// To be removed first, because it is in the way of what is added.
     pub blocking: Vec<Object>,
-    /// To be added.
+    /// Objects that must be added.
     pub add: Vec<Object>,
-    /// To be removed.
+    /// Objects that must be removed.
     pub remove: Vec<Object>,
 }
 

@@ -29,13 +29,13 @@ use crate::{
 /// What open connections need of what is installed, and what they need besides.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// The addresses that they were opened to.
+    /// The service addresses to which they were opened.
     pub addresses: BTreeSet<IpAddr>,
-    /// How many they are.
+    /// Number of open connections.
     pub connections: usize,
-    /// To be added.
+    /// Routes and rules that must be added.
     pub add: Vec<Object>,
-    /// To be removed.
+    /// Routes and rules that must be removed.
     pub remove: Vec<Object>,
 }
 

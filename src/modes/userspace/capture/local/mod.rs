@@ -56,7 +56,7 @@ pub struct Local {
     environment: Option<Environment>,
     /// A full sync could not compare, as the node's addresses could not be listed.
     is_uncompared: bool,
-    /// Rules can match ports here.
+    /// Whether routing rules of this kernel can match ports.
     ports: Result<(), String>,
     /// Nothing of ours was in the kernel when it was observed last, and nothing was
     /// added since.

@@ -160,7 +160,7 @@ pub enum Delivery {
 pub struct Environment {
     /// The family that is captured.
     pub family: Family,
-    /// Rules can match ports.
+    /// Whether routing rules of this kernel can match ports.
     pub matches_ports: bool,
     /// Index of the loopback interface.
     pub loopback: u32,

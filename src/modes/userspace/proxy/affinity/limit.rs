@@ -54,7 +54,7 @@ impl PinLimit {
         self.taken.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
-    /// Gives back so many.
+    /// Releases `pins` remembered clients, so that others may be remembered.
     pub(super) fn free(&self, pins: usize) {
         if pins > 0 {
             self.taken.fetch_sub(pins, Relaxed);

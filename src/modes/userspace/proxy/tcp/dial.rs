@@ -27,13 +27,13 @@ const TIMEOUTS: [Duration; 4] = [
 /// How far a client's search for a backend may go.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Attempts to connect.
+    /// Maximum number of attempts to connect.
     pub attempts: usize,
-    /// Time for all of them together.
+    /// Maximum time for all attempts together.
     pub time: Duration,
 }
 
-/// A connected backend.
+/// A connection to an endpoint, with its share in the endpoint's load.
 #[derive(Debug)]
 pub struct Dialed {
     /// The connection to the endpoint.

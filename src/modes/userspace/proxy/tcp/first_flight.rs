@@ -8,9 +8,9 @@ const KEPT: usize = 4 * 1024;
 /// The client's first bytes, and whether an end came after them.
 #[derive(Debug, Default)]
 pub struct FirstFlight {
-    /// What it sent.
+    /// Bytes that the client sent before an answer.
     pub bytes: Vec<u8>,
-    /// It closed its direction.
+    /// Whether the client closed its direction.
     pub ended: bool,
 }
 

@@ -65,7 +65,7 @@ const YOUNG: Duration = ANSWER_WINDOW;
 /// is open.
 #[derive(Debug)]
 pub struct ListenerAddress {
-    /// Where its traffic goes.
+    /// Service group whose endpoints get its connections.
     pub group: Arc<ServiceGroup>,
     /// The address that clients call to come in here.
     pub called: IpAddr,

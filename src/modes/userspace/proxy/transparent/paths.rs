@@ -35,7 +35,7 @@ const OF_PODS: [&str; 3] = ["veth", "bridge", "netkit"];
 /// The way to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// The first step.
+    /// First hop of the path.
     pub hop: NextHop,
     /// It leads over a link whose far end has no other way than through this
     /// node.

@@ -28,7 +28,7 @@ const FEW: usize = 4096;
 /// Flows that are examined for each new one, so that none has to wait for long.
 const EXAMINED: usize = 8;
 
-/// All UDP flows.
+/// All UDP flows of the process, with the order in which they were last used.
 #[derive(Debug)]
 pub struct Flows {
     /// Flows that there may be: each takes a descriptor, and TCP needs some, too.
@@ -288,7 +288,7 @@ impl Queue {
 }
 
 impl Activity {
-    /// Ends the flow.
+    /// Tells the flow's task to end it.
     pub fn end(&self) {
         self.ends.store(true, Relaxed);
         self.end.notify_one();
@@ -316,13 +316,13 @@ impl Place {
         self.activity.last_used.store(self.flows.now(), Relaxed);
     }
 
-    /// Returns how long it was not used.
+    /// Returns the time since the flow was last used.
     pub fn idle(&self) -> Duration {
         let last_used = self.activity.last_used.load(Relaxed);
         Duration::from_millis(self.flows.now().saturating_sub(last_used))
     }
 
-    /// Returns what ends it.
+    /// Returns the handle by which the flow is ended.
     pub fn activity(&self) -> &Activity {
         &self.activity
     }

@@ -29,7 +29,7 @@ pub(super) struct Found {
 
 /// A flow to an endpoint.
 pub(super) struct Begun {
-    /// Connected to it.
+    /// Socket that is connected to the endpoint.
     pub(super) backend: UdpSocket,
     /// What `backend` is bound to.
     pub(super) local: Local,
