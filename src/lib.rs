@@ -1,4 +1,4 @@
-//! Tripod, the service proxy that stands on any kernel.
+//! Tripod, a service proxy that runs on any Linux kernel.
 //!
 //! Data flows one way: [`watch`] → [`services`] → [`modes`] → [`kernel`].
 //! `ARCHITECTURE.md` has the map and the flow of one Service through the code.
