@@ -66,7 +66,11 @@ impl Watch {
     pub(super) fn check(&mut self, state: &State, families: &[Family]) {
         let is_of = |service| families.contains(&world::family(service));
         self.forget_flows();
-        let by_parts = self.rules.repairs() == Repairs::ReadOfAll;
+        // What others took away may be needed only by what a sync does after it.
+        let by_parts = match self.rules.repairs() {
+            Repairs::ReadOfAll | Repairs::FullWithoutFault => true,
+            Repairs::All | Repairs::Read => false,
+        };
         for flow in self.flows.clone() {
             let family = world::family(flow.service);
             if !families.contains(&family) || by_parts && self.damaged.get(family).is_some() {

@@ -116,6 +116,21 @@ impl Drains {
         draining.reschedule(frontend, &mut self.due);
     }
 
+    /// Takes in that what was due at `now` was dealt with as far as possible: connections that
+    /// could not be counted are counted after a growing pause.
+    pub fn postpone(&mut self, now: Instant) {
+        let late: Vec<Frontend> = self.due(now).collect();
+        for frontend in late {
+            let Some(draining) = self.frontends.get_mut(&frontend) else {
+                continue;
+            };
+            draining.backoff.failed(now);
+            self.due.remove(&(draining.due, frontend));
+            draining.due = draining.backoff.due().unwrap_or(now + LONGEST_PAUSE);
+            self.due.insert((draining.due, frontend));
+        }
+    }
+
     /// Forgets a real server that is needed again, or gone.
     pub fn forget(&mut self, frontend: &Frontend, real: SocketAddr) {
         let Some(draining) = self.frontends.get_mut(frontend) else {
@@ -203,6 +218,26 @@ mod tests {
             connections,
             limit,
         }
+    }
+
+    #[test]
+    fn connections_that_cannot_be_counted_are_tried_less_and_less_often() {
+        let tcp = at_port_80(Protocol::Tcp);
+        let mut drains = Drains::default();
+        let mut now = Instant::now();
+        let limit = Some(Duration::from_secs(3));
+        drains.decide(&tcp, &leaving(1, limit, 0, 1), now);
+        let mut pauses = Vec::new();
+        while pauses.len() < 8 {
+            let due = drains.next_due().expect("something is drained");
+            pauses.push((due - now).as_secs());
+            now = due;
+            drains.postpone(now);
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        let counted = leaving(1, limit, 0, 1);
+        assert_eq!(drains.decide(&tcp, &counted, now), DrainAction::Delete);
+        assert_eq!(drains.next_due(), None);
     }
 
     #[test]

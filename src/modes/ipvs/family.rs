@@ -237,12 +237,14 @@ impl ServedFamily {
     ) -> Result<SyncReport, Error> {
         let metrics = shared.metrics;
         let observes = observation.is_some();
+        let began = Instant::now();
         let failed = self.state.failed().clone();
         let applied = match observation {
             Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,
             Some(Err(error)) => Err(error.into()),
             None => self.execute(&work.dirty, None, shared).await,
         };
+        self.drains.postpone(began);
         let made = match applied {
             Ok(made) => made,
             Err(error) => {
