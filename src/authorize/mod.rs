@@ -196,12 +196,14 @@ impl Shared {
         let mut logged = self.logged.lock();
         match error {
             Some(why) if logged.is_new("no answer") => tracing::warn!(
-                "it is not known who may read at the secure metrics address, so nobody may: {why}"
+                "access to the secure metrics address is denied, because the API server cannot be \
+                 asked: {why}"
             ),
             Some(_) => {}
             None if logged.end() => {
                 tracing::info!(
-                    "the API server says again who may read at the secure metrics address"
+                    "the API server can be asked again who has access to the secure metrics \
+                     address"
                 );
             }
             None => {}

@@ -53,9 +53,9 @@ async fn read_regularly(file: &ConfigFile, why: &io::Error) -> io::Result<()> {
     // Open all the while: it is the file that counts, not the name.
     let mut open = File::open(&file.path)?;
     tracing::warn!(
-        "{path}: inotify does not tell of changes ({why}), the file is read every {READ_PERIOD:?} \
-         instead; raise fs.inotify.max_user_instances or max_user_watches if they are used up, \
-         and start this program again"
+        "{path}: inotify cannot report changes ({why}), so the file is read every {READ_PERIOD:?}; \
+         if instances or watches are used up, raise fs.inotify.max_user_instances or \
+         max_user_watches, and restart Tripod"
     );
     loop {
         let mut text = Vec::new();

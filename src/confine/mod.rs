@@ -103,7 +103,7 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) {
     }
     if !failures.is_empty() {
         tracing::info!(
-            "privileges that could not be given away: {}",
+            "some privileges could not be dropped: {}",
             failures.join("; ")
         );
     }

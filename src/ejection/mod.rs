@@ -241,7 +241,7 @@ impl Ejector {
         });
         drop(watched);
         if let Err(error) = read {
-            tracing::warn!("new connections are followed anew: {error}");
+            tracing::warn!("tracking of new connections was restarted: {error}");
             self.kernel = None;
             self.watch();
         }

@@ -37,10 +37,10 @@ impl Repairs {
         match self.count(Instant::now()) {
             Repair::Single => tracing::warn!("{family}: {repair}"),
             Repair::Contested => tracing::error!(
-                "{family}: {repair}; {MANY} times within a minute, so another program keeps \
-                 changing them: find it, such as another proxy of Services, a firewall service or \
-                 a script, and end it or have it leave them alone; further repairs are logged with \
-                 --v=2 alone"
+                "{family}: {repair}; repaired {MANY} times within a minute, so another program \
+                 keeps changing these objects; find it (another service proxy, a firewall service \
+                 or a script), and stop it or exclude them from it; further repairs are logged only \
+                 with --v=2"
             ),
             Repair::AsBefore => tracing::debug!("{family}: {repair}"),
         }

@@ -247,9 +247,9 @@ impl StaleFlows {
                 let error = failure.error;
                 if self.logged.differs(&error) {
                     tracing::warn!(
-                        "{family}: a UDP client that keeps its socket may go on sending to an \
-                         endpoint that is gone, because we {error}; the kernel needs \
-                         nf_conntrack_netlink, and Tripod CAP_NET_ADMIN"
+                        "{family}: a UDP client that keeps its socket may still send to a removed \
+                         endpoint, because we {error}; the kernel needs nf_conntrack_netlink, and \
+                         Tripod needs CAP_NET_ADMIN"
                     );
                 }
                 self.is_lasting = failure.is_lasting;

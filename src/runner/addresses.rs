@@ -43,7 +43,10 @@ pub(super) async fn changed(addresses: Option<&mut impl NodeAddresses>, watched:
     match addresses {
         Some(changes) if *watched => {
             if let Err(error) = changes.changed().await {
-                tracing::error!("node addresses are observed every sync period only: {error}");
+                tracing::error!(
+                    "changes of node addresses are noticed only once per sync period: \
+                     {error}"
+                );
                 *watched = false;
             }
         }

@@ -103,7 +103,7 @@ impl LoggedFailures {
             let took = Duration::from_millis((now - since).as_millis() as u64);
             let took = duration::format(took);
             tracing::info!(
-                "syncs of {family} come in force again, {took} after the first of {times} failed"
+                "syncs of {family} take effect again, {took} after the first of {times} failures"
             );
         }
     }
@@ -206,7 +206,7 @@ mod tests {
             failed("IPv4", "no memory"),
             failed("IPv4", "busy"),
             failed("IPv6", "no memory"),
-            "INFO syncs of IPv4 come in force again, 12.3s after the first of 4 failed".to_owned(),
+            "INFO syncs of IPv4 take effect again, 12.3s after the first of 4 failures".to_owned(),
             failed("IPv4", "busy"),
         ];
         assert_eq!(log, expected);

@@ -22,9 +22,8 @@ const FOLDER: u32 = 0o755;
 pub(super) async fn listen(path: PathBuf) -> UnixListener {
     let log = |error: &io::Error| {
         tracing::warn!(
-            "the unix socket {} cannot be opened: {error}; tripod status and tripod services get \
-             no answer there. Traffic is carried all the same. --status-socket names another \
-             path, or none",
+            "cannot open the unix socket {}: {error}; tripod status and tripod services cannot use \
+             it. Traffic is not affected. Choose another path, or none, with --status-socket",
             path.display()
         );
     };

@@ -65,8 +65,8 @@ async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
         && ask::is_running(socket).await
     {
         tracing::warn!(
-            "a Tripod runs on this node, at {}: it writes anew what is removed now; stop it, then \
-             clean up again",
+            "Tripod runs on this node (socket {}) and writes again what is removed now; stop it, \
+             then run the cleanup again",
             socket.display()
         );
     }

@@ -272,8 +272,8 @@ async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, Ow
         Ok(Err(_)) => return Ok(None),
         // It is still to do so: else both would write, each against the other.
         Err(_) => tracing::warn!(
-            "the process that serves now has not given way after {ANSWER:?}: it does when its \
-             sync ends"
+            "the running process has not given way after {ANSWER:?}; it does so when its sync \
+             ends"
         ),
     }
     Ok(Some((read, write)))
@@ -325,9 +325,8 @@ fn connect(name: &str) -> io::Result<Option<UnixStream>> {
         Ok(stream) => stream,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             tracing::warn!(
-                "a process in this network namespace listens at {name}, which is not in the mount \
-                 namespace of this one: one Tripod cannot take over from another unless both \
-                 have {FOLDER} of the node"
+                "a process in this network namespace listens at {name}, but in another mount \
+                 namespace: to take over, both processes need the folder {FOLDER} of the node"
             );
             return Ok(None);
         }

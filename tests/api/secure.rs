@@ -273,11 +273,11 @@ fn without_the_api_server_only_those_whom_it_let_may_read() {
             .await
             .expect("an answer");
         assert_eq!(got.status, 200, "{got:?}");
-        tripod.logs_once(&["WARN", "who may read at the secure metrics address"]);
+        tripod.logs_once(&["WARN", "access to the secure metrics address is denied"]);
         tcp.server.up();
         let again = async || get(&anyone, "/metrics", "t2").await;
         until("it is asked again", again, |got| got.status == 200).await;
-        tripod.logs_once(&["INFO", "says again who may read"]);
+        tripod.logs_once(&["INFO", "can be asked again who has access"]);
     });
 }
 

@@ -236,11 +236,11 @@ fn a_socket_that_cannot_be_opened_stops_nothing_else() {
             ("/proc/tripod/socket", "No such file or directory"),
         ] {
             let running = Tripod::start_with(&lab, &[&format!("--status-socket={path}")]);
-            running.logs_once(&["WARN", path, why, "--status-socket names another path"]);
+            running.logs_once(&["WARN", path, why, "Choose another path"]);
         }
         assert_eq!(fs::read_to_string("/run/file").expect("the file"), "");
         let running = Tripod::start_with(&lab, &["--status-socket="]);
-        assert_eq!(running.logged(&["socket", "cannot be opened"]), 0);
+        assert_eq!(running.logged(&["cannot open the unix socket"]), 0);
         assert!(fs::metadata(SOCKET).is_err(), "there is none");
     });
 }

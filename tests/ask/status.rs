@@ -304,7 +304,7 @@ fn objects_that_cannot_be_read_make_it_unhealthy() {
 #[test]
 fn cleanup_warns_of_a_proxy_that_runs() {
     Lab::run(|lab| {
-        let warning = "a Tripod runs on this node, at /run/tripod/tripod.sock: ";
+        let warning = "Tripod runs on this node (socket /run/tripod/tripod.sock) ";
         let warns = || {
             let printed = tripod(&lab.node, &["cleanup"]);
             assert_eq!(printed.status, Some(0), "{printed:?}");

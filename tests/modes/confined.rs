@@ -89,7 +89,7 @@ fn a_mode_keeps_what_it_needs() {
             assert!(flags.iter().all(|flag| flag == "1"), "{mode}: {flags:?}");
             let kept = "capabilities: CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_NET_RAW";
             assert_eq!(tripod.logged(&[kept]), 1, "{}", tripod.log());
-            assert_eq!(tripod.logged(&["could not be given away"]), 0);
+            assert_eq!(tripod.logged(&["could not be dropped"]), 0);
             tripod.kill();
         }
     });
@@ -132,7 +132,7 @@ fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
             if tripod.logged(&["files: ", "no Landlock"]) > 0 {
                 return skip("this kernel has no Landlock");
             }
-            assert_eq!(tripod.logged(&["could not be given away"]), 0);
+            assert_eq!(tripod.logged(&["could not be dropped"]), 0);
             eventually("the link is not followed", SOON, || {
                 match tripod.logged(&[name, "Permission denied"]) {
                     0 => Err(tripod.log()),

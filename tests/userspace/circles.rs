@@ -52,7 +52,7 @@ fn calls_end(lab: &Lab, to: &[SocketAddr]) {
             assert!(answer.is_err(), "{protocol} {to}: {answer:?}");
             let service = format!("service=default/web:{}", protocol.to_lowercase());
             let endpoint = format!("endpoint={to}");
-            tripod.logs_once(&["WARN", "this endpoint is not called", &service, &endpoint]);
+            tripod.logs_once(&["WARN", "this endpoint is not used", &service, &endpoint]);
         }
     }
     eventually("nothing is left of the calls", SOON, || {
@@ -119,7 +119,7 @@ fn an_endpoint_that_is_a_node_port_costs_nothing(lab: &mut Lab) {
         let endpoint = format!("endpoint={endpoint}");
         tripod.logs_once(&[
             "WARN",
-            "this endpoint is not called",
+            "this endpoint is not used",
             "default/web:tcp",
             &endpoint,
         ]);

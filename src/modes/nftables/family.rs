@@ -172,8 +172,8 @@ impl FamilyTable {
     pub fn suspect(&mut self) {
         if self.applied.take().is_some() {
             tracing::warn!(
-                "{}: some of what others changed in nf_tables was not notified of; table {TABLE} \
-                 is written anew",
+                "{}: notifications of changes by other programs were lost; table {TABLE} is \
+                 written again",
                 self.family
             );
         }

@@ -441,8 +441,8 @@ impl Executor {
         let steered = self.groups.values().map(|group| group.hand_over(theirs));
         if let Err(error) = steered.fold(Ok(()), Result::and) {
             tracing::warn!(
-                "new connections are shared with the process that takes over, for as long as both \
-                 run: {error}"
+                "while both processes run, this one still gets some of the new connections: \
+                 {error}"
             );
         }
     }
@@ -460,9 +460,9 @@ fn log_filter(filtered: io::Result<()>, service: &str, logged: &mut bool) {
     {
         tracing::warn!(
             service,
-            "who may not call is reset instead of getting no answer, as their filter does not fit \
-             on the listener: {error}; give fewer loadBalancerSourceRanges, or raise \
-             net.core.optmem_max"
+            "connections of clients that may not call are reset instead of getting no answer, \
+             because the filter does not fit on the listener: {error}; give fewer \
+             loadBalancerSourceRanges, or raise net.core.optmem_max"
         );
     }
 }

@@ -190,7 +190,8 @@ pub(super) async fn maintain(
                 listening.end().await;
                 let (service, address) = (&place.service, place.address);
                 if sockets.mend(&place) {
-                    tracing::info!(%service, %address, "health-check node port, which could not be served, is not asked for any more");
+                    tracing::info!(%service, %address, "a health-check node port that could not be \
+                         served is no longer needed");
                 } else {
                     tracing::debug!(%service, %address, "health-check port closed");
                 }

@@ -33,7 +33,10 @@ pub(super) async fn inherit(assignments: &Assignments) {
                 let clients = assignments.inherit(records);
                 tracing::debug!(clients, "clients go on with their endpoints");
             }
-            Err(error) => tracing::warn!("clients are assigned to endpoints anew: {error}"),
+            Err(error) => tracing::warn!(
+                "clients cannot keep their endpoints and are assigned to \
+                 new ones: {error}"
+            ),
         }
     }
 }

@@ -69,8 +69,8 @@ pub(in crate::start) async fn inherit(listeners: &Listeners) {
     }
 }
 
-const REFUSED: &str = "the process that serves now did not give its ports, which are bound when it \
-                       has ended";
+const REFUSED: &str = "the running process did not pass on its ports; they are bound when it has \
+     ended";
 
 /// Stores sockets until all that there are have come.
 async fn receive_all(channel: &Channel, listeners: &Listeners) -> io::Result<()> {

@@ -123,7 +123,7 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
                 }
             }
             if let Err(error) = state.cleanup(Some(&work.running), &work.exclude).await {
-                tracing::warn!("what {state} left is not all gone: {error}");
+                tracing::warn!("some objects of {state} could not be removed: {error}");
                 passed.failed.push(state);
             }
         }

@@ -23,8 +23,7 @@ pub(super) async fn prepare(running: &Running) {
         match prepared {
             Ok(None) => {}
             Ok(Some(prepared)) if prepared.left_out > 0 => tracing::warn!(
-                "{family}: {} open connections may be reset by their next packet, as they are too \
-                 many",
+                "{family}: {} open connections exceed the limit; their next packet may reset them",
                 prepared.left_out
             ),
             Ok(Some(prepared)) => tracing::info!(
@@ -32,9 +31,8 @@ pub(super) async fn prepare(running: &Running) {
                 "{family}: open connections of userspace mode go on until that process ends"
             ),
             Err(error) => tracing::warn!(
-                "{family}: open connections of userspace mode with local capture end now, \
-                 because we {error}; to have them go on takes nf_tables, ctnetlink and tcp_diag \
-                 in the kernel"
+                "{family}: open connections of userspace mode with local capture end now, because \
+                 we {error}; to preserve them, the kernel needs nf_tables, ctnetlink and tcp_diag"
             ),
         }
     }

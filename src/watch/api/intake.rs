@@ -273,7 +273,8 @@ impl<'a, K: Kind> Intake<'a, K> {
             && new < old
         {
             warn!(
-                "the API server sent {} of version {new} after {old}: all are listed anew",
+                "the API server sent {} of version {new} after version {old}; all of them are \
+                 listed again",
                 K::PLURAL
             );
             return Err(Failure::Expired);

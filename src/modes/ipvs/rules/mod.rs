@@ -234,8 +234,8 @@ impl FamilyRules {
     fn failed(&mut self, why: String, previous: Previous) {
         if self.failure() != Some(&why) {
             error!(
-                "{} rules: {why}; what needs them and is not open waits, and they are tried \
-                 again; the rest goes on",
+                "{} rules could not be written and are tried again: {why}; only addresses that \
+                 need them and are not open yet wait",
                 self.family
             );
         }

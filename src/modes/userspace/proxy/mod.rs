@@ -119,9 +119,9 @@ impl Shared {
                     service = %group.label,
                     %client,
                     open,
-                    "no new connections of this client: it has as many as it may, so that others \
-                     of this Service get some; they are reset, and datagrams of its new UDP flows \
-                     dropped (--userspace-max-connections-per-client, or the annotation \
+                    "this client has as many connections of the Service as it may have: its new \
+                     connections are reset, and datagrams of its new UDP flows are dropped \
+                     (--userspace-max-connections-per-client, or the annotation \
                      tripod.proxy/max-connections-per-client); \
                      tripod_userspace_client_limited_total counts them"
                 );
@@ -129,7 +129,7 @@ impl Shared {
         } else if group.usage.client_logged.is_over() {
             tracing::info!(
                 service = %group.label,
-                "no client of this Service was kept from new connections for a minute"
+                "no client of this Service has reached its limit of connections for a minute"
             );
         }
         counted
@@ -146,16 +146,17 @@ impl Shared {
                 tracing::warn!(
                     service = %group.label,
                     open = group.usage.all(),
-                    "new connections wait, and datagrams of new UDP clients are dropped: the \
-                     Service has as many as it may (--userspace-max-connections, or the annotation \
-                     tripod.proxy/max-connections); tripod_userspace_service_limited_total counts it"
+                    "the Service has as many connections as it may have: new ones wait, and \
+                     datagrams of new UDP clients are dropped (--userspace-max-connections, or the \
+                     annotation tripod.proxy/max-connections); \
+                     tripod_userspace_service_limited_total counts it"
                 );
             }
         } else if group.usage.full_logged.is_over() {
             tracing::info!(
                 service = %group.label,
                 open = group.usage.all(),
-                "for a minute the Service had fewer connections than it may"
+                "the Service has been below its limit of connections for a minute"
             );
         }
         place
@@ -171,15 +172,15 @@ impl Shared {
             tracing::warn!(
                 service = %group.label,
                 %endpoint,
-                "this endpoint is not called: it is itself an address of Service {owner}, so that \
-                 each call would come back here; give this Service the endpoints that serve it, or \
-                 that one no externalIPs that are addresses of pods"
+                "this endpoint is not used, because its address is one of Service {owner}, so that \
+                 calls would come back here; give this Service the endpoints of that one, or remove \
+                 addresses of pods from the externalIPs of that one"
             );
         }
         if owner.is_none() && group.comes_back_logged.is_over() {
             tracing::info!(
                 service = %group.label,
-                "for a minute no endpoint was met that is itself the address of a Service"
+                "no endpoint with the address of a Service has been found for a minute"
             );
         }
         owner.is_some()

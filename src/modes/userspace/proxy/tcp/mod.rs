@@ -149,9 +149,9 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
         tracing::warn!(
             service = %group.label,
             connections,
-            "new connections wait: this port of the Service has more than a quarter of the file \
-             descriptors, or of those that there is memory for, and less than a quarter is left, \
-             which is for others; raise the limit (ulimit -n, or that of memory); \
+            "new connections wait: this port of the Service uses more than a quarter of the file \
+             descriptors that there are, or that there is memory for, and the last quarter is for \
+             other Services; raise the limit of open files (ulimit -n) or of memory; \
              tripod_userspace_accept_paused_total counts it"
         );
     }
@@ -159,7 +159,7 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
         tracing::info!(
             service = %group.label,
             connections,
-            "for a minute no new connections of this port of the Service were left to wait"
+            "no new connection of this port of the Service has had to wait for a minute"
         );
     }
     waits
