@@ -6,7 +6,7 @@ mod waiting;
 use std::{
     collections::{HashMap, HashSet},
     mem,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Instant,
 };
@@ -35,22 +35,47 @@ const LASTING: [Errno; 4] = [
     Errno::EPROTONOSUPPORT,
 ];
 
-fn flow(destination: Option<IpAddr>, port: u16, reply: Reply) -> Match {
-    Match {
-        protocol: UDP,
-        destination,
-        port: Some(port),
-        reply,
-    }
+/// Where a ServicePort answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Frontend {
+    /// `None`: the port is a node port, at whichever address of the node.
+    address: Option<IpAddr>,
+    port: u16,
 }
 
-/// Where a ServicePort answers: an address, or no address for its node port,
-/// and a port.
-type Frontend = (Option<IpAddr>, u16);
+impl Frontend {
+    fn service(at: &SocketAddr) -> Frontend {
+        Frontend {
+            address: Some(at.ip()),
+            port: at.port(),
+        }
+    }
 
-fn frontends(port: &ServicePort) -> impl Iterator<Item = Frontend> + '_ {
-    let services = port.addresses().map(|ip| (Some(ip), port.port));
-    services.chain(port.node_port.map(|at| (None, at)))
+    fn node_port(port: u16) -> Frontend {
+        Frontend {
+            address: None,
+            port,
+        }
+    }
+
+    /// Returns those of `port`.
+    fn of(port: &ServicePort) -> impl Iterator<Item = Frontend> + '_ {
+        let services = port.addresses().map(|ip| Frontend {
+            address: Some(ip),
+            port: port.port,
+        });
+        services.chain(port.node_port.map(Frontend::node_port))
+    }
+
+    /// Returns the flows to it whose answers come from there.
+    fn flows(self, reply: Reply) -> Match {
+        Match {
+            protocol: UDP,
+            destination: self.address,
+            port: Some(self.port),
+            reply,
+        }
+    }
 }
 
 fn udp_ports(family: Family, map: &ServiceMap) -> impl Iterator<Item = &Arc<ServicePort>> {
@@ -82,7 +107,7 @@ fn answered<'a>(
     ports
         .flat_map(|port| {
             let sources = Arc::new(serving(port));
-            frontends(port).map(move |at| (at, Arc::clone(&sources)))
+            Frontend::of(port).map(move |at| (at, Arc::clone(&sources)))
         })
         .collect()
 }
@@ -98,10 +123,10 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     let mut matches = Vec::new();
     for stale in stale.endpoints.iter().filter(|e| of_family(&e.port.name)) {
         let gone = Source::from(stale.address);
-        for (ip, at) in frontends(&stale.port) {
-            let now = answered.get(&(ip, at));
+        for at in Frontend::of(&stale.port) {
+            let now = answered.get(&at);
             if !now.is_some_and(|now| now.contains(&gone)) {
-                matches.push(flow(ip, at, Reply::From([gone].into())));
+                matches.push(at.flows(Reply::From([gone].into())));
             }
         }
     }
@@ -109,20 +134,20 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
         if !of_family(&port.name) {
             continue;
         }
-        for at in &lost.services {
-            let reply = match answered.get(&(Some(at.ip()), at.port())) {
+        for at in lost.services.iter().map(Frontend::service) {
+            let reply = match answered.get(&at) {
                 Some(now) => Reply::NotFrom((**now).clone()),
                 None => Reply::Any,
             };
-            matches.push(flow(Some(at.ip()), at.port(), reply));
+            matches.push(at.flows(reply));
         }
-        if let Some(at) = lost.node_port {
+        if let Some(at) = lost.node_port.map(Frontend::node_port) {
             let mut led = serving(port);
-            if let Some(now) = answered.get(&(None, at)) {
+            if let Some(now) = answered.get(&at) {
                 led.retain(|source| !now.contains(source));
             }
             if !led.is_empty() {
-                matches.push(flow(None, at, Reply::From(led)));
+                matches.push(at.flows(Reply::From(led)));
             }
         }
     }
@@ -136,7 +161,7 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
 
 /// What leads elsewhere than to the endpoints that are `serving` for `port`.
 fn led_elsewhere(port: &ServicePort, serving: HashSet<Source>) -> impl Iterator<Item = Match> {
-    frontends(port).map(move |(ip, at)| flow(ip, at, Reply::NotFrom(serving.clone())))
+    Frontend::of(port).map(move |at| at.flows(Reply::NotFrom(serving.clone())))
 }
 
 /// Stale flows of one family that were not deleted yet.
@@ -208,7 +233,7 @@ impl StaleFlows {
         self.waiting.add(failed);
         let served = || {
             let ports = udp_ports(family, map).filter(|port| !serving(port).is_empty());
-            ports.flat_map(|port| frontends(port)).collect()
+            ports.flat_map(|port| Frontend::of(port)).collect()
         };
         let dropped = self.waiting.bound(served) > 0;
         let what = dropped.then(|| {
@@ -327,7 +352,6 @@ fn deleted(
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
 
     use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
     use serde::de::DeserializeOwned;
@@ -370,7 +394,7 @@ mod tests {
         let source = Source::from(SocketAddr::from(([10, 1, 0, at], 53)));
         let mut of_frontend = matches
             .iter()
-            .filter(|m| (m.destination, m.port) == (frontend.0, Some(frontend.1)));
+            .filter(|m| (m.destination, m.port) == (frontend.address, Some(frontend.port)));
         of_frontend.any(|m| match &m.reply {
             Reply::Any => true,
             Reply::From(sources) => sources.contains(&source),
@@ -392,7 +416,8 @@ mod tests {
             tracker.apply(dns("a", &[1, 2]));
             let stale = tracker.apply(after).stale_udp;
             let matches = matches(Family::V4, tracker.map(), &stale);
-            for frontend in [(Some(IpAddr::from([10, 0, 0, 1])), 53), (None, 30053)] {
+            let service = Frontend::service(&([10, 0, 0, 1], 53).into());
+            for frontend in [service, Frontend::node_port(30_053)] {
                 let found = [1, 2].map(|at| deletes(&matches, frontend, at));
                 assert_eq!(found, deleted, "{case}, {frontend:?}: {matches:?}");
             }
@@ -402,7 +427,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_has_deleted_nothing() {
         let ended = tokio::task::spawn_blocking(|| panic!("a fault")).await;
-        let matches = vec![flow(None, 53, Reply::Any)];
+        let matches = vec![Frontend::node_port(53).flows(Reply::Any)];
         let failure = deleted(ended, Arc::new(matches.clone())).expect_err("it was not done");
         assert_eq!(failure.matches, matches, "it is tried again");
         assert!(!failure.is_lasting && failure.error.contains("panic"));

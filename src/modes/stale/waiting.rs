@@ -35,7 +35,11 @@ impl Waiting {
             ..
         } in matches
         {
-            match self.frontends.entry((destination, port.unwrap_or(0))) {
+            let frontend = Frontend {
+                address: destination,
+                port: port.unwrap_or(0),
+            };
+            match self.frontends.entry(frontend) {
                 Entry::Vacant(vacant) => {
                     vacant.insert(reply);
                 }
@@ -51,7 +55,7 @@ impl Waiting {
     /// to be compared with what serves.
     pub fn take(&mut self) -> (Vec<Match>, bool) {
         let frontends = mem::take(&mut self.frontends).into_iter();
-        let matches = frontends.map(|((ip, port), reply)| super::flow(ip, port, reply));
+        let matches = frontends.map(|(at, reply)| at.flows(reply));
         (matches.collect(), mem::take(&mut self.compares_all))
     }
 
@@ -96,7 +100,7 @@ fn either(one: Reply, other: Reply) -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, SocketAddr};
+    use std::net::SocketAddr;
 
     use super::{super::Source, *};
 
@@ -110,7 +114,7 @@ mod tests {
 
     fn at(number: usize) -> Frontend {
         let [_, _, high, low] = (number as u32).to_be_bytes();
-        (Some(IpAddr::from([10, 0, high, low])), 53)
+        Frontend::service(&([10, 0, high, low], 53).into())
     }
 
     #[test]
@@ -130,7 +134,7 @@ mod tests {
         for one in &replies {
             for other in &replies {
                 let mut waiting = Waiting::default();
-                let both = [one, other].map(|reply| super::super::flow(None, 53, reply.clone()));
+                let both = [one, other].map(|reply| Frontend::node_port(53).flows(reply.clone()));
                 waiting.add(both);
                 let (all, compares_all) = waiting.take();
                 assert_eq!((all.len(), compares_all), (1, false));
@@ -148,10 +152,7 @@ mod tests {
     #[test]
     fn nothing_is_lost_of_more_frontends_than_are_named() {
         let mut waiting = Waiting::default();
-        let gone = |number| {
-            let (ip, port) = at(number);
-            super::super::flow(ip, port, Reply::From(sources(&[1])))
-        };
+        let gone = |number| at(number).flows(Reply::From(sources(&[1])));
         waiting.add((0..MOST).map(gone));
         let unused = || unreachable!("they are not too many");
         assert_eq!(waiting.bound(unused), 0);

@@ -99,9 +99,9 @@ pub struct Progress {
     /// What is to be applied again.
     again: Dirty,
     /// Virtual servers that still lead to real servers which could not be taken away.
-    behind: BTreeSet<Frontend>,
+    not_followed: BTreeSet<Frontend>,
     /// Virtual servers whose source ranges could not be taken away.
-    guarded: BTreeSet<Frontend>,
+    still_guarded: BTreeSet<Frontend>,
     /// An answer of the kernel shows that it holds something else than was known.
     is_surprised: bool,
     /// Whether virtual servers or addresses were changed.
@@ -171,7 +171,7 @@ impl Execution<'_> {
     fn members_to_change(&mut self, close: &[Frontend], steps: &[MemberStep]) -> Vec<MemberStep> {
         let left = close.iter().filter(|one| self.servers.contains_key(*one));
         let left: Vec<Frontend> = left.copied().collect();
-        let guarded = &self.progress.guarded | &self.progress.behind;
+        let guarded = &self.progress.still_guarded | &self.progress.not_followed;
         self.without(steps, |member| {
             let is_about = |one: &Frontend| member.is_about(one);
             // By the set of addresses it is found again by a process that begins.
@@ -184,9 +184,11 @@ impl Execution<'_> {
     /// Returns `steps` without those of virtual servers that did not follow: who is let in by
     /// them would meet endpoints that are to be gone.
     fn members_of_those_that_followed(&mut self, steps: &[MemberStep]) -> Vec<MemberStep> {
-        let behind = self.progress.behind.clone();
+        let not_followed = self.progress.not_followed.clone();
         self.without(steps, |member| {
-            member.frontend().is_some_and(|one| behind.contains(&one))
+            member
+                .frontend()
+                .is_some_and(|one| not_followed.contains(&one))
         })
     }
 
@@ -240,7 +242,7 @@ impl Execution<'_> {
                 continue;
             }
             if keeps_out(member.set) && !member.set.admits() {
-                self.progress.guarded.extend(member.frontend());
+                self.progress.still_guarded.extend(member.frontend());
             }
             left.push(RefusedMember { member, error });
         }

@@ -273,9 +273,9 @@ impl Execution<'_> {
             }
         }
         going.retain(|change| !stay.contains(&frontend_of(change)));
-        self.progress.behind.extend(stay);
+        self.progress.not_followed.extend(stay);
         let refused = self.apply(&going)?;
-        self.progress.behind.extend(refused);
+        self.progress.not_followed.extend(refused);
         Ok(())
     }
 
