@@ -5,6 +5,7 @@
 mod local;
 mod node_ports;
 mod redirect;
+mod uncaptured;
 mod unlisted;
 
 use std::{

@@ -325,6 +325,9 @@ impl Userspace {
         state.applied();
         if let Some(captured) = captured {
             let pending = state.pending();
+            if captured.is_of_all {
+                pending.uncaptured.clear();
+            }
             for frontend in mem::take(&mut pending.changed) {
                 pending.uncaptured.remove(&frontend);
             }

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Services with these last numbers, of which each has an endpoint.
-fn services(numbers: &[u8]) -> ServiceMap {
+pub(super) fn services(numbers: &[u8]) -> ServiceMap {
     let services = numbers.iter().map(|number| {
         let mut port = service_port(&format!("web-{number}"), [10, 96, 0, *number]);
         port.endpoints = endpoints([endpoint(([10, 244, 0, *number], 80))]);

@@ -142,6 +142,9 @@ pub type Outcomes = PerFamily<Option<Result<Report, Error>>>;
 /// What a sync did not do as asked. Everything else is in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
+    /// All frontends of the family were compared with the kernel, whatever the sync was to: those
+    /// that were not captured before are, but for `failed`.
+    pub is_of_all: bool,
     /// Frontends that are not captured, each with the reason.
     pub failed: Vec<(Frontend, String)>,
     /// What else failed for now, with the reason.

@@ -294,6 +294,7 @@ impl Local {
         let difference = self.applied.reconcile(observed, &environment);
         let refused = execute::run(&mut self.socket, environment.loopback, difference)?;
         let all: Vec<_> = self.applied.frontends().copied().collect();
+        report.is_of_all = true;
         self.finish(&refused, all.iter(), environment, report);
         Ok(())
     }

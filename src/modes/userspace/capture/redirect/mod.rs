@@ -333,6 +333,7 @@ impl Redirect {
         }
         let is_empty = |table, chain: &str| observed.is_empty(table, chain);
         self.run(transaction, is_empty, report).await?;
+        report.is_of_all = true;
         self.in_force &= is_current;
         self.forget_stale(report).await;
         Ok(())
