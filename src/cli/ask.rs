@@ -5,7 +5,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::destination;
+use super::{destination, help};
 use crate::status_api::{Destination, SOCKET};
 
 /// A question to the running proxy.
@@ -114,13 +114,18 @@ answer or the command line is wrong. What is not known is shown as -.";
 
 pub(super) fn status() -> Command {
     let about = "Print how the running Tripod is and what is not in force, and exit";
-    let command = Command::new("status").about(about).after_help(STATUS_HELP);
+    let command = help::with_text(Command::new("status").about(about), STATUS_HELP);
     let probe = Arg::new("probe")
         .long("probe")
         .value_name("KIND")
         .value_parser(Probe::ALL.map(|(name, _)| name))
-        .help("Answer a probe of the kubelet in this pod, and print why it fails alone");
-    common(command).arg(probe)
+        .hide_possible_values(true);
+    common(command).arg(help::explained(
+        probe,
+        "Answer a probe of the kubelet: liveness or readiness",
+        "Answer a probe of the kubelet in this pod, liveness or readiness, and print why it fails \
+         alone",
+    ))
 }
 
 const EXPLAIN_HELP: &str = "\
@@ -139,19 +144,22 @@ Examples:
 
 pub(super) fn explain() -> Command {
     let about = "Print what becomes of a packet to a Service, and why, and exit";
-    let command = Command::new("explain")
-        .about(about)
-        .after_help(EXPLAIN_HELP);
+    let command = help::with_text(Command::new("explain").about(about), EXPLAIN_HELP);
     let from = Arg::new("from")
         .long("from")
-        .value_name("ADDRESS|pod|node|outside")
+        .value_name("SENDER")
         .default_value("pod")
-        .value_parser(caller)
-        .help("Who sends it: an address, some pod of this node, this node, or some other host");
+        .value_parser(caller);
+    let from = help::explained(
+        from,
+        "Who sends it: ADDRESS, pod, node or outside",
+        "Who sends it: an address, some pod of this node (pod), this node (node), or some other \
+         host (outside)",
+    );
     let desired_only = Arg::new("desired-only")
         .long("desired-only")
         .action(ArgAction::SetTrue)
-        .help("Answer by the Services alone, without reading what the kernel holds");
+        .help("Answer by the Services alone, without reading the kernel");
     common(command)
         .arg(destination::arg())
         .arg(from)
@@ -175,14 +183,15 @@ be read, another Tripod process serves, or the command line is wrong.";
 
 pub(super) fn diff() -> Command {
     let about = "Print how the kernel differs from what it is to hold, and exit";
-    common(Command::new("diff").about(about).after_help(DIFF_HELP))
+    common(help::with_text(
+        Command::new("diff").about(about),
+        DIFF_HELP,
+    ))
 }
 
 pub(super) fn services() -> Command {
     let about = "Print which Services and endpoints the running Tripod serves, and exit";
-    let command = Command::new("services")
-        .about(about)
-        .after_help(SERVICES_HELP);
+    let command = help::with_text(Command::new("services").about(about), SERVICES_HELP);
     let watch = Arg::new("watch")
         .long("watch")
         .short('w')
@@ -206,7 +215,8 @@ pub(super) fn socket() -> Arg {
         .long("status-socket")
         .value_name("PATH")
         .default_value(SOCKET)
-        .help("The unix socket of the running Tripod")
+        .help("Unix socket of the proxy")
+        .long_help("The unix socket of the running Tripod")
 }
 
 /// Returns the socket that the flag of [`socket`] names.
@@ -224,8 +234,9 @@ pub(super) fn output() -> Arg {
         .short('o')
         .value_name("FORMAT")
         .value_parser(formats)
+        .hide_possible_values(true)
         .default_value("table")
-        .help("How it is printed")
+        .help("How it is printed: table, wide, json or yaml")
 }
 
 /// Returns what the flag of [`output`] chose.

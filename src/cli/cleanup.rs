@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::{VALUES_HELP, flags};
+use super::{flags, help};
 
 /// Name of the subcommand.
 pub(super) const NAME: &str = "cleanup";
@@ -39,14 +39,16 @@ pub(super) fn command() -> Command {
     // They are few, and of the help's two forms none leaves one out.
     let used = used.map(|flag| flag.arg(HEADING).hide_short_help(false));
     Command::new(NAME)
-        .after_help(VALUES_HELP)
+        .after_help(help::VALUES)
         .args(used)
         .about(
             "Remove what Tripod or kube-proxy put into this kernel, but for its settings, and exit",
         )
-        .arg(Arg::new(KEEP).long(KEEP).action(ArgAction::SetTrue).help(
-            "Leave what a kube-proxy uses or removes by itself, and remove only what it \
-                     does not know: the table of nftables mode, rules and routes of userspace mode",
+        .arg(help::explained(
+            Arg::new(KEEP).long(KEEP).action(ArgAction::SetTrue),
+            "Leave what a kube-proxy uses or removes by itself",
+            "Leave what a kube-proxy uses or removes by itself, and remove only what it does not \
+             know: the table of nftables mode, rules and routes of userspace mode",
         ))
 }
 

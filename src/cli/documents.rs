@@ -40,6 +40,7 @@ pub(super) fn man() -> Command {
     let arg = Arg::new("command")
         .value_name("COMMAND")
         .value_parser(PAGES.map(|(name, _)| name))
+        .hide_possible_values(true)
         .help("The subcommand whose page is printed");
     Command::new("man").about(about).arg(arg)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, builder::ValueParser};
 
-use super::Options;
+use super::{Options, help};
 use crate::{config::notation, duration};
 
 /// A flag of the command line.
@@ -17,6 +17,8 @@ pub(super) struct Flag {
     /// Placeholder of the value in the help.
     pub(super) value_name: &'static str,
     pub(super) help: &'static str,
+    /// What the short help says instead, on one line; empty: the same.
+    pub(super) line: &'static str,
     pub(super) field: Field,
     /// Whether it still counts when there is a configuration file.
     pub(super) beside_file: bool,
@@ -55,6 +57,7 @@ impl Flag {
             short: None,
             value_name,
             help,
+            line: "",
             field,
             beside_file: false,
             hidden: false,
@@ -108,6 +111,12 @@ impl Flag {
     /// Returns the same as one of those that most users look for.
     pub(super) const fn common(mut self) -> Flag {
         self.common = true;
+        self
+    }
+
+    /// Returns the same with what the short help and completions say.
+    pub(super) const fn line(mut self, line: &'static str) -> Flag {
+        self.line = line;
         self
     }
 
@@ -186,17 +195,18 @@ impl Flag {
 
     /// Returns the flag as clap knows it.
     pub(super) fn arg(&'static self, heading: &'static str) -> Arg {
-        let help = match self.default() {
-            none if none.is_empty() => self.help.to_owned(),
-            default => format!("{} [default: {default}]", self.help),
+        let default = match self.default() {
+            none if none.is_empty() => none,
+            default => format!(" [default: {default}]"),
         };
-        let arg = Arg::new(self.name)
+        let text = format!("{}{default}", self.help);
+        let line = match self.line {
+            "" => help::wrapped(&text),
+            line => format!("{line}{default}"),
+        };
+        let arg = help::explained(Arg::new(self.name), line, &text)
             .long(self.name)
             .value_name(self.value_name)
-            .help(wrapped(&help))
-            // clap shows in the short help what has this, whatever is hidden there; the
-            // long one has every text on lines of its own.
-            .next_line_help(self.common)
             .help_heading(heading)
             .hide(self.hidden)
             .hide_short_help(!self.common)
@@ -220,24 +230,4 @@ impl Flag {
             .require_equals(true)
             .default_missing_value(missing)
     }
-}
-
-/// Columns for the text of the help, beside its indentation.
-const COLUMNS: usize = 80;
-
-fn wrapped(text: &str) -> String {
-    let mut lines = String::new();
-    let mut column = 0;
-    for word in text.split(' ') {
-        if column > 0 && column + 1 + word.len() > COLUMNS {
-            lines.push('\n');
-            column = 0;
-        } else if column > 0 {
-            lines.push(' ');
-            column += 1;
-        }
-        lines.push_str(word);
-        column += word.len();
-    }
-    lines
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command};
 
+use super::help;
 use crate::{confine::Confinement, hold::SOCKET};
 
 /// What the subcommand is asked for.
@@ -30,21 +31,22 @@ pub(super) fn command() -> Command {
         .long("userspace-holder-socket")
         .value_name("PATH")
         .default_value(SOCKET)
-        .help("The unix socket at which proxies find this process");
+        .help("Its socket")
+        .long_help("The unix socket at which proxies find this process");
     let confine = Arg::new("confine")
         .long("confine")
         .value_name("HOW")
         .default_value("calls")
-        .value_parser(Confinement::parse)
-        .help(
-            "How far it keeps itself from what it does not need: capabilities (capabilities), \
-             system calls besides (calls), files besides (files), or not at all (none)",
-        );
-    Command::new("hold")
-        .about("Keep the sockets of userspace mode open from one Tripod to the next")
-        .after_help(HELP)
-        .arg(socket)
-        .arg(confine)
+        .value_parser(Confinement::parse);
+    let confine = help::explained(
+        confine,
+        "capabilities, calls, files or none",
+        "How far it keeps itself from what it does not need: capabilities (capabilities), \
+         system calls besides (calls), files besides (files), or not at all (none)",
+    );
+    let about = "Keep the sockets of userspace mode open from one Tripod to the next";
+    let command = help::with_text(Command::new("hold").about(about), HELP);
+    command.arg(socket).arg(confine)
 }
 
 /// Returns what `matches`, of the subcommand, ask for.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
-use super::{Output, ask};
+use super::{Output, ask, help};
 
 /// What is to be compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,20 +67,17 @@ pub(super) fn command() -> Command {
             .action(ArgAction::SetTrue)
             .help(help)
     };
-    Command::new("migrate")
-        .about(about)
-        .after_help(HELP)
+    help::with_text(Command::new("migrate").about(about), HELP)
         .arg(flag("check", "Compare only; there is nothing else to do here").required(true))
-        .arg(
+        .arg(help::explained(
             Arg::new("config")
                 .long("config")
                 .value_name("FILE")
-                .help(
-                    "kube-proxy's configuration file, or the manifest of its ConfigMap; - reads \
-                     standard input. Without it, that of the kube-proxy that runs here",
-                )
                 .conflicts_with("pid"),
-        )
+            "kube-proxy's configuration file or ConfigMap; - is standard input",
+            "kube-proxy's configuration file, or the manifest of its ConfigMap; - reads standard \
+             input. Without it, that of the kube-proxy that runs here",
+        ))
         .arg(
             Arg::new("pid")
                 .long("pid")
@@ -92,20 +89,21 @@ pub(super) fn command() -> Command {
             "without-node",
             "Leave out what this machine's kernel can do and which rules it has",
         ))
-        .arg(folder("manifests").help(
-            "The cluster's Services, EndpointSlices and Nodes, as the proxy reads such a \
-                 folder: render what would change, mode by mode",
+        .arg(help::explained(
+            folder("manifests"),
+            "The cluster's objects: render what would change, mode by mode",
+            "The cluster's Services, EndpointSlices and Nodes, as the proxy reads such a folder: \
+             render what would change, mode by mode",
         ))
-        .arg(
+        .arg(help::explained(
             folder("saved")
                 .requires("manifests")
-                .conflicts_with_all(["without-node", "pid"])
-                .help(
-                    "Compare with the rules of another machine, in files named after what \
-                     printed them: iptables-save.txt, ip6tables-save.txt, ipset-save.txt, \
-                     ipvsadm-save.txt (ipvsadm -Sn), kube-ipvs0-addrs.txt (ip address)",
-                ),
-        )
+                .conflicts_with_all(["without-node", "pid"]),
+            "Compare with the rules of another machine, in files of this folder",
+            "Compare with the rules of another machine, in files named after what printed them: \
+             iptables-save.txt, ip6tables-save.txt, ipset-save.txt, ipvsadm-save.txt \
+             (ipvsadm -Sn), kube-ipvs0-addrs.txt (ip address)",
+        ))
         .arg(ask::output())
 }
 

@@ -7,6 +7,7 @@ mod destination;
 mod documents;
 mod flag;
 mod flags;
+mod help;
 mod hold;
 mod migrate;
 mod options;
@@ -43,11 +44,6 @@ pub use self::{
 const ABOUT: &str = "\
 Tripod carries the traffic of Kubernetes Services on this node: a drop-in
 replacement for kube-proxy that works on any kernel.";
-
-const MORE_HELP: &str = "These are the most used flags; --help shows all.";
-
-const VALUES_HELP: &str =
-    "A flag is written --flag=value or --flag value; a BOOL alone means true.";
 
 const AFTER_HELP: &str = "\
 With --config, the file decides all that it can express. Only these flags still
@@ -118,7 +114,7 @@ pub fn from_process() -> Result<Settings, Stop> {
 /// file that it names.
 ///
 /// # Errors
-/// The program ends at once: because of `--help` or `--version`, or because
+/// The program ends at once: because of `--help`, `--help-all` or `--version`, or because
 /// something is wrong.
 pub fn read(
     arguments: impl IntoIterator<Item = OsString>,
@@ -153,21 +149,24 @@ pub fn command() -> Command {
         .subcommand(hold::command())
         .subcommand(documents::completion())
         .subcommand(documents::man());
-    with_flags(command).after_long_help(format!("{VALUES_HELP}\n\n{AFTER_HELP}"))
+    let all = format!("{}\n\n{AFTER_HELP}", help::VALUES);
+    help::with_flags(with_flags(command).after_long_help(all))
 }
 
 /// Gives `command` the flags of the proxy, the most used of them in the short help.
 fn with_flags(command: Command) -> Command {
-    let command = command.after_help(MORE_HELP).after_long_help(VALUES_HELP);
+    let command = command.after_help(help::MORE_FLAGS);
+    let command = command.after_long_help(help::VALUES);
     let groups = flags::GROUPS.into_iter();
     groups.fold(command, |command, (heading, flags)| {
         command.args(flags.iter().map(|flag| flag.arg(heading)))
     })
 }
 
-/// Returns the definition by which arguments are read: it takes more than it shows.
+/// Returns the definition by which arguments are read: it takes more than it shows, and
+/// shows subcommands in groups.
 fn accepted() -> Command {
-    command().mut_subcommand(cleanup::NAME, cleanup::accepting_all)
+    help::grouped(command()).mut_subcommand(cleanup::NAME, cleanup::accepting_all)
 }
 
 /// Returns the text that clap stops with: help that was asked for, or what is wrong.

@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use ipnet::IpNet;
 
-use super::{Output, ask};
+use super::{Output, ask, help};
 use crate::{duration, net::ModeName};
 
 /// What is tried out.
@@ -95,9 +95,7 @@ Examples:
 
 pub(super) fn command() -> Command {
     let about = "Try out whether calls of Services reach what the mode promises, and exit";
-    let command = Command::new("test")
-        .about(about)
-        .after_help(HELP)
+    let command = help::with_text(Command::new("test").about(about), HELP)
         .arg(
             Arg::new("manifests")
                 .long("manifests")
@@ -105,24 +103,26 @@ pub(super) fn command() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .help("Serve these objects in network namespaces, and call them there"),
         )
-        .arg(
+        .arg(help::explained(
             Arg::new("proxy-mode")
                 .long("proxy-mode")
                 .value_name("MODE")
                 .value_parser(ModeName::ALL.map(ModeName::name))
-                .requires("manifests")
-                .help("The mode to try; without it, the best that this kernel can run"),
-        )
-        .arg(
+                .hide_possible_values(true)
+                .requires("manifests"),
+            "The mode to try; without it, the best that can run here",
+            "The mode to try: ipvs, nftables, iptables or userspace; without it, the best that \
+             this kernel can run",
+        ))
+        .arg(help::explained(
             Arg::new("hostname-override")
                 .long("hostname-override")
                 .value_name("NAME")
-                .requires("manifests")
-                .help(
-                    "The node to be, by which endpoints are on this node or on others; without \
-                     it this machine's name if the manifests have it, else the first they have",
-                ),
-        );
+                .requires("manifests"),
+            "The node to be; without it this machine, or the first node",
+            "The node to be, by which endpoints are on this node or on others; without it this \
+             machine's name if the manifests have it, else the first they have",
+        ));
     let command = cluster_arguments().into_iter().fold(command, Command::arg);
     command.arg(ask::output()).arg(ask::socket())
 }
@@ -136,14 +136,17 @@ fn cluster_arguments() -> [Arg; 7] {
         making("namespace")
             .value_name("NAME")
             .value_parser(named)
-            .help("Make pods and Services in this namespace; without it in a new one"),
+            .help("Where pods and Services are made; without it a new namespace"),
         making("kubeconfig")
             .value_name("FILE")
             .value_parser(value_parser!(PathBuf))
-            .help("Who makes them; - is standard input; else $KUBECONFIG, or .kube/config at home"),
+            .help("Who makes them; - is standard input; without it as kubectl")
+            .long_help(
+                "Who makes them; - is standard input; without it $KUBECONFIG, or .kube/config at home",
+            ),
         making("image")
             .value_name("IMAGE")
-            .help("Tripod's image for the pods; without it that of DaemonSet kube-proxy"),
+            .help("Image of the pods; without it that of DaemonSet kube-proxy"),
         making("keep")
             .action(ArgAction::SetTrue)
             .help("Leave pods and Services there"),
@@ -152,17 +155,19 @@ fn cluster_arguments() -> [Arg; 7] {
             .value_delimiter(',')
             .default_value(EXTERNAL)
             .value_parser(external)
-            .help("Networks that external IPs and load-balancer IPs are taken from"),
+            .help("Networks to use")
+            .long_help("Networks that external IPs and load-balancer IPs are taken from"),
         flag("service")
             .value_name("NAMESPACE/NAME")
             .action(ArgAction::Append)
             .value_parser(service)
-            .help("Make nothing, and call this Service; may be given several times"),
+            .help("Make nothing, and call this Service; may be repeated"),
         flag("timeout")
             .value_name("DURATION")
             .default_value("2m")
             .value_parser(duration::parse)
-            .help("How long pods and the running Tripod may take to be ready"),
+            .help("How long they may take to be ready")
+            .long_help("How long pods and the running Tripod may take to be ready"),
     ]
 }
 

@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::{
     ask::{self, Output},
-    destination,
+    destination, help,
 };
 use crate::{
     duration,
@@ -71,9 +71,7 @@ pub(super) fn command() -> Command {
         .default_value("10s")
         .value_parser(duration::parse)
         .help("End after this time, such as 10s or 5m");
-    Command::new("trace")
-        .about(about)
-        .after_help(HELP)
+    help::with_text(Command::new("trace").about(about), HELP)
         .arg(destination::arg())
         .arg(from)
         .arg(count)

@@ -13,17 +13,22 @@ fn tripod(arguments: &[&str]) -> Output {
 
 #[test]
 fn help_names_what_a_newcomer_needs() {
-    let output = tripod(&["--help"]);
-    assert!(output.status.success());
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    for word in [
+    let common = [
         "--proxy-mode",
         "--manifests",
-        "--userspace-capture",
         "--hostname-override",
         "cleanup",
+    ];
+    for (flag, more) in [
+        ("--help", "--help-all"),
+        ("--help-all", "--userspace-capture"),
     ] {
-        assert!(text.contains(word), "{word} is missing in:\n{text}");
+        let output = tripod(&[flag]);
+        assert!(output.status.success());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        for word in common.into_iter().chain([more]) {
+            assert!(text.contains(word), "{word} is missing in:\n{text}");
+        }
     }
 }
 

@@ -19,6 +19,7 @@ pub(super) const OBJECTS: &[Flag] = &[
         "Folder of manifests (*.yaml, *.yml, *.json) to serve Services, EndpointSlices and Nodes \
          from, without any API server; changes are followed",
     )
+    .line("Folder of manifests to serve from, without an API server")
     .common()
     .beside_file(),
     Flag::switch(
@@ -34,6 +35,7 @@ pub(super) const OBJECTS: &[Flag] = &[
         |o| &mut o.configuration.client_connection.kubeconfig,
         "How to reach the API server and who we are; without it, the service account of the pod",
     )
+    .line("How to reach the API server; without it, as the pod may")
     .common(),
     Flag::text(
         "master",

@@ -22,6 +22,7 @@ pub(super) const OBSERVING: &[Flag] = &[
         ),
         "Where /healthz and /livez are served; empty: nowhere",
     )
+    .line("Address of /healthz and /livez")
     .common(),
     Flag::new(
         "metrics-bind-address",
@@ -36,6 +37,7 @@ pub(super) const OBSERVING: &[Flag] = &[
         ),
         "Where /metrics is served; empty: nowhere",
     )
+    .line("Address of /metrics")
     .common(),
     Flag::new(
         "metrics-secure-bind-address",
@@ -82,6 +84,7 @@ pub(super) const OBSERVING: &[Flag] = &[
         "Unix socket, for root alone, on which tripod status and tripod services ask this \
          process; empty: none",
     )
+    .line("Unix socket of the proxy")
     .beside_file(),
     Flag::switch(
         "bind-address-hard-fail",
@@ -131,6 +134,7 @@ pub(super) const LOGGING: &[Flag] = &[
         "How much is logged: 0 what an operator must know, 2 each sync too, 4 each attempt to \
          reach an endpoint that failed too",
     )
+    .line("How much is logged: 0, 2 (each sync too) or 4")
     .common()
     .short('v')
     .beside_file(),

@@ -24,6 +24,7 @@ pub(super) const PROXYING: &[Flag] = &[
         "How traffic is carried: ipvs, nftables, iptables or userspace. Where this kernel cannot run \
          the mode, Tripod runs the next in this order that it can. Without it: ipvs",
     )
+    .line("ipvs, nftables, iptables or userspace; without it: ipvs")
     .common(),
     Flag::switch(
         "strict-proxy-mode",
@@ -72,6 +73,7 @@ pub(super) const PROXYING: &[Flag] = &[
         "How traffic from this node's own pods is distinguished from other traffic: ClusterCIDR, NodeCIDR, \
          BridgeInterface or InterfaceNamePrefix. Without it: ClusterCIDR",
     )
+    .line("How this node's pods are recognized; without it: ClusterCIDR")
     .common(),
     Flag::text(
         "cluster-cidr",
@@ -80,6 +82,7 @@ pub(super) const PROXYING: &[Flag] = &[
         "Where the cluster's pods have their addresses, for ClusterCIDR: one CIDR, or one of each \
          family with a comma between them",
     )
+    .line("Addresses of the cluster's pods: a CIDR, or one of each family")
     .common(),
     Flag::text(
         "pod-bridge-interface",
@@ -102,12 +105,14 @@ pub(super) const PROXYING: &[Flag] = &[
          object, `localhost` loopback addresses (in ipvs and nftables mode TCP alone, by sockets of \
          Tripod), `all` every address; all, if there is none",
     )
+    .line("Where node ports are served: CIDRs, primary, localhost or all")
     .common(),
     Flag::switch(
         "masquerade-all",
         |o| &mut o.configuration.masquerade_all,
         "Give the node's address to all traffic that is sent to cluster IPs",
     )
+    .line("Masquerade all traffic that is sent to cluster IPs")
     .common(),
 ];
 
@@ -164,13 +169,15 @@ pub(super) const IPVS: &[Flag] = &[
         "Scheduler of Services that name none: rr, random, wrr, lc, wlc, sed, nq, sh, dh or mh; \
          in userspace mode too. Without it: rr",
     )
+    .line("Scheduler of Services that name none; without it: rr")
     .common(),
     Flag::new(
         "ipvs-exclude-cidrs",
         "CIDRS",
         Field::List(|o| &mut o.configuration.ipvs.exclude_cidrs),
         "Virtual servers with addresses in these CIDRs belong to other programs and are left alone",
-    ),
+    )
+    .line("Virtual servers at these addresses are left alone"),
     Flag::switch(
         "ipvs-strict-arp",
         |o| &mut o.configuration.ipvs.strict_arp,
@@ -350,6 +357,7 @@ pub(super) const USERSPACE: &[Flag] = &[
         "Unix socket of tripod hold, which keeps the listening sockets open while no Tripod runs, \
          so that who connects waits for the next one instead of being refused; empty: none",
     )
+    .line("Holder's socket")
     .beside_file(),
     Flag::new(
         "userspace-workers",

@@ -16,6 +16,7 @@ pub(super) const RUNNING: &[Flag] = &[
         |o| &mut o.config,
         "Configuration file (KubeProxyConfiguration); it wins over the flags it can express",
     )
+    .line("Configuration file; it wins over the flags it can express")
     .common()
     .beside_file(),
     Flag::text(
@@ -31,6 +32,7 @@ pub(super) const RUNNING: &[Flag] = &[
         "Do what needs full root privileges, leave in /run/tripod what was found out about the \
          kernel, and exit; CAP_NET_ADMIN is enough to serve then",
     )
+    .line("Do what needs full root privileges, and exit")
     .common()
     .beside_file(),
     Flag::switch(

@@ -1,6 +1,7 @@
 //! What the help says, short and long.
 
 use super::*;
+use crate::cli::help::{COMMANDS, MORE_FLAGS, VALUES};
 
 /// What the help says of each flag, in one line.
 fn help_entries(help: &str) -> BTreeMap<&str, String> {
@@ -26,7 +27,7 @@ fn help_entries(help: &str) -> BTreeMap<&str, String> {
 
 #[test]
 fn every_flag_of_kube_proxy_is_in_the_help_with_its_default() {
-    let help = answer(&["--help"]);
+    let help = answer(&["--help-all"]);
     let entries = help_entries(&help);
     let mut seen = 0;
     for line in FLAGS.lines().skip(1) {
@@ -50,20 +51,96 @@ fn every_flag_of_kube_proxy_is_in_the_help_with_its_default() {
 fn the_short_help_has_the_most_used_flags_and_names_the_other() {
     for subcommand in [&[][..], &["probe"], &["render"]] {
         let of = |flag| answer(&[subcommand, &[flag]].concat());
-        let (short, long) = (of("-h"), of("--help"));
+        let (short, long) = (of("--help"), of("--help-all"));
+        assert_eq!(short, of("-h"));
         let [few, all] = [&short, &long].map(|help| help_entries(help).len());
-        assert!((14..=20).contains(&few), "{few} flags in {short}");
+        assert!((14..=22).contains(&few), "{few} flags in {short}");
         assert!(all > 70, "{all} flags in {long}");
         for flag in ["--proxy-mode", "--config", "--manifests", "--v"] {
             assert!(short.contains(flag), "no {flag} in {short}");
         }
         let last = short.lines().last();
-        assert_eq!(last, Some(MORE_HELP));
+        assert_eq!(last, Some(MORE_FLAGS));
         assert!(
-            long.contains(VALUES_HELP) && !long.contains(MORE_HELP),
+            long.contains(VALUES) && !long.contains(MORE_FLAGS),
             "{long}"
         );
     }
+}
+
+/// Returns what the short help of the program and of each subcommand says, by its name.
+fn short_helps() -> Vec<(String, String)> {
+    let command = command();
+    let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
+    let names = shown.map(|subcommand| subcommand.get_name().to_owned());
+    let of = |name: String| {
+        let words = [&*name, "--help"];
+        let help = answer(&words);
+        (name, help)
+    };
+    let own = ("tripod".to_owned(), answer(&["--help"]));
+    std::iter::once(own).chain(names.map(of)).collect()
+}
+
+#[test]
+fn the_short_help_has_one_line_for_each_flag_and_says_where_there_is_more() {
+    let mut wrong = Vec::new();
+    for (name, help) in short_helps() {
+        // The first paragraphs are what it is for, and the usage.
+        for line in help.split("\n\n").skip(2).flat_map(str::lines) {
+            let (what, about) = line.trim_start().split_once("  ").unwrap_or((line, ""));
+            let is_flag = line.starts_with("  ");
+            if line.chars().count() > 100 || (is_flag && about.trim().is_empty()) {
+                wrong.push(format!("{name}: {what}: {line}"));
+            }
+        }
+        let program = command();
+        let about = program.find_subcommand(&name).unwrap_or(&program);
+        let more = help.contains("--help-all shows") || help.contains("--help-all says");
+        assert_eq!(
+            more,
+            about.get_after_long_help().is_some(),
+            "{name}: {help}"
+        );
+    }
+    assert!(
+        wrong.is_empty(),
+        "too long, or no line: {}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn the_help_lists_every_subcommand_in_a_group() {
+    let command = command();
+    let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
+    let mut expected: Vec<_> = shown.map(Command::get_name).chain(["help"]).collect();
+    let mut listed = COMMANDS.map(|(_, names)| names).concat();
+    expected.sort_unstable();
+    listed.sort_unstable();
+    assert_eq!(listed, expected);
+    for flag in ["--help", "--help-all"] {
+        let help = answer(&[flag]);
+        for (heading, names) in COMMANDS {
+            let (_, rest) = help.split_once(&format!("\n{heading}:\n")).expect(heading);
+            let found = rest
+                .lines()
+                .map_while(|line| line.trim_start().split_once("  "));
+            assert_eq!(
+                found.map(|(name, _)| name).collect::<Vec<_>>(),
+                names,
+                "{help}"
+            );
+        }
+        assert!(
+            !help.contains("Commands:") && help.contains("tripod <COMMAND>"),
+            "{help}"
+        );
+    }
+    assert_eq!(answer(&["help"]), answer(&["--help-all"]));
+    assert_eq!(answer(&["help", "trace"]), answer(&["trace", "--help-all"]));
+    let wrong = refusal("", &["trace"]);
+    assert!(wrong.contains("try '--help'"), "{wrong}");
 }
 
 /// What a shell completes and man(1) shows has these alone, too; the others are taken.
@@ -72,6 +149,7 @@ fn the_help_of_cleanup_has_the_flags_that_it_uses() {
     let expected = [
         "config",
         "help",
+        "help-all",
         "ipvs-exclude-cidrs",
         "keep-kube-proxy",
         "logging-format",
@@ -79,7 +157,7 @@ fn the_help_of_cleanup_has_the_flags_that_it_uses() {
         "userspace-holder-socket",
         "v",
     ];
-    for flag in ["-h", "--help"] {
+    for flag in ["--help", "--help-all"] {
         let help = answer(&["cleanup", flag]);
         let mut entries = help_entries(&help);
         entries.remove("");
@@ -107,7 +185,7 @@ fn the_help_of_cleanup_has_the_flags_that_it_uses() {
 /// In the order in which one falls back to the next.
 #[test]
 fn the_help_of_the_mode_names_every_mode() {
-    let help = answer(&["--help"]);
+    let help = answer(&["--help-all"]);
     let entries = help_entries(&help);
     let [first @ .., last] = ModeName::ALL.map(ModeName::name);
     let all = format!("{} or {last}.", first.join(", "));

@@ -1,0 +1,109 @@
+//! The two forms of the help: `--help` has a line for each of the most used flags,
+//! `--help-all` has all that there is to say. Manual pages have the latter.
+
+use clap::{Arg, ArgAction, Command};
+
+/// What a flag's value looks like.
+pub(super) const VALUES: &str =
+    "A flag is written --flag=value or --flag value; a BOOL alone means true.";
+
+/// Where the short help leaves out flags.
+pub(super) const MORE_FLAGS: &str = "These are the most used flags; --help-all shows all.";
+
+/// Where the short help leaves out what is behind the flags.
+pub(super) const MORE_TEXT: &str =
+    "--help-all says more: what exactly is done, the exit status, examples.";
+
+/// The subcommands by the headings that they have in the help.
+pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
+    (
+        "Try out and compare",
+        &["probe", "migrate", "render", "test"],
+    ),
+    (
+        "Ask the running Tripod",
+        &["status", "services", "explain", "trace", "diff"],
+    ),
+    ("Beside it and after it", &["hold", "cleanup"]),
+    ("This program", &["completion", "man", HELP]),
+];
+
+/// The subcommand that clap adds.
+const HELP: &str = "help";
+
+/// Columns for the text of the long help, beside its indentation.
+const COLUMNS: usize = 80;
+
+/// Returns `command` with `text` behind the flags of its long help.
+pub(super) fn with_text(command: Command, text: &'static str) -> Command {
+    command.after_help(MORE_TEXT).after_long_help(text)
+}
+
+/// Returns `arg` with `line` in the short help, and `text` in the long one.
+pub(super) fn explained(arg: Arg, line: impl Into<String>, text: &str) -> Arg {
+    arg.help(line.into()).long_help(wrapped(text))
+}
+
+/// Gives `command` and its subcommands the flags of both forms, instead of clap's, of which
+/// `--help` is the long one.
+pub(super) fn with_flags(command: Command) -> Command {
+    let short = Arg::new("help")
+        .long("help")
+        .short('h')
+        .action(ArgAction::HelpShort)
+        .help("Print this summary");
+    let long = Arg::new("help-all")
+        .long("help-all")
+        .action(ArgAction::HelpLong)
+        .help("Print all that there is to say");
+    let command = command.disable_help_flag(true).arg(short).arg(long);
+    command.mut_subcommands(with_flags)
+}
+
+/// Has the help of `command`, the program, list its subcommands by [`COMMANDS`].
+pub(super) fn grouped(command: Command) -> Command {
+    // clap has one heading for all subcommands: it is to show none, and the list is text.
+    let list = list(&command);
+    command
+        .mut_subcommands(|subcommand| subcommand.hide(true))
+        .override_usage("tripod [OPTIONS]\n       tripod <COMMAND>")
+        .help_template(format!(
+            "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}{{all-args}}{{after-help}}"
+        ))
+}
+
+fn list(command: &Command) -> String {
+    let about = |name: &&str| match command.find_subcommand(name) {
+        Some(subcommand) => subcommand.get_about().map(ToString::to_string),
+        None => {
+            (*name == HELP).then(|| "Print what --help-all says, of a subcommand too".to_owned())
+        }
+    };
+    let mut list = String::new();
+    for (heading, names) in COMMANDS {
+        let lines = names.iter().map(|name| {
+            let about = about(name).unwrap_or_default();
+            format!("  {name:<10}  {about}\n")
+        });
+        list.push_str(&format!("{heading}:\n{}\n", lines.collect::<String>()));
+    }
+    list
+}
+
+/// Returns `text` in lines that fit beside the indentation of the long help.
+pub(super) fn wrapped(text: &str) -> String {
+    let mut lines = String::new();
+    let mut column = 0;
+    for word in text.split(' ') {
+        if column > 0 && column + 1 + word.len() > COLUMNS {
+            lines.push('\n');
+            column = 0;
+        } else if column > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += word.len();
+    }
+    lines
+}
