@@ -28,6 +28,7 @@ use super::{
     exec::PluginError,
     metrics::{Asked, RequestMetrics},
     proxy::ProxyError,
+    transports::Kept,
 };
 
 /// How long a request waits for credentials that are read again, before it is
@@ -147,6 +148,8 @@ enum Source {
 
 struct Current {
     client: Client,
+    /// Counts the client as long as it is in use; `None`: it was made elsewhere.
+    kept: Option<Arc<Kept>>,
     server: Uri,
     files: credentials::Files,
     renew_at: Option<Instant>,
@@ -164,6 +167,7 @@ impl Current {
         let renew_in = loaded.renew_in.map(|left| left.max(RENEW_AT_MOST));
         Current {
             client: loaded.client,
+            kept: Some(Arc::new(loaded.kept)),
             server: loaded.server,
             files: loaded.files,
             renew_at: renew_in.map(|left| Instant::now() + left),
@@ -192,6 +196,7 @@ impl Access {
     pub fn fixed(client: Client) -> Access {
         let current = Current {
             client,
+            kept: None,
             server: Uri::default(),
             files: credentials::Files::default(),
             renew_at: None,
@@ -215,6 +220,9 @@ impl Access {
     /// Returns the same with a rate limit of its own: `qps` requests a second, and
     /// `burst` at once before that holds.
     pub(crate) fn with_rate(&self, qps: f32, burst: u32) -> Access {
+        if let Source::Connection(_, metrics) = &self.shared.source {
+            metrics.transports.shared();
+        }
         Access {
             shared: Arc::clone(&self.shared),
             budget: Arc::new(Budget::new(qps, burst)),
@@ -275,6 +283,7 @@ impl Access {
                 warn!("{error}; the credentials from before stay in use");
                 Current {
                     client: before.client.clone(),
+                    kept: before.kept.clone(),
                     server: before.server.clone(),
                     files: before.files.as_they_are(),
                     renew_at: before.renew_at.map(|_| Instant::now() + PLUGIN_AGAIN),

@@ -19,6 +19,7 @@ use super::{
     connect::{self, Http2},
     exec,
     proxy::{Environment, Proxy},
+    transports::Kept,
 };
 
 /// Where a pod finds its token and the server's CA (`rest.InClusterConfig` of
@@ -32,6 +33,8 @@ const BEFORE_EXPIRY: Duration = Duration::from_secs(60);
 /// A client, and how long it may be used.
 pub(super) struct Loaded {
     pub(super) client: Client,
+    /// Counts the client among those that are kept.
+    pub(super) kept: Kept,
     /// The address of the API server.
     pub(super) server: Uri,
     pub(super) files: Files,
@@ -103,7 +106,7 @@ pub(super) async fn load(
     let unverified = config.accept_invalid_certs;
     let unverified = unverified.then(|| config.cluster_url.to_string());
     read_token(&mut config)?;
-    let mut renew_in = None;
+    let (mut renew_in, mut certificate) = (None, None);
     if let (Some(plugin), Some(path)) = (exec::of(&config.auth_info), &connection.kubeconfig) {
         let credentials = exec::run(plugin).await;
         let credentials = credentials.map_err(|reason| AccessError::Plugin {
@@ -112,6 +115,7 @@ pub(super) async fn load(
             reason,
         })?;
         renew_in = credentials.expires.map(left_to_renew);
+        certificate = credentials.certificate().map(str::to_owned);
         credentials.put_into(&mut config.auth_info);
     }
     let proxy = match &origin.proxy {
@@ -129,10 +133,13 @@ pub(super) async fn load(
     let client = move || connect::client(settings, proxy);
     // It may read the system's certificates.
     let client = tokio::task::spawn_blocking(client).await;
+    let client = client
+        .map_err(|_| AccessError::Interrupted)?
+        .map_err(AccessError::Credentials)?;
+    metrics.transports.given(certificate);
     Ok(Loaded {
-        client: client
-            .map_err(|_| AccessError::Interrupted)?
-            .map_err(AccessError::Credentials)?,
+        client,
+        kept: metrics.transports.made(),
         server,
         files: origin.files,
         renew_in,

@@ -205,6 +205,13 @@ fn read(output: &[u8], version: &str) -> Result<Credentials, PluginError> {
 }
 
 impl Credentials {
+    /// Returns the client certificate, in PEM.
+    pub(super) fn certificate(&self) -> Option<&str> {
+        self.identity
+            .as_ref()
+            .map(|(certificate, _)| certificate.as_str())
+    }
+
     /// Puts these in the place of the plugin.
     pub(super) fn put_into(self, user: &mut AuthInfo) {
         user.exec = None;

@@ -7,6 +7,8 @@ use std::time::Duration;
 use http::{Method, Uri};
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
+use super::transports::TransportMetrics;
+
 /// Upper bounds of the buckets of durations, in seconds.
 const DURATIONS: [f64; 12] = [
     0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
@@ -30,6 +32,8 @@ pub struct RequestMetrics {
     waited: HistogramVec,
     request_size: HistogramVec,
     response_size: HistogramVec,
+    /// Of what the requests are made with.
+    pub(super) transports: TransportMetrics,
 }
 
 impl RequestMetrics {
@@ -52,6 +56,7 @@ impl RequestMetrics {
         };
         Ok(RequestMetrics {
             total,
+            transports: TransportMetrics::register(registry)?,
             duration: histogram(
                 "rest_client_request_duration_seconds",
                 "Time from a request to the API server to the head of its answer, in seconds.",

@@ -10,6 +10,8 @@ mod exec;
 mod forward;
 mod metrics;
 mod proxy;
+mod transports;
+mod validity;
 
 pub use self::{
     access::{Access, AccessError, Connection},

@@ -23,9 +23,7 @@ pub(super) fn answer(registry: &Registry, accept: &str) -> Answer {
     let made = if is_preferred(accept) {
         encode(&families).map(Answer::openmetrics)
     } else {
-        TextEncoder::new()
-            .encode_to_string(&families)
-            .map(Answer::metrics)
+        samples(&families).map(Answer::metrics)
     };
     made.unwrap_or_else(|error| {
         Answer::text(format!("cannot write metrics: {error}\n"))
@@ -57,6 +55,12 @@ fn is_preferred(accept: &str) -> bool {
     ours > 0.0 && ours >= text
 }
 
+/// Returns `families` in Prometheus' text format, with infinity as Go writes it.
+fn samples(families: &[MetricFamily]) -> prometheus::Result<String> {
+    let text = TextEncoder::new().encode_to_string(families)?;
+    Ok(text.replace(" inf\n", " +Inf\n"))
+}
+
 /// Returns `families` in OpenMetrics. The library writes the samples, which are the same
 /// in both formats; what differs is what stands above them, and the end.
 fn encode(families: &[MetricFamily]) -> prometheus::Result<String> {
@@ -64,7 +68,7 @@ fn encode(families: &[MetricFamily]) -> prometheus::Result<String> {
     let mut text = String::new();
     for family in families {
         let (name, kind) = head(family, &names);
-        let samples = TextEncoder::new().encode_to_string(std::slice::from_ref(family))?;
+        let samples = samples(std::slice::from_ref(family))?;
         for line in samples.lines() {
             if let Some(help) = line.strip_prefix("# HELP ") {
                 let help = help.strip_prefix(family.name()).unwrap_or_default();
@@ -102,7 +106,7 @@ fn head<'a>(family: &'a MetricFamily, names: &BTreeSet<&str>) -> (&'a str, &'sta
 
 #[cfg(test)]
 mod tests {
-    use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts};
+    use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts};
 
     use super::*;
 
@@ -116,6 +120,9 @@ mod tests {
         let took = HistogramOpts::new("took_seconds", "Time.").buckets(vec![0.5, 2.0]);
         let took = Histogram::with_opts(took).unwrap();
         took.observe(1.0);
+        let left = Gauge::new("left_seconds", "Time left.").unwrap();
+        left.set(f64::INFINITY);
+        registry.register(Box::new(left)).unwrap();
         registry.register(Box::new(requests)).unwrap();
         registry.register(Box::new(open)).unwrap();
         registry.register(Box::new(opened)).unwrap();
@@ -129,6 +136,9 @@ mod tests {
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         assert_eq!(answer.kind, kind);
         let expected = "\
+# HELP left_seconds Time left.
+# TYPE left_seconds gauge
+left_seconds +Inf
 # HELP open Open now.
 # TYPE open gauge
 open 0
@@ -172,6 +182,9 @@ took_seconds_count 1
             assert!(!is_preferred(accept), "{accept}");
         }
         let plain = "text/plain; version=0.0.4; charset=utf-8";
-        assert_eq!(answer(&registry(), "").kind, plain);
+        let answer = answer(&registry(), "");
+        assert_eq!(answer.kind, plain);
+        let text = String::from_utf8(answer.body).unwrap();
+        assert!(text.contains("\nleft_seconds +Inf\n"), "{text}");
     }
 }

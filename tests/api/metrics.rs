@@ -40,9 +40,7 @@ output of the program.
 The format is Prometheus' text format, or OpenMetrics 1.0 without exemplars for clients that
 accept `application/openmetrics-text`, as Prometheus does. In OpenMetrics no two metrics may
 have the same name: a counter whose name without `_total` is also the name of a gauge has the
-type unknown. Tripod does not have kube-proxy's `rest_client_transport_…`, which describe a
-cache of Go's client, and `rest_client_exec_plugin_…`, which describe certificates of
-credential plugins.
+type unknown.
 
 | metric | type | labels | mode | meaning |
 |---|---|---|---|---|
