@@ -55,7 +55,7 @@ fn template(chart: &str, namespace: &str, values: &[&str]) -> Option<Objects> {
     Some(objects(&String::from_utf8_lossy(&done.stdout)))
 }
 
-fn rendered(values: &[&str]) -> Option<Objects> {
+pub fn rendered(values: &[&str]) -> Option<Objects> {
     template("helm/tripod", "kube-system", values)
 }
 

@@ -9,6 +9,7 @@ mod command;
 mod configuration;
 mod holder;
 mod image;
+mod monitoring;
 mod objects;
 mod package;
 mod privileges;

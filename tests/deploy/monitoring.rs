@@ -1,0 +1,198 @@
+//! PodMonitor and PrometheusRule have the fields that prometheus-operator's
+//! CustomResourceDefinitions have: the API server drops others, and refuses other types.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
+
+use super::{chart, objects::as_understood, only, secure};
+
+/// A field: its type, and whether it has to be there.
+type Fields = BTreeMap<&'static str, (&'static str, bool)>;
+
+const KINDS: [&str; 2] = ["PodMonitor", "PrometheusRule"];
+
+fn fields() -> Fields {
+    let lines = include_str!("monitoring_fields.tsv").lines();
+    let lines = lines.filter(|line| !line.starts_with('#'));
+    let fields = lines.map(|line| match line.split('\t').collect::<Vec<_>>()[..] {
+        [path, kind, required] => (path, (kind, required == "required")),
+        _ => panic!("{line:?}"),
+    });
+    fields.collect()
+}
+
+/// Adds to `wrong` what of `value`, which is at `path`, is not as `fields` say.
+fn check(fields: &Fields, path: &str, value: &Value, wrong: &mut Vec<String>) {
+    let Some((kind, _)) = fields.get(path) else {
+        wrong.push(format!("{path}: there is no such field"));
+        return;
+    };
+    let is_right = match *kind {
+        "object" | "map" => value.is_object(),
+        "list" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64(),
+        "integer-or-string" => value.is_i64() || value.is_string(),
+        "metadata" => as_understood::<ObjectMeta>(value) == *value,
+        kind => {
+            let allowed = kind.strip_prefix("string of ").expect("a known type");
+            let mut allowed = allowed.split('|');
+            allowed.any(|allowed| value == allowed)
+        }
+    };
+    if !is_right {
+        wrong.push(format!("{path}: {value} is no {kind}"));
+    }
+    match value {
+        Value::Object(_) if *kind == "metadata" => {}
+        Value::Object(entries) if *kind == "map" => {
+            for value in entries.values() {
+                check(fields, &format!("{path}{{}}"), value, wrong);
+            }
+        }
+        Value::Object(entries) => check_object(fields, path, entries, wrong),
+        Value::Array(entries) => {
+            for value in entries {
+                check(fields, &format!("{path}[]"), value, wrong);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn check_object(
+    fields: &Fields,
+    path: &str,
+    entries: &serde_json::Map<String, Value>,
+    wrong: &mut Vec<String>,
+) {
+    for (name, value) in entries {
+        check(fields, &format!("{path}.{name}"), value, wrong);
+    }
+    let inner = fields.iter().filter_map(|(field, (_, required))| {
+        let name = field.strip_prefix(path)?.strip_prefix('.')?;
+        (*required && !name.contains(['.', '[', '{'])).then_some(name)
+    });
+    for name in inner.filter(|name| !entries.contains_key(*name)) {
+        wrong.push(format!("{path}: {name} is missing"));
+    }
+}
+
+/// Returns what is wrong with an object of one of [`KINDS`].
+fn problems(object: &Value) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let kind = object["kind"].as_str().expect("a kind");
+    check(&fields(), kind, object, &mut wrong);
+    wrong
+}
+
+#[test]
+fn objects_of_prometheus_operator_have_fields_that_it_knows() {
+    let pod_monitor: Value = only("monitoring/pod-monitor.yaml");
+    let secure = secure::patched(pod_monitor.clone(), "monitoring/secure/pod-monitor.yaml");
+    let rule = only("monitoring/prometheus-rule.yaml");
+    for object in [pod_monitor, secure, rule] {
+        assert_eq!(problems(&object), [""; 0], "{}", object["kind"]);
+    }
+    let monitoring = "monitoring.enabled=true";
+    for values in [
+        &[monitoring][..],
+        &[monitoring, "secureMetrics.enabled=true"],
+    ] {
+        let Some(objects) = chart::rendered(values) else {
+            return;
+        };
+        let ours = objects
+            .iter()
+            .filter(|((kind, _), _)| KINDS.contains(&&**kind));
+        let ours: Vec<_> = ours.map(|(_, object)| object).collect();
+        assert_eq!(ours.len(), KINDS.len(), "{values:?}");
+        for object in ours {
+            assert_eq!(problems(object), [""; 0], "{values:?}: {}", object["kind"]);
+        }
+    }
+}
+
+#[test]
+fn a_field_that_prometheus_operator_does_not_know_is_found() {
+    let of = |file: &str, path: &str, value: Value| {
+        let mut object: Value = only(&format!("monitoring/{file}.yaml"));
+        let (parent, name) = path.rsplit_once('/').expect("a path");
+        let parent = object.pointer_mut(parent).expect("it is there");
+        if value.is_null() {
+            parent.as_object_mut().expect("an object").remove(name);
+        } else {
+            parent[name] = value;
+        }
+        problems(&object)
+    };
+    let endpoint = "/spec/podMetricsEndpoints/0";
+    let relabeling = &format!("{endpoint}/relabelings/0");
+    let rule = "/spec/groups/0/rules/0";
+    for (file, path, value, expected) in [
+        ("pod-monitor", "/specs", json!({}), "PodMonitor.specs"),
+        ("pod-monitor", "/spec/joblabel", json!("x"), "spec.joblabel"),
+        (
+            "pod-monitor",
+            "/spec/selector",
+            Value::Null,
+            "selector is missing",
+        ),
+        (
+            "pod-monitor",
+            &format!("{endpoint}/interval"),
+            json!(30),
+            "is no string",
+        ),
+        (
+            "pod-monitor",
+            &format!("{endpoint}/scheme"),
+            json!("ftp"),
+            "scheme",
+        ),
+        (
+            "pod-monitor",
+            &format!("{relabeling}/target"),
+            json!("x"),
+            "relabelings[].target",
+        ),
+        (
+            "pod-monitor",
+            &format!("{relabeling}/action"),
+            json!("replaces"),
+            "action",
+        ),
+        (
+            "prometheus-rule",
+            &format!("{rule}/expression"),
+            json!("1"),
+            "rules[].expression",
+        ),
+        (
+            "prometheus-rule",
+            &format!("{rule}/expr"),
+            Value::Null,
+            "expr is missing",
+        ),
+        (
+            "prometheus-rule",
+            &format!("{rule}/labels/severity"),
+            json!(1),
+            "labels{}",
+        ),
+        ("prometheus-rule", "/metadata/label", json!({}), "metadata"),
+        (
+            "prometheus-rule",
+            "/apiVersion",
+            json!("monitoring.coreos.com/v2"),
+            "apiVersion",
+        ),
+    ] {
+        let found = of(file, path, value);
+        assert_eq!(found.len(), 1, "{path}: {found:?}");
+        assert!(found[0].contains(expected), "{path}: {found:?}");
+    }
+}
