@@ -4,6 +4,7 @@
 mod book;
 mod commands;
 mod dependencies;
+mod inline;
 mod kubectl;
 mod manual;
 mod recording;
@@ -205,24 +206,6 @@ fn commands_are_understood() {
     assert!(checked > 20, "{checked} commands found");
 }
 
-/// Flags of other programs that documents name.
-const OTHERS: [&str; 14] = [
-    "--",
-    "--bench",
-    "--skip-phases",
-    "--pod-network-cidr",
-    "--kube-proxy-arg",
-    "--noflush",
-    "--profile",
-    "--set",
-    "--take-ownership",
-    "--force-conflicts",
-    "--to-revision",
-    "--target",
-    "--change",
-    "--write",
-];
-
 #[test]
 fn flags_are_those_of_the_program() {
     let command = cli::command();
@@ -230,24 +213,17 @@ fn flags_are_those_of_the_program() {
     let known: BTreeSet<String> = commands
         .flat_map(|command| command.get_arguments())
         .filter_map(|argument| Some(format!("--{}", argument.get_long()?)))
-        .chain(["--help".to_owned()])
         .collect();
     let mut wrong = BTreeSet::new();
     let mut found = BTreeSet::new();
     for (path, document) in documents() {
-        for code in parts(&document).code {
-            for word in code
-                .split_whitespace()
-                .filter(|word| word.starts_with("--"))
-            {
-                let flag = word
-                    .split('=')
-                    .next()
-                    .unwrap_or_default()
-                    .trim_end_matches(',');
+        let code = parts(&document).code;
+        // What another program is called with is checked as its command.
+        for code in code.iter().filter(|code| !inline::is_command(code)) {
+            for flag in inline::flags(code) {
                 if known.contains(flag) {
                     found.insert(flag.to_owned());
-                } else if !OTHERS.contains(&flag) {
+                } else if !inline::is_known(flag) {
                     wrong.insert(format!("{}: {flag}", path.display()));
                 }
             }
