@@ -30,6 +30,7 @@ use super::{
     proxy::ProxyError,
     transports::Kept,
 };
+use crate::log_once::LogOnce;
 
 /// How long a request waits for credentials that are read again, before it is
 /// made with those from before. Reading files takes no time, but a plugin may
@@ -139,6 +140,8 @@ struct Shared {
     refused: AtomicBool,
     /// Ends when the reading that is under way does: its sender is dropped.
     reading: Mutex<Option<watch::Receiver<()>>>,
+    /// Why they could not be read again: a plugin is run every ten seconds.
+    unreadable: Mutex<LogOnce>,
 }
 
 enum Source {
@@ -212,6 +215,7 @@ impl Access {
                 current: ArcSwap::from_pointee(current),
                 refused: AtomicBool::new(false),
                 reading: Mutex::default(),
+                unreadable: Mutex::default(),
             }),
             budget: Arc::new(budget),
         }
@@ -274,13 +278,20 @@ impl Access {
         let changed = before.files.have_changed();
         let current = match credentials::load(connection, metrics).await {
             Ok(loaded) => {
-                if changed {
+                if self.shared.unreadable.lock().end() {
+                    info!("credentials for the API server can be read again");
+                } else if changed {
                     info!("credentials for the API server have changed and were read again");
                 }
                 Current::new(loaded, Some(&before))
             }
             Err(error) => {
-                warn!("{error}; the credentials from before stay in use");
+                if self.shared.unreadable.lock().differs(&error.to_string()) {
+                    warn!(
+                        "{error}; mend that before they expire: the credentials from before stay in \
+                         use, and these are tried again"
+                    );
+                }
                 Current {
                     client: before.client.clone(),
                     kept: before.kept.clone(),
@@ -307,5 +318,48 @@ impl Access {
             let to = Asked::new(method, &self.shared.current.load().server);
             metrics.waited(&to, waited);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use prometheus::Registry;
+
+    use super::*;
+    use crate::log::lines;
+
+    #[test]
+    fn credentials_that_cannot_be_read_again_are_logged_once_and_when_they_can() {
+        let path = std::env::temp_dir().join(format!("tripod-kubeconfig-{}", std::process::id()));
+        let text = "apiVersion: v1\nkind: Config\ncurrent-context: it\n\
+                    contexts: [{name: it, context: {cluster: it, user: it}}]\n\
+                    clusters: [{name: it, cluster: {server: \"http://192.0.2.1\"}}]\n\
+                    users: [{name: it, user: {token: secret}}]\n";
+        fs::write(&path, text).unwrap();
+        let connection = Connection {
+            kubeconfig: Some(path.clone()),
+            ..Connection::default()
+        };
+        let metrics = RequestMetrics::register(&Registry::new()).unwrap();
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().build().unwrap();
+        let access = runtime.block_on(Access::open(connection, metrics)).unwrap();
+        let log = lines(0, || {
+            for text in ["broken: [", "broken: [", text] {
+                fs::write(&path, text).unwrap();
+                runtime.block_on(access.reload());
+            }
+        });
+        fs::remove_file(&path).unwrap();
+        let [broken, again] = &log[..] else {
+            panic!("{log:#?}");
+        };
+        assert!(
+            broken.contains("the credentials from before stay in use"),
+            "{broken}"
+        );
+        assert!(again.contains("can be read again"), "{again}");
     }
 }

@@ -217,6 +217,8 @@ struct Session {
     sockets: HashMap<u64, HeldSocket>,
     notes: Vec<Vec<u8>>,
     next_given: u64,
+    /// It was logged that sockets come without their descriptors: all others do, too.
+    is_short: bool,
 }
 
 impl Session {
@@ -229,6 +231,7 @@ impl Session {
             sockets: HashMap::new(),
             notes: Vec::new(),
             next_given: GIVEN,
+            is_short: false,
         }
     }
 
@@ -240,13 +243,18 @@ impl Session {
         match Message::parse(record) {
             Some(Message::Hold(number, description)) if number < GIVEN => {
                 let Some(socket) = descriptor else {
-                    tracing::warn!(
-                        "a socket at {} is not held: this process may open no more descriptors; \
-                         raise the limit (ulimit -n)",
-                        description.address
-                    );
+                    if !mem::replace(&mut self.is_short, true) {
+                        tracing::warn!(
+                            "the socket at {} and later ones are not held: this process may open no \
+                             more descriptors; raise the limit (ulimit -n)",
+                            description.address
+                        );
+                    }
                     return Ok(None);
                 };
+                if mem::take(&mut self.is_short) {
+                    tracing::info!("sockets are held again, from {} on", description.address);
+                }
                 if !description.matches(&socket) {
                     tracing::warn!("a socket is not held: it is not at {}", description.address);
                     return Ok(None);
@@ -375,5 +383,37 @@ async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -
                 answers.push_back(message);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::log::lines;
+
+    #[test]
+    fn that_descriptors_are_short_is_logged_once_and_when_it_is_over() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let description = SocketDescription {
+            protocol: Protocol::Tcp,
+            address: listener.local_addr().unwrap(),
+            label: String::new(),
+        };
+        let mut session = Session::new(Arc::default());
+        let log = lines(0, || {
+            for (number, is_there) in [(1, false), (2, false), (3, true), (4, true)] {
+                let record = Message::Hold(number, description.clone()).encode();
+                let socket = is_there.then(|| listener.try_clone().unwrap().into());
+                let answer = session.act(&record, socket).unwrap();
+                assert_eq!(answer.is_some(), is_there, "{number}");
+            }
+        });
+        let [short, over] = &log[..] else {
+            panic!("{log:#?}");
+        };
+        assert!(short.contains("ulimit -n"), "{short}");
+        assert!(over.contains("sockets are held again"), "{over}");
     }
 }

@@ -218,11 +218,15 @@ impl Holding {
         let mut warned = false;
         loop {
             match attend(state).await {
-                Ok(()) => tracing::info!("the holder ended: looking for another one"),
+                Ok(()) => {
+                    warned = false;
+                    tracing::info!("the holder ended: looking for another one");
+                }
                 Err(error) if is_absent(&error) => {}
                 Err(error) if mem::replace(&mut warned, true) => tracing::debug!("{error}"),
                 Err(error) => tracing::warn!(
-                    "{} holds no sockets for this process: {error}",
+                    "{} holds no sockets for this process, so that clients are refused while none \
+                     runs; run both from the same image, as the same user: {error}",
                     state.path.display()
                 ),
             }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    mem,
     time::{Duration, Instant},
 };
 
@@ -32,6 +33,18 @@ enum Repair {
 }
 
 impl Repairs {
+    /// Logs once that they ended, if they were many. To be asked now and then.
+    pub fn check(&mut self, family: Family) {
+        if self.have_ended(Instant::now()) {
+            tracing::info!("{family}: no other program changed our rules for a minute");
+        }
+    }
+
+    fn have_ended(&mut self, now: Instant) -> bool {
+        self.recent.retain(|at| now.duration_since(*at) < WITHIN);
+        self.recent.is_empty() && mem::replace(&mut self.contested, false)
+    }
+
     /// Logs that `repair` was necessary; one by one until they are many.
     pub fn log(&mut self, family: Family, repair: &str) {
         match self.count(Instant::now()) {
@@ -47,10 +60,7 @@ impl Repairs {
     }
 
     fn count(&mut self, now: Instant) -> Repair {
-        self.recent.retain(|at| now.duration_since(*at) < WITHIN);
-        if self.recent.is_empty() {
-            self.contested = false;
-        }
+        self.have_ended(now);
         self.recent.push_back(now);
         if self.contested {
             // More would tell nothing.
@@ -92,5 +102,12 @@ mod tests {
             let at = start + Duration::from_secs(second);
             assert_eq!(repairs.count(at), expected, "after {second} s");
         }
+        let ended =
+            |repairs: &mut Repairs, second| repairs.have_ended(start + Duration::from_secs(second));
+        assert!(!ended(&mut repairs, 359));
+        assert!(
+            ended(&mut repairs, 360) && !ended(&mut repairs, 361),
+            "once"
+        );
     }
 }

@@ -243,6 +243,7 @@ impl StaleFlows {
                 waiting::MOST
             )
         });
+        self.dropped.end_others(what.as_slice());
         for what in self.dropped.replace(what) {
             tracing::warn!("{what}");
         }

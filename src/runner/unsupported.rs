@@ -72,7 +72,7 @@ impl ReportedPreferences {
             let ports = services.entry(service.clone()).or_default();
             let known = before
                 .get(&service)
-                .is_some_and(|reasons| reasons.contains(&reason))
+                .is_some_and(|reasons| reasons.contains_key(&reason))
                 || ports.values().any(|reasons| reasons.contains(&reason));
             if !known {
                 let Reason { what, why } = &reason;
@@ -83,22 +83,42 @@ impl ReportedPreferences {
             }
             ports.entry(port).or_default().insert(reason);
         }
+        log_ended(&before, services, map);
     }
 }
 
+/// Logs what was reported `before` and is not among what holds `now`, but for what is gone from
+/// `map`.
+fn log_ended(before: &Removed, now: &UnsupportedPreferences, map: &ServiceMap) {
+    for (service, reasons) in before {
+        let ports = now.get(service);
+        let holds = |what: &Reason| {
+            let mut all = ports.into_iter().flat_map(BTreeMap::values).flatten();
+            all.any(|reason| reason.what == what.what)
+        };
+        for (reason, port) in reasons {
+            if !holds(reason) && map.get(port).is_some() {
+                tracing::info!(
+                    "Service {service}: no longer so: {} is not supported",
+                    reason.what
+                );
+            }
+        }
+    }
+}
+
+/// What was reported of each Service, with a port of it that had that.
+type Removed = HashMap<ServiceName, BTreeMap<Reason, ServicePortName>>;
+
 /// Removes and returns what was reported of the ServicePorts of `changes`,
 /// which are of `family`.
-fn remove(
-    services: &mut UnsupportedPreferences,
-    family: Family,
-    changes: &Changes,
-) -> HashMap<ServiceName, BTreeSet<Reason>> {
-    let mut removed: HashMap<ServiceName, BTreeSet<Reason>> = HashMap::new();
+fn remove(services: &mut UnsupportedPreferences, family: Family, changes: &Changes) -> Removed {
+    let mut removed = Removed::new();
     if changes.full {
         services.retain(|service, ports| {
             let of_family = ports.extract_if(.., |port, _| port.family == family);
-            let reasons = of_family.flat_map(|(_, reasons)| reasons).collect();
-            removed.insert(service.clone(), reasons);
+            let reasons = of_family.flat_map(|(port, reasons)| with(reasons, port));
+            removed.insert(service.clone(), reasons.collect());
             !ports.is_empty()
         });
         return removed;
@@ -113,13 +133,22 @@ fn remove(
         };
         if let Some(reasons) = ports.remove(port) {
             let of_service = removed.entry(port.service.clone()).or_default();
-            of_service.extend(reasons);
+            of_service.extend(with(reasons, port.clone()));
         }
         if ports.is_empty() {
             services.remove(&port.service);
         }
     }
     removed
+}
+
+fn with(
+    reasons: BTreeSet<Reason>,
+    port: ServicePortName,
+) -> impl Iterator<Item = (Reason, ServicePortName)> {
+    reasons
+        .into_iter()
+        .map(move |reason| (reason, port.clone()))
 }
 
 /// Returns the annotations of `port` that cannot be read: no mode sees them.
@@ -133,7 +162,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::services::{Event, Names, Preferences, Service, Tracker, service_ports::port_name};
+    use crate::{
+        log::lines,
+        services::{
+            Event, Names, Preferences, Service, Tracker,
+            service_ports::{port_name, service_port},
+        },
+    };
 
     fn unsupported(port: &ServicePortName, why: &str) -> Unsupported {
         Reason::new(Preferences::SCHEDULER, why).at(port)
@@ -180,6 +215,31 @@ mod tests {
         assert_eq!(report(false, &[&http], &both[..1]), [note]);
         assert_eq!(report(true, &[], &[]), [""; 0]);
         assert_eq!(report(true, &[], &both), [note]);
+    }
+
+    #[test]
+    fn that_it_is_over_is_logged_unless_the_service_is_gone() {
+        let [http, other] = ["web:http", "gone:http"].map(port_name);
+        let mut preferences = ReportedPreferences::new(Recorder::new(16).0);
+        let map = [service_port("web:http", [10, 0, 0, 1])];
+        let map: ServiceMap = map.into_iter().collect();
+        let changes = Changes {
+            full: true,
+            ..Changes::default()
+        };
+        let log = lines(0, || {
+            let both = [unsupported(&http, "no lc"), unsupported(&other, "no lc")];
+            for found in [&both[..], &[unsupported(&http, "no sed")], &[], &[]] {
+                let family = Family::V4;
+                preferences.report(ModeName::Iptables, family, found.to_vec(), &changes, &map);
+            }
+        });
+        let [_, _, changed, over] = &log[..] else {
+            panic!("{log:#?}");
+        };
+        assert!(changed.contains("no sed"), "{changed}");
+        let expected = "no longer so: tripod.proxy/scheduler is not supported";
+        assert!(over.contains(expected), "{over}");
     }
 
     #[test]

@@ -53,7 +53,7 @@
 
 use std::{
     collections::HashSet,
-    io,
+    io, mem,
     process::{Output, Stdio},
     time::Duration,
 };
@@ -266,9 +266,22 @@ impl Xtables {
     /// takes.
     async fn tried(&self, batch: &str) -> Result<(), Error> {
         let mut trials = Trials::new();
+        let mut waits = false;
         loop {
-            match self.restore_once(batch).await {
-                Err(error) if error.is_lock() => tracing::warn!("{error}; waiting for it"),
+            let tried = self.restore_once(batch).await;
+            let is_lock = tried.as_ref().is_err_and(Error::is_lock);
+            if waits && !is_lock {
+                tracing::info!("{}: the lock of iptables is free again", self.restore.name);
+            }
+            match tried {
+                Err(error) if is_lock => {
+                    if !mem::replace(&mut waits, true) {
+                        tracing::warn!(
+                            "{error}; waiting until the process that holds it ends (`fuser \
+                             /run/xtables.lock` names it)"
+                        );
+                    }
+                }
                 Err(error) if error.is_passing() || error.is_unstarted() => {
                     trials.again(error).await?;
                 }

@@ -1,9 +1,10 @@
 use std::{env, fs};
 
 use super::*;
+use crate::log::lines;
 
-#[tokio::test]
-async fn a_try_waits_for_who_holds_the_lock() {
+#[test]
+fn a_try_waits_for_who_holds_the_lock() {
     // The lock is one for the whole machine, so a stand-in reports that it is held.
     let dir = env::temp_dir().join(format!("tripod-lock-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
@@ -22,9 +23,22 @@ async fn a_try_waits_for_who_holds_the_lock() {
         restore: program.clone(),
         save: program,
     };
-    let found = xtables.check("nat", "-j RETURN").await;
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build().unwrap();
+    let mut found = Ok(());
+    let log = lines(0, || {
+        found = runtime.block_on(xtables.check("nat", "-j RETURN"));
+    });
     let runs = fs::read_to_string(dir.join("restore.runs")).unwrap();
     fs::remove_dir_all(&dir).unwrap();
     assert!(found.is_ok(), "{found:?}");
     assert_eq!(runs.lines().count(), 4, "two locked, the try, its clean-up");
+    let [held, free] = &log[..] else {
+        panic!("{log:#?}");
+    };
+    assert!(held.contains("fuser /run/xtables.lock"), "{held}");
+    assert!(
+        free.contains("the lock of iptables is free again"),
+        "{free}"
+    );
 }

@@ -227,6 +227,7 @@ impl FamilyRules {
         options: Options,
     ) -> Result<Done, Error> {
         let family = self.family;
+        self.repairs.check(family);
         let applied = self.applied.take();
         let applied = applied.filter(|applied| applied.options == options);
         // Only then a difference is the work of another process: not what this sync is

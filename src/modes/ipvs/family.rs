@@ -16,7 +16,7 @@ use super::{
     execute::{Execution, Full, Made, Progress},
     observe::{Listing, RealServers, Servers},
     plan::{FilledSets, Frontend, Options, Set},
-    repairs,
+    repairs::Repairs,
     rules::FamilyRules,
 };
 use crate::{
@@ -41,6 +41,8 @@ pub struct ServedFamily {
     asked_for: Option<Frontend>,
     drains: Drains,
     rules: FamilyRules,
+    /// What other programs changed.
+    repairs: Repairs,
     /// Flows of UDP clients that could not be deleted yet.
     flows: StaleFlows,
 }
@@ -95,6 +97,7 @@ impl ServedFamily {
             asked_for: None,
             drains: Drains::default(),
             rules,
+            repairs: Repairs::default(),
             flows: StaleFlows::default(),
         }
     }
@@ -288,7 +291,7 @@ impl ServedFamily {
         if !is_first {
             let sets = made_sets.iter().map(|set| format!("set {set}"));
             let others = diff::repairs(&dirty, &changed);
-            repairs::log(&sets.chain(others).collect::<Vec<_>>());
+            self.repairs.log(&sets.chain(others).collect::<Vec<_>>());
         }
         dirty.frontends.extend(&changed.frontends);
         full.known = (!is_first).then_some(changed.frontends);
@@ -312,13 +315,14 @@ impl ServedFamily {
             rules: &mut self.rules,
             state: &mut self.state,
             full,
+            repairs: &mut self.repairs,
             now: Instant::now(),
             progress: Progress::default(),
         };
         let outcome = execution.run(dirty).await;
         let repaired = self.rules.take_repaired();
         if !is_first {
-            repairs::log(&repaired);
+            self.repairs.log(&repaired);
         }
         outcome
     }

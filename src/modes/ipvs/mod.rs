@@ -50,6 +50,7 @@ use self::{
     family::{Observation, ServedFamily, Shared, Work},
     observe::{Listing, RealServers},
     plan::LINK,
+    repairs::Repairs,
     rules::{FamilyRules, RuleWriter},
 };
 use super::{
@@ -107,6 +108,8 @@ pub struct Ipvs {
     metrics: Arc<dyn Metrics>,
     /// Settings that the kernel refused.
     logged: LogOnce,
+    /// How often another program took the dummy link away.
+    repairs: Repairs,
     /// When it is checked whether another process changed what is ours.
     checks: Checks,
     /// Rules are not checked before.
@@ -168,6 +171,7 @@ impl Ipvs {
                 .map(|family, writer| ServedFamily::new(family, FamilyRules::new(family, writer))),
             metrics,
             logged: LogOnce::default(),
+            repairs: Repairs::default(),
             checks: Checks::new(CHECK),
             next_check_of_rules: Instant::now(),
             failed: PerFamily::default(),
@@ -196,9 +200,9 @@ impl Ipvs {
         let is_known =
             |(_, family): (_, &ServedFamily)| family.state.cache() != CacheState::Unknown;
         let was_there = self.families.iter().any(is_known);
-        if self.clients.ensure_link()? && was_there {
-            repairs::log(&[format!("link {LINK}")]);
-        }
+        let repaired = self.clients.ensure_link()? && was_there;
+        let repaired = repaired.then(|| format!("link {LINK}"));
+        self.repairs.log(repaired.as_slice());
         let served = self.node_ports.served();
         let mut node = observe::node_context(&mut self.clients, &self.options, &served, map)?;
         let asked = map.iter().filter_map(asked_scheduler);

@@ -1,14 +1,156 @@
 //! What other programs had changed, in the log.
 
-/// Repairs of a kind that are named; the others are counted.
+use std::{
+    collections::BTreeMap,
+    mem,
+    time::{Duration, Instant},
+};
+
+/// Repairs of a sync that are named; the others are counted.
 const NAMED: usize = 20;
 
-/// Names in the log what other programs had changed.
-pub fn log(repaired: &[String]) {
-    for what in repaired.iter().take(NAMED) {
-        tracing::warn!("repaired {what}, which another program had changed");
+/// What is repaired again within this time is changed by a program that goes on. Most of it is
+/// compared with the kernel by full syncs alone, which may be minutes apart.
+const QUIET: Duration = Duration::from_secs(600);
+
+/// So much is remembered; what is beyond is logged each time.
+const MOST: usize = 1000;
+
+/// Repairs of what other programs had changed, until it was left alone for ten minutes.
+#[derive(Debug, Default)]
+pub struct Repairs {
+    recent: BTreeMap<String, Recent>,
+}
+
+/// The last repair of something.
+#[derive(Debug)]
+struct Recent {
+    at: Instant,
+    /// It was not the first.
+    again: bool,
+}
+
+impl Repairs {
+    /// Names in the log what a sync `repaired` of what other programs had changed: each thing by
+    /// itself once, and once more when it is changed again. Says when all that was changed again
+    /// and again is left alone.
+    pub fn log(&mut self, repaired: &[String]) {
+        self.log_at(repaired, Instant::now());
     }
-    if let Some(more) = repaired.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        tracing::warn!("repaired {more} more things that another program had changed");
+
+    fn log_at(&mut self, repaired: &[String], now: Instant) {
+        self.forget(now);
+        let (mut new, mut again) = (Vec::new(), Vec::new());
+        for what in repaired {
+            if let Some(recent) = self.recent.get_mut(what) {
+                recent.at = now;
+                if mem::replace(&mut recent.again, true) {
+                    tracing::debug!("repaired {what} again");
+                } else {
+                    again.push(what);
+                }
+                continue;
+            }
+            new.push(what);
+            if self.recent.len() < MOST {
+                let first = Recent {
+                    at: now,
+                    again: false,
+                };
+                self.recent.insert(what.clone(), first);
+            }
+        }
+        for what in new.iter().take(NAMED) {
+            tracing::warn!("repaired {what}, which another program had changed");
+        }
+        if let Some(more) = new.len().checked_sub(NAMED).filter(|more| *more > 0) {
+            tracing::warn!("repaired {more} more things that another program had changed");
+        }
+        if let Some((first, more)) = again.split_first() {
+            let more = match more.len() {
+                0 => String::new(),
+                more => format!(" and {more} more things"),
+            };
+            tracing::error!(
+                "repaired {first}{more} again, which another program keeps changing: find it, such as \
+                 another proxy of Services or a script, and end it or have it leave them alone; \
+                 further repairs of them are logged with --v=2 alone"
+            );
+        }
+    }
+
+    fn forget(&mut self, now: Instant) {
+        let is_old = |_: &String, recent: &mut Recent| now.duration_since(recent.at) >= QUIET;
+        let old = self.recent.extract_if(.., is_old);
+        let ended = old.filter(|(_, recent)| recent.again).count();
+        if ended > 0 && !self.recent.values().any(|recent| recent.again) {
+            let minutes = QUIET.as_secs() / 60;
+            tracing::info!(
+                "no other program changed what is ours again and again for {minutes} minutes"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::lines;
+
+    /// Returns what is logged for repairs at these seconds.
+    fn logged(repairs: &[(u64, &[&str])]) -> Vec<String> {
+        let start = Instant::now();
+        lines(0, || {
+            let mut log = Repairs::default();
+            for (second, repaired) in repairs {
+                let repaired: Vec<String> =
+                    repaired.iter().map(|what| (*what).to_owned()).collect();
+                log.log_at(&repaired, start + Duration::from_secs(*second));
+            }
+        })
+    }
+
+    #[test]
+    fn what_is_changed_again_and_again_is_logged_twice_and_when_that_is_over() {
+        let lines = logged(&[
+            (0, &["a", "b"]),
+            (30, &["a"]),
+            (60, &["a", "c"]),
+            (90, &["a"]),
+            (600, &[]),
+            (690, &[]),
+            (691, &[]),
+            (692, &["a"]),
+        ]);
+        let expected = [
+            "repaired a, which another program had changed",
+            "repaired b, which another program had changed",
+            "repaired a again, which another program keeps changing: find it",
+            "repaired c, which another program had changed",
+            "for 10 minutes",
+            "repaired a, which another program had changed",
+        ];
+        assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+        for (line, expected) in lines.iter().zip(expected) {
+            assert!(line.contains(expected), "{lines:#?}");
+        }
+    }
+
+    #[test]
+    fn of_many_some_are_named() {
+        let names: Vec<String> = (0..MOST + 5).map(|number| format!("n{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let lines = logged(&[(0, &names), (1, &names)]);
+        // Those that were not remembered are named again.
+        assert_eq!(lines.len(), NAMED + 1 + 5 + 1, "{lines:#?}");
+        assert!(
+            lines[NAMED].contains("repaired 985 more things"),
+            "{lines:#?}"
+        );
+        let last = lines.last().expect("a line");
+        assert!(
+            last.contains("repaired n0 and 999 more things again"),
+            "{last}"
+        );
     }
 }

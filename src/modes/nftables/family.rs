@@ -199,6 +199,7 @@ impl FamilyTable {
         options: Options,
         watcher: &mut Watcher,
     ) -> Result<Done, Error> {
+        self.repairs.check(self.family);
         if self.options().is_some_and(|applied| *applied != options) {
             self.applied = None;
         }

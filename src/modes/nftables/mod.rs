@@ -42,6 +42,7 @@ use crate::{
         probe::{Ability, Kernel, NftPart},
         xtables::Engine,
     },
+    log_once::LogOnce,
     modes::Metrics,
     net::{Family, ModeName, PerFamily},
     node::NodePorts,
@@ -93,6 +94,8 @@ pub struct Nftables {
     /// `None`: this kernel cannot serve the family.
     families: PerFamily<Option<ServedFamily>>,
     watcher: Watcher,
+    /// Why notifications could not be read.
+    unread: LogOnce,
     /// When it is checked whether another process changed what is ours.
     checks: Checks,
 }
@@ -121,6 +124,7 @@ impl Nftables {
             setup,
             families,
             watcher,
+            unread: LogOnce::default(),
             checks: Checks::new(CHECK),
         })
     }
@@ -154,9 +158,17 @@ impl Nftables {
     /// Has full syncs write anew what another process may have changed unnoticed.
     fn read_or_suspect(&mut self, asked: Asked<'_>) {
         let Err(error) = self.read_notifications() else {
+            if self.unread.end() {
+                tracing::info!("notifications of nf_tables can be read again");
+            }
             return;
         };
-        tracing::warn!("notifications of nf_tables cannot be read: {error}");
+        if self.unread.differs(&error.to_string()) {
+            tracing::warn!(
+                "notifications of nf_tables cannot be read, so that full syncs write our table anew; \
+                 if it goes on, start Tripod again: {error}"
+            );
+        }
         for (family, served) in self.served_mut() {
             if asked.get(family).is_some_and(|changes| changes.full) {
                 served.table.suspect();

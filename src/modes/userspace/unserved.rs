@@ -29,8 +29,13 @@ impl Unserved {
     pub(super) fn report(&mut self, family: Family, map: &ServiceMap) -> Option<String> {
         let is_named = || map.iter().any(|port| port.name.family == family);
         let why = self.why(family).filter(|_| is_named()).cloned();
-        for why in self.logged.get_mut(family).replace(why.clone()) {
-            tracing::warn!("{family} Services are not served: {why}");
+        let text = why
+            .as_ref()
+            .map(|why| format!("{family} Services are not served: {why}"));
+        let logged = self.logged.get_mut(family);
+        logged.end_others(text.as_slice());
+        for text in logged.replace(text) {
+            tracing::warn!("{text}");
         }
         why
     }

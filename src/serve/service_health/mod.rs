@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use crate::{
     events::Recorder,
+    log_once::LogOnce,
     net::{Family, PerFamily},
     runner::{AfterSync, health::Health},
     serve::listeners::Listeners,
@@ -59,6 +60,8 @@ pub struct ServiceHealth {
     parts: HashMap<ServiceName, BTreeMap<ServicePortName, Part>>,
     desired: watch::Sender<Desired>,
     sockets: ports::Sockets,
+    /// Why the addresses could not be listed.
+    unlisted: LogOnce,
 }
 
 /// Says where health checks are not served though they are to be.
@@ -107,6 +110,7 @@ impl ServiceHealth {
             parts: HashMap::new(),
             desired,
             sockets,
+            unlisted: LogOnce::default(),
         })
     }
 
@@ -149,6 +153,30 @@ impl ServiceHealth {
             self.parts.remove(service);
         }
         had
+    }
+
+    /// Returns the addresses to serve them at now; `None`: they cannot be listed, which is
+    /// logged.
+    fn listed(&mut self) -> Option<BTreeSet<IpAddr>> {
+        match (self.addresses)() {
+            Ok(addresses) => {
+                if self.unlisted.end() {
+                    tracing::info!(
+                        "health-check node ports follow the addresses of this node again"
+                    );
+                }
+                Some(addresses)
+            }
+            Err(error) => {
+                if self.unlisted.differs(&error.to_string()) {
+                    tracing::error!(
+                        "health-check node ports stay at the addresses of the last full sync, and \
+                         those of this node are listed again with the next: {error}"
+                    );
+                }
+                None
+            }
+        }
     }
 
     fn checks(&self) -> BTreeMap<ServiceName, Check> {
@@ -206,13 +234,7 @@ impl AfterSync for ServiceHealth {
         if !concerned {
             return;
         }
-        let listed = changes.full.then(|| (self.addresses)()).transpose();
-        let addresses = listed.unwrap_or_else(|error| {
-            tracing::error!(
-                "health-check node ports stay at the addresses of the last full sync: {error}"
-            );
-            None
-        });
+        let addresses = changes.full.then(|| self.listed()).flatten();
         let checks = self.checks();
         self.desired.send_if_modified(|desired| {
             let now = Desired {

@@ -376,3 +376,40 @@ async fn of_two_services_with_one_port_the_other_is_named() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
+
+#[test]
+fn addresses_that_cannot_be_listed_are_logged_once_and_when_they_can() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let mut bench = Bench::new();
+    let check = port(name("web", "http", Family::V4), Some(1), &[]);
+    let mut listed = 0;
+    bench.serving.addresses = Box::new(move || {
+        listed += 1;
+        match listed {
+            1 => Ok([here()].into()),
+            2 | 3 => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
+            _ => Ok(BTreeSet::new()),
+        }
+    });
+    let log = crate::log::lines(0, || {
+        for _ in 0..3 {
+            bench.in_force(Family::V4, true, &[], std::slice::from_ref(&check));
+        }
+        let desired = bench.serving.desired.borrow().addresses.clone();
+        assert_eq!(desired, [here()].into());
+        for _ in 0..2 {
+            bench.in_force(Family::V4, true, &[], std::slice::from_ref(&check));
+        }
+    });
+    let [failed, over] = &log[..] else {
+        panic!("{log:#?}");
+    };
+    assert!(failed.contains("stay at the addresses"), "{failed}");
+    assert!(
+        over.contains("follow the addresses of this node again"),
+        "{over}"
+    );
+    assert!(bench.serving.desired.borrow().addresses.is_empty());
+}

@@ -11,7 +11,7 @@ use kube::core::Status;
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     ask::{self, Failure},
@@ -199,7 +199,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         match (name, reduced) {
             (Some(name), Ok(reduced)) => {
                 if reduced.warnings.is_empty() {
-                    self.warnings.remove(&name);
+                    if self.warnings.remove(&name).is_some() {
+                        info!("{} {name}: all of it can be used now", K::PLURAL);
+                    }
                 } else {
                     let texts = reduced.warnings.iter().map(ToString::to_string);
                     let text = texts.collect::<Vec<_>>().join("; ");
@@ -318,8 +320,10 @@ pub fn read_anything(line: &[u8]) {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
+    use crate::{log::lines, services::Service};
 
     const LINES: [&str; 6] = [
         r#"{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b","resourceVersion":"7",
@@ -344,6 +348,34 @@ mod tests {
             "annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
         r#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old"}}"#,
     ];
+
+    #[test]
+    fn an_object_that_cannot_be_used_is_logged_once_and_when_it_can() {
+        let names = Mutex::new(Names::default());
+        let known = Mutex::new(Known::<Service>::new());
+        let mut intake = Intake::new(&names, &known);
+        let log = lines(0, || {
+            for (version, ip) in [(1, "x"), (2, "x"), (3, "192.0.2.1"), (4, "192.0.2.1")] {
+                let event = json!({"type": "MODIFIED", "object": {
+                    "metadata": {"name": "a", "namespace": "b", "resourceVersion": version.to_string()},
+                    "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "externalIPs": [ip]},
+                }});
+                let read = intake.line(event.to_string().as_bytes());
+                assert!(read.is_ok(), "{ip}");
+            }
+        });
+        let [wrong, over] = &log[..] else {
+            panic!("{log:#?}");
+        };
+        assert!(
+            wrong.contains("Services b/a: ") && wrong.contains("externalIPs"),
+            "{wrong}"
+        );
+        assert!(
+            over.contains("Services b/a: all of it can be used now"),
+            "{over}"
+        );
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2_000))]

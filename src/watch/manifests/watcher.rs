@@ -132,7 +132,10 @@ impl FolderWatcher {
     }
 
     fn watch_failed(&mut self, error: &io::Error) {
-        warn!("inotify fails ({error}); scanning the folder regularly instead");
+        warn!(
+            "inotify fails ({error}); scanning the folder regularly instead, until Tripod is started \
+             again"
+        );
         self.notify = None;
         self.notifications = Notifications {
             scan_due: true,

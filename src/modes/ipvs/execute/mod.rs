@@ -29,6 +29,7 @@ use super::{
     drain::Drains,
     observe::{RealServers, Servers},
     plan::{FilledSets, Frontend, LINK, Member, Options, Set},
+    repairs::Repairs,
     rules::FamilyRules,
     steps::{Action, MemberStep},
 };
@@ -73,6 +74,8 @@ pub struct Execution<'a> {
     pub full: Option<&'a Full>,
     /// Takes what of each ServicePort is not in force, and what is pending.
     pub state: &'a mut FamilyState<Dirty>,
+    /// Takes what is repaired.
+    pub repairs: &'a mut Repairs,
     /// When the sync of this family began.
     pub now: Instant,
     /// What came of the steps that were run.

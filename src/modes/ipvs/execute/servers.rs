@@ -14,7 +14,6 @@ use crate::{
         objects,
         observe::ServerDigest,
         plan::{FilledSets, Frontend, Member, ServicePlan, Set, VirtualServer},
-        repairs,
     },
     services::{ServicePort, ServicePortName},
 };
@@ -45,7 +44,8 @@ impl Execution<'_> {
             self.change_full_batch(&mut changes)?;
         }
         self.change_servers(changes)?;
-        repairs::log(&std::mem::take(&mut self.progress.repaired));
+        self.repairs
+            .log(&std::mem::take(&mut self.progress.repaired));
         Ok(closed)
     }
 
@@ -121,7 +121,8 @@ impl Execution<'_> {
             self.change_full_batch(&mut changes)?;
         }
         self.change_servers(changes)?;
-        repairs::log(&std::mem::take(&mut self.progress.repaired));
+        self.repairs
+            .log(&std::mem::take(&mut self.progress.repaired));
         Ok(())
     }
 
