@@ -130,3 +130,30 @@ fn json(path: &Path) -> Value {
     let text = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_slice(&text).expect("JSON")
 }
+
+/// Tests do not run the first stage, whose image is in a registry. It has the compiler that
+/// Cargo.toml asks for, on the release of Debian that the last stage has, and the program is
+/// where the last stage takes it from.
+#[test]
+fn the_stage_that_compiles_has_the_compiler_that_is_asked_for() {
+    let of_repository = |file: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        fs::read_to_string(path).expect(file)
+    };
+    let cargo = of_repository("Cargo.toml");
+    let version = cargo
+        .lines()
+        .find_map(|line| line.strip_prefix("rust-version = "));
+    let version = version.expect("a version").trim_matches('"');
+    let debian = last_stage("Dockerfile");
+    let (release, _) = debian.split_once("-slim\n").expect("Debian without extras");
+    let release = release.strip_prefix("FROM debian:").expect("Debian");
+    let expected = format!(
+        "FROM rust:{version}-{release} AS build\nWORKDIR /src\nCOPY . .\nRUN make static\n"
+    );
+    for file in ["Dockerfile", "Dockerfile.minimal"] {
+        assert!(read(file).contains(&expected), "{file}: {expected}");
+    }
+    assert!(of_repository("Makefile").contains("\nSTATIC := $(TARGET)/static\n"));
+    assert!(debian.contains(super::debian::COPY), "{debian}");
+}

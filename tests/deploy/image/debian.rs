@@ -14,7 +14,7 @@ use super::build::{Layout, build, buildah, last_stage, said};
 use crate::lab::{Share, is_inside, machine};
 
 /// The step that takes the program from the stage before.
-const COPY: &str = "COPY --from=build /src/target/static/tripod ";
+pub const COPY: &str = "COPY --from=build /src/target/static/tripod ";
 
 /// The name that keeps the layer with the packages from being removed.
 const PACKAGES: &str = "packages";
