@@ -189,6 +189,7 @@ fn sync(sync: &FamilySync) -> String {
     });
     if let Some(since) = &sync.under_way_since {
         parts.push(format!("one is under way, begun {}", ago(since)));
+        parts.extend(sync.progress.iter().map(|progress| progress.text.clone()));
     }
     if let Some(why) = &sync.not_served {
         parts.push(format!("its Services are not served: {why}"));

@@ -12,12 +12,14 @@ use std::{
 };
 
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, Reason, SyncError, unsupported,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, Reason, SyncError,
+    progress::SyncProgress,
+    unsupported,
     userspace::{self, NodePortRelay},
 };
 use crate::{
     kernel::xtables::Engine,
-    net::{Family, ModeName, Protocol},
+    net::{Family, ModeName, PerFamily, Protocol},
     services::{ServiceMap, ServicePort},
 };
 
@@ -144,6 +146,10 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.mode.engines()
+    }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        self.mode.progress()
     }
 }
 

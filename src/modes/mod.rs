@@ -14,6 +14,7 @@ mod masquerade;
 mod metrics;
 pub mod nftables;
 pub mod offloaded;
+pub mod progress;
 pub mod references;
 pub mod render;
 mod stale;
@@ -31,6 +32,7 @@ pub use unsupported::{Reason, Unsupported};
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use self::progress::SyncProgress;
 use crate::{
     kernel::{conntrack, netlink, xtables::Engine},
     net::{Family, ModeName, PerFamily},
@@ -183,4 +185,6 @@ pub trait Mode: Send {
     }
     /// Where it has rules: in which engine of each family. Does not change.
     fn engines(&self) -> Vec<(Family, Engine)>;
+    /// Returns what the mode counts in, while a sync is under way. Does not change.
+    fn progress(&self) -> PerFamily<SyncProgress>;
 }

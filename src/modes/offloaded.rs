@@ -10,10 +10,11 @@ use tokio::{
 
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
+    progress::SyncProgress,
 };
 use crate::{
     kernel::xtables::Engine,
-    net::{Family, ModeName},
+    net::{Family, ModeName, PerFamily},
     services::{Changes, ServiceMap},
 };
 
@@ -28,6 +29,7 @@ const FEW: usize = 50;
 pub struct Offloaded<M> {
     name: ModeName,
     engines: Vec<(Family, Engine)>,
+    progress: PerFamily<SyncProgress>,
     /// Shared with the thread of a sync. One whose result is no longer awaited goes
     /// on to its end, and so leaves nothing half done.
     mode: Arc<Mutex<M>>,
@@ -39,6 +41,7 @@ impl<M: Mode> Offloaded<M> {
         Offloaded {
             name: mode.name(),
             engines: mode.engines(),
+            progress: mode.progress(),
             mode: Arc::new(Mutex::new(mode)),
         }
     }
@@ -121,6 +124,10 @@ impl<M: Mode + 'static> Mode for Offloaded<M> {
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.engines.clone()
     }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        self.progress.clone()
+    }
 }
 
 #[cfg(test)]
@@ -132,7 +139,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{modes::SyncReport, net::PerFamily};
+    use crate::modes::SyncReport;
 
     /// Longer than anything here takes unless it hangs.
     const DEADLINE: Duration = Duration::from_secs(20);
@@ -166,6 +173,10 @@ mod tests {
 
         fn engines(&self) -> Vec<(Family, Engine)> {
             Vec::new()
+        }
+
+        fn progress(&self) -> PerFamily<SyncProgress> {
+            PerFamily::default()
         }
     }
 

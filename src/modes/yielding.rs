@@ -4,7 +4,8 @@
 //! write would each take the rules of the other for damage, and repair it without end.
 
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncReport, userspace::Handover,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncReport, progress::SyncProgress,
+    userspace::Handover,
 };
 use crate::{
     kernel::xtables::Engine,
@@ -119,6 +120,10 @@ impl<M: Mode> Mode for Yielding<M> {
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.mode.engines()
     }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        self.mode.progress()
+    }
 }
 
 #[cfg(test)]
@@ -159,6 +164,10 @@ mod tests {
 
         fn engines(&self) -> Vec<(Family, Engine)> {
             Vec::new()
+        }
+
+        fn progress(&self) -> PerFamily<SyncProgress> {
+            PerFamily::default()
         }
     }
 

@@ -112,6 +112,7 @@ impl<M: Mode> Runner<M> {
     ) -> Self {
         let preferences = ReportedPreferences::new(Recorder::nowhere());
         let (questions, asked) = Questions::new();
+        let progress = mode.progress();
         Runner {
             mode,
             tracker,
@@ -128,7 +129,7 @@ impl<M: Mode> Runner<M> {
                 ..Pending::default()
             }),
             failures: LoggedFailures::default(),
-            status: Arc::new(Status::new(preferences.shared())),
+            status: Arc::new(Status::new(preferences.shared(), progress)),
             preferences,
             conflicts: Conflicts::new(Recorder::nowhere()),
             this_node: None,

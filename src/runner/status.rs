@@ -17,7 +17,10 @@ pub use super::{
 };
 pub use crate::modes::Reason;
 use crate::{
-    modes::Drain,
+    modes::{
+        Drain,
+        progress::{Position, SyncProgress},
+    },
     net::{Family, PerFamily},
     services::{ServiceMap, ServicePorts},
     trouble::Trouble,
@@ -32,6 +35,7 @@ pub struct Status {
     /// Why it matters that this node's object is not known, while it is not.
     node: Mutex<Option<Trouble>>,
     families: Mutex<PerFamily<FamilyStatus>>,
+    progress: PerFamily<SyncProgress>,
     history: Mutex<History>,
     unsupported: Arc<Mutex<UnsupportedPreferences>>,
 }
@@ -43,6 +47,8 @@ pub struct FamilyStatus {
     pub last: Option<SuccessfulSync>,
     /// The time at which the current sync began; `None`: no sync is running.
     pub under_way: Option<SystemTime>,
+    /// How far that one is; `None`: nothing is planned yet, or none is under way.
+    pub position: Option<Position>,
     /// Why syncs had no effect since the last one that took effect; `None`: none failed since.
     pub failure: Option<Trouble>,
     /// What is not in force as asked, of the last sync that came in force.
@@ -74,12 +80,17 @@ pub struct SuccessfulSync {
 }
 
 impl Status {
-    /// Returns the state of a runner that was not given any objects yet.
-    pub(super) fn new(unsupported: Arc<Mutex<UnsupportedPreferences>>) -> Status {
+    /// Returns the state of a runner that was not given any objects yet; its mode counts in
+    /// `progress`.
+    pub(super) fn new(
+        unsupported: Arc<Mutex<UnsupportedPreferences>>,
+        progress: PerFamily<SyncProgress>,
+    ) -> Status {
         Status {
             ports: Mutex::default(),
             node: Mutex::default(),
             families: Mutex::default(),
+            progress,
             history: Mutex::default(),
             unsupported,
         }
@@ -104,7 +115,12 @@ impl Status {
 
     /// Returns how syncs go.
     pub fn families(&self) -> PerFamily<FamilyStatus> {
-        self.families.lock().clone()
+        let mut families = self.families.lock().clone();
+        for (family, status) in families.iter_mut() {
+            let counted = status.under_way.map(|_| self.progress.get(family));
+            status.position = counted.and_then(SyncProgress::position);
+        }
+        families
     }
 
     /// Returns the last syncs of each family, the oldest first.
@@ -128,6 +144,7 @@ impl Status {
     }
 
     pub(super) fn began(&self, family: Family) {
+        self.progress.get(family).reset();
         self.families.lock().get_mut(family).under_way = Some(SystemTime::now());
     }
 
@@ -139,6 +156,7 @@ impl Status {
         *self.families.lock().get_mut(family) = FamilyStatus {
             last: Some(sync),
             under_way: None,
+            position: None,
             failure: None,
             failures,
         };

@@ -19,7 +19,7 @@ use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use super::{subject::Subject, watch::Watch, world};
 use crate::{
     kernel::{simulated::Kernel, xtables::Engine},
-    modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet},
+    modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet, progress::SyncProgress},
     net::{Family, ModeName, PerFamily},
     runner::{
         NodeAddresses, Runner, health::Health, metrics::Metrics, question::Questions, schedule,
@@ -185,6 +185,11 @@ impl<M: Mode> Mode for Reported<M> {
                     watch.check_failed(&failed, before);
                     before.clone_from(&failed);
                     let removals = watch.rules.removals(&report.unfinished);
+                    let is_complete = failed.is_empty() && report.unfinished.is_empty();
+                    let position = self.mode.progress().get(family).position();
+                    if is_complete && position.is_some_and(|at| at.done < at.planned) {
+                        watch.fail("a sync that ended counts less than it planned");
+                    }
                     watch.in_force(family, known, &failed, removals);
                 }
                 Some(Err(error)) => watch.failed(family, &error.to_string()),
@@ -208,6 +213,10 @@ impl<M: Mode> Mode for Reported<M> {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.mode.engines()
+    }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        self.mode.progress()
     }
 }
 

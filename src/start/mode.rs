@@ -9,10 +9,11 @@ use crate::{
         localhost::LocalhostNodePorts,
         nftables::Nftables,
         offloaded::Offloaded,
+        progress::SyncProgress,
         userspace::{Handover, Userspace},
         yielding::Yielding,
     },
-    net::{Family, ModeName},
+    net::{Family, ModeName, PerFamily},
     services::ServiceMap,
 };
 
@@ -75,5 +76,9 @@ impl Mode for Running {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         of_mode!(self, mode => mode.engines())
+    }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        of_mode!(self, mode => mode.progress())
     }
 }

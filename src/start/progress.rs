@@ -1,12 +1,7 @@
 //! What the log says until the first sync is in force, which takes seconds on a node of
 //! a large cluster, and longer where the API server is slow.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
@@ -22,6 +17,9 @@ use crate::{
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// How often that is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(3);
+
+/// What is said of a family before its mode counts.
+const NOT_PLANNED: &str = "nothing is planned yet, what is there is read first";
 
 /// Logs how far the first sync is, until it has ended, and how many ServicePorts are in
 /// force then.
@@ -44,7 +42,7 @@ pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>) {
         if has_ended {
             return tracing::info!("first sync: over after {seconds:.1} s, {ports}");
         }
-        let text = left(&objects.kinds(), &ports, &families, SystemTime::now());
+        let text = left(&objects.kinds(), &ports, &families);
         // It may stand still, and why is logged by who waits.
         if logged.differs(&text) {
             tracing::info!("first sync, after {seconds:.0} s: {text}");
@@ -85,7 +83,6 @@ fn left(
     kinds: &BTreeMap<&'static str, KindHealth>,
     ports: &Ports,
     families: &PerFamily<FamilyStatus>,
-    now: SystemTime,
 ) -> String {
     let open = families
         .iter()
@@ -95,23 +92,29 @@ fn left(
     let listing: Vec<String> = listing
         .map(|(name, kind)| format!("{} {name} so far", kind.listed))
         .collect();
-    let under_way = open.iter().filter_map(|f| families.get(*f).under_way);
-    match under_way.min() {
-        Some(since) => {
-            let seconds = now.duration_since(since).unwrap_or_default().as_secs();
-            let names: Vec<&str> = open.iter().map(|family| family.name()).collect();
-            let names = names.join(" and ");
-            format!("{ports}, those of {names} are being put in force for {seconds} s now")
-        }
-        None if listing.is_empty() => "the objects are known".to_owned(),
-        None => format!("objects are being listed: {}", listing.join(", ")),
+    if open.iter().any(|f| families.get(*f).under_way.is_some()) {
+        let names: Vec<&str> = open.iter().map(|family| family.name()).collect();
+        let names = names.join(" and ");
+        let counted = open.iter().map(|family| {
+            let position = families.get(*family).position;
+            let words = position.map_or_else(|| NOT_PLANNED.to_owned(), |at| at.to_string());
+            format!("; {family}: {words}")
+        });
+        let counted: String = counted.collect();
+        format!("{ports}, those of {names} are being put in force{counted}")
+    } else if listing.is_empty() {
+        "the objects are known".to_owned()
+    } else {
+        format!("objects are being listed: {}", listing.join(", "))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
-    use crate::{runner::status::SuccessfulSync, trouble::Trouble};
+    use crate::{modes::progress::Position, runner::status::SuccessfulSync, trouble::Trouble};
 
     #[test]
     fn it_says_what_is_waited_for() {
@@ -131,7 +134,7 @@ mod tests {
             in_force,
             all: 5_000,
         };
-        let text = |kinds: &_, families: &_, in_force| left(kinds, &ports(in_force), families, now);
+        let text = |kinds: &_, families: &_, in_force| left(kinds, &ports(in_force), families);
         assert_eq!(
             text(&kinds, &families, 0),
             "objects are being listed: 120 endpointslices so far, 4500 services so far"
@@ -141,12 +144,19 @@ mod tests {
         }
         assert_eq!(text(&kinds, &families, 0), "the objects are known");
         for (_, family) in families.iter_mut() {
-            family.under_way = Some(now - Duration::from_secs(4));
+            family.under_way = Some(now);
         }
+        families.v4.position = Some(Position {
+            what: "virtual servers",
+            planned: 5_000,
+            sent: 1_200,
+            done: 1_200,
+        });
         assert_eq!(
             text(&kinds, &families, 0),
-            "0 of 5000 ServicePorts are in force, those of IPv4 and IPv6 are being put in force \
-             for 4 s now"
+            "0 of 5000 ServicePorts are in force, those of IPv4 and IPv6 are being put in force; \
+             IPv4: 1200 of 5000 virtual servers are done; IPv6: nothing is planned yet, what is \
+             there is read first"
         );
         families.v4.last = Some(SuccessfulSync {
             ended: now,
@@ -158,8 +168,8 @@ mod tests {
         });
         assert_eq!(
             text(&kinds, &families, 2_499),
-            "2499 of 5000 ServicePorts are in force, those of IPv6 are being put in force for 4 s \
-             now"
+            "2499 of 5000 ServicePorts are in force, those of IPv6 are being put in force; IPv6: \
+             nothing is planned yet, what is there is read first"
         );
         assert!(!families.v6.first_sync_is_over());
         families.v6.failure = Some(Trouble::now(None, "refused".to_owned()));

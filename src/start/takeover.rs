@@ -33,7 +33,10 @@ use crate::{
         probe,
         xtables::{Engine, clear_traces},
     },
-    modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet, userspace::Handover},
+    modes::{
+        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, progress::SyncProgress,
+        userspace::Handover,
+    },
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
 };
@@ -277,6 +280,10 @@ impl<M: Mode> Mode for TakeOver<M> {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.mode.engines()
+    }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        self.mode.progress()
     }
 }
 

@@ -22,7 +22,7 @@ pub use self::{
     services::{Address, Endpoint, Limited, NoEndpoints, ServicePort, ServicePortList, Traffic},
     status::{
         Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
-        Mode, ObjectKind, Objects, Status, Trouble, Unsupported,
+        Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported,
     },
     syncs::{PastSync, SyncList},
 };

@@ -120,6 +120,10 @@ pub struct FamilySync {
     pub last: Option<LastSync>,
     /// The time at which the current sync began (RFC 3339); `None`: no sync is running.
     pub under_way_since: Option<String>,
+    /// How far the current sync is; `None`: nothing is planned yet, or no sync is running. Earlier
+    /// versions do not have this field.
+    #[serde(default)]
+    pub progress: Option<Progress>,
     /// Why the last attempt had no effect; `None`: it had.
     pub trouble: Option<Trouble>,
     /// Whether changes have waited for so long that `/livez` fails.
@@ -130,6 +134,22 @@ pub struct FamilySync {
     /// the family. `None`: they are served. Earlier versions do not have this field.
     #[serde(default)]
     pub not_served: Option<String>,
+}
+
+/// How far a sync is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// What is counted, in the plural.
+    pub what: String,
+    /// How many are to be compared and, where they differ, written.
+    pub planned: usize,
+    /// How many of them were compared and sent.
+    pub sent: usize,
+    /// How many of those the kernel has answered for.
+    pub done: usize,
+    /// The same in words.
+    pub text: String,
 }
 
 /// An address or endpoint that stays until its last connection ends.

@@ -10,8 +10,12 @@ use crate::{
         run::{Refusals, Writer},
         transaction::{Op, Phase},
     },
+    modes::progress::SyncProgress,
     services::ServicePortName,
 };
+
+/// What is counted. How many chains that is becomes known one ServicePort after the other.
+const COUNTED: &str = "ServicePorts";
 
 /// How many names of chains that changed are remembered.
 const NAMED: usize = 5;
@@ -19,6 +23,7 @@ const NAMED: usize = 5;
 /// Runs the steps of one sync of one family.
 pub struct Execution<'a> {
     writer: &'a Writer,
+    progress: &'a SyncProgress,
     /// What was done.
     pub done: Done,
     /// What was refused.
@@ -28,10 +33,11 @@ pub struct Execution<'a> {
 }
 
 impl Execution<'_> {
-    /// Nothing was run yet.
-    pub fn new(writer: &Writer) -> Execution<'_> {
+    /// Nothing was run yet. Counts in `progress`.
+    pub fn new<'a>(writer: &'a Writer, progress: &'a SyncProgress) -> Execution<'a> {
         Execution {
             writer,
+            progress,
             done: Done::default(),
             refusals: Refusals::default(),
             changed: Vec::new(),
@@ -44,7 +50,10 @@ impl Execution<'_> {
     /// When some were refused; what of it took effect is not known.
     pub async fn change(&mut self, change: &Change) -> Result<(), Error> {
         self.done.examined = change.examined;
+        self.progress.begin(COUNTED, change.examined);
+        self.progress.send(change.examined);
         self.done.transactions += self.writer.run(&change.transaction).await?;
+        self.progress.confirm();
         let groups = &change.transaction.groups;
         self.count(groups.iter().flat_map(|group| &group.ops));
         Ok(())
@@ -62,6 +71,7 @@ impl Execution<'_> {
             ports,
         } = full.closing();
         self.done.examined = full.ports().len();
+        self.progress.begin(COUNTED, self.done.examined);
         let common = [chains, leads];
         self.required(&common, Phase::Close).await?;
         for groups in self.writer.chunks(&ports) {
@@ -72,6 +82,7 @@ impl Execution<'_> {
         self.required(&[chains], Phase::Carry).await?;
         let (mut chunk, mut weight) = (Vec::new(), 0);
         for port in full.ports() {
+            self.progress.send(1);
             let Some([goes, comes]) = full.carrying(port) else {
                 continue;
             };
@@ -85,12 +96,14 @@ impl Execution<'_> {
             }
             if weight >= self.writer.chunk() {
                 self.run(&chunk, Phase::Carry).await?;
+                self.progress.confirm();
                 chunk.clear();
                 weight = 0;
             }
         }
         chunk.push(leads);
         self.required(&chunk, Phase::Carry).await?;
+        self.progress.confirm();
         drop(chunk);
         let stale = full.stale();
         for phase in [Phase::Carry, Phase::Open] {

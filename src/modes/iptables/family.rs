@@ -29,6 +29,7 @@ use crate::{
     modes::{
         Difference, SyncReport,
         contested::Repairs,
+        progress::SyncProgress,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
         tcp_be_liberal, unsupported,
@@ -55,6 +56,7 @@ pub struct FamilyRules {
     /// Why node ports are not served on loopback.
     logged: LogOnce,
     repairs: Repairs,
+    progress: SyncProgress,
 }
 
 /// Returns true for a chain of which changes are noticed: KUBE-FIREWALL, too, which the
@@ -91,7 +93,13 @@ impl FamilyRules {
             flows: StaleFlows::default(),
             logged: LogOnce::default(),
             repairs: Repairs::default(),
+            progress: SyncProgress::default(),
         })
+    }
+
+    /// Returns what counts how far a sync is.
+    pub fn progress(&self) -> SyncProgress {
+        self.progress.clone()
     }
 
     /// Returns false if another process changed our rules, as far as that shows without
@@ -286,7 +294,7 @@ impl FamilyRules {
         names.sort_unstable();
         names.dedup();
         let change = diff::change(&mut applied, map, names);
-        let mut execution = Execution::new(&self.writer);
+        let mut execution = Execution::new(&self.writer, &self.progress);
         execution.change(&change).await?;
         execution.done.total = applied.rules;
         self.applied = Some(applied);
@@ -308,7 +316,7 @@ impl FamilyRules {
         let serves_localhost = options.serves_localhost();
         let observed = observe(&self.writer).await?;
         let mut full = Full::new(map, observed, &fixed, options);
-        let mut execution = Execution::new(&self.writer);
+        let mut execution = Execution::new(&self.writer, &self.progress);
         execution.full(&mut full).await?;
         // Now that the rule is there that keeps neighbours from loopback.
         if serves_localhost {

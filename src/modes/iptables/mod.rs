@@ -35,7 +35,7 @@ pub use self::{
 use self::{count::Done, counters::Counters, family::FamilyRules};
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
-    explain::Explain,
+    explain::Explain, progress::SyncProgress,
 };
 use crate::{
     kernel::{
@@ -223,5 +223,15 @@ impl Mode for Iptables {
         served
             .map(|rules| (rules.family, rules.writer.engine))
             .collect()
+    }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        let families = self.families.as_ref();
+        families.map(|_, rules| {
+            rules
+                .as_ref()
+                .map(FamilyRules::progress)
+                .unwrap_or_default()
+        })
     }
 }

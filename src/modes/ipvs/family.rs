@@ -13,7 +13,7 @@ use super::{
     desired::{Desired, Dirty},
     diff,
     drain::{Drains, FIRST_PAUSE},
-    execute::{Execution, Full, Made, Progress},
+    execute::{Execution, Full, Made, Results},
     observe::{Listing, RealServers, Servers},
     plan::{FilledSets, Frontend, Options, Set},
     repairs::Repairs,
@@ -23,6 +23,7 @@ use crate::{
     kernel::{ipset::Element, netlink},
     modes::{
         Difference, Drain, MOST_DRAINS, Metrics, SyncReport, Unsupported,
+        progress::SyncProgress,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
     },
@@ -45,6 +46,7 @@ pub struct ServedFamily {
     repairs: Repairs,
     /// Flows of UDP clients that could not be deleted yet.
     flows: StaleFlows,
+    progress: SyncProgress,
 }
 
 /// What a sync of one family has to do.
@@ -99,12 +101,18 @@ impl ServedFamily {
             rules,
             repairs: Repairs::default(),
             flows: StaleFlows::default(),
+            progress: SyncProgress::default(),
         }
     }
 
     /// Returns the rules around the virtual servers.
     pub fn rules(&self) -> &FamilyRules {
         &self.rules
+    }
+
+    /// Returns what counts how far a sync is.
+    pub fn progress(&self) -> SyncProgress {
+        self.progress.clone()
     }
 
     /// Returns how many virtual servers the kernel has.
@@ -317,7 +325,8 @@ impl ServedFamily {
             full,
             repairs: &mut self.repairs,
             now: Instant::now(),
-            progress: Progress::default(),
+            results: Results::default(),
+            progress: &self.progress,
         };
         let outcome = execution.run(dirty).await;
         let repaired = self.rules.take_repaired();

@@ -55,7 +55,7 @@ use self::{
 };
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, both_failed, checks::Checks,
-    comparison, explain::Explain, state::CacheState,
+    comparison, explain::Explain, progress::SyncProgress, state::CacheState,
 };
 use crate::{
     kernel::{
@@ -427,5 +427,10 @@ impl Mode for Ipvs {
             Some((family, engine))
         });
         found.collect()
+    }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        let families = self.families.as_ref();
+        families.map(|_, of_family| of_family.progress())
     }
 }

@@ -48,6 +48,22 @@ pub struct Steps {
     pub gone: Vec<Frontend>,
 }
 
+impl Steps {
+    /// Returns how many there are.
+    pub fn count(&self) -> usize {
+        let addresses = self.add_addresses.len() + self.remove_addresses.len();
+        let servers = self.follow.len() + self.open.len() + self.close.len();
+        let MemberSteps {
+            before,
+            followed,
+            opened,
+            after,
+        } = &self.members;
+        let members = [before, followed, opened, after].map(Vec::len);
+        addresses + servers + members.into_iter().sum::<usize>()
+    }
+}
+
 /// Changes of sets, by when they are due.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemberSteps {

@@ -8,6 +8,7 @@ use crate::{
         netlink::Error,
         nftables::{Failure, Refused, Transaction},
     },
+    modes::progress::SyncProgress,
     services::ServicePortName,
 };
 
@@ -26,15 +27,24 @@ pub enum NotInForce {
     Unknown(Error),
 }
 
-/// Runs `batch` by `run`.
+/// What is counted: the kernel says nothing before all of them are in force, or none.
+const COUNTED: &str = "changes in one transaction";
+
+/// Runs `batch` by `run`, and counts in `progress`.
 ///
 /// # Errors
 /// When nothing of it is in force, or that is not known.
 pub fn execute(
     batch: &Batch,
+    progress: &SyncProgress,
     run: impl FnOnce(&Transaction) -> Result<(), Failure>,
 ) -> Result<(), NotInForce> {
-    run(&batch.transaction).map_err(|failure| {
+    let changes = batch.transaction.len();
+    progress.begin(COUNTED, changes);
+    progress.send(changes);
+    let outcome = run(&batch.transaction);
+    progress.confirm();
+    outcome.map_err(|failure| {
         let kind = match &failure {
             Failure::Changed => NotInForce::Changed,
             Failure::Unknown(_) => NotInForce::Unknown,

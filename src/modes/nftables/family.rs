@@ -19,8 +19,8 @@ use crate::{
         probe::Kernel,
     },
     modes::{
-        Difference, SyncError, SyncReport, contested::Repairs, stale::StaleFlows,
-        state::FamilyState, tcp_be_liberal, unsupported,
+        Difference, SyncError, SyncReport, contested::Repairs, progress::SyncProgress,
+        stale::StaleFlows, state::FamilyState, tcp_be_liberal, unsupported,
     },
     net::Family,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -125,6 +125,7 @@ pub struct FamilyTable {
     /// Where clients must not be sent any more, although they were.
     forgotten: Forgotten,
     repairs: Repairs,
+    progress: SyncProgress,
 }
 
 impl FamilyTable {
@@ -141,6 +142,7 @@ impl FamilyTable {
             state: FamilyState::default(),
             forgotten: Forgotten::default(),
             repairs: Repairs::default(),
+            progress: SyncProgress::default(),
         })
     }
 
@@ -155,6 +157,11 @@ impl FamilyTable {
     /// When the system does not say.
     pub fn port(&self) -> Result<u32, Error> {
         Ok(self.rules.port()?)
+    }
+
+    /// Returns what counts how far a sync is.
+    pub fn progress(&self) -> SyncProgress {
+        self.progress.clone()
     }
 
     /// Returns the ServicePorts that are not in force as asked, with the reasons.
@@ -273,7 +280,8 @@ impl FamilyTable {
                 break;
             }
             let mut batch = change.batch(&applied, &self.sets);
-            match execute(&batch, |transaction| self.rules.run(transaction, None)) {
+            let run = |transaction: &_| self.rules.run(transaction, None);
+            match execute(&batch, &self.progress, run) {
                 Ok(()) => {
                     self.forgotten.after(&mut batch.change);
                     batch.change.commit(&mut applied);
@@ -353,7 +361,7 @@ impl FamilyTable {
             let batch = Batch::whole(change, &applied, &self.sets, observed.exists, clients);
             let (rules, generation) = (&mut self.rules, observed.generation);
             // Where others change something all the time, it has to be known what.
-            let ran = execute(&batch, |transaction| match attempt {
+            let ran = execute(&batch, &self.progress, |transaction| match attempt {
                 0 => watcher.run_unwatched(rules, transaction, generation),
                 _ => rules.run(transaction, Some(generation)),
             });

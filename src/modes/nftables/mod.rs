@@ -32,7 +32,7 @@ pub use self::{
 };
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
-    explain::Explain,
+    explain::Explain, progress::SyncProgress,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -232,5 +232,13 @@ impl Mode for Nftables {
         served
             .map(|(family, _)| (family, Engine::NfTables))
             .collect()
+    }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        let families = self.families.as_ref();
+        families.map(|_, served| {
+            let served = served.as_ref().map(|served| served.table.progress());
+            served.unwrap_or_default()
+        })
     }
 }

@@ -21,7 +21,7 @@ use hashbrown::{HashMap, hash_map::Entry};
 use self::{expected::Expected, left::LeftPorts};
 use super::{
     assignments::Assignments,
-    capture::{Desired, Frontend, Target},
+    capture::{Desired, Extent, Frontend, Scopes, Target},
     diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step, diff},
     handover::OtherProcesses,
     listeners::{InUse, ListenerSet, given::GivenSockets, redirect_ports::RedirectPorts},
@@ -32,7 +32,8 @@ use super::{
 };
 use crate::{
     kernel::socket::listening::Bind,
-    net::Family,
+    modes::progress::SyncProgress,
+    net::{Family, PerFamily},
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -60,6 +61,7 @@ pub struct Executor {
     left: LeftPorts,
     /// That a filter does not fit was logged.
     filter_logged: bool,
+    progress: PerFamily<SyncProgress>,
     /// What helps where another program has the port of an address.
     if_taken: &'static str,
     /// Last, so that all that listens on them is dropped before.
@@ -99,6 +101,7 @@ impl Executor {
             given: GivenSockets::default(),
             left: LeftPorts::default(),
             filter_logged: false,
+            progress: PerFamily::default(),
             if_taken,
             workers,
         })
@@ -135,6 +138,10 @@ impl Executor {
             self.expected.update(name, &plans, node);
         }
         self.shared.descriptors.expect(self.expected.addresses());
+        for (family, progress) in self.progress.iter() {
+            let of_family = names.iter().filter(|name| name.family == family);
+            progress.begin("ServicePorts", of_family.count());
+        }
         // Removals first: another Service may have what one gives up.
         let (present, gone): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| map.get(name).is_some());
@@ -149,11 +156,33 @@ impl Executor {
             if node.opens_listeners {
                 opened = opened.and(self.reopen_ended(&name));
             }
+            let progress = self.progress.get(name.family);
+            progress.send(1);
+            progress.confirm();
             done(name, opened);
         }
         self.shared.udp.fit(&self.shared.descriptors);
         if self.shared.pins.is_reached() {
             self.assignments.drop_expired();
+        }
+    }
+
+    /// Returns what counts how far a sync of each family is.
+    pub fn progress(&self) -> &PerFamily<SyncProgress> {
+        &self.progress
+    }
+
+    /// Counts what of `scopes` is captured from now on.
+    pub fn count_captured(&self, scopes: &Scopes) {
+        for (family, scope) in scopes.iter() {
+            let Some(scope) = scope else { continue };
+            let count = match scope.extent {
+                Extent::Full => self.desired.keys().filter(|f| f.family == family).count(),
+                Extent::Changed | Extent::Retry => scope.changed.len(),
+            };
+            let progress = self.progress.get(family);
+            progress.begin("captured addresses", count);
+            progress.send(count);
         }
     }
 

@@ -60,7 +60,7 @@ use self::{
 };
 use super::{
     Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport,
-    both_failed, explain::Explain, state::FamilyState,
+    both_failed, explain::Explain, progress::SyncProgress, state::FamilyState,
 };
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
@@ -420,7 +420,13 @@ impl Mode for Userspace {
         }
         let capturing = self.handover.capturing().await;
         let mut captured = if capturing.is_some() && !self.yields() {
-            self.capture.sync(self.executor.desired(), &scopes).await
+            self.executor.count_captured(&scopes);
+            let captured = self.capture.sync(self.executor.desired(), &scopes).await;
+            self.executor
+                .progress()
+                .iter()
+                .for_each(|(_, one)| one.confirm());
+            captured
         } else {
             capture::Outcomes::default()
         };
@@ -489,5 +495,9 @@ impl Mode for Userspace {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.capture.engines()
+    }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        self.executor.progress().clone()
     }
 }

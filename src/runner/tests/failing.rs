@@ -43,6 +43,23 @@ async fn a_sync_that_hangs_is_no_health() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn it_is_known_how_far_a_sync_is_until_it_ends() {
+    let bench = Bench::new();
+    let known = |family| {
+        let families = bench.status.families();
+        let position = families.get(family).position;
+        position.map(|position| (position.done, position.planned))
+    };
+    bench.behaviour.lock().unwrap().takes = 1_000 * MS;
+    assert_eq!(known(Family::V4), None);
+    bench.send(Vec::new()).await;
+    assert_eq!(known(Family::V4), Some((3, 7)));
+    assert_eq!(known(Family::V6), Some((3, 7)));
+    pass(1_000 * MS).await;
+    assert_eq!(known(Family::V4), None, "none is under way");
+}
+
+#[tokio::test(start_paused = true)]
 async fn syncs_are_counted_by_family_and_kind() {
     let mut bench = Bench::new();
     bench.send(Vec::new()).await;

@@ -16,7 +16,10 @@ use tokio::{
 use super::*;
 use crate::{
     kernel::xtables::Engine,
-    modes::{Asked, Compared, ExplainResult, Outcomes, Packet, userspace::capture},
+    modes::{
+        Asked, Compared, ExplainResult, Outcomes, Packet, progress::SyncProgress,
+        userspace::capture,
+    },
     net::{Family, ModeName},
     services::{
         EndpointSlice, Names, Node, Service, ServicePortName,
@@ -47,6 +50,7 @@ struct RecordingMode {
     calls: watch::Sender<Vec<Call>>,
     asked: Arc<Mutex<Vec<SyncCall>>>,
     behaviour: Arc<Mutex<Behaviour>>,
+    progress: PerFamily<SyncProgress>,
 }
 
 #[derive(Clone, Default)]
@@ -74,6 +78,10 @@ impl Mode for RecordingMode {
                 continue;
             };
             full |= changes.full;
+            let progress = self.progress.get(family);
+            progress.begin("rules", 7);
+            progress.send(3);
+            progress.confirm();
             names.extend(changes.ports.iter().map(|p| p.service.name.to_string()));
             self.asked.lock().unwrap().push(SyncCall {
                 at,
@@ -121,6 +129,10 @@ impl Mode for RecordingMode {
     fn engines(&self) -> Vec<(Family, Engine)> {
         Vec::new()
     }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        self.progress.clone()
+    }
 }
 
 struct Addresses(Receiver<()>);
@@ -162,6 +174,7 @@ struct Bench {
     behaviour: Arc<Mutex<Behaviour>>,
     health: Arc<Health>,
     questions: Questions,
+    status: Arc<Status>,
     registry: Registry,
     names: Names,
     _runner: JoinHandle<()>,
@@ -190,11 +203,12 @@ impl Bench {
             calls,
             asked: Arc::clone(&asked),
             behaviour: Arc::clone(&behaviour),
+            progress: PerFamily::default(),
         };
         let tracker = Tracker::new("node");
         let mut runner = Runner::new(mode, tracker, options, Arc::clone(&health), metrics);
         runner.follow(Follower(Arc::clone(&followed)));
-        let questions = runner.questions();
+        let (questions, status) = (runner.questions(), runner.status());
         let _runner = tokio::spawn(async move {
             runner
                 .run(from_batches, Some(Addresses(from_addresses)))
@@ -209,6 +223,7 @@ impl Bench {
             behaviour,
             health,
             questions,
+            status,
             registry,
             names: Names::default(),
             _runner,

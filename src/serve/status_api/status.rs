@@ -6,13 +6,14 @@ use hyper::StatusCode;
 
 use super::{StatusApi, refused, seconds, time, trouble, unsupported};
 use crate::{
+    modes::progress::Position,
     net::{Family, PerFamily},
     runner::{self, health::Snapshot, status::FamilyStatus},
     serve::http::Answer,
     services::{ServicePortName, ServicePorts},
     status_api::{
         Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
-        Listed, Mode, ObjectKind, Objects, Status, Trouble, Unsupported, VERSION,
+        Listed, Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported, VERSION,
     },
 };
 
@@ -174,10 +175,21 @@ fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync 
             full: sync.full,
         }),
         under_way_since: status.under_way.map(time),
+        progress: status.position.map(progress),
         trouble: status.failure.as_ref().map(trouble),
         overdue: !health.is_healthy(family),
         draining: status.last.as_ref().map_or(0, |sync| sync.draining),
         not_served: (status.last.as_ref()).and_then(|sync| sync.not_served.clone()),
+    }
+}
+
+fn progress(position: Position) -> Progress {
+    Progress {
+        what: position.what.to_owned(),
+        planned: position.planned,
+        sent: position.sent,
+        done: position.done,
+        text: position.to_string(),
     }
 }
 
@@ -240,7 +252,11 @@ fn first_sync(families: &PerFamily<FamilyStatus>, now: SystemTime) -> Option<Str
         let since = |since| now.duration_since(since).unwrap_or_default().as_secs();
         match (&status.last, status.under_way, &status.failure) {
             (Some(_), ..) => format!("{family} is in force"),
-            (None, Some(begun), _) => format!("{family} is under way for {} s", since(begun)),
+            (None, Some(begun), _) => {
+                let position = status.position.map(|position| format!(", {position}"));
+                let (seconds, position) = (since(begun), position.unwrap_or_default());
+                format!("{family} is under way for {seconds} s{position}")
+            }
             (None, None, Some(trouble)) => format!("{family} failed: {}", trouble.why),
             (None, None, None) => format!("{family} has not begun"),
         }
@@ -363,7 +379,22 @@ mod tests {
             under_way: Some(begun),
             ..in_force.clone()
         };
+        let counted = FamilyStatus {
+            position: Some(Position {
+                what: "virtual servers",
+                planned: 20_000,
+                sent: 4_000,
+                done: 2_000,
+            }),
+            ..under_way.clone()
+        };
         for (v4, v6, expected) in [
+            (
+                counted,
+                new(),
+                "IPv4 is under way for 7 s, 2000 of 20000 virtual servers are done, 2000 more are \
+                 sent and not confirmed yet, IPv6 has not begun",
+            ),
             (new(), new(), "IPv4 has not begun, IPv6 has not begun"),
             (
                 in_force.clone(),

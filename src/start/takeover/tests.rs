@@ -11,7 +11,7 @@ use crate::{
         namespace::{block_on, in_namespace, sh},
         simulated::{Call, Fault, Kernel, Observer, State},
     },
-    modes::{SyncError, SyncReport, both_failed, userspace::capture},
+    modes::{SyncError, SyncReport, both_failed, progress::SyncProgress, userspace::capture},
     net::Family,
     services::{Changes, service_ports::port_name},
 };
@@ -68,6 +68,10 @@ impl Mode for Scripted {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         Vec::new()
+    }
+
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        PerFamily::default()
     }
 }
 

@@ -35,10 +35,13 @@ use super::{
 };
 use crate::{
     kernel::{addresses, ipset::Element, netlink},
-    modes::{FailedPorts, state::FamilyState},
+    modes::{FailedPorts, progress::SyncProgress, state::FamilyState},
     net::Family,
     services::ServicePortName,
 };
+
+/// What is counted while steps are run.
+const COUNTED: &str = "virtual servers, addresses and members of sets";
 
 /// What a full sync knows beyond what changed.
 #[derive(Debug)]
@@ -79,7 +82,9 @@ pub struct Execution<'a> {
     /// When the sync of this family began.
     pub now: Instant,
     /// What came of the steps that were run.
-    pub progress: Progress,
+    pub results: Results,
+    /// Counts the steps.
+    pub progress: &'a SyncProgress,
 }
 
 /// Whether virtual servers or addresses were changed.
@@ -94,7 +99,7 @@ pub enum Made {
 
 /// What came of the steps that were run so far.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct Results {
     /// What is not opened.
     blocked: Blocked,
     /// Sets that cannot hold what they are to, each with the reason.
@@ -122,17 +127,18 @@ impl Execution<'_> {
     pub async fn run(mut self, dirty: &Dirty) -> Result<Made, Error> {
         self.state.clear_failures();
         self.run_steps(dirty).await?;
-        *self.state.pending() = self.progress.again;
+        *self.state.pending() = self.results.again;
         self.state.applied();
-        if self.progress.is_surprised {
+        if self.results.is_surprised {
             self.state.suspect();
         }
-        Ok(self.progress.made)
+        Ok(self.results.made)
     }
 
     async fn run_steps(&mut self, dirty: &Dirty) -> Result<(), Error> {
         let needed = self.desired.needs();
         let steps = diff::steps(dirty, needed, self.servers, &self.options.exclude);
+        self.progress.begin(COUNTED, steps.count());
         self.make_room(&steps.room)?;
         self.change_members(&steps.members.before, dirty)?;
         // These wait for no program.
@@ -174,7 +180,7 @@ impl Execution<'_> {
     fn members_to_change(&mut self, close: &[Frontend], steps: &[MemberStep]) -> Vec<MemberStep> {
         let left = close.iter().filter(|one| self.servers.contains_key(*one));
         let left: Vec<Frontend> = left.copied().collect();
-        let guarded = &self.progress.still_guarded | &self.progress.not_followed;
+        let guarded = &self.results.still_guarded | &self.results.not_followed;
         self.without(steps, |member| {
             let is_about = |one: &Frontend| member.is_about(one);
             // By the set of addresses it is found again by a process that begins.
@@ -187,7 +193,7 @@ impl Execution<'_> {
     /// Returns `steps` without those of virtual servers that did not follow: who is let in by
     /// them would meet endpoints that are to be gone.
     fn members_of_those_that_followed(&mut self, steps: &[MemberStep]) -> Vec<MemberStep> {
-        let not_followed = self.progress.not_followed.clone();
+        let not_followed = self.results.not_followed.clone();
         self.without(steps, |member| {
             member
                 .frontend()
@@ -205,7 +211,7 @@ impl Execution<'_> {
             steps.iter().partition(|step| waits(&step.member));
         let again = waiting.iter();
         let again = again.map(|step| (step.member, Serving::BeginsOrEnds));
-        self.progress.again.members.extend(again);
+        self.results.again.members.extend(again);
         rest
     }
 
@@ -215,7 +221,7 @@ impl Execution<'_> {
         for (&(set, family), members) in room {
             match self.clients.make_room(set, family, *members) {
                 Err(error @ netlink::Error::Refused { .. }) => {
-                    self.progress.too_small.insert(set, error.to_string());
+                    self.results.too_small.insert(set, error.to_string());
                 }
                 outcome => outcome?,
             }
@@ -228,7 +234,9 @@ impl Execution<'_> {
         steps: &[MemberStep],
         dirty: &Dirty,
     ) -> Result<(), netlink::Error> {
+        self.progress.send(steps.len());
         let refused = self.clients.change_members(steps)?;
+        self.progress.confirm();
         if refused.is_empty() {
             return Ok(());
         }
@@ -237,15 +245,15 @@ impl Execution<'_> {
         for RefusedMember { member, error } in refused {
             let serving = dirty.members.get(&member).copied();
             let serving = serving.unwrap_or(Serving::BeginsOrEnds);
-            self.progress.again.members.insert(member, serving);
-            self.progress.is_surprised |= is_surprising(&error);
+            self.results.again.members.insert(member, serving);
+            self.results.is_surprised |= is_surprising(&error);
             if self.desired.needs().has_member(&member) {
                 self.block(&member);
                 reasons.insert(member, error);
                 continue;
             }
             if keeps_out(member.set) && !member.set.admits() {
-                self.progress.still_guarded.extend(member.frontend());
+                self.results.still_guarded.extend(member.frontend());
             }
             left.push(RefusedMember { member, error });
         }
@@ -288,7 +296,7 @@ impl Execution<'_> {
                 continue;
             };
             let mut why = error.to_string();
-            if let Some(too_small) = self.progress.too_small.get(&member.set) {
+            if let Some(too_small) = self.results.too_small.get(&member.set) {
                 why += &format!("; it cannot be enlarged: {too_small}");
             }
             match of_port.count() {
@@ -305,10 +313,10 @@ impl Execution<'_> {
             // Without it, an endpoint here that calls itself gets no answer, and
             // a load balancer hears of no endpoint here.
             (Set::LoopBack | Set::HealthCheckNodePort, _) => {}
-            (_, Element::Ip(ip)) => self.progress.blocked.lacks_address(ip),
+            (_, Element::Ip(ip)) => self.results.blocked.lacks_address(ip),
             _ => {
                 let frontends = self.desired.node().frontends(member);
-                self.progress.blocked.lacks_member(frontends);
+                self.results.blocked.lacks_member(frontends);
             }
         }
     }
@@ -325,7 +333,7 @@ impl Execution<'_> {
                 Ok(()) => done += 1,
                 Err(error) => {
                     self.state.leave_unfinished(error.to_string());
-                    self.progress.is_surprised = true;
+                    self.results.is_surprised = true;
                 }
             }
         }
@@ -344,7 +352,7 @@ impl Execution<'_> {
         });
         let rules = self.rules.in_force();
         let (blocked, coming): (Vec<IpAddr>, Vec<IpAddr>) = addresses.iter().partition(|ip| {
-            self.progress
+            self.results
                 .blocked
                 .blocks_address(ip, rules, || serving.contains(*ip))
         });
@@ -354,7 +362,7 @@ impl Execution<'_> {
             (ip, why)
         };
         let waiting = blocked.iter().copied().map(why).collect();
-        self.progress.again.addresses.extend(blocked);
+        self.results.again.addresses.extend(blocked);
         // Of what is not open for the same reason that is said already.
         let closed = self.state.failed().clone();
         self.report_addresses(&waiting, &closed);
@@ -400,12 +408,14 @@ impl Execution<'_> {
         if addresses.is_empty() {
             return Ok(reasons);
         }
-        self.progress.made = Made::Changes;
+        self.results.made = Made::Changes;
+        self.progress.send(addresses.len());
         let outcomes = self.clients.change_addresses(addresses, action)?;
+        self.progress.confirm();
         for (ip, outcome) in addresses.iter().zip(outcomes) {
             if let Err(error) = outcome {
-                self.progress.again.addresses.insert(*ip);
-                self.progress.is_surprised |= is_surprising(&error);
+                self.results.again.addresses.insert(*ip);
+                self.results.is_surprised |= is_surprising(&error);
                 reasons.insert(*ip, error.to_string());
             }
         }

@@ -39,13 +39,14 @@ impl Execution<'_> {
                     closed.insert(server.frontend);
                 } else {
                     self.bring_in_line(&port, &server, &mut changes)?;
+                    self.progress.send(1);
                 }
             }
             self.change_full_batch(&mut changes)?;
         }
         self.change_servers(changes)?;
         self.repairs
-            .log(&std::mem::take(&mut self.progress.repaired));
+            .log(&std::mem::take(&mut self.results.repaired));
         Ok(closed)
     }
 
@@ -59,12 +60,7 @@ impl Execution<'_> {
     ) -> Result<bool, netlink::Error> {
         let sets: FilledSets = members.iter().map(|member| member.set).collect();
         let in_force = self.rules.in_force();
-        if members.is_empty()
-            || !self
-                .progress
-                .blocked
-                .lacks(&server.frontend, sets, in_force)
-        {
+        if members.is_empty() || !self.results.blocked.lacks(&server.frontend, sets, in_force) {
             return Ok(false);
         }
         let is_new = |member: &Member| dirty.members.contains_key(member);
@@ -91,14 +87,15 @@ impl Execution<'_> {
             let ServicePlan {
                 servers, members, ..
             } = self.plan_of(&port, frontends);
+            self.progress.send(servers.len());
             for server in servers {
                 let frontend = server.frontend;
                 let guarding = guarding(&frontend, &members, masquerade_all);
-                if self.progress.blocked.blocks(&frontend, guarding, rules) {
-                    self.progress.again.frontends.insert(frontend);
+                if self.results.blocked.blocks(&frontend, guarding, rules) {
+                    self.results.again.frontends.insert(frontend);
                     // It is the next sync that they are new to as well.
                     let new = shutting(&frontend, &members).map(|one| (one, Serving::Continues));
-                    self.progress.again.members.extend(new);
+                    self.results.again.members.extend(new);
                     waiting.push(frontend);
                 } else {
                     self.bring_in_line(&port, &server, &mut changes)?;
@@ -122,7 +119,7 @@ impl Execution<'_> {
         }
         self.change_servers(changes)?;
         self.repairs
-            .log(&std::mem::take(&mut self.progress.repaired));
+            .log(&std::mem::take(&mut self.results.repaired));
         Ok(())
     }
 
@@ -167,6 +164,7 @@ impl Execution<'_> {
 
     /// Deletes virtual servers with their real servers.
     pub(super) fn close(&mut self, frontends: &[Frontend]) -> Result<(), netlink::Error> {
+        self.progress.send(frontends.len());
         let ids = frontends.iter().map(Frontend::id);
         self.change_servers(ids.map(Change::Delete).collect())
     }
@@ -242,7 +240,7 @@ impl Execution<'_> {
         if !changes[before..].iter().all(is_end_of_drain)
             && known.is_some_and(|known| !known.contains(frontend))
         {
-            self.progress
+            self.results
                 .repaired
                 .push(objects::virtual_server(frontend));
         }
@@ -274,9 +272,10 @@ impl Execution<'_> {
             }
         }
         going.retain(|change| !stay.contains(&frontend_of(change)));
-        self.progress.not_followed.extend(stay);
+        self.results.not_followed.extend(stay);
         let refused = self.apply(&going)?;
-        self.progress.not_followed.extend(refused);
+        self.results.not_followed.extend(refused);
+        self.progress.confirm();
         Ok(())
     }
 
@@ -286,7 +285,7 @@ impl Execution<'_> {
         if changes.is_empty() {
             return Ok(of_reals);
         }
-        self.progress.made = Made::Changes;
+        self.results.made = Made::Changes;
         let outcomes = self.clients.ipvs.apply(changes)?;
         // What is asked for a virtual server that was refused is refused too.
         let mut refused: Option<Frontend> = None;
@@ -309,8 +308,8 @@ impl Execution<'_> {
             if real_of(change, &frontend).is_some() {
                 of_reals.insert(frontend);
             }
-            self.progress.is_surprised |= is_surprising(&error);
-            self.progress.again.frontends.insert(frontend);
+            self.results.is_surprised |= is_surprising(&error);
+            self.results.again.frontends.insert(frontend);
             match self.desired.needs().owner(&frontend) {
                 Some(owner) => self.state.fail(owner.clone(), error.to_string()),
                 None => self.state.leave_unfinished(error.to_string()),
