@@ -15,12 +15,9 @@ pub use super::{
     history::{Extent, PastSync},
     unsupported::UnsupportedPreferences,
 };
-pub use crate::modes::Reason;
+pub use crate::modes::{Reason, progress::Position};
 use crate::{
-    modes::{
-        Drain,
-        progress::{Position, SyncProgress},
-    },
+    modes::{Drain, progress::SyncProgress},
     net::{Family, PerFamily},
     services::{ServiceMap, ServicePorts},
     trouble::Trouble,

@@ -114,7 +114,10 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::{modes::progress::Position, runner::status::SuccessfulSync, trouble::Trouble};
+    use crate::{
+        runner::status::{Position, SuccessfulSync},
+        trouble::Trouble,
+    };
 
     #[test]
     fn it_says_what_is_waited_for() {

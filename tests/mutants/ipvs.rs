@@ -38,7 +38,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         EXECUTE,
-        "        *self.state.pending() = self.progress.again;",
+        "        *self.state.pending() = self.results.again;",
         "        *self.state.pending() = Dirty::default();",
         "what was refused is not tried again",
     ),
@@ -50,14 +50,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         SERVERS,
-        "            self.progress.is_surprised |= is_surprising(&error);\n            self.progress.again.frontends.insert(frontend);",
+        "            self.results.is_surprised |= is_surprising(&error);\n            self.results.again.frontends.insert(frontend);",
         "",
         "a virtual server that was refused is not tried again",
     ),
     noticed(
         SERVERS,
-        "                if self.progress.blocked.blocks(&frontend, guarding, rules) {",
-        "                if self.progress.blocked.blocks(&frontend, guarding, rules) && masquerade_all {",
+        "                if self.results.blocked.blocks(&frontend, guarding, rules) {",
+        "                if self.results.blocked.blocks(&frontend, guarding, rules) && masquerade_all {",
         "virtual servers are opened before rules guard them",
     ),
     noticed(

@@ -6,9 +6,12 @@ use hyper::StatusCode;
 
 use super::{StatusApi, refused, seconds, time, trouble, unsupported};
 use crate::{
-    modes::progress::Position,
     net::{Family, PerFamily},
-    runner::{self, health::Snapshot, status::FamilyStatus},
+    runner::{
+        self,
+        health::Snapshot,
+        status::{FamilyStatus, Position},
+    },
     serve::http::Answer,
     services::{ServicePortName, ServicePorts},
     status_api::{
