@@ -79,6 +79,18 @@ impl Event {
         }
     }
 
+    /// Returns the Event that endpoints, and who holds NetworkPolicies, do not see clients on
+    /// this node, which runs another mode than the configured one; `note` says what follows.
+    pub fn clients_hidden(note: String) -> Event {
+        Event {
+            regarding: Regarding::ThisNode,
+            severity: Severity::Warning,
+            reason: "ClientAddressesHidden",
+            action: "ChooseProxyMode",
+            note,
+        }
+    }
+
     /// Returns the Event that `service` does not get addresses that other
     /// Services own; `note` says which.
     pub fn address_conflict(service: ServiceName, note: String) -> Event {

@@ -117,6 +117,9 @@ pub(super) struct Chosen {
     pub(super) passed_over: Vec<String>,
     /// What the mode itself does without.
     pub(super) lost: Vec<String>,
+    /// What follows for NetworkPolicies where the mode is not the one asked for, and hides
+    /// clients.
+    pub(super) hides_clients: Option<String>,
     /// What the better modes miss, in words.
     pub(super) wanting: Vec<String>,
     /// The kernel that the mode is built for.
@@ -187,6 +190,21 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     }
 }
 
+/// Returns what follows for NetworkPolicies where `mode` runs in place of the one `configured`,
+/// and hides clients. Userspace mode does so however packets are captured: it connects to
+/// endpoints itself, and `--userspace-transparent` shows clients on some ways alone.
+fn hides_clients(configured: ModeName, mode: ModeName) -> Option<String> {
+    (mode == ModeName::Userspace && configured != mode).then(|| {
+        format!(
+            "NetworkPolicies do not hold for calls through Services on this node: {mode} mode, which \
+             runs in place of {configured} mode, makes connections of its own to endpoints, so that \
+             a network plugin sees the node as the caller of every client; where they have to hold, \
+             get what the kernel lacks for another mode (tripod probe), or have the node rather not \
+             serve (--strict-proxy-mode)"
+        )
+    })
+}
+
 fn decide(
     settings: &Settings,
     requirements: &ModeRequirements,
@@ -217,10 +235,33 @@ fn decide(
         Some(mode) => Ok(Chosen {
             mode,
             passed_over: choice.passed_over().collect(),
+            hides_clients: hides_clients(configured, mode),
             lost: choice.lost().collect(),
             wanting: choice.missing_words(),
             kernel,
             found,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_that_hides_clients_is_warned_of_where_it_was_not_asked_for() {
+        for (configured, mode, is_warned) in [
+            (ModeName::Ipvs, ModeName::Userspace, true),
+            (ModeName::Nftables, ModeName::Userspace, true),
+            (ModeName::Userspace, ModeName::Userspace, false),
+            (ModeName::Ipvs, ModeName::Iptables, false),
+            (ModeName::Ipvs, ModeName::Ipvs, false),
+        ] {
+            let warning = hides_clients(configured, mode);
+            assert_eq!(warning.is_some(), is_warned, "{configured}, {mode}");
+            // The longest note of an Event (`NoteLengthLimit` of
+            // kubernetes/pkg/apis/core/validation/events.go).
+            assert!(warning.is_none_or(|warning| warning.len() < 1024));
+        }
     }
 }

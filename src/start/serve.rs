@@ -245,6 +245,10 @@ fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) {
             "Running in {mode} mode: {reason}"
         )));
     }
+    if let Some(hidden) = &choice.hides_clients {
+        tracing::warn!("{hidden}");
+        recorder.post(Event::clients_hidden(hidden.clone()));
+    }
     if let Some(unknown) = pods_unknown(&settings.effective) {
         tracing::warn!("{unknown}");
     }
@@ -323,7 +327,12 @@ fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> A
         node: node.to_owned(),
         mode: choice.mode,
         passed_over: choice.passed_over.clone(),
-        lost: choice.lost.clone(),
+        lost: choice
+            .lost
+            .iter()
+            .chain(&choice.hides_clients)
+            .cloned()
+            .collect(),
         source: source.to_string(),
         cluster: matches!(source, Source::Cluster(_)),
         scheduler: match choice.mode {

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use serde_json::{Value, json};
 
-use super::{Printed, SOON, started, started_in, status, tripod};
+use super::{Printed, SOON, started, started_in, started_in_with, status, tripod};
 use crate::lab::{
     Capture, Lab, ProgramFault, Programs, Service, Share, Tripod, eventually, get, run,
     tripod_binary,
@@ -26,6 +26,31 @@ fn balanced() -> Service {
         .spec("type", json!("LoadBalancer"))
         .spec("externalTrafficPolicy", json!("Local"))
         .spec("healthCheckNodePort", json!(30600))
+}
+
+#[test]
+fn a_node_that_falls_back_to_userspace_mode_warns_of_network_policies() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Local);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let words = "NetworkPolicies do not hold for calls through Services on this node";
+        let said = |mode: &str, without: &[&str]| {
+            let flags = [without, &["--userspace-drain-timeout=1s"]].concat();
+            let mut running = started_in_with(&lab, mode, &flags);
+            let logged = running.logged(&["WARN", words]);
+            let printed = tripod(&lab.node, &["status"]);
+            let lost = status(&lab)["mode"]["lost"].to_string();
+            running.terminate();
+            assert_eq!(lost.contains(words), logged == 1, "{lost}");
+            assert_eq!(printed.text.contains(words), logged == 1, "{printed:?}");
+            assert_eq!(printed.status, Some(0), "{printed:?}");
+            logged
+        };
+        assert_eq!(said("nftables", &["--without=nft,nat"]), 1);
+        assert_eq!(said("nftables", &["--without=nft"]), 0, "iptables mode");
+        assert_eq!(said("userspace", &[]), 0, "as asked");
+    });
 }
 
 #[test]
