@@ -30,8 +30,8 @@ use self::{
 use crate::{
     cli::{self, Ask, Output, Probe, Question, Repeat},
     status_api::{
-        Addressee, DIFF_PATH, Destination, Diff, Explanation, ExplanationList, HEALTH_PATH, Health,
-        STATUS_PATH, ServicePort, Status,
+        Addressee, DIALS_PATH, DIFF_PATH, Destination, DialList, Diff, Explanation,
+        ExplanationList, HEALTH_PATH, Health, STATUS_PATH, ServicePort, Status,
     },
 };
 
@@ -150,6 +150,23 @@ async fn explanation_of(
         protocol: Some(protocol.to_owned()),
     };
     let answer = connection.get(&explain::path(&to, from, false)).await;
+    answer.map_err(|failure| failure.to_string())
+}
+
+/// Returns the tries of the running proxy to reach endpoints of the ServicePort
+/// `namespace/name:port` since the number `after` of an earlier answer, if there was one.
+///
+/// # Errors
+/// Why there is no answer within that time, as where it makes no connections to endpoints.
+pub async fn dials(
+    most: Duration,
+    socket: &Path,
+    (service_port, protocol): (&str, &str),
+    after: Option<u64>,
+) -> Result<DialList, String> {
+    let after = after.map_or_else(String::new, |after| format!("&after={after}"));
+    let path = format!("{DIALS_PATH}?servicePort={service_port}&protocol={protocol}{after}");
+    let answer = Connection::new(socket).within(most).get(&path).await;
     answer.map_err(|failure| failure.to_string())
 }
 

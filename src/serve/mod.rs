@@ -38,7 +38,9 @@ pub use self::{
     introspection::{Introspection, Running},
     listeners::{Listeners, Successor},
     secure::Secure,
-    status_api::{About, PortTraffic, StartingApi, StatusApi, Successors, TrafficSource},
+    status_api::{
+        About, DialsAsked, PortTraffic, StartingApi, StatusApi, Successors, TrafficSource,
+    },
 };
 use self::{
     connections::Connections,

@@ -6,6 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::Arc,
+    time::Instant,
 };
 
 use hashbrown::HashMap;
@@ -15,12 +16,15 @@ use tokio::sync::Mutex as AsyncMutex;
 use super::{addresses, mode::Running};
 use crate::{
     kernel::ipvs::{Forwarding, Ipvs, ListedReal, ServerId, Totals},
-    modes::{iptables, nftables, userspace::Loads},
+    modes::{
+        iptables, nftables,
+        userspace::{self, Dials, Loads},
+    },
     net::{Family, Protocol},
     node::NodePorts,
-    serve::{PortTraffic, TrafficSource},
+    serve::{DialsAsked, PortTraffic, TrafficSource},
     services::{Namespaces, ServicePort},
-    status_api::{Limited, Traffic},
+    status_api::{self, DialList, Limited, Traffic, VERSION},
 };
 
 /// Returns what `mode` knows; nftables and iptables mode of Services in the namespaces
@@ -156,6 +160,24 @@ impl TrafficSource for Relayed {
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
         ports.iter().map(|port| self.of_port(port)).collect()
     }
+
+    fn dials(&self, asked: &DialsAsked) -> Option<Result<DialList, String>> {
+        let DialsAsked {
+            service_port,
+            protocol,
+            after,
+        } = asked;
+        let dials = self.0.dials();
+        let found = dials.follow(service_port, *protocol, *after, Instant::now());
+        let list = |found: Dials| DialList {
+            api_version: VERSION.to_owned(),
+            kind: "DialList".to_owned(),
+            items: found.items.into_iter().map(dial).collect(),
+            next: found.next,
+            lost: found.lost,
+        };
+        Some(found.map(list).map_err(|error| error.to_string()))
+    }
 }
 
 impl Relayed {
@@ -180,6 +202,15 @@ impl Relayed {
             }
         }
         traffic
+    }
+}
+
+fn dial(dial: userspace::Dial) -> status_api::Dial {
+    status_api::Dial {
+        client: dial.client.to_string(),
+        endpoint: dial.endpoint.to_string(),
+        from: dial.from.map(|from| from.to_string()),
+        error: dial.error,
     }
 }
 

@@ -5,6 +5,7 @@
 //! pass over those that they do not know. What is not known is `null`, never 0.
 
 mod destination;
+mod dials;
 mod diff;
 mod explanation;
 mod services;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     destination::{Addressee, Destination, NamedService},
+    dials::{Dial, DialList},
     diff::{Diff, Difference, FamilyDiff},
     explanation::{
         Candidate, Connection, Connections, Explanation, ExplanationList, Object, PassedOver,
@@ -55,6 +57,11 @@ pub const DIFF_PATH: &str = "/v1/diff";
 /// address, `pod`, `node` or `outside`, and `kernel` is `false` where what the kernel holds
 /// is not to be read.
 pub const EXPLAIN_PATH: &str = "/v1/explain";
+
+/// Path of [`DialList`]; the parameter `servicePort` is `namespace/name:port`, `protocol` is `tcp`
+/// or `udp`, and `after` is `next` of an earlier answer. Without that nothing is listed: tries are
+/// remembered from then on, for ten seconds after each request.
+pub const DIALS_PATH: &str = "/v1/dials";
 
 /// The first entries of a list, and their total number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,15 +2,17 @@
 //! and of the legacy tables and the notifications of conntrack have it.
 
 mod legacy;
+mod pairs;
 mod print;
 mod report;
+mod start;
 mod story;
 mod words;
 
 use std::{
     collections::HashMap,
     io::{self, Write},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     process::ExitCode,
     time::Instant,
 };
@@ -23,7 +25,9 @@ use tokio::{
 
 use self::{
     legacy::{Legacy, LegacyStep},
+    pairs::{Asker, Pairs},
     report::{Report, Start, Summary},
+    start::{asker, endpoints, own, start},
     story::{Id, Proxy, Step, Stories},
     words::Chain,
 };
@@ -31,7 +35,6 @@ use crate::{
     ask,
     cli::Trace,
     kernel::{
-        addresses,
         conntrack::{
             events::{Event, Events},
             flows::{self, Flow, Match, Reply},
@@ -39,11 +42,9 @@ use crate::{
         ipvs::connections,
         netlink::{self, Socket},
         nftables::{self, RuleSummary, TraceTarget, TracedChain, TracedStep, Tracer},
-        sysctl,
         xtables::{Engine, TraceError},
     },
     net::{Family, ModeName, Protocol},
-    status_api::Explanation,
 };
 
 /// Nothing can be traced.
@@ -53,7 +54,10 @@ const UNABLE: u8 = 2;
 /// then.
 const PATIENCE: time::Duration = time::Duration::from_secs(5);
 
-/// How often it is looked for packets whose end nothing says.
+/// How long the endpoint of a connection that was reported last is waited for.
+const LAST: time::Duration = time::Duration::from_secs(1);
+
+/// How often it is looked for packets whose end nothing says, and the proxy is asked.
 const OVERDUE: time::Duration = time::Duration::from_millis(100);
 
 /// Follows packets as asked, and prints what becomes of them. Returns the status to exit
@@ -155,6 +159,9 @@ struct Tracing<'a> {
     /// `None`: conntrack cannot be followed.
     events: Option<Events>,
     stories: Stories,
+    /// `None`: the proxy makes no connections of its own, or does not tell.
+    asker: Option<Asker>,
+    pairs: Pairs,
     rules: HashMap<(TracedChain, u64), Option<RuleSummary>>,
     is_ipvs: bool,
     summary: Summary,
@@ -200,6 +207,8 @@ impl Tracing<'_> {
         let protocol = target.protocol.name();
         let explained =
             ask::explanation_within(most, &asked.socket, target.to, protocol, target.from).await;
+        let (asker, untold) = asker(asked, &target, explained.as_ref().ok()).await;
+        unseen.extend(untold);
         let start = start(&target, explained.as_ref(), unseen);
         let mode = start.mode.clone();
         let runs = |name: ModeName| mode.as_deref() == Some(&*name.to_string());
@@ -207,7 +216,10 @@ impl Tracing<'_> {
         let proxy = Proxy {
             relays,
             serves: (explained.as_ref()).is_ok_and(|it| it.verdict != "notServed"),
-            endpoints: explained.as_ref().map(endpoints).unwrap_or_default(),
+            endpoints: match (&asker, &explained) {
+                (None, Ok(explained)) => endpoints(explained),
+                _ => Vec::new(),
+            },
             own: if relays { own() } else { Vec::new() },
         };
         let tracing = Tracing {
@@ -217,6 +229,8 @@ impl Tracing<'_> {
             legacy,
             events,
             stories: Stories::new(target, proxy),
+            asker,
+            pairs: Pairs::new(target.to),
             rules: HashMap::new(),
             is_ipvs: runs(ModeName::Ipvs),
             summary: Summary::default(),
@@ -234,15 +248,48 @@ impl Tracing<'_> {
                 () = &mut end => break,
                 () = ends.arrived() => break,
                 arrived = self.arrived() => arrived?,
-                _ = tick.tick() => {}
+                _ = tick.tick() => self.pair().await?,
             }
             self.read().await?;
             self.end_overdue(Some(Instant::now()))?;
         }
         self.read().await?;
         self.end_overdue(None)?;
+        self.pair_last(ends).await?;
         let summary = Report::Summary(std::mem::take(&mut self.summary));
         print::print(&summary, self.asked.output)
+    }
+
+    /// Asks the proxy for its connections to endpoints, and prints those whose client was
+    /// reported.
+    async fn pair(&mut self) -> io::Result<()> {
+        let Some(asker) = &mut self.asker else {
+            return Ok(());
+        };
+        // A proxy that is busy tells them later.
+        if let Ok((dials, lost)) = asker.ask().await {
+            self.summary.lost |= lost;
+            for report in self.pairs.add(dials) {
+                self.print(Some(report))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same until the endpoint of each connection that is relayed is known, but not for
+    /// long.
+    async fn pair_last(&mut self, ends: &mut Ends) -> io::Result<()> {
+        let end = Instant::now() + LAST;
+        loop {
+            self.pair().await?;
+            if self.asker.is_none() || self.pairs.are_complete() || Instant::now() >= end {
+                return Ok(());
+            }
+            tokio::select! {
+                () = ends.arrived() => return Ok(()),
+                () = time::sleep(OVERDUE) => {}
+            }
+        }
     }
 
     /// Waits until steps or changes may have arrived.
@@ -376,6 +423,9 @@ impl Tracing<'_> {
         let report =
             report.filter(|report| !(is_enough && matches!(report, Report::Connection(_))));
         let Some(report) = report else { return Ok(()) };
+        if let Report::Connection(connection) = &report {
+            self.pairs.reported(connection);
+        }
         self.summary.add(&report);
         print::print(&report, self.asked.output)
     }
@@ -414,58 +464,6 @@ fn legacy_step(step: LegacyStep) -> Step {
 
 fn privileges(error: &netlink::Error) -> String {
     format!("{error}: tracing takes root, or CAP_NET_ADMIN in the node's network namespace")
-}
-
-/// Returns what is known before a packet came.
-fn start(
-    target: &TraceTarget,
-    explained: Result<&Explanation, &String>,
-    mut unseen: Vec<String>,
-) -> Start {
-    let no_events = sysctl::read("net/netfilter/nf_conntrack_events");
-    if no_events.is_ok_and(|value| value.trim() == "0") {
-        let why = "connections, and where they are sent: net.netfilter.nf_conntrack_events is 0";
-        unseen.push(why.to_owned());
-    }
-    let explained = match explained {
-        Ok(explained) => Some(explained),
-        Err(why) => {
-            unseen.push(format!("which Service it is, and the mode: {why}"));
-            None
-        }
-    };
-    if explained.is_some_and(|it| it.mode == ModeName::Userspace.to_string()) {
-        let why = "which endpoint Tripod takes for which client; connections that it makes to \
-                   endpoints are shown as they come";
-        unseen.push(why.to_owned());
-    }
-    // The first step says who the caller is: that is not known yet.
-    let steps = explained.map(|it| it.steps.iter().skip(1).cloned().collect());
-    Start {
-        to: target.to.to_string(),
-        protocol: target.protocol.to_string(),
-        from: target.from.map(|ip| ip.to_string()),
-        mode: explained.map(|it| it.mode.clone()),
-        service_port: explained.and_then(|it| it.service_port.clone()),
-        steps: steps.unwrap_or_default(),
-        unseen,
-    }
-}
-
-/// Returns all endpoints of the ServicePort.
-fn endpoints(explained: &Explanation) -> Vec<SocketAddr> {
-    let candidates = explained.candidates.iter().map(|one| &one.address);
-    let others = explained.passed_over.iter().map(|one| &one.address);
-    let all = candidates.chain(others);
-    all.filter_map(|address| address.parse().ok()).collect()
-}
-
-/// Returns the node's own addresses; none where they cannot be listed.
-fn own() -> Vec<IpAddr> {
-    let socket = Socket::open(netlink::Protocol::Route);
-    let listed = socket.and_then(|mut socket| addresses::list(&mut socket));
-    let listed = listed.unwrap_or_default().into_iter();
-    listed.map(|address| address.address).collect()
 }
 
 fn real_server(target: &TraceTarget, is_ipvs: bool, client: SocketAddr) -> Option<SocketAddr> {

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::report::{Connection, Counted, Outcome, Report, Start, Summary};
+use super::report::{Connection, Counted, Dialed, Outcome, Report, Start, Summary};
 use crate::{cli::Output, status_api::VERSION};
 
 /// A line of JSON, or a document of YAML.
@@ -51,13 +51,26 @@ fn text(report: &Report) -> String {
             format!("{} is known to conntrack no more", change.client)
         }
         Report::Change(change) => format!("{} is {}", change.client, change.state),
-        Report::Dialed(dialed) => {
-            format!(
-                "Tripod connects to {} from {}",
-                dialed.endpoint, dialed.from
-            )
-        }
+        Report::Dialed(dialed) => self::dialed(dialed),
         Report::Summary(summary) => self::summary(summary),
+    }
+}
+
+fn dialed(dialed: &Dialed) -> String {
+    let endpoint = &dialed.endpoint;
+    let from = dialed
+        .from
+        .as_deref()
+        .unwrap_or("an address that is not known");
+    let Some(client) = &dialed.client else {
+        return format!("Tripod connects to {endpoint} from {from}");
+    };
+    let to = dialed.to.as_deref().unwrap_or("-");
+    match &dialed.error {
+        None => format!(
+            "from {client} to {to}: relayed to {endpoint} by Tripod's own connection from {from}"
+        ),
+        Some(error) => format!("from {client} to {to}: {endpoint} did not take it: {error}"),
     }
 }
 
@@ -146,6 +159,11 @@ fn summary(summary: &Summary) -> String {
         let Counted { what, connections } = one;
         format!("Tripod connected {connections} times to {what}")
     }));
+    let failed = summary.failed.iter();
+    lines.extend(failed.map(|one| {
+        let Counted { what, connections } = one;
+        format!("{what} did not take a client {connections} times")
+    }));
     if summary.lost {
         lines.push("some are missing: they came faster than they were read".to_owned());
     }
@@ -189,6 +207,33 @@ mod tests {
         assert!(document.starts_with("---\n"), "{document}");
         let documents: Vec<Value> = serde_saphyr::from_multiple(&document).expect("YAML");
         assert_eq!(documents, [line]);
+        let dialed = |client: Option<&str>, error: Option<&str>| {
+            text(&Report::Dialed(Dialed {
+                from: error.is_none().then(|| "10.244.0.1:50000".to_owned()),
+                endpoint: "10.244.0.11:8080".to_owned(),
+                client: client.map(ToOwned::to_owned),
+                to: client.map(|_| "10.96.0.1:80".to_owned()),
+                error: error.map(ToOwned::to_owned),
+            }))
+        };
+        let client = Some("10.244.0.9:40122");
+        for (found, expected) in [
+            (
+                dialed(None, None),
+                "Tripod connects to 10.244.0.11:8080 from 10.244.0.1:50000",
+            ),
+            (
+                dialed(client, None),
+                "from 10.244.0.9:40122 to 10.96.0.1:80: relayed to 10.244.0.11:8080 by Tripod's \
+                 own connection from 10.244.0.1:50000",
+            ),
+            (
+                dialed(client, Some("refused")),
+                "from 10.244.0.9:40122 to 10.96.0.1:80: 10.244.0.11:8080 did not take it: refused",
+            ),
+        ] {
+            assert_eq!(found, expected);
+        }
         let mut total = Summary::default();
         total.add(&report);
         total.add(&report);

@@ -93,10 +93,17 @@ pub(super) struct Change {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Dialed {
-    /// The address and port that Tripod sends from.
-    pub from: String,
+    /// The address and port that Tripod sends from; `None`: the endpoint was not reached, or that
+    /// is not known.
+    pub from: Option<String>,
     /// Address and port of the endpoint.
     pub endpoint: String,
+    /// The client that it is for; `None`: the running proxy does not tell.
+    pub client: Option<String>,
+    /// Where that client sends, if it is known.
+    pub to: Option<String>,
+    /// Why the endpoint did not take the client; `None`: it did, or that is not known.
+    pub error: Option<String>,
 }
 
 /// What came of it all.
@@ -115,6 +122,8 @@ pub(super) struct Summary {
     pub relayed: usize,
     /// In userspace mode, to which endpoints Tripod connected how often.
     pub dialed: Vec<Counted>,
+    /// Which endpoints did not take a client, and how often.
+    pub failed: Vec<Counted>,
     /// How many came to where Tripod relays and were not answered.
     pub unanswered: usize,
     /// How many were not translated.
@@ -156,6 +165,9 @@ impl Summary {
     pub(super) fn add(&mut self, report: &Report) {
         match report {
             Report::Connection(connection) => self.add_connection(connection),
+            Report::Dialed(dialed) if dialed.error.is_some() => {
+                count(&mut self.failed, &dialed.endpoint);
+            }
             Report::Dialed(dialed) => count(&mut self.dialed, &dialed.endpoint),
             Report::Start(_) | Report::Change(_) | Report::Summary(_) => {}
         }

@@ -63,7 +63,7 @@ pub(super) struct Proxy {
     pub relays: bool,
     /// The destination is one that it serves, where it relays.
     pub serves: bool,
-    /// Endpoints that it connects to, and its own addresses, where it relays.
+    /// Endpoints that it connects to, where it relays and does not tell for which client.
     pub endpoints: Vec<SocketAddr>,
     /// The node's addresses.
     pub own: Vec<IpAddr>,
@@ -224,8 +224,11 @@ impl Stories {
             && self.proxy.endpoints.contains(&endpoint)
             && self.proxy.own.contains(&from.ip());
         is_one.then(|| report::Dialed {
-            from: from.to_string(),
+            from: Some(from.to_string()),
             endpoint: endpoint.to_string(),
+            client: None,
+            to: None,
+            error: None,
         })
     }
 

@@ -42,7 +42,7 @@ fn parts(answer: &str) -> (u16, &str) {
 }
 
 /// Method and path of a request, the status of its answer, and words in that.
-const ANSWERS: [(&str, &str, u16, &str); 17] = [
+const ANSWERS: [(&str, &str, u16, &str); 20] = [
     (
         "GET",
         "/v1/status",
@@ -80,6 +80,14 @@ const ANSWERS: [(&str, &str, u16, &str); 17] = [
         400,
         "the value of an answer",
     ),
+    (
+        "GET",
+        "/v1/dials?servicePort=default/web:tcp&protocol=udp&after=0",
+        200,
+        r#""items":[],"next":0"#,
+    ),
+    ("GET", "/v1/dials", 400, "servicePort=NAMESPACE/NAME:PORT"),
+    ("GET", "/v1/dials?after=x", 400, "next of an earlier answer"),
     ("GET", "/v1/servicesx", 404, "there are /v1/status"),
     ("GET", "/", 404, "there are /v1/status"),
     ("GET", "/metrics", 404, "there are /v1/status"),

@@ -255,31 +255,81 @@ fn a_udp_client_and_who_is_asked_for() {
     });
 }
 
+/// Tripod's own connections to endpoints, of each client that was reported.
+fn dials<'a>(output: &'a Output, client: &'a Value) -> impl Iterator<Item = &'a Value> {
+    let dials = output.others.iter();
+    dials.filter(move |report| report["kind"] == "TracedDial" && report["client"] == *client)
+}
+
 #[test]
-fn userspace_mode_relays() {
+fn userspace_mode_names_the_endpoint_of_each_client() {
     Lab::run(|lab| {
-        let web = Service::new("web", 1);
-        lab.publish(&web, &["a"]);
+        let web = Service::new("web", 1).with_node_port();
+        lab.publish(&web, &["a", "b"]);
+        lab.backend("b").kill();
         let _running = started(lab, &[]);
         let to = web.cluster()[0];
-        let trace = Trace::begin(lab, &to.to_string(), &["--count=2"]);
+        let expected = endpoint(lab, "a", 0);
+        let refusing = endpoint(lab, "b", 0);
+        let trace = Trace::begin(lab, &to.to_string(), &["--count=4"]);
         assert_eq!(trace.start["mode"], "userspace");
-        for _ in 0..2 {
+        // Of another address of the ServicePort: no one's who was reported.
+        let node_port = (lab.node.addresses[0], web.node_port()).into();
+        assert_eq!(ask(&lab.client, node_port).expect("an answer"), "a");
+        for _ in 0..4 {
             assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
         }
         let output = trace.end();
-        assert_eq!(output.connections.len(), 2, "{output:#?}");
+        assert_eq!(output.connections.len(), 4, "{output:#?}");
         for connection in &output.connections {
             assert_eq!(connection["outcome"], "relayed", "{connection:#}");
             passes(connection, &["of table nat"]);
+            let last = dials(&output, &connection["client"]).last();
+            let last = last.unwrap_or_else(|| panic!("no endpoint: {output:#?}"));
+            assert_eq!(last["endpoint"], *expected, "{output:#?}");
+            assert_eq!(last["to"], *to.to_string());
+            assert_eq!(last["error"], Value::Null);
+            let from = last["from"].as_str().expect("its own address");
+            let from: SocketAddr = from.parse().expect("an address");
+            assert!(!lab.client.addresses.contains(&from.ip()), "{output:#?}");
         }
-        let expected = endpoint(lab, "a", 0);
-        let dialed = output.others.iter();
-        let mut dialed = dialed.filter(|report| report["kind"] == "TracedDial");
-        assert!(
-            dialed.any(|report| report["endpoint"] == *expected),
-            "{output:#?}"
-        );
+        let all = output.others.iter();
+        let all: Vec<_> = all.filter(|one| one["kind"] == "TracedDial").collect();
+        let failed: Vec<_> = all
+            .iter()
+            .filter(|one| one["error"] != Value::Null)
+            .collect();
+        assert_eq!(all.len(), 4 + failed.len(), "{output:#?}");
+        for one in &failed {
+            assert_eq!(one["endpoint"], *refusing, "{one:#}");
+        }
+        let counted = |list: &str| output.summary[list][0]["connections"].clone();
+        assert_eq!(counted("dialed"), 4, "{output:#?}");
+        assert_eq!(output.summary["lost"], false);
+    });
+}
+
+#[test]
+fn userspace_mode_says_what_an_endpoint_that_does_not_answer_is_replaced_by() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 1);
+        lab.publish(&web, &["a", "b"]);
+        lab.backend("b").kill();
+        let _running = started(lab, &[]);
+        let to = web.cluster()[0];
+        let (expected, refusing) = (endpoint(lab, "a", 0), endpoint(lab, "b", 0));
+        let trace = Trace::begin(lab, &format!("{to}/udp"), &["--count=4"]);
+        let answers = (0..4).map(|_| udp_ask(&lab.client, to).expect("an answer"));
+        assert!(answers.into_iter().all(|answer| answer == "a"));
+        let output = trace.end();
+        let ends = |connection: &Value| {
+            let mut dials = dials(&output, &connection["client"]);
+            dials.any(|one| one["endpoint"] == *expected && one["error"] == Value::Null)
+        };
+        assert!(output.connections.iter().all(ends), "{output:#?}");
+        let mut others = output.others.iter();
+        let refused = |one: &Value| one["endpoint"] == *refusing && one["error"] != Value::Null;
+        assert!(others.any(refused), "{output:#?}");
     });
 }
 

@@ -112,6 +112,14 @@ impl Stream {
         Ok(stream)
     }
 
+    /// Returns the address and port that it is sent from.
+    ///
+    /// # Errors
+    /// Those of getsockname(2).
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.socket.get_ref().local_addr()
+    }
+
     /// Waits until one of `interest` is so.
     ///
     /// # Errors

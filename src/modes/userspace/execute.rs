@@ -87,11 +87,11 @@ impl Executor {
         let descriptors = shared.descriptors.clone();
         descriptors.count();
         Ok(Executor {
+            loads: Loads::new(&shared.dials),
             shared,
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
             groups: HashMap::new(),
             expected: Expected::default(),
-            loads: Loads::default(),
             assignments: Arc::default(),
             desired: Desired::new(),
             changed: BTreeSet::new(),

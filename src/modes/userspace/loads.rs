@@ -10,14 +10,15 @@ use parking_lot::Mutex;
 
 use super::{
     plan::{GroupKind, GroupName},
-    proxy::group::ServiceGroup,
+    proxy::{dials::DialLog, group::ServiceGroup},
 };
 use crate::services::ServicePortName;
 
 /// The service groups that exist, shared with those who ask what they carry.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Loads {
     groups: Arc<Mutex<HashMap<GroupName, Weak<ServiceGroup>>>>,
+    dials: Arc<DialLog>,
 }
 
 /// What an endpoint carries now, and carried so far.
@@ -46,6 +47,19 @@ pub struct Limited {
 }
 
 impl Loads {
+    /// Returns none yet, of groups whose tries to reach endpoints are in `dials`.
+    pub(super) fn new(dials: &Arc<DialLog>) -> Loads {
+        Loads {
+            groups: Arc::default(),
+            dials: Arc::clone(dials),
+        }
+    }
+
+    /// Returns what is remembered of tries to reach endpoints, for those who follow some.
+    pub fn dials(&self) -> &DialLog {
+        &self.dials
+    }
+
     /// Returns how often the limits of the Service of `port` kept something out, at whichever of
     /// its ports; `None`: the port is not served.
     pub fn limited(&self, port: &ServicePortName) -> Option<Limited> {

@@ -46,7 +46,10 @@ pub use self::{
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, workers},
     proxy::{
-        counters::Counters, descriptors::Descriptors, tcp::Limits as DialLimits,
+        counters::Counters,
+        descriptors::Descriptors,
+        dials::{Dial, Dials},
+        tcp::Limits as DialLimits,
         usage::ConnectionLimits,
     },
 };
@@ -68,9 +71,6 @@ use crate::{
     node::ActedOn,
     services::{Node, ServiceMap, ServicePort, ServicePortName},
 };
-
-/// What helps where another program has the port of a service address.
-const IF_TAKEN: &str = "bind it to one address, or use --userspace-capture=redirect";
 
 /// What of a family is not captured as it should be.
 #[derive(Debug, Default)]
@@ -116,7 +116,7 @@ impl Userspace {
         capture: Capture,
         counters: Counters,
     ) -> io::Result<Self> {
-        let executor = Executor::start(&options, counters, IF_TAKEN)?;
+        let executor = Executor::start(&options, counters, options::IF_TAKEN)?;
         let shared = Arc::clone(executor.shared());
         let transparent = Arc::clone(&shared.transparent);
         let purpose = if options.transparent {

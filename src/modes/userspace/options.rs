@@ -22,6 +22,9 @@ use crate::{
     sched::SchedulerName,
 };
 
+/// What helps where another program has the port of a service address.
+pub(super) const IF_TAKEN: &str = "bind it to one address, or use --userspace-capture=redirect";
+
 /// How the mode is to run.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -88,6 +91,7 @@ impl Options {
             counters,
             udp_timeout: self.udp_timeout,
             dial: self.dial,
+            dials: Default::default(),
             tcp_user_timeout: self.tcp_user_timeout,
             transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
             cluster_local,

@@ -119,7 +119,7 @@ pub(super) fn read(query: &str) -> Result<Asked, String> {
 
 /// Decodes what addresses and names of Services have of the characters that some programs
 /// encode: brackets, colon and slash.
-fn decoded(value: &str) -> String {
+pub(super) fn decoded(value: &str) -> String {
     let encoded = [("%5B", "["), ("%5D", "]"), ("%3A", ":"), ("%2F", "/")];
     let decode = |value: String, (code, character): (&str, &str)| {
         let value = value.replace(code, character);
@@ -128,7 +128,7 @@ fn decoded(value: &str) -> String {
     encoded.into_iter().fold(value.to_owned(), decode)
 }
 
-fn named(protocol: &str) -> Result<Protocol, String> {
+pub(super) fn named(protocol: &str) -> Result<Protocol, String> {
     let mut all = Protocol::ALL.into_iter();
     let found = all.find(|known| known.name().eq_ignore_ascii_case(protocol));
     found.ok_or_else(|| "protocol is tcp, udp or sctp".to_owned())

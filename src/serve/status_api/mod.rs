@@ -3,6 +3,7 @@
 
 mod connections;
 mod destination;
+mod dials;
 mod diff;
 mod explain;
 mod node;
@@ -23,6 +24,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 pub use self::{
+    dials::DialsAsked,
     starting::StartingApi,
     traffic::{PortTraffic, TrafficSource},
 };
@@ -41,8 +43,8 @@ use crate::{
     },
     services::{AddressKind, SERVICE_LABEL, ServiceName},
     status_api::{
-        DIFF_PATH, EXPLAIN_PATH, HEALTH_PATH, NoEndpoints, Refused, SERVICES_PATH, STATUS_PATH,
-        SYNCS_PATH, Trouble, Unsupported,
+        DIALS_PATH, DIFF_PATH, EXPLAIN_PATH, HEALTH_PATH, NoEndpoints, Refused, SERVICES_PATH,
+        STATUS_PATH, SYNCS_PATH, Trouble, Unsupported,
     },
     trouble,
     watch::SourceHealth,
@@ -129,11 +131,12 @@ impl StatusApi {
             STATUS_PATH => json(&self.status()),
             HEALTH_PATH => json(&self.health()),
             SYNCS_PATH => json(&self.syncs()),
+            DIALS_PATH => self.dials(asked.query),
             _ => refused(
                 StatusCode::NOT_FOUND,
                 format!(
                     "there are {STATUS_PATH}, {HEALTH_PATH}, {SYNCS_PATH}, {DIFF_PATH}, \
-                     {EXPLAIN_PATH}, {SERVICES_PATH}, {SERVICES_PATH}/NAMESPACE and \
+                     {EXPLAIN_PATH}, {DIALS_PATH}, {SERVICES_PATH}, {SERVICES_PATH}/NAMESPACE and \
                      {SERVICES_PATH}/NAMESPACE/NAME"
                 ),
             ),
@@ -156,6 +159,7 @@ pub(super) fn read_anything(text: &str) {
     // What comes of it does not matter, only that it comes to an end.
     let _ = services::Selected::read(path, query);
     let _ = explain::read(query);
+    let _ = dials::read(query);
 }
 
 fn json(value: &impl Serialize) -> Answer {

@@ -4,15 +4,21 @@ use std::{collections::HashSet, fmt, net::SocketAddr, pin::Pin, sync::Arc};
 
 use hashbrown::HashMap;
 
+use super::DialsAsked;
 use crate::{
     services::ServicePort,
-    status_api::{Limited, Traffic},
+    status_api::{DialList, Limited, Traffic},
 };
 
 /// Knows what ServicePorts carry.
 pub trait TrafficSource: fmt::Debug + Send + Sync {
     /// Returns what to wait for before [`of`](Self::of) is asked; `None`: nothing.
     fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
+        None
+    }
+    /// Returns tries of this process to reach endpoints, or why they cannot be followed; `None`:
+    /// it makes no connections to endpoints.
+    fn dials(&self, _: &DialsAsked) -> Option<Result<DialList, String>> {
         None
     }
     /// Returns what is known of each of `ports`, in their order.

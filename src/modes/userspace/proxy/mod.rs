@@ -8,6 +8,7 @@ pub mod captured;
 pub mod cluster_local;
 pub mod counters;
 pub mod descriptors;
+pub mod dials;
 mod failing;
 pub mod group;
 mod placement;
@@ -34,6 +35,7 @@ use self::{
     cluster_local::ClusterLocal,
     counters::Counters,
     descriptors::Descriptors,
+    dials::DialLog,
     group::ServiceGroup,
     transparent::Transparent,
     usage::{ConnectionLimits, Counted, Place, Usages},
@@ -63,6 +65,8 @@ pub struct Shared {
     pub udp_timeout: Duration,
     /// How far a client's search for a backend may go.
     pub dial: tcp::Limits,
+    /// Tries to reach endpoints that somebody follows.
+    pub dials: Arc<DialLog>,
     /// How long a peer may acknowledge nothing of what is under way to it; zero: as
     /// long as the kernel allows.
     pub tcp_user_timeout: Duration,

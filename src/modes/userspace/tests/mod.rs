@@ -15,7 +15,7 @@ use std::{
 use socket2::SockRef;
 
 use super::{
-    Counters, Descriptors, DialLimits,
+    Counters, Descriptors, DialLimits, Dials,
     capture::Frontend,
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
     plan::{GroupPlan, Target},
@@ -80,6 +80,7 @@ impl Proxy {
                 attempts: 8,
                 time: Duration::from_secs(5),
             },
+            dials: Default::default(),
             tcp_user_timeout: Duration::from_secs(120),
             transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
             cluster_local,
@@ -114,6 +115,15 @@ impl Proxy {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         stream.set_write_timeout(Some(DEADLINE)).unwrap();
         stream
+    }
+
+    /// Returns the tries to reach endpoints since the number `after`.
+    fn dials(&self, protocol: Protocol, after: Option<u64>) -> Dials {
+        let label = &self.listeners.group().label;
+        let dials = &self.shared.dials;
+        dials
+            .follow(label, protocol, after, Instant::now())
+            .expect("few are followed")
     }
 
     fn udp_client(&self) -> UdpSocket {

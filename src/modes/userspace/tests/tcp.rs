@@ -327,6 +327,33 @@ fn the_service_decides_what_is_tried_again() {
 }
 
 #[test]
+fn who_follows_a_service_port_is_told_each_try() {
+    for first in [refusing(), dying()] {
+        let mut proxy = Proxy::new(Protocol::Tcp, &[]);
+        let second = backend(echo);
+        let mut plan = plan(Protocol::Tcp, &[first, second]);
+        plan.targets[0].weight = 1_000;
+        plan.scheduler = SchedulerName::Sed;
+        proxy.listeners.reroute(&plan, None);
+        let begun = proxy.dials(Protocol::Tcp, None);
+        let mut client = proxy.connect();
+        client.write_all(b"once").unwrap();
+        client.read_exact(&mut [0; 4]).unwrap();
+        let tries = proxy.dials(Protocol::Tcp, Some(begun.next)).items;
+        let own = client.local_addr().unwrap();
+        assert!(tries.iter().all(|dial| dial.client == own), "{tries:?}");
+        let failed = tries.iter().find(|dial| dial.error.is_some());
+        let failed = failed.expect("the first one did not take it");
+        assert_eq!((failed.endpoint, failed.from), (first, None));
+        let last = tries.last().expect("the second one took it");
+        assert_eq!((last.endpoint, &last.error), (second, &None));
+        let from = last.from.expect("it is connected");
+        assert_ne!(from, own);
+        assert_eq!(from.ip(), second.ip());
+    }
+}
+
+#[test]
 fn what_a_backend_has_answered_is_not_sent_again() {
     let rude = backend(|mut s| {
         s.read_exact(&mut [0; 2]).unwrap();

@@ -18,6 +18,12 @@ fn udp_backend(answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr
     address
 }
 
+/// Returns an address that refuses datagrams.
+fn refusing_udp() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap()
+}
+
 fn ask(client: &UdpSocket, question: &[u8]) -> Vec<u8> {
     let mut answer = vec![0; 65_535];
     client.send(question).unwrap();
@@ -54,11 +60,10 @@ fn udp_clients_keep_their_backend_until_they_are_idle() {
 
 #[test]
 fn a_udp_client_of_a_refusing_endpoint_moves_on_with_its_datagram() {
-    let closed = UdpSocket::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let proxy = Proxy::new(Protocol::Udp, &[closed, udp_backend(<[u8]>::to_vec)]);
+    let proxy = Proxy::new(
+        Protocol::Udp,
+        &[refusing_udp(), udp_backend(<[u8]>::to_vec)],
+    );
     for _ in 0..10 {
         assert_eq!(ask(&proxy.udp_client(), b"question"), b"question");
     }
@@ -66,13 +71,38 @@ fn a_udp_client_of_a_refusing_endpoint_moves_on_with_its_datagram() {
 }
 
 #[test]
-fn a_datagram_is_not_sent_twice_against_the_services_will() {
-    let closed = || {
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        socket.local_addr().unwrap()
-    };
+fn who_follows_a_service_port_is_told_each_endpoint_of_a_client() {
+    let closed = refusing_udp();
+    let second = udp_backend(<[u8]>::to_vec);
     let mut proxy = Proxy::new(Protocol::Udp, &[]);
-    let mut plan = plan(Protocol::Udp, &[closed(), udp_backend(<[u8]>::to_vec)]);
+    let mut plan = plan(Protocol::Udp, &[closed, second]);
+    plan.targets[0].weight = 1_000;
+    plan.scheduler = SchedulerName::Sed;
+    proxy.listeners.reroute(&plan, None);
+    let begun = proxy.dials(Protocol::Udp, None);
+    let client = proxy.udp_client();
+    assert_eq!(ask(&client, b"question"), b"question");
+    let tries = proxy.dials(Protocol::Udp, Some(begun.next)).items;
+    let own = client.local_addr().unwrap();
+    let told = tries.iter();
+    let told = told.map(|dial| (dial.client, dial.endpoint, dial.error.is_none()));
+    // A flow begins before the endpoint may refuse it.
+    let expected = [
+        (own, closed, true),
+        (own, closed, false),
+        (own, second, true),
+    ];
+    assert_eq!(told.collect::<Vec<_>>(), expected, "{tries:?}");
+    assert!(tries[2].from.is_some_and(|from| from != own), "{tries:?}");
+}
+
+#[test]
+fn a_datagram_is_not_sent_twice_against_the_services_will() {
+    let mut proxy = Proxy::new(Protocol::Udp, &[]);
+    let mut plan = plan(
+        Protocol::Udp,
+        &[refusing_udp(), udp_backend(<[u8]>::to_vec)],
+    );
     plan.targets[0].weight = 1_000;
     plan.scheduler = SchedulerName::Sed;
     plan.retry = Retry::Connect;

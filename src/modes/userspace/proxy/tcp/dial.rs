@@ -10,6 +10,7 @@ use super::super::{
     Shared,
     backends::{Lease, Tried},
     descriptors,
+    dials::Dial,
     group::ServiceGroup,
     transparent,
 };
@@ -117,6 +118,7 @@ impl<'a> Search<'a> {
             self.limits.time = self.limits.time.saturating_sub(begun.elapsed());
             match dialed {
                 Ok(stream) => {
+                    self.remember(endpoint.address, Ok(&stream));
                     if self.shared.ports_logged.is_over() {
                         tracing::info!("for a minute no connection lacked a local port");
                     }
@@ -148,12 +150,25 @@ impl<'a> Search<'a> {
         self.group.failed(endpoint);
         self.tried.add(endpoint);
         self.shared.counters.dial_failures.inc();
+        self.remember(endpoint, Err(why));
         tracing::trace!(
             service = %self.group.label,
             %endpoint,
             client = %self.flow.client,
             "endpoint did not answer: {why}"
         );
+    }
+
+    /// Tells who follows the ServicePort how a try ended.
+    fn remember(&self, endpoint: SocketAddr, outcome: Result<&Stream, &dyn std::fmt::Display>) {
+        let dial = || Dial {
+            client: self.flow.client,
+            endpoint,
+            from: outcome.ok().and_then(|stream| stream.local_address().ok()),
+            error: outcome.err().map(ToString::to_string),
+        };
+        let (dials, label) = (&self.shared.dials, &self.group.label);
+        dials.add(label, net::Protocol::Tcp, dial);
     }
 
     /// Once: callers that end their connections first leave ours to a busy

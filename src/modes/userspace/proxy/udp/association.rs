@@ -244,6 +244,7 @@ impl Associations {
             before.end();
         }
         self.shared.counters.udp_associations.inc();
+        self.remember(key, endpoint.address, Ok(&association.backend));
         tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
         // What ended others at these moments did not see this one.
         if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
@@ -267,6 +268,7 @@ impl Associations {
         let endpoint = old.lease.endpoint().address;
         self.group.failed(endpoint);
         self.shared.counters.dial_failures.inc();
+        self.remember(old.key, endpoint, Err(&"it refused a datagram"));
         let again = self.group.routing().retry == Retry::FirstFlight;
         if !self.forget(old) || !again {
             return;

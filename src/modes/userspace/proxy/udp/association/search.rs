@@ -1,6 +1,6 @@
 //! The endpoint of a new UDP client, and the way there.
 
-use std::{io, net::SocketAddr};
+use std::{fmt, io, net::SocketAddr};
 
 use tokio::net::UdpSocket;
 
@@ -9,6 +9,7 @@ use super::{
         super::{
             backends::{Endpoint, Tried},
             descriptors,
+            dials::Dial,
         },
         Local, connected,
         flows::{Full, Place},
@@ -65,7 +66,7 @@ impl Associations {
                 }
                 Err(NotBegun::ComesBack) => {
                     let error = io::Error::other("its calls come back here");
-                    self.unreachable(&endpoint, tried, &error);
+                    self.unreachable(key, &endpoint, tried, &error);
                 }
                 Err(NotBegun::Full(Full::All)) => return self.exhausted("file descriptors"),
                 Err(NotBegun::Full(Full::Endpoint)) => {
@@ -83,7 +84,9 @@ impl Associations {
                     return self.exhausted("file descriptors");
                 }
                 // No route leads there, most often.
-                Err(NotBegun::Failed(Failure::Other(e))) => self.unreachable(&endpoint, tried, &e),
+                Err(NotBegun::Failed(Failure::Other(e))) => {
+                    self.unreachable(key, &endpoint, tried, &e);
+                }
             }
         }
     }
@@ -126,11 +129,28 @@ impl Associations {
     }
 
     /// The endpoint cannot be reached from here: another one may be.
-    fn unreachable(&self, endpoint: &Endpoint, tried: &mut Tried, error: &io::Error) {
+    fn unreachable(&self, key: Key, endpoint: &Endpoint, tried: &mut Tried, error: &io::Error) {
         tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{error}");
         self.group.failed(endpoint.address);
         self.shared.counters.dial_failures.inc();
+        self.remember(key, endpoint.address, Err(error));
         tried.add(endpoint.address);
+    }
+
+    /// Tells who follows the ServicePort how a try ended.
+    pub(super) fn remember(
+        &self,
+        (client, _): Key,
+        endpoint: SocketAddr,
+        outcome: Result<&UdpSocket, &dyn fmt::Display>,
+    ) {
+        let dial = || Dial {
+            client,
+            endpoint,
+            from: outcome.ok().and_then(|socket| socket.local_addr().ok()),
+            error: outcome.err().map(ToString::to_string),
+        };
+        self.shared.dials.add(self.label(), Protocol::Udp, dial);
     }
 
     /// There is not enough of `what` for another client, and no other endpoint can help.

@@ -1,0 +1,168 @@
+//! Which of the proxy's own connections to endpoints is for which client, in userspace
+//! mode: the proxy tells it while it is asked. What is kept here is pure.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::SocketAddr,
+    path::PathBuf,
+    time::Duration,
+};
+
+use super::report::{Connection, Dialed, Outcome, Report};
+use crate::{ask, net::Protocol, status_api::Dial};
+
+/// How long the running proxy may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Tries that wait until their client is reported: most are of other addresses of the
+/// ServicePort.
+const MOST_WAITING: usize = 1000;
+
+/// Asks the running proxy for its tries to reach endpoints of a ServicePort.
+#[derive(Debug)]
+pub(super) struct Asker {
+    socket: PathBuf,
+    service_port: String,
+    protocol: Protocol,
+    next: Option<u64>,
+}
+
+impl Asker {
+    /// Returns one that asks at `socket` for tries from now on.
+    ///
+    /// # Errors
+    /// Why the proxy does not tell them.
+    pub(super) async fn begin(
+        socket: PathBuf,
+        service_port: String,
+        protocol: Protocol,
+    ) -> Result<Asker, String> {
+        let mut asker = Asker {
+            socket,
+            service_port,
+            protocol,
+            next: None,
+        };
+        asker.ask().await?;
+        Ok(asker)
+    }
+
+    /// Returns the tries since the last call, and whether some are missing.
+    ///
+    /// # Errors
+    /// Why the proxy does not answer; they are in a later answer then, if it does.
+    pub(super) async fn ask(&mut self) -> Result<(Vec<Dial>, bool), String> {
+        let of = (&*self.service_port, self.protocol.name());
+        let found = ask::dials(PATIENCE, &self.socket, of, self.next).await?;
+        self.next = Some(found.next);
+        Ok((found.items, found.lost))
+    }
+}
+
+/// Tries to reach endpoints, and the clients that they are for.
+#[derive(Debug)]
+pub(super) struct Pairs {
+    to: SocketAddr,
+    /// Clients that were reported; `true`: the connection is relayed, and no endpoint is known.
+    clients: HashMap<String, bool>,
+    /// Tries for clients that were not reported.
+    waiting: VecDeque<Dial>,
+}
+
+impl Pairs {
+    /// Returns none yet of clients that call `to`.
+    pub(super) fn new(to: SocketAddr) -> Pairs {
+        Pairs {
+            to,
+            clients: HashMap::new(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// That connection was reported.
+    pub(super) fn reported(&mut self, connection: &Connection) {
+        let is_relayed = connection.outcome == Outcome::Relayed;
+        self.clients.insert(connection.client.clone(), is_relayed);
+    }
+
+    /// Adds tries. Returns what is to be said of those, and of earlier ones, whose client was
+    /// reported.
+    pub(super) fn add(&mut self, dials: Vec<Dial>) -> Vec<Report> {
+        self.waiting.extend(dials);
+        let mut reports = Vec::new();
+        let (clients, to) = (&mut self.clients, self.to);
+        self.waiting.retain(|dial| {
+            let Some(is_open) = clients.get_mut(&dial.client) else {
+                return true;
+            };
+            *is_open &= dial.error.is_some();
+            reports.push(Report::Dialed(Dialed {
+                from: dial.from.clone(),
+                endpoint: dial.endpoint.clone(),
+                client: Some(dial.client.clone()),
+                to: Some(to.to_string()),
+                error: dial.error.clone(),
+            }));
+            false
+        });
+        let more = self.waiting.len().saturating_sub(MOST_WAITING);
+        self.waiting.drain(..more);
+        reports
+    }
+
+    /// Returns whether the endpoint of each connection that is relayed is known.
+    pub(super) fn are_complete(&self) -> bool {
+        !self.clients.values().any(|is_open| *is_open)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dial(client: &str, endpoint: &str, error: Option<&str>) -> Dial {
+        Dial {
+            client: client.to_owned(),
+            endpoint: endpoint.to_owned(),
+            from: error.is_none().then(|| "10.244.0.1:50000".to_owned()),
+            error: error.map(ToOwned::to_owned),
+        }
+    }
+
+    fn connection(client: &str, outcome: Outcome) -> Connection {
+        Connection {
+            client: client.to_owned(),
+            input: None,
+            steps: Vec::new(),
+            outcome,
+            endpoint: None,
+            by: None,
+            state: None,
+        }
+    }
+
+    #[test]
+    fn a_try_is_told_once_its_client_was_reported() {
+        let mut pairs = Pairs::new(([10, 96, 0, 1], 80).into());
+        let endpoints = |reports: Vec<Report>| -> Vec<String> {
+            let endpoint = |report| match report {
+                Report::Dialed(dialed) => dialed.endpoint,
+                other => panic!("{other:?}"),
+            };
+            reports.into_iter().map(endpoint).collect()
+        };
+        let early = [dial("a:1", "e1", Some("refused")), dial("b:1", "e1", None)];
+        assert_eq!(pairs.add(early.into()), []);
+        pairs.reported(&connection("a:1", Outcome::Relayed));
+        pairs.reported(&connection("c:1", Outcome::Refused));
+        assert_eq!(endpoints(pairs.add(Vec::new())), ["e1"]);
+        assert!(!pairs.are_complete(), "no endpoint has taken it");
+        assert_eq!(endpoints(pairs.add(vec![dial("a:1", "e2", None)])), ["e2"]);
+        assert!(pairs.are_complete(), "what is refused has none");
+        assert_eq!(pairs.add(Vec::new()), []);
+        let others = 0..MOST_WAITING + 7;
+        let others = others.map(|port| dial(&format!("d:{port}"), "e1", None));
+        assert_eq!(pairs.add(others.collect()), []);
+        assert_eq!(pairs.waiting.len(), MOST_WAITING);
+    }
+}

@@ -1,0 +1,87 @@
+//! What is known before a packet came: by the running proxy and the node.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{pairs::Asker, report::Start};
+use crate::{
+    cli::Trace,
+    kernel::{
+        addresses,
+        netlink::{self, Socket},
+        nftables::TraceTarget,
+        sysctl,
+    },
+    net::ModeName,
+    status_api::Explanation,
+};
+
+/// Returns what is known before a packet came.
+pub(super) fn start(
+    target: &TraceTarget,
+    explained: Result<&Explanation, &String>,
+    mut unseen: Vec<String>,
+) -> Start {
+    let no_events = sysctl::read("net/netfilter/nf_conntrack_events");
+    if no_events.is_ok_and(|value| value.trim() == "0") {
+        let why = "connections, and where they are sent: net.netfilter.nf_conntrack_events is 0";
+        unseen.push(why.to_owned());
+    }
+    let explained = match explained {
+        Ok(explained) => Some(explained),
+        Err(why) => {
+            unseen.push(format!("which Service it is, and the mode: {why}"));
+            None
+        }
+    };
+    // The first step says who the caller is: that is not known yet.
+    let steps = explained.map(|it| it.steps.iter().skip(1).cloned().collect());
+    Start {
+        to: target.to.to_string(),
+        protocol: target.protocol.to_string(),
+        from: target.from.map(|ip| ip.to_string()),
+        mode: explained.map(|it| it.mode.clone()),
+        service_port: explained.and_then(|it| it.service_port.clone()),
+        steps: steps.unwrap_or_default(),
+        unseen,
+    }
+}
+
+/// Returns what asks the running proxy for its connections to endpoints, if it makes some, or
+/// the words for that it does not tell them.
+pub(super) async fn asker(
+    asked: &Trace,
+    target: &TraceTarget,
+    explained: Option<&Explanation>,
+) -> (Option<Asker>, Option<String>) {
+    let relays = |it: &&Explanation| it.mode == ModeName::Userspace.to_string();
+    let explained = explained.filter(relays);
+    let Some(service_port) = explained.and_then(|it| it.service_port.clone()) else {
+        return (None, None);
+    };
+    match Asker::begin(asked.socket.clone(), service_port, target.protocol).await {
+        Ok(asker) => (Some(asker), None),
+        Err(why) => {
+            let unseen = format!(
+                "which endpoint Tripod takes for which client; connections that it makes to \
+                 endpoints are shown as they come: {why}"
+            );
+            (None, Some(unseen))
+        }
+    }
+}
+
+/// Returns all endpoints of the ServicePort.
+pub(super) fn endpoints(explained: &Explanation) -> Vec<SocketAddr> {
+    let candidates = explained.candidates.iter().map(|one| &one.address);
+    let others = explained.passed_over.iter().map(|one| &one.address);
+    let all = candidates.chain(others);
+    all.filter_map(|address| address.parse().ok()).collect()
+}
+
+/// Returns the node's own addresses; none where they cannot be listed.
+pub(super) fn own() -> Vec<IpAddr> {
+    let socket = Socket::open(netlink::Protocol::Route);
+    let listed = socket.and_then(|mut socket| addresses::list(&mut socket));
+    let listed = listed.unwrap_or_default().into_iter();
+    listed.map(|address| address.address).collect()
+}
