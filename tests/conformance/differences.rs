@@ -61,12 +61,11 @@ impl Why {
     pub fn text(self) -> &'static str {
         match self {
             Why::ClientHidden => {
-                "Userspace mode terminates the client's connection and opens a connection of its \
-                 own: endpoints see the node's address."
+                "Userspace mode opens a connection of its own: endpoints see the node's address."
             }
             Why::NoSctpInUserspace => {
-                "Userspace mode does not proxy SCTP, because associations with their streams and \
-                 several addresses cannot be spliced. Nothing listens, and the node refuses."
+                "Userspace mode cannot splice SCTP associations: nothing listens, the node \
+                 refuses."
             }
             Why::NobodyHereIsRefused => {
                 "With `internalTrafficPolicy: Local` and no endpoint on the node, kube-proxy's \
@@ -94,8 +93,7 @@ impl Why {
                  to ::1 as martians, but not packets to a socket."
             }
             Why::AffinityOutlivesConnections => {
-                "IPVS keeps a client's affinity while connections of the client are in its \
-                 table, and they stay there for two minutes after their end."
+                "IPVS keeps a client's affinity for two minutes after its last connection."
             }
             Why::RandomAlone => {
                 "iptables rules choose at random and have no schedulers, but they honour weights."
@@ -105,9 +103,8 @@ impl Why {
                  kernel, before anything is sent."
             }
             Why::OutputIsNotAsked => {
-                "kube-proxy's rules that refuse calls to external addresses without endpoints \
-                 apply only to packets that arrive at the node: packets that the node itself \
-                 sends to these addresses leave the node."
+                "kube-proxy's rules that refuse calls to external addresses without endpoints do \
+                 not apply to packets that the node itself sends: these leave the node."
             }
             Why::NoSctp => "This kernel has no SCTP.",
             Why::SpreadByPort => {
@@ -128,8 +125,7 @@ impl Why {
                  addresses cannot be blocked: node ports are not served there."
             }
             Why::DroppedNotRefused => {
-                "Without the REJECT target, or reject, callers that should be refused get no \
-                 answer instead."
+                "Without the REJECT target, or reject, callers get no answer where others refuse."
             }
             Why::RoundRobinInstead => {
                 "If the kernel lacks its scheduler, a Service is served with rr, which ignores \

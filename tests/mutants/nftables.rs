@@ -73,7 +73,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "            clients.retain(|client| routes.contain(client, &options));",
+        "            clients.retain(|client| routes.may_stay(client, &options, node));",
         "            let _ = (&routes, address, &mut clients);",
         "a table that is written anew preserves clients of endpoints that are gone",
     ),
@@ -127,7 +127,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FORGET,
-        "        left.retain(|client| self.routes.contain(client, options));",
+        "        left.retain(|client| self.routes.are_of(client, options));",
         "        let _ = address;",
         "all clients are forgotten",
     ),

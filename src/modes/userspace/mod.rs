@@ -18,6 +18,7 @@ mod loads;
 mod node_port_relay;
 mod observe;
 mod options;
+mod pending;
 mod plan;
 mod proxy;
 pub mod render;
@@ -27,11 +28,7 @@ mod settings;
 mod tests;
 mod unserved;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io, mem,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, io, mem, sync::Arc};
 
 #[cfg(fuzzing)]
 pub use self::assignments::read_anything;
@@ -54,9 +51,10 @@ pub use self::{
     },
 };
 use self::{
-    capture::{Extent, Frontend, Method, Scope, Scopes},
+    capture::{Extent, Method, Scope, Scopes},
     execute::Executor,
     handover::OtherProcesses,
+    pending::Pending,
     plan::listen::NodeContext,
     return_path::ReturnPath,
     unserved::Unserved,
@@ -71,15 +69,6 @@ use crate::{
     node::ActedOn,
     services::{Node, ServiceMap, ServicePort, ServicePortName},
 };
-
-/// What of a family is not captured as it should be.
-#[derive(Debug, Default)]
-struct Pending {
-    /// Frontends that changed since capture was last in force.
-    changed: BTreeSet<Frontend>,
-    /// Frontends that are not captured, with the reason.
-    uncaptured: BTreeMap<Frontend, String>,
-}
 
 /// Userspace mode: what decides, and the workers that carry the bytes.
 pub struct Userspace {
@@ -324,14 +313,7 @@ impl Userspace {
         let state = self.families.get_mut(family);
         state.applied();
         if let Some(captured) = captured {
-            let pending = state.pending();
-            if captured.is_of_all {
-                pending.uncaptured.clear();
-            }
-            for frontend in mem::take(&mut pending.changed) {
-                pending.uncaptured.remove(&frontend);
-            }
-            pending.uncaptured.extend(captured.failed);
+            state.pending().record(captured.is_of_all, captured.failed);
             report.unfinished.extend(captured.unfinished);
             for message in captured.messages {
                 tracing::warn!("{message}");

@@ -1,0 +1,31 @@
+//! What of a family is not captured as it should be.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
+
+use super::capture::Frontend;
+
+/// What of a family is not captured as it should be.
+#[derive(Debug, Default)]
+pub struct Pending {
+    /// Frontends that changed since capture was last in force.
+    pub changed: BTreeSet<Frontend>,
+    /// Frontends that are not captured, with the reason.
+    pub uncaptured: BTreeMap<Frontend, String>,
+}
+
+impl Pending {
+    /// Takes in that capture is in force for what had changed, or `is_of_all`, but for those that
+    /// `failed`, each with the reason.
+    pub fn record(&mut self, is_of_all: bool, failed: Vec<(Frontend, String)>) {
+        if is_of_all {
+            self.uncaptured.clear();
+        }
+        for frontend in mem::take(&mut self.changed) {
+            self.uncaptured.remove(&frontend);
+        }
+        self.uncaptured.extend(failed);
+    }
+}
