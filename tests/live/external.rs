@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use super::{Cluster, SOON, kubelet::Fault};
+use super::{Cluster, NFTABLES, SOON, kubelet::Fault};
 use crate::lab::{Share, eventually, run, tripod_binary};
 
 /// What a cluster refuses is not tried, and the row says why.
 #[test]
 fn external_addresses_that_are_refused_are_skipped() {
     run(Share::Beside, || {
-        let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::None);
+        let cluster = Cluster::start(&NFTABLES, Fault::None);
         cluster.tcp.server.script().refuse = vec![
             ("*/load-balancer/status", 403, None),
             ("*/source-ranges/status", 403, None),
@@ -58,7 +58,7 @@ fn load_balancers_that_do_not_do_as_promised_are_found() {
 #[test]
 fn networks_that_services_have_used_up_are_named() {
     run(Share::Beside, || {
-        let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::None);
+        let cluster = Cluster::start(&NFTABLES, Fault::None);
         let other = json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {"name": "other", "namespace": "default"},

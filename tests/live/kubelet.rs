@@ -202,10 +202,15 @@ impl Work {
             {
                 address = json!(stranger.host.addresses[family]);
             }
-            json!({
+            let mut endpoint = json!({
                 "addresses": [address], "nodeName": pod["spec"]["nodeName"],
                 "conditions": {"ready": true, "serving": true, "terminating": false},
-            })
+            });
+            if service["spec"]["trafficDistribution"] == "PreferSameNode" {
+                let name = &pod["spec"]["nodeName"];
+                endpoint["hints"] = json!({"forNodes": [{"name": name}]});
+            }
+            endpoint
         });
         let name = service["metadata"]["name"].as_str().expect("a name");
         let ports = ["TCP", "UDP"].map(

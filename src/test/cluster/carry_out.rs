@@ -72,7 +72,11 @@ async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
         None => ask::explanation_from_node(socket, tried.to, protocol).await,
     };
     match explained {
-        Ok(explained) if explained.verdict == "notServed" => {
+        // What is sent to a loopback address stays with this node, which refuses it.
+        Ok(explained)
+            if explained.verdict == "notServed"
+                || tried.to.ip().is_loopback() && explained.verdict == "refused" =>
+        {
             let steps = explained.steps.last().cloned().unwrap_or_default();
             Some(format!("no node port there: {steps}"))
         }

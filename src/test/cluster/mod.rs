@@ -9,6 +9,7 @@ mod health;
 mod kubernetes;
 mod networks;
 mod objects;
+mod preferences;
 mod promise;
 mod setup;
 mod stage;
@@ -160,12 +161,15 @@ fn alone(stage: &Stage, run: &Run) -> Option<Check> {
     })
 }
 
-/// Returns the rows that say what of Services with external addresses was not tried.
+/// Returns the rows that say what of Services was not tried that a cluster may refuse, or a mode
+/// not do.
 fn not_made(stage: &Stage, run: &Run) -> Vec<Check> {
     let each = stage.not_made.iter().map(|(kind, why)| Check {
         name: match kind {
             Kind::ExternalIp => external::EXTERNAL,
             Kind::SourceRanges => external::RANGES,
+            Kind::SameNode => preferences::SAME_NODE,
+            Kind::SourceHash => preferences::SOURCE_HASH,
             _ => external::BALANCER,
         }
         .to_owned(),

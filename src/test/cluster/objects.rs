@@ -102,17 +102,23 @@ pub enum Kind {
     LoadBalancer,
     /// A load balancer for one of the pods alone: `loadBalancerSourceRanges`.
     SourceRanges,
+    /// `trafficDistribution: PreferSameNode`.
+    SameNode,
+    /// The scheduler `sh`, by annotation.
+    SourceHash,
 }
 
 impl Kind {
     /// All of them, in the order in which they are tried.
-    pub const ALL: [Kind; 10] = [
+    pub const ALL: [Kind; 12] = [
         Kind::ClusterIp,
         Kind::Single,
         Kind::NodePort,
         Kind::ExternalLocal,
         Kind::InternalLocal,
         Kind::Affinity,
+        Kind::SameNode,
+        Kind::SourceHash,
         Kind::Empty,
         Kind::ExternalIp,
         Kind::LoadBalancer,
@@ -132,6 +138,8 @@ impl Kind {
             Kind::ExternalIp => "external-ip",
             Kind::LoadBalancer => "load-balancer",
             Kind::SourceRanges => "source-ranges",
+            Kind::SameNode => "same-node",
+            Kind::SourceHash => "source-hash",
         }
     }
 
@@ -148,6 +156,11 @@ impl Kind {
     /// may refuse such Services: admission plugins, quotas.
     pub fn is_external(self) -> bool {
         self.place().is_some()
+    }
+
+    /// Returns whether clusters may refuse its Service: also what an API server does not know.
+    pub fn may_be_refused(self) -> bool {
+        self.is_external() || self == Kind::SameNode
     }
 
     /// Returns which of a run's addresses its Service has, if any.
@@ -172,6 +185,9 @@ impl Kind {
 
 /// The pod that calls and is no endpoint.
 pub const CLIENT: &str = "client";
+
+/// The scheduler that [`Kind::SourceHash`] asks for.
+pub const SCHEDULER: &str = "sh";
 
 /// The server that [`Kind::Single`] has.
 pub const SINGLE: &str = "here-1";
@@ -351,6 +367,8 @@ impl Run {
             metadata: ObjectMeta {
                 name: Some(self.named(kind.name())),
                 labels: Some(self.labels()),
+                annotations: (kind == Kind::SourceHash)
+                    .then(|| labels([("tripod.proxy/scheduler", SCHEDULER)])),
                 ..ObjectMeta::default()
             },
             spec: Some(ServiceSpec {
@@ -367,6 +385,7 @@ impl Run {
                 allocate_load_balancer_node_ports: is_balancer.then_some(false),
                 load_balancer_source_ranges: (kind == Kind::SourceRanges)
                     .then(|| ranges().collect()),
+                traffic_distribution: (kind == Kind::SameNode).then(|| "PreferSameNode".to_owned()),
                 session_affinity: (kind == Kind::Affinity).then(|| "ClientIP".to_owned()),
                 ..ServiceSpec::default()
             }),

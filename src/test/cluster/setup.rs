@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::{
     kubernetes::{Kubernetes, Object},
     objects::{CLIENT, Kind, PROTOCOLS, PodPlan, Run, SINGLE},
+    preferences,
     stage::{Reach, Stage, TestPod, TestService, other_node},
 };
 use crate::{
@@ -112,11 +113,29 @@ pub async fn set_up(
         token: token.to_owned(),
     };
     let ports = in_force(&stage, run, until, patience).await?;
+    leave_out(&mut stage, &ports);
     for service in &mut stage.services {
         let own = ports.iter().find(|port| port.name == service.name);
         service.scheduler = own.map(|port| port.scheduler.clone()).unwrap_or_default();
     }
     Ok(stage)
+}
+
+/// Leaves out Services of which the running Tripod, which has these `ports`, does not have what
+/// they ask for.
+fn leave_out(stage: &mut Stage, ports: &[ServicePort]) {
+    let mut left_out = Vec::new();
+    for service in &stage.services {
+        let own: Vec<_> = ports
+            .iter()
+            .filter(|port| port.name == service.name)
+            .collect();
+        let why = preferences::why_not(stage, service.kind, &own);
+        left_out.extend(why.map(|why| (service.kind, why)));
+    }
+    let is_left_out = |kind| left_out.iter().any(|(of, _)| *of == kind);
+    stage.services.retain(|service| !is_left_out(service.kind));
+    stage.not_made.extend(left_out);
 }
 
 /// Returns which pods there are to be: a client and two servers here, one elsewhere.
@@ -185,7 +204,7 @@ async fn create_service(
     let service = run.service(kind, let_in);
     let mut stored = match kubernetes.create(&run.namespace, &service).await {
         Ok(stored) => stored,
-        Err(failure) if kind.is_external() => {
+        Err(failure) if kind.may_be_refused() => {
             return Ok(MadeService {
                 service: None,
                 without: Some((kind, failure.to_string())),

@@ -29,7 +29,8 @@ pub struct Stage {
     pub services: Vec<TestService>,
     /// Why there is no pod on another node; `None`: there is one.
     pub alone: Option<String>,
-    /// What is not there of Services with external addresses, and why.
+    /// What is not there, or not tried, of Services that a cluster may refuse or a mode not do,
+    /// and why.
     pub not_made: Vec<(Kind, String)>,
     /// The token of this run.
     pub token: String,

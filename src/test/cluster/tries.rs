@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::{
     external,
     objects::{Kind, PROTOCOLS, SERVICE_PORT, SINGLE},
+    preferences,
     promise::{ClientPromise, Promise},
     stage::{Reach, Stage, TestService},
     tried::{AT_ONCE, Caller, ELSEWHERE, ITSELF, Try, callers, elsewhere, every, pod, refused},
@@ -17,6 +18,8 @@ pub fn all(stage: &Stage) -> Vec<Try> {
     for service in &stage.services {
         for ip in &service.cluster_ips {
             tries.extend(of_cluster_ip(stage, service, *ip));
+            tries.extend(preferences::tries(stage, service, *ip));
+            tries.extend(preferences::at_localhost(stage, service, *ip));
             if let Some(node) = stage.node_ip(*ip) {
                 tries.extend(of_node_port(stage, service, node));
             }
@@ -61,7 +64,9 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
         | Kind::ExternalLocal
         | Kind::ExternalIp
         | Kind::LoadBalancer
-        | Kind::SourceRanges => return Vec::new(),
+        | Kind::SourceRanges
+        | Kind::SameNode
+        | Kind::SourceHash => return Vec::new(),
     };
     let mut tries = Vec::new();
     for caller in callers(stage) {
@@ -244,6 +249,24 @@ mod tests {
             }
             assert_eq!(promise(&stage, Kind::InternalLocal, POD), here);
             assert_eq!(promise(&stage, Kind::ClusterIp, POD), all);
+        }
+    }
+
+    #[test]
+    fn what_services_prefer_is_promised_of_each_caller() {
+        for mode in ModeName::ALL {
+            let stage = stage(mode);
+            for caller in ["this node", POD] {
+                let here = each([SINGLE, "here-2"]);
+                assert_eq!(promise(&stage, Kind::SameNode, caller), here, "{mode}");
+                let one =
+                    Promise::SameOne([SINGLE, "here-2", "elsewhere-1"].map(str::to_owned).into());
+                assert_eq!(promise(&stage, Kind::SourceHash, caller), one, "{mode}");
+            }
+            let tries = all(&stage);
+            let at_localhost: Vec<_> = tries.iter().filter(|of| of.to.ip().is_loopback()).collect();
+            assert_eq!(at_localhost.len(), 1, "{mode}");
+            assert!(at_localhost[0].at_node && at_localhost[0].caller.agent.is_none());
         }
     }
 

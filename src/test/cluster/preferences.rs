@@ -1,0 +1,96 @@
+//! What is tried of Services that ask for a choice of endpoints, and where that depends on
+//! what the cluster and the mode do with it; pure.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{
+    objects::{Kind, PROTOCOLS, SCHEDULER, SERVICE_PORT},
+    promise::Promise,
+    stage::{Reach, Stage, TestService},
+    tried::{Try, callers, every, this_node},
+};
+use crate::{
+    net::{Family, ModeName, Protocol},
+    status_api::ServicePort,
+};
+
+/// The name of what is tried of endpoints on the caller's node.
+pub const SAME_NODE: &str = "trafficDistribution PreferSameNode";
+
+/// The name of what is tried of a Service with a scheduler of its own.
+pub const SOURCE_HASH: &str = "scheduler sh";
+
+/// The name of what is tried of node ports at loopback addresses.
+const LOCALHOST: &str = "node port on localhost";
+
+/// Returns what is tried of `service` at its cluster IP.
+pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
+    let (name, promise) = match service.kind {
+        Kind::SameNode => (SAME_NODE, every(stage, service, ip, Reach::Node)),
+        Kind::SourceHash => {
+            let servers = stage.servers(service.kind, ip, Reach::Cluster);
+            (SOURCE_HASH, Promise::SameOne(servers))
+        }
+        _ => return Vec::new(),
+    };
+    let to = SocketAddr::new(ip, SERVICE_PORT);
+    let each = callers(stage).into_iter().flat_map(|caller| {
+        PROTOCOLS.map(|protocol| Try::new(name, service, (to, protocol), &caller, promise.clone()))
+    });
+    each.collect()
+}
+
+/// Returns what is tried of the node ports of `service` at the loopback address of the family of
+/// `ip`, which this node alone can call. In modes of the kernel sockets of Tripod relay what
+/// comes there, of TCP alone; in iptables mode rules lead it on.
+pub fn at_localhost(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
+    if service.kind != Kind::NodePort {
+        return Vec::new();
+    }
+    let all = matches!(stage.mode, ModeName::Iptables | ModeName::Userspace);
+    let ports = service.node_ports.iter();
+    let ports = ports.filter(|(protocol, _)| all || *protocol == Protocol::Tcp);
+    let promise = every(stage, service, ip, Reach::Cluster);
+    let each = ports.map(|(protocol, port)| {
+        let to = SocketAddr::new(Family::of(&ip).localhost(), *port);
+        Try {
+            at_node: true,
+            ..Try::new(
+                LOCALHOST,
+                service,
+                (to, *protocol),
+                &this_node(),
+                promise.clone(),
+            )
+        }
+    });
+    each.collect()
+}
+
+/// Returns why `kind` is not tried, where the running Tripod, which has these `ports` of its
+/// Service, does not have what the Service asks for.
+pub fn why_not(stage: &Stage, kind: Kind, ports: &[&ServicePort]) -> Option<String> {
+    match kind {
+        Kind::SameNode => {
+            let alone = stage.alone.as_ref();
+            let is_meant_for_others = |port: &&ServicePort| {
+                let mut why = port.endpoints.iter().filter_map(|one| one.why.as_deref());
+                why.any(|why| why.contains("topology hints"))
+            };
+            alone.cloned().or_else(|| {
+                (!ports.iter().all(is_meant_for_others)).then(|| {
+                    "the cluster writes no hints for nodes into EndpointSlices (Kubernetes 1.34)"
+                        .to_owned()
+                })
+            })
+        }
+        Kind::SourceHash => {
+            let other = ports.iter().find(|port| port.scheduler != SCHEDULER)?;
+            let (mode, scheduler) = (stage.mode, &other.scheduler);
+            Some(format!(
+                "in {mode} mode on this node its scheduler is {scheduler}"
+            ))
+        }
+        _ => None,
+    }
+}
