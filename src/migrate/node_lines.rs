@@ -20,7 +20,13 @@ pub async fn read(observed: &Observed, exclude: &[IpNet]) -> Result<Holdings, St
     let mut holdings = Holdings::default();
     for family in Family::ALL {
         let chains = || observed.iptables.iter().chain(&observed.ipvs);
-        for (xtables, engine) in Xtables::engines(family).await {
+        let engines = Xtables::engines(family).await;
+        let of_family = || chains().filter(|chain| chain.family == family);
+        let unread = of_family().find_map(|chain| engines.unknown(chain.engine));
+        if let Some(unknown) = unread {
+            return Err(format!("cannot read the rules of {family}: {unknown}"));
+        }
+        for (xtables, engine) in engines.programs() {
             if !chains().any(|chain| (chain.family, chain.engine) == (family, engine)) {
                 continue;
             }

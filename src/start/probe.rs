@@ -22,10 +22,19 @@ pub(super) fn print(settings: &Settings, output: Output) -> Done {
     };
     let kernel = examine_last(&requirements).leaving_out(&settings.own.without);
     let verdicts = verdict::verdicts(&kernel, &requirements);
+    let unidentified = kernel.unidentified();
+    let json = || {
+        let mut found = verdict::json(&verdicts);
+        found["unidentifiedPrograms"] = unidentified.into();
+        found
+    };
     let text = match output {
-        Output::Json => format!("{:#}\n", verdict::json(&verdicts)),
-        Output::Yaml => serde_saphyr::to_string(&verdict::json(&verdicts))?,
-        Output::Table | Output::Wide => verdict::table(&verdicts),
+        Output::Json => format!("{:#}\n", json()),
+        Output::Yaml => serde_saphyr::to_string(&json())?,
+        Output::Table | Output::Wide => {
+            let lines = unidentified.iter().map(|why| format!("unknown: {why}\n"));
+            verdict::table(&verdicts) + &lines.collect::<String>()
+        }
     };
     cli::put(&text)?;
     Ok(())
@@ -236,7 +245,7 @@ fn decide(
             mode,
             passed_over: choice.passed_over().collect(),
             hides_clients: hides_clients(configured, mode),
-            lost: choice.lost().collect(),
+            lost: choice.lost().chain(found.unidentified().to_vec()).collect(),
             wanting: choice.missing_words(),
             kernel,
             found,

@@ -50,6 +50,8 @@ pub struct Kernel {
     toolkits: PerFamily<Option<Toolkit>>,
     /// Programs whose rules find sockets, where nothing works for table nat.
     markers: PerFamily<Option<Xtables>>,
+    /// Why it is not known of some programs to which engine they speak.
+    unidentified: Vec<String>,
     /// Whether abilities were tried in a network namespace of their own.
     isolated: bool,
 }
@@ -176,6 +178,12 @@ impl Kernel {
         }
     }
 
+    /// Returns why it is not known of some programs of iptables to which engine of the kernel
+    /// they speak.
+    pub fn unidentified(&self) -> &[String] {
+        &self.unidentified
+    }
+
     /// Returns whether this kernel is known to have the ability.
     pub fn can(&self, ability: &Ability) -> bool {
         self.why_unusable(ability).is_none()
@@ -241,10 +249,9 @@ impl Kernel {
     #[cfg(test)]
     pub(crate) async fn with_programs(mut self, engine: xtables::Engine) -> Kernel {
         for family in Family::ALL {
-            let found = Xtables::engines(family).await;
-            let found = found.into_iter().find(|(_, of)| *of == engine);
+            let found = Xtables::engines(family).await.program(engine).cloned();
             let features = self.features(family);
-            *self.toolkits.get_mut(family) = found.map(|(xtables, engine)| Toolkit {
+            *self.toolkits.get_mut(family) = found.map(|xtables| Toolkit {
                 writer: xtables::run::Writer { xtables, engine },
                 features,
             });

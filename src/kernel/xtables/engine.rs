@@ -412,8 +412,7 @@ mod tests {
 
     async fn of(engine: Engine) -> Xtables {
         let all = Xtables::engines(Family::V4).await;
-        let found = all.into_iter().find(|(_, of)| *of == engine);
-        found.expect("both are installed").0
+        all.program(engine).expect("both are installed").clone()
     }
 
     /// What iptables has no words for, in the chain that iptables would use.

@@ -52,6 +52,17 @@ pub enum Error {
         /// The family of the rules.
         family: Family,
     },
+    /// It is not known to which engine of the kernel a program speaks.
+    #[error(
+        "{family}: it is not known to which engine of the kernel a program speaks, so that rules \
+         of ours may be where no other one reaches ({reason}): repair or remove that program"
+    )]
+    Unidentified {
+        /// The family of the rules.
+        family: Family,
+        /// What asking the programs came to.
+        reason: String,
+    },
     /// The kernel does not say which chains there are.
     #[error("{family}: cannot list the chains that nf_tables has: {source}")]
     Unlisted {

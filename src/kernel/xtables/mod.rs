@@ -64,6 +64,7 @@ pub mod chains;
 pub mod desired;
 pub mod difference;
 mod engine;
+mod engines;
 mod error;
 pub mod features;
 pub mod info;
@@ -85,6 +86,7 @@ pub mod words;
 
 pub use self::{
     engine::{Engine, HINTS, Search},
+    engines::Engines,
     error::Error,
     toolkit::Toolkit,
     traced::{Place, Reached, Traced},
@@ -207,17 +209,10 @@ impl Xtables {
         }
     }
 
-    /// Returns one for each engine of the kernel.
-    pub async fn engines(family: Family) -> Vec<(Xtables, Engine)> {
-        let mut found: Vec<(Xtables, Engine)> = Vec::new();
-        for xtables in Xtables::installed(family) {
-            if let Ok(engine) = xtables.engine().await
-                && found.iter().all(|(_, seen)| *seen != engine)
-            {
-                found.push((xtables, engine));
-            }
-        }
-        found
+    /// Returns one for each engine of the kernel, and why it is not known of others to which
+    /// they speak.
+    pub async fn engines(family: Family) -> Engines {
+        Engines::of(family, Xtables::installed(family)).await
     }
 
     /// Returns the same programs for a network namespace of ours.

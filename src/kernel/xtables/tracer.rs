@@ -52,6 +52,9 @@ pub enum TraceError {
          package iptables), or trace where Tripod runs"
     )]
     NoProgram(Family),
+    /// It is not known whether there is something.
+    #[error("{0}")]
+    Program(Error),
     /// Another process hears of packets.
     #[error(
         "another process has group 0 of nfnetlink_log, in which the kernel reports traced \
@@ -107,9 +110,13 @@ impl Tracer {
     /// What is missing; nothing is left then.
     pub async fn open(target: &TraceTarget) -> Result<Tracer, TraceError> {
         let family = Family::of(&target.to.ip());
-        let engines = Xtables::engines(family).await.into_iter();
-        let mut engines = engines.filter(|(_, engine)| *engine == Engine::Legacy);
-        let (xtables, engine) = engines.next().ok_or(TraceError::NoProgram(family))?;
+        let engine = Engine::Legacy;
+        let engines = Xtables::engines(family).await;
+        let xtables = match (engines.program(engine), engines.unknown(engine)) {
+            (Some(xtables), _) => xtables.clone(),
+            (None, Some(unknown)) => return Err(TraceError::Program(unknown)),
+            (None, None) => return Err(TraceError::NoProgram(family)),
+        };
         let tracer = Tracer {
             writer: Writer { xtables, engine },
             notifications: bind()?,
@@ -188,20 +195,21 @@ pub async fn clear_traces(family: Family) -> Result<(), Error> {
     if !Engine::Legacy.has_table(family, "raw") {
         return Ok(());
     }
-    let engines = Xtables::engines(family).await.into_iter();
-    for (xtables, engine) in engines.filter(|(_, engine)| *engine == Engine::Legacy) {
-        let writer = Writer { xtables, engine };
-        if left(&writer).await?.is_empty() {
-            continue;
-        }
-        match bind() {
-            // It is under way.
-            Err(TraceError::Taken) => {}
-            // Nothing can be traced where the group cannot be had for another reason.
-            Ok(_) | Err(_) => clear(&writer).await?,
-        }
+    let engine = Engine::Legacy;
+    let engines = Xtables::engines(family).await;
+    let Some(xtables) = engines.program(engine).cloned() else {
+        return engines.unknown(engine).map_or(Ok(()), Err);
+    };
+    let writer = Writer { xtables, engine };
+    if left(&writer).await?.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    match bind() {
+        // It is under way.
+        Err(TraceError::Taken) => Ok(()),
+        // Nothing can be traced where the group cannot be had for another reason.
+        Ok(_) | Err(_) => clear(&writer).await,
+    }
 }
 
 /// Returns the setting that names the logger of a family.

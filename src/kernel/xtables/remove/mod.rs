@@ -6,7 +6,7 @@ mod preserved;
 
 use self::chains::OwnedChains;
 pub use self::preserved::Preserved;
-use super::{Engine, Error, Xtables, engine::list_chains, rule::Table};
+use super::{Engine, Engines, Error, Xtables, engine::list_chains, rule::Table};
 use crate::{kernel::nftables, net::Family};
 
 /// Which chains belong to a part of Tripod, by their names.
@@ -58,11 +58,11 @@ impl Owned {
     pub async fn remove(&self, families: &[Family], preserved: &Preserved) -> Result<(), Error> {
         let mut outcome = Ok(());
         for &family in families {
-            let programs = Xtables::engines(family).await;
-            outcome = outcome.and(self.within_reach(family, &programs, preserved));
-            for (xtables, engine) in programs {
+            let engines = Xtables::engines(family).await;
+            outcome = outcome.and(self.within_reach(family, &engines, preserved));
+            for (xtables, engine) in engines.programs() {
                 if !preserved.has_all_of(family, engine) {
-                    outcome = outcome.and(self.remove_from(&xtables, engine, preserved).await);
+                    outcome = outcome.and(self.remove_from(xtables, engine, preserved).await);
                 }
             }
         }
@@ -149,10 +149,12 @@ impl Owned {
     /// When a table could not be read, or a rule not be removed.
     pub async fn unlink(&self, family: Family) -> Result<bool, Error> {
         let mut any = false;
-        for (xtables, engine) in Xtables::engines(family).await {
+        let engines = Xtables::engines(family).await;
+        self.legacy_is_known(family, &engines, &Preserved::nothing())?;
+        for (xtables, engine) in engines.programs() {
             for table in self.tables_with(family, engine, self.is_ours, |_| false) {
                 let found = OwnedChains::new(table, |chain: &str| (self.is_ours)(table, chain));
-                let found = found.read(&xtables).await?;
+                let found = found.read(xtables).await?;
                 any |= !found.is_empty();
                 let batch = found.unlinking();
                 if !batch.is_empty() {
@@ -206,12 +208,17 @@ impl Owned {
     async fn find(&self, preserved: &Preserved, found: &mut Vec<OwnedChain>) -> Result<(), Error> {
         let mut outcome = Ok(());
         for family in Family::ALL {
-            for (xtables, engine) in Xtables::engines(family).await {
+            let engines = Xtables::engines(family).await;
+            for (xtables, engine) in engines.programs() {
                 if !preserved.has_all_of(family, engine) {
-                    let read = self.find_in(&xtables, engine, preserved, found).await;
+                    let read = self.find_in(xtables, engine, preserved, found).await;
                     outcome = outcome.and(read);
                 }
             }
+            if engines.unknown(Engine::NfTables).is_some() {
+                outcome = outcome.and(self.find_in_nf_tables(family, preserved, found));
+            }
+            outcome = outcome.and(self.legacy_is_known(family, &engines, preserved));
         }
         outcome
     }
@@ -224,6 +231,9 @@ impl Owned {
         found: &mut Vec<OwnedChain>,
     ) -> Result<(), Error> {
         let family = xtables.family();
+        if engine == Engine::NfTables {
+            return self.find_in_nf_tables(family, preserved, found);
+        }
         let is_ours = self.without(preserved, family, engine);
         let mut add = |table, name: &str| {
             found.push(OwnedChain {
@@ -233,13 +243,6 @@ impl Owned {
                 name: name.to_owned(),
             });
         };
-        if engine == Engine::NfTables {
-            return each_in_nf_tables(family, |table, chain| {
-                if is_ours(table, chain) {
-                    add(table, chain);
-                }
-            });
-        }
         let mut outcome = Ok(());
         for &table in self.tables {
             if engine.has_table(family, table.name()) {
@@ -251,6 +254,45 @@ impl Owned {
             }
         }
         outcome
+    }
+
+    /// Adds such chains of nf_tables to `found`, which takes no program.
+    fn find_in_nf_tables(
+        &self,
+        family: Family,
+        preserved: &Preserved,
+        found: &mut Vec<OwnedChain>,
+    ) -> Result<(), Error> {
+        let engine = Engine::NfTables;
+        let is_ours = self.without(preserved, family, engine);
+        each_in_nf_tables(family, |table, chain| {
+            if is_ours(table, chain) {
+                found.push(OwnedChain {
+                    family,
+                    engine,
+                    table,
+                    name: chain.to_owned(),
+                });
+            }
+        })
+    }
+
+    /// Fails where legacy tables may have such chains, other than what is `preserved`, and it is
+    /// not known whether there is a program for them.
+    fn legacy_is_known(
+        &self,
+        family: Family,
+        engines: &Engines,
+        preserved: &Preserved,
+    ) -> Result<(), Error> {
+        let engine = Engine::Legacy;
+        let mut tables = self.tables.iter();
+        let may_have = !preserved.has_all_of(family, engine)
+            && tables.any(|table| engine.has_table(family, table.name()));
+        match engines.unknown(engine) {
+            Some(unknown) if may_have => Err(unknown),
+            _ => Ok(()),
+        }
     }
 
     /// Returns what finds out whether a chain in this engine is ours and not
@@ -272,16 +314,15 @@ impl Owned {
     fn within_reach(
         &self,
         family: Family,
-        programs: &[(Xtables, Engine)],
+        engines: &Engines,
         preserved: &Preserved,
     ) -> Result<(), Error> {
         let engine = Engine::NfTables;
         let is_ours = self.without(preserved, family, engine);
-        let has_program = programs.iter().any(|(_, of)| *of == engine);
-        if !has_program && holds(family, is_ours)? {
-            return Err(Error::Absent { family });
+        if engines.program(engine).is_none() && holds(family, is_ours)? {
+            return Err(engines.unknown(engine).unwrap_or(Error::Absent { family }));
         }
-        Ok(())
+        self.legacy_is_known(family, engines, preserved)
     }
 }
 
@@ -339,7 +380,7 @@ mod tests {
 
     use super::*;
     use crate::kernel::{
-        namespace::{block_on, in_namespace},
+        namespace::{block_on, in_namespace, sh},
         simulated::{Call, Fault, Kernel, Observer, State},
     };
 
@@ -348,6 +389,11 @@ mod tests {
         is_ours: |table, chain| (table, chain) == (Table::Nat, "KUBE-SERVICES"),
         shared: None,
     };
+
+    /// No programs.
+    fn nothing() -> Engines {
+        block_on(Engines::of(Family::V4, std::iter::empty()))
+    }
 
     /// Refuses all lists for lack of memory.
     struct Unlisting;
@@ -373,11 +419,25 @@ mod tests {
         assert!(found.is_err_and(unlisted));
         let listed = block_on(OWNED.list(&Preserved::nothing()));
         assert!(listed.is_err_and(unlisted));
-        let reached = OWNED.within_reach(Family::V4, &[], &Preserved::nothing());
+        let reached = OWNED.within_reach(Family::V4, &nothing(), &Preserved::nothing());
         assert!(reached.is_err_and(unlisted), "some may be left");
         let read = Error::Absent { family: Family::V4 };
         let removed = unread(read, Family::V4, Engine::NfTables, OWNED.is_ours);
         assert!(removed.is_err(), "the table may have some");
+    }
+
+    #[test]
+    fn chains_are_not_reported_as_removed_where_a_program_does_not_say_its_engine() {
+        in_namespace(|| {
+            let programs = [Xtables::simulated(Family::V4)].into_iter();
+            let engines = block_on(Engines::of(Family::V4, programs));
+            let reached = |preserved| OWNED.within_reach(Family::V4, &engines, &preserved);
+            assert!(reached(Preserved::nothing()).is_ok(), "there is no table");
+            sh("iptables-legacy -w -t nat -N OTHER");
+            let error = reached(Preserved::nothing()).unwrap_err();
+            assert!(matches!(error, Error::Unidentified { .. }), "{error}");
+            assert!(reached(Preserved::all(vec![(Family::V4, Engine::Legacy)])).is_ok());
+        });
     }
 
     #[test]
@@ -388,7 +448,7 @@ mod tests {
                 let status = command.args(args.split(' ')).status();
                 assert!(status.unwrap().success(), "{args}");
             };
-            let reached = |preserved| OWNED.within_reach(Family::V4, &[], &preserved);
+            let reached = |preserved| OWNED.within_reach(Family::V4, &nothing(), &preserved);
             nft("-t filter -N KUBE-SERVICES");
             nft("-t nat -N KUBE-SERVICE");
             assert!(reached(Preserved::nothing()).is_ok());

@@ -1,0 +1,122 @@
+//! The programs for each engine of the kernel.
+
+use super::{Engine, Error, Xtables};
+use crate::net::Family;
+
+/// Programs of one IP family, one for each engine of the kernel.
+#[derive(Debug)]
+pub struct Engines {
+    family: Family,
+    found: Vec<(Xtables, Engine)>,
+    /// What the others came to of which that is not known.
+    unidentified: Vec<Error>,
+}
+
+impl Engines {
+    /// Returns the first of `programs` for each engine.
+    pub(super) async fn of(family: Family, programs: impl Iterator<Item = Xtables>) -> Engines {
+        let mut engines = Engines {
+            family,
+            found: Vec::new(),
+            unidentified: Vec::new(),
+        };
+        for xtables in programs {
+            match xtables.engine().await {
+                Ok(engine) if engines.program(engine).is_some() => {}
+                Ok(engine) => engines.found.push((xtables, engine)),
+                Err(error) => engines.unidentified.push(error),
+            }
+        }
+        engines
+    }
+
+    /// Returns the programs with their engines.
+    pub fn programs(&self) -> impl Iterator<Item = (&Xtables, Engine)> {
+        self.found
+            .iter()
+            .map(|(xtables, engine)| (xtables, *engine))
+    }
+
+    /// Returns the program for `engine`; `None`: none is known to speak to it.
+    pub fn program(&self, engine: Engine) -> Option<&Xtables> {
+        let mut programs = self.programs();
+        programs.find_map(|(xtables, of)| (of == engine).then_some(xtables))
+    }
+
+    /// Returns why it is not known of some programs to which engine they speak; `None`: it is of
+    /// all.
+    pub fn unidentified(&self) -> Option<Error> {
+        let reasons: Vec<String> = self.unidentified.iter().map(Error::to_string).collect();
+        (!reasons.is_empty()).then(|| Error::Unidentified {
+            family: self.family,
+            reason: reasons.join("; "),
+        })
+    }
+
+    /// Returns why it is not known whether there is a program for `engine`; `None`: it is.
+    pub fn unknown(&self, engine: Engine) -> Option<Error> {
+        let is_known = self.program(engine).is_some();
+        self.unidentified().filter(|_| !is_known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs, os::unix::fs::PermissionsExt, path::Path, process};
+
+    use super::{
+        super::program::{Namespace, Program},
+        *,
+    };
+    use crate::kernel::namespace::block_on;
+
+    /// Returns a program that does this.
+    fn script(folder: &Path, name: &str, does: &str) -> Xtables {
+        let path = folder.join(name);
+        fs::write(&path, format!("#!/bin/sh\n{does}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let program = Program {
+            path,
+            applet: None,
+            name: name.to_owned(),
+            namespace: Namespace::Node,
+        };
+        Xtables {
+            family: Family::V4,
+            restore: program.clone(),
+            save: program,
+        }
+    }
+
+    #[test]
+    fn a_program_that_does_not_say_its_engine_is_not_absent() {
+        let folder = env::temp_dir().join(format!("tripod-engines-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let says = |name, words: &str| script(&folder, name, &format!("echo '{words}'"));
+        let nft = says("iptables-restore", "iptables-restore v1.8.9 (nf_tables)");
+        let again = says(
+            "iptables-nft-restore",
+            "iptables-restore v1.8.9 (nf_tables)",
+        );
+        let broken = script(
+            &folder,
+            "iptables-legacy-restore",
+            "echo 'libxtables.so.12: cannot open' >&2; exit 127",
+        );
+        let programs = vec![nft.clone(), broken, again];
+        let engines = block_on(Engines::of(Family::V4, programs.into_iter()));
+        let found: Vec<_> = engines.programs().collect();
+        assert_eq!(found, [(&nft, Engine::NfTables)]);
+        let unknown = engines.unknown(Engine::Legacy).expect("it may be legacy");
+        let text = unknown.to_string();
+        for words in ["iptables-legacy-restore", "libxtables.so.12", "IPv4"] {
+            assert!(text.contains(words), "{text}");
+        }
+        assert!(engines.unknown(Engine::NfTables).is_none());
+
+        let engines = block_on(Engines::of(Family::V4, [nft].into_iter()));
+        assert!(engines.unknown(Engine::Legacy).is_none(), "there is none");
+        assert!(engines.unidentified().is_none());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
