@@ -18,6 +18,7 @@ mod stale_state;
 use std::{path::Path, sync::Arc};
 
 use ipnet::IpNet;
+use parking_lot::Mutex;
 use tokio::time::{Duration, Instant, sleep_until};
 
 pub(super) use self::stale_state::rules_of_programs_may_be_there;
@@ -33,6 +34,7 @@ use crate::{
         probe,
         xtables::{Engine, clear_traces},
     },
+    log_once::LogOnce,
     modes::{
         Asked, Compared, ExplainResult, Mode, Outcomes, Packet, progress::SyncProgress,
         userspace::Handover,
@@ -82,6 +84,8 @@ pub(super) struct TakeOver<M> {
     /// The removal that is under way, beside the syncs.
     clearing: Option<Clearing>,
     pass: Pass,
+    /// What of it could not be removed.
+    logged: Arc<Mutex<LogOnce>>,
     /// While it has a successor, what others have is that one's and stays.
     handover: Handover,
     /// Whether it had a successor when it last synced.
@@ -109,6 +113,7 @@ impl<M: Mode> TakeOver<M> {
             since: None,
             clearing: None,
             pass: clearing::pass,
+            logged: Arc::default(),
             handover,
             gave_way: false,
             programs,
@@ -184,6 +189,7 @@ impl<M: Mode> TakeOver<M> {
             running: self.running(),
             exclude: Arc::clone(&self.exclude),
             since,
+            logged: Arc::clone(&self.logged),
         };
         self.clearing = Some(Clearing::begin(work, reappeared, self.pass));
         self.check_at = Instant::now() + PAUSE;

@@ -157,23 +157,29 @@ impl Nftables {
 
     /// Has full syncs write anew what another process may have changed unnoticed.
     fn read_or_suspect(&mut self, asked: Asked<'_>) {
-        let Err(error) = self.read_notifications() else {
-            if self.unread.end() {
-                tracing::info!("notifications of nf_tables can be read again");
-            }
+        let read = self.read_notifications();
+        log_read(&mut self.unread, read.as_ref().err());
+        if read.is_ok() {
             return;
-        };
-        if self.unread.differs(&error.to_string()) {
-            tracing::warn!(
-                "notifications of nf_tables cannot be read, so that full syncs write our table anew; \
-                 if it goes on, start Tripod again: {error}"
-            );
         }
         for (family, served) in self.served_mut() {
             if asked.get(family).is_some_and(|changes| changes.full) {
                 served.table.suspect();
             }
         }
+    }
+}
+
+/// Logs the `error` of reading notifications once for as long as there is one, and when it is
+/// over.
+fn log_read(logged: &mut LogOnce, error: Option<&io::Error>) {
+    match error {
+        Some(error) if logged.differs(&error.to_string()) => tracing::warn!(
+            "notifications of nf_tables cannot be read, so that full syncs write our table anew; if \
+             it goes on, start Tripod again: {error}"
+        ),
+        None if logged.end() => tracing::info!("notifications of nf_tables can be read again"),
+        _ => {}
     }
 }
 

@@ -8,6 +8,7 @@
 use std::{future::Future, sync::Arc};
 
 use ipnet::IpNet;
+use parking_lot::Mutex;
 use tokio::{
     runtime,
     task::{JoinHandle, spawn_blocking},
@@ -15,7 +16,7 @@ use tokio::{
 };
 
 use super::stale_state::{Running, StaleState, rules_of_programs_may_be_there};
-use crate::{kernel::xtables::clear_traces, net::Family};
+use crate::{kernel::xtables::clear_traces, log_once::LogOnce, net::Family};
 
 /// How long stale state stays because connections need it.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -35,6 +36,20 @@ pub(super) struct Work {
     pub(super) exclude: Arc<[IpNet]>,
     /// The time at which the running mode came in force.
     pub(super) since: Instant,
+    /// What could not be removed, in this work and before.
+    pub(super) logged: Arc<Mutex<LogOnce>>,
+}
+
+impl Work {
+    /// Logs what could not be removed, once until all is.
+    fn failed(&self, what: &str) {
+        if self.logged.lock().is_new(what) {
+            tracing::warn!(
+                "{what}; it is tried again; where it stays, end Tripod, run `tripod cleanup` and start \
+                 it again"
+            );
+        }
+    }
 }
 
 /// The result of one pass.
@@ -98,7 +113,9 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
         }
     }
     failed.extend(work.stale);
-    if failed.is_empty() {
+    if failed.is_empty() && work.logged.lock().end() {
+        tracing::info!("nothing is left of other modes any more");
+    } else if failed.is_empty() {
         tracing::debug!("nothing is left of other modes");
     }
     failed
@@ -123,13 +140,17 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
                 }
             }
             if let Err(error) = state.cleanup(Some(&work.running), &work.exclude).await {
-                tracing::warn!("some objects of {state} could not be removed: {error}");
+                work.failed(&format!(
+                    "some objects of {state} could not be removed: {error}"
+                ));
                 passed.failed.push(state);
             }
         }
         for family in Family::ALL {
             if let Err(error) = clear_traces(family).await {
-                tracing::warn!("{family} rules of a tripod trace that was killed: {error}");
+                work.failed(&format!(
+                    "{family} rules of a tripod trace that was killed are not gone: {error}"
+                ));
             }
         }
     })?;
@@ -172,5 +193,50 @@ fn blocking<T>(work: impl Future<Output = T>) -> Option<T> {
             tracing::warn!("what other modes left stays for now: no runtime: {error}");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{log::lines, net::ModeName};
+
+    #[test]
+    fn what_cannot_be_removed_is_logged_once_until_nothing_is_left() {
+        let logged = Arc::default();
+        let work = |stale: &[StaleState]| Work {
+            stale: stale.to_vec(),
+            running: Running {
+                mode: ModeName::Nftables,
+                engines: Vec::new(),
+            },
+            exclude: [].into(),
+            since: Instant::now(),
+            logged: Arc::clone(&logged),
+        };
+        let mut builder = runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().build().unwrap();
+        let all = &StaleState::ALL[..1];
+        let log = lines(0, || {
+            for pass in [
+                (|work, _| {
+                    Some(Passed {
+                        failed: work.stale.clone(),
+                        ..Passed::default()
+                    })
+                }) as Pass,
+                |_, _| Some(Passed::default()),
+                |_, _| Some(Passed::default()),
+            ] {
+                work(all).failed("it is not gone: busy");
+                runtime.block_on(clear_up(work(all), Vec::new(), pass));
+            }
+        });
+        let texts = log.iter().map(|line| line.contains("nothing is left"));
+        assert_eq!(
+            texts.collect::<Vec<_>>(),
+            [false, true, false, true],
+            "{log:#?}"
+        );
     }
 }
