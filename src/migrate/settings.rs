@@ -15,6 +15,7 @@ pub(super) fn rows(given: &Given, mode: ModeName, rows: &mut Rows) {
     scheduler(given, mode, rows);
     service_addresses(given, mode, rows);
     localhost(given, mode, rows);
+    invalid_packets(given, mode, rows);
     syncs(given, rows);
     userspace(given, mode, rows);
 }
@@ -154,6 +155,22 @@ fn service_addresses(given: &Given, mode: ModeName, rows: &mut Rows) {
         ]),
         _ => {}
     }
+}
+
+/// What is forwarded of connections that conntrack does not follow.
+fn invalid_packets(given: &Given, mode: ModeName, rows: &mut Rows) {
+    let drops = matches!(mode, ModeName::Iptables | ModeName::Nftables);
+    let was = given.kube_proxy_mode();
+    if was != ModeName::Nftables || !drops || given.settings.configuration.conntrack.tcp_be_liberal
+    {
+        return;
+    }
+    rows.differs([
+        "conntrack.tcpBeLiberal: false",
+        "forwards packets that connection tracking finds invalid; its iptables mode drops them",
+        "drops them: without translation they have clients reset their connections",
+        "set conntrack.tcpBeLiberal: true where this node sees one direction of connections alone",
+    ]);
 }
 
 /// Node ports at 127.0.0.1.

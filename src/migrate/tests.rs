@@ -58,6 +58,7 @@ const SCHEDULER: &str = "ipvs.scheduler";
 const LOCALHOST: &str = "iptables.localhostNodePorts";
 const EXTERNAL_LOCAL: &str = "externalTrafficPolicy";
 const AFFINITY: &str = "sessionAffinity";
+const INVALID: &str = "conntrack.tcpBeLiberal";
 const PORTS: &str = "ports of a cluster IP that its Service does not name";
 const FORWARD: &str = "chain FORWARD of iptables";
 const CLIENT: &str = "the client's address";
@@ -75,7 +76,7 @@ fn each_cluster_hears_what_differs_in_each_mode() {
         AFFINITY,
         PORTS,
     ];
-    let to_nftables = ["mode", LOCALHOST, FORWARD, PORTS];
+    let to_nftables = ["mode", LOCALHOST, AFFINITY, FORWARD, PORTS];
     let to_userspace = ["mode", SCHEDULER, CLIENT, "SCTP", INTERNAL_LOCAL];
     let cases: &[(&str, ModeName, &[&str])] = &[
         // None is named: kube-proxy runs iptables mode.
@@ -101,8 +102,12 @@ fn each_cluster_hears_what_differs_in_each_mode() {
                 PORTS,
             ],
         ),
-        ("kubeadm-1.36-nftables.yaml", Nftables, &[]),
-        ("kubeadm-1.36-nftables.yaml", Iptables, &["mode", PORTS]),
+        ("kubeadm-1.36-nftables.yaml", Nftables, &[INVALID, AFFINITY]),
+        (
+            "kubeadm-1.36-nftables.yaml",
+            Iptables,
+            &["mode", INVALID, PORTS],
+        ),
         ("list.yaml", Iptables, &["enableProfiling"]),
         ("eks.yaml", Iptables, &[]),
         ("eks.yaml", Nftables, &to_nftables),
@@ -177,6 +182,15 @@ fn other_settings_mean_what_they_meant_or_are_named() {
     check(
         "portRange",
         &[(ports, Userspace, true), (ports, Nftables, false)],
+    );
+    let liberal = "mode: nftables\nconntrack: {tcpBeLiberal: true}";
+    check(
+        "conntrack.tcpBeLiberal",
+        &[
+            (liberal, Nftables, false),
+            ("mode: nftables", Nftables, true),
+            ("mode: iptables", Nftables, false),
+        ],
     );
     let gates = "mode: iptables\nfeatureGates: {TopologyAwareHints: true}";
     check(
