@@ -57,7 +57,7 @@ impl ThisNode {
             ),
             Some(_) if affected.is_empty() => {
                 if self.logged.end() {
-                    tracing::info!("this node's Node object {name} is known now");
+                    tracing::info!("this node's Node object {name} has all that is needed now");
                 }
                 return None;
             }

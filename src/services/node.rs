@@ -42,8 +42,8 @@ pub struct Node {
 impl Node {
     /// Returns `node` with the addresses and networks of pods that were known `before` where it
     /// has none: a Node that is registered anew, or that a cloud controller cannot ask for, has
-    /// none for a while, and the node has them all the same. Kube-proxy keeps them, too
-    /// (`OnNodeChange` of its `pkg/proxy/node.go`).
+    /// none for a while, and the node has them all the same. Kube-proxy keeps the addresses, too,
+    /// and ends when the networks change (`OnNodeChange` of its `pkg/proxy/node.go`).
     pub(super) fn with_addresses_of(mut node: Arc<Node>, before: &Node) -> Arc<Node> {
         if node.addresses.is_empty() && !before.addresses.is_empty() {
             Arc::make_mut(&mut node).addresses = before.addresses.clone();

@@ -206,10 +206,10 @@ fn hides_clients(configured: ModeName, mode: ModeName) -> Option<String> {
     (mode == ModeName::Userspace && configured != mode).then(|| {
         format!(
             "NetworkPolicies do not hold for calls through Services on this node: {mode} mode, which \
-             runs in place of {configured} mode, makes connections of its own to endpoints, so that \
-             a network plugin sees the node as the caller of every client; where they have to hold, \
-             get what the kernel lacks for another mode (tripod probe), or have the node rather not \
-             serve (--strict-proxy-mode)"
+             runs in place of {configured} mode, opens connections of its own to endpoints, so that \
+             a network plugin sees the node as the source of every call; where they must hold, \
+             provide what the kernel lacks for another mode (tripod probe), or set \
+             --strict-proxy-mode, with which the node does not serve at all instead"
         )
     })
 }

@@ -59,7 +59,7 @@ pub struct Mode {
     pub name: String,
     /// For each better mode, the reason why it does not run.
     pub passed_over: Vec<String>,
-    /// Optional features that the mode lacks on this kernel.
+    /// What the mode lacks on this kernel, and what else an operator must know of it.
     pub lost: Vec<String>,
 }
 

@@ -243,12 +243,18 @@ impl Tracing<'_> {
         let end = time::sleep(self.asked.timeout);
         tokio::pin!(end);
         let mut tick = time::interval(OVERDUE);
+        // While the proxy does not answer, what the kernel reports is read between two questions.
+        tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         while self.summary.connections < self.asked.count {
             tokio::select! {
                 () = &mut end => break,
                 () = ends.arrived() => break,
                 arrived = self.arrived() => arrived?,
-                _ = tick.tick() => self.pair().await?,
+                _ = tick.tick() => {
+                    // First the clients, for whom tries wait no longer then.
+                    self.read().await?;
+                    self.pair().await?;
+                }
             }
             self.read().await?;
             self.end_overdue(Some(Instant::now()))?;

@@ -11,12 +11,15 @@ use std::{
 use super::report::{Connection, Dialed, Outcome, Report};
 use crate::{ask, net::Protocol, status_api::Dial};
 
-/// How long the running proxy may take to answer.
+/// How long the running proxy may take to answer at the beginning.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The same later, while the kernel's reports wait to be read.
+const BRIEFLY: Duration = Duration::from_millis(300);
+
 /// Tries that wait until their client is reported: most are of other addresses of the
-/// ServicePort.
-const MOST_WAITING: usize = 1000;
+/// ServicePort. One answer of the proxy has no more.
+const MOST_WAITING: usize = 4096;
 
 /// Asks the running proxy for its tries to reach endpoints of a ServicePort.
 #[derive(Debug)]
@@ -53,7 +56,8 @@ impl Asker {
     /// Why the proxy does not answer; they are in a later answer then, if it does.
     pub(super) async fn ask(&mut self) -> Result<(Vec<Dial>, bool), String> {
         let of = (&*self.service_port, self.protocol.name());
-        let found = ask::dials(PATIENCE, &self.socket, of, self.next).await?;
+        let patience = self.next.map_or(PATIENCE, |_| BRIEFLY);
+        let found = ask::dials(patience, &self.socket, of, self.next).await?;
         self.next = Some(found.next);
         Ok((found.items, found.lost))
     }

@@ -220,7 +220,7 @@ fn a_node_object_that_is_missing_makes_it_unhealthy_where_something_depends_on_i
         );
         node("node");
         comes_to_exit(&lab, 0);
-        let over = "this node's Node object node is known now";
+        let over = "this node's Node object node has all that is needed now";
         assert!(running.log().contains(over), "{}", running.log());
     });
 }

@@ -145,7 +145,7 @@ fn who_has_the_address_of_an_endpoint_is_named(lab: &mut Lab) {
         "WARN",
         "service=default/web:tcp",
         &format!("endpoint={endpoint}"),
-        "it is itself an address of Service default/other:tcp",
+        "its address is one of Service default/other:tcp",
     ]);
     lab.withdraw(&other);
     comes_to_reach("it is called again", &["a"], || ask(&lab.client, to));

@@ -166,9 +166,10 @@ pub(super) fn xtables(findings: Option<&Findings>, attempt: Attempt) -> Kernel {
     let [v4, v6] = searches.each_ref().map(usable);
     let (v4, v6) = runtime.block_on(async { tokio::join!(v4, v6) });
     for (family, found) in Family::ALL.into_iter().zip([v4, v6]) {
-        let unidentified = runtime.block_on(Xtables::engines(family)).unidentified();
-        let words = unidentified.map(|error| error.to_string());
-        kernel.unidentified.extend(words);
+        let engines = runtime.block_on(Xtables::engines(family));
+        let mut unknown = [Engine::NfTables, Engine::Legacy].into_iter();
+        let unknown = unknown.find_map(|engine| engines.unknown(engine));
+        kernel.unidentified.extend(unknown.map(|error| error.to_string()));
         let why = match found {
             Found::Toolkit(toolkit, probed) => {
                 kernel.record(Ability::Nat(family), Ok(()));

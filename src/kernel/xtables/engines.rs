@@ -45,7 +45,7 @@ impl Engines {
 
     /// Returns why it is not known of some programs to which engine they speak; `None`: it is of
     /// all.
-    pub fn unidentified(&self) -> Option<Error> {
+    fn unidentified(&self) -> Option<Error> {
         let reasons: Vec<String> = self.unidentified.iter().map(Error::to_string).collect();
         (!reasons.is_empty()).then(|| Error::Unidentified {
             family: self.family,

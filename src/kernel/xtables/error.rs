@@ -54,8 +54,8 @@ pub enum Error {
     },
     /// It is not known to which engine of the kernel a program speaks.
     #[error(
-        "{family}: it is not known to which engine of the kernel a program speaks, so that rules \
-         of ours may be where no other one reaches ({reason}): repair or remove that program"
+        "{family}: cannot tell which engine of the kernel a program uses ({reason}); rules of ours \
+         may be in one that no other program reaches: repair or remove that program"
     )]
     Unidentified {
         /// The family of the rules.

@@ -126,7 +126,10 @@ impl Drains {
             };
             draining.backoff.failed(now);
             self.due.remove(&(draining.due, frontend));
-            draining.due = draining.backoff.due().unwrap_or(now + LONGEST_PAUSE);
+            let ends = draining.reals.values().filter_map(|period| period.end);
+            let ends = ends.filter(|end| *end > now);
+            let due = draining.backoff.due().into_iter().chain(ends).min();
+            draining.due = due.unwrap_or(now + LONGEST_PAUSE);
             self.due.insert((draining.due, frontend));
         }
     }

@@ -55,6 +55,8 @@ pub struct Work {
     /// Everything is compared with the kernel, which is observed for that.
     pub observes: bool,
     dirty: Dirty,
+    /// Connections that were to be counted by then are.
+    counted_at: Option<Instant>,
     /// How many ServicePorts were planned.
     examined: usize,
     unsupported: Vec<Unsupported>,
@@ -158,7 +160,9 @@ impl ServedFamily {
                 .extend(unsupported.map(|reason| reason.at(&name)));
         }
         work.dirty.extend(mem::take(self.state.pending()));
-        work.dirty.frontends.extend(self.drains.due(Instant::now()));
+        let now = Instant::now();
+        work.dirty.frontends.extend(self.drains.due(now));
+        work.counted_at = Some(now);
         *self.state.pending() = work.dirty.clone();
         work
     }
@@ -248,14 +252,12 @@ impl ServedFamily {
     ) -> Result<SyncReport, Error> {
         let metrics = shared.metrics;
         let observes = observation.is_some();
-        let began = Instant::now();
         let failed = self.state.failed().clone();
         let applied = match observation {
             Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,
             Some(Err(error)) => Err(error.into()),
             None => self.execute(&work.dirty, None, shared).await,
         };
-        self.drains.postpone(began);
         let made = match applied {
             Ok(made) => made,
             Err(error) => {
@@ -263,6 +265,9 @@ impl ServedFamily {
                 return Err(error);
             }
         };
+        if let Some(now) = work.counted_at {
+            self.drains.postpone(now);
+        }
         let flows = &mut self.flows;
         flows.came_in_force(failed.over(self.state.failed()), map);
         if observes && made == Made::Changes {

@@ -45,8 +45,7 @@ impl Work {
     fn failed(&self, what: &str) {
         if self.logged.lock().is_new(what) {
             tracing::warn!(
-                "{what}; it is tried again; where it stays, end Tripod, run `tripod cleanup` and start \
-                 it again"
+                "{what}; if it stays, end Tripod, run `tripod cleanup` and start Tripod again"
             );
         }
     }
@@ -59,6 +58,8 @@ pub(super) struct Passed {
     pub(super) in_use: Vec<StaleState>,
     /// State that could not be removed.
     pub(super) failed: Vec<StaleState>,
+    /// Rules of a trace that was killed could not be removed.
+    pub(super) has_traces: bool,
 }
 
 /// Makes one pass; blocks for as long as that takes.
@@ -98,7 +99,7 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
     if work.stale.is_empty() && !reappeared.is_empty() {
         work.stale = present(reappeared, work.running.clone()).await;
     }
-    let mut failed = Vec::new();
+    let (mut failed, mut has_traces) = (Vec::new(), false);
     while !work.stale.is_empty() {
         let begun = Instant::now();
         let waited = work.since.elapsed();
@@ -107,15 +108,19 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
             break;
         };
         failed.extend(passed.failed);
+        has_traces = passed.has_traces;
         work.stale = passed.in_use;
         if !work.stale.is_empty() {
             sleep(PAUSE.max(begun.elapsed() * SHARE)).await;
         }
     }
     failed.extend(work.stale);
-    if failed.is_empty() && work.logged.lock().end() {
+    if !failed.is_empty() || has_traces {
+        return failed;
+    }
+    if work.logged.lock().end() {
         tracing::info!("nothing is left of other modes any more");
-    } else if failed.is_empty() {
+    } else {
         tracing::debug!("nothing is left of other modes");
     }
     failed
@@ -148,6 +153,7 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
         }
         for family in Family::ALL {
             if let Err(error) = clear_traces(family).await {
+                passed.has_traces = true;
                 work.failed(&format!(
                     "{family} rules of a tripod trace that was killed are not gone: {error}"
                 ));
@@ -227,6 +233,12 @@ mod tests {
                 }) as Pass,
                 |_, _| Some(Passed::default()),
                 |_, _| Some(Passed::default()),
+                |_, _| {
+                    Some(Passed {
+                        has_traces: true,
+                        ..Passed::default()
+                    })
+                },
             ] {
                 work(all).failed("it is not gone: busy");
                 runtime.block_on(clear_up(work(all), Vec::new(), pass));
@@ -235,7 +247,7 @@ mod tests {
         let texts = log.iter().map(|line| line.contains("nothing is left"));
         assert_eq!(
             texts.collect::<Vec<_>>(),
-            [false, true, false, true],
+            [false, true, false, true, false],
             "{log:#?}"
         );
     }

@@ -146,11 +146,12 @@ impl Owned {
     /// leaves the chains. Returns true if there are some.
     ///
     /// # Errors
-    /// When a table could not be read, or a rule not be removed.
+    /// When a table could not be read, a rule not be removed, or, after all that could be removed
+    /// was, more may be where no program reaches.
     pub async fn unlink(&self, family: Family) -> Result<bool, Error> {
         let mut any = false;
         let engines = Xtables::engines(family).await;
-        self.legacy_is_known(family, &engines, &Preserved::nothing())?;
+        let is_known = self.legacy_is_known(family, &engines, &Preserved::nothing());
         for (xtables, engine) in engines.programs() {
             for table in self.tables_with(family, engine, self.is_ours, |_| false) {
                 let found = OwnedChains::new(table, |chain: &str| (self.is_ours)(table, chain));
@@ -162,7 +163,7 @@ impl Owned {
                 }
             }
         }
-        Ok(any)
+        is_known.map(|()| any)
     }
 
     /// Returns true if there are such chains other than what is `preserved`.

@@ -204,7 +204,8 @@ fn to_node_ports(options: &Options) -> Vec<Rule> {
                 let rule = node_ports(Rule::new().destination(*network));
                 // One address alone, as those of `primary` are, may be of another machine.
                 let is_one = network.prefix_len() == network.max_prefix_len();
-                if is_one && options.is_of_node(network.addr()) {
+                let address = network.addr();
+                if is_one && (address.is_loopback() || options.is_of_node(address)) {
                     rules.push(rule);
                 } else {
                     rules.extend(options.to_node(rule));

@@ -41,7 +41,8 @@ pub struct Dials {
     pub items: Vec<Dial>,
     /// The number to ask with next.
     pub next: u64,
-    /// Some may be missing: there were more than are remembered.
+    /// Some may be missing: there were more than are remembered, the ServicePort was not followed
+    /// for a while, or another process counted.
     pub lost: bool,
 }
 
@@ -106,9 +107,11 @@ impl DialLog {
     ) -> Result<Dials, TooMany> {
         let mut log = self.log.lock();
         log.end_overdue(now);
-        log.renew(label, protocol, now + LEASE)?;
+        let was_followed = log.renew(label, protocol, now + LEASE)?;
         self.is_followed.store(true, Relaxed);
-        Ok(log.since(label, protocol, after))
+        let mut dials = log.since(label, protocol, after);
+        dials.lost |= after.is_some() && !was_followed;
+        Ok(dials)
     }
 }
 
@@ -133,20 +136,26 @@ impl Log {
         }
     }
 
-    fn renew(&mut self, label: &str, protocol: Protocol, until: Instant) -> Result<(), TooMany> {
+    /// Returns whether the ServicePort was followed already.
+    fn renew(&mut self, label: &str, protocol: Protocol, until: Instant) -> Result<bool, TooMany> {
         let is_full = self.followed.len() == MOST_FOLLOWED;
         let mut followed = self.followed.iter_mut();
         let known = followed.find(|one| &*one.label == label && one.protocol == protocol);
         match known {
-            Some(one) => one.until = until,
-            None if is_full => return Err(TooMany),
-            None => self.followed.push(Followed {
-                label: label.into(),
-                protocol,
-                until,
-            }),
+            Some(one) => {
+                one.until = until;
+                Ok(true)
+            }
+            None if is_full => Err(TooMany),
+            None => {
+                self.followed.push(Followed {
+                    label: label.into(),
+                    protocol,
+                    until,
+                });
+                Ok(false)
+            }
         }
-        Ok(())
     }
 
     fn since(&self, label: &str, protocol: Protocol, after: Option<u64>) -> Dials {
@@ -158,7 +167,7 @@ impl Log {
         Dials {
             items: of_port.map(|(.., dial)| dial.clone()).collect(),
             next,
-            lost: after < self.before,
+            lost: after < self.before || after > next,
         }
     }
 }
@@ -199,7 +208,8 @@ mod tests {
         let found = follow(Some(found.next), now);
         assert_eq!(ports(&found), [5]);
         // A number of another process, or of nobody.
-        assert_eq!(follow(Some(u64::MAX), now).items, []);
+        let others = follow(Some(u64::MAX), now);
+        assert_eq!((ports(&others), others.lost), (vec![], true));
 
         let web = ("a/web:http", Protocol::Tcp);
         log.remember(web, now + LEASE - Duration::from_millis(1), || dial(6));

@@ -48,6 +48,7 @@ fn where_node_ports_are_served() {
         (within(&["10.0.0.0/8"]), true, all, Passed, Passed),
         (within(&["127.0.0.1/32"]), true, all, Passed, there),
         (within(&["127.0.0.1/32"]), false, all, Passed, Passed),
+        (within(&["127.0.0.1/32"]), true, no_addrtype, Passed, there),
         (within(&["127.0.0.0/8"]), true, all, Passed, there),
         (within(&["127.0.0.0/8"]), false, all, Passed, Passed),
         (halves(), false, all, there, Passed),
