@@ -169,7 +169,9 @@ pub(super) fn xtables(findings: Option<&Findings>, attempt: Attempt) -> Kernel {
         let engines = runtime.block_on(Xtables::engines(family));
         let mut unknown = [Engine::NfTables, Engine::Legacy].into_iter();
         let unknown = unknown.find_map(|engine| engines.unknown(engine));
-        kernel.unidentified.extend(unknown.map(|error| error.to_string()));
+        kernel
+            .unidentified
+            .extend(unknown.map(|error| error.to_string()));
         let why = match found {
             Found::Toolkit(toolkit, probed) => {
                 kernel.record(Ability::Nat(family), Ok(()));
