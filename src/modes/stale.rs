@@ -60,10 +60,8 @@ impl Frontend {
 
     /// Returns those of `port`.
     fn of(port: &ServicePort) -> impl Iterator<Item = Frontend> + '_ {
-        let services = port.addresses().map(|ip| Frontend {
-            address: Some(ip),
-            port: port.port,
-        });
+        let services = port.addresses();
+        let services = services.map(|ip| Frontend::service(&SocketAddr::new(ip, port.port)));
         services.chain(port.node_port.map(Frontend::node_port))
     }
 

@@ -97,7 +97,7 @@ impl Drains {
         });
         if draining.reals.insert(real, Period { since, end }).is_none() {
             draining.backoff.failed_anew(now);
-            draining.reschedule(frontend, &mut self.due);
+            draining.reschedule(frontend, &mut self.due, now);
         }
         DrainAction::Drain
     }
@@ -113,7 +113,7 @@ impl Drains {
             return self.forget_all(frontend);
         }
         draining.backoff.failed(now);
-        draining.reschedule(frontend, &mut self.due);
+        draining.reschedule(frontend, &mut self.due, now);
     }
 
     /// Takes in that what was due at `now` was dealt with as far as possible: connections that
@@ -125,12 +125,7 @@ impl Drains {
                 continue;
             };
             draining.backoff.failed(now);
-            self.due.remove(&(draining.due, frontend));
-            let ends = draining.reals.values().filter_map(|period| period.end);
-            let ends = ends.filter(|end| *end > now);
-            let due = draining.backoff.due().into_iter().chain(ends).min();
-            draining.due = due.unwrap_or(now + LONGEST_PAUSE);
-            self.due.insert((draining.due, frontend));
+            draining.reschedule(&frontend, &mut self.due, now);
         }
     }
 
@@ -192,10 +187,16 @@ impl Drains {
 }
 
 impl Draining {
-    /// Has connections counted when the pause is over, or a limit is reached.
-    fn reschedule(&mut self, frontend: &Frontend, all: &mut BTreeSet<(Instant, Frontend)>) {
+    /// Has connections counted when the pause is over, or a limit is reached that is still ahead.
+    fn reschedule(
+        &mut self,
+        frontend: &Frontend,
+        all: &mut BTreeSet<(Instant, Frontend)>,
+        now: Instant,
+    ) {
         all.remove(&(self.due, *frontend));
         let ends = self.reals.values().filter_map(|period| period.end);
+        let ends = ends.filter(|end| *end > now);
         let due = self.backoff.due().into_iter().chain(ends).min();
         self.due = due.unwrap_or(self.due);
         all.insert((self.due, *frontend));

@@ -391,7 +391,7 @@ mod tests {
         shared: None,
     };
 
-    /// No programs.
+    /// Returns what is found where no program is installed.
     fn nothing() -> Engines {
         block_on(Engines::of(Family::V4, std::iter::empty()))
     }

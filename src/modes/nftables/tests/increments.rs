@@ -254,6 +254,21 @@ fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
     );
 }
 
+/// Returns a ServicePort with affinity and the external policy Local, of whose endpoints those
+/// `in_use` take traffic with policy Cluster.
+fn of_policy_local(family: Family, last: &[u16], in_use: &[u32]) -> Arc<ServicePort> {
+    let port = sticky(exposed(on(family, 1, last)), 60);
+    let endpoints = Endpoints {
+        cluster: in_use.into(),
+        ..Endpoints::clone(&port.endpoints)
+    };
+    Arc::new(ServicePort {
+        external_traffic_policy: TrafficPolicy::Local,
+        endpoints: Arc::new(endpoints),
+        ..port
+    })
+}
+
 /// Endpoints of this node that terminate go on for clients from outside, and not for pods of this
 /// node once another endpoint is ready.
 #[test]
@@ -262,18 +277,7 @@ fn pods_are_forgotten_where_endpoints_that_terminate_are_for_outside_alone() {
     let mut applied = Applied::new(options(family));
     let sets = Sets::new(family);
     // Only the last one takes traffic with policy Cluster.
-    let port = |last: &[u16], in_use: u32| {
-        let port = sticky(exposed(on(family, 1, last)), 60);
-        let endpoints = Endpoints {
-            cluster: [in_use].into(),
-            ..Endpoints::clone(&port.endpoints)
-        };
-        Arc::new(ServicePort {
-            external_traffic_policy: TrafficPolicy::Local,
-            endpoints: Arc::new(endpoints),
-            ..port
-        })
-    };
+    let port = |last: &[u16], in_use: u32| of_policy_local(family, last, &[in_use]);
     let terminating = port(&[2], 0);
     let name = &terminating.name;
     let mut forgotten = |port: &Arc<ServicePort>| {
@@ -296,18 +300,7 @@ fn the_node_is_forgotten_with_endpoints_elsewhere() {
     let family = Family::V4;
     let mut applied = Applied::new(options(family));
     let sets = Sets::new(family);
-    let port = |last: &[u16], in_use: &[u32]| {
-        let port = sticky(exposed(on(family, 1, last)), 60);
-        let endpoints = Endpoints {
-            cluster: in_use.into(),
-            ..Endpoints::clone(&port.endpoints)
-        };
-        Arc::new(ServicePort {
-            external_traffic_policy: TrafficPolicy::Local,
-            endpoints: Arc::new(endpoints),
-            ..port
-        })
-    };
+    let port = |last: &[u16], in_use: &[u32]| of_policy_local(family, last, in_use);
     let change = |applied: &mut Applied, port: &Arc<ServicePort>| {
         let change = Change::new(applied, [(&port.name, Some(port))]);
         let routes = change.routes(&applied.options);

@@ -1,5 +1,5 @@
-//! Tries to reach endpoints, remembered for those who follow a ServicePort. While nobody
-//! does, a try costs one load of an atomic.
+//! Tries to reach endpoints, remembered while a ServicePort is followed. Otherwise a try costs
+//! one load of an atomic.
 
 use std::{
     collections::VecDeque,
@@ -24,9 +24,9 @@ const MOST: usize = 4096;
 /// A try to reach an endpoint for a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dial {
-    /// The client.
+    /// Address and port of the client.
     pub client: SocketAddr,
-    /// The endpoint.
+    /// Address and port of the endpoint that was tried.
     pub endpoint: SocketAddr,
     /// Where the endpoint sees it come from; `None`: it was not reached, or that is not known.
     pub from: Option<SocketAddr>,
@@ -195,7 +195,9 @@ mod tests {
         let (log, now) = (DialLog::default(), Instant::now());
         let add = |label, port| log.add(label, Protocol::Tcp, || dial(port));
         let follow = |after, now| log.follow("a/web:http", Protocol::Tcp, after, now).unwrap();
-        log.add("a/web:http", Protocol::Tcp, || unreachable!("nobody asks"));
+        log.add("a/web:http", Protocol::Tcp, || {
+            unreachable!("it is not followed")
+        });
         let begun = follow(None, now);
         assert_eq!(begun, Dials::default());
         add("a/web:http", 1);
@@ -207,14 +209,14 @@ mod tests {
         add("a/web:http", 5);
         let found = follow(Some(found.next), now);
         assert_eq!(ports(&found), [5]);
-        // A number of another process, or of nobody.
+        // A number of another process.
         let others = follow(Some(u64::MAX), now);
         assert_eq!((ports(&others), others.lost), (vec![], true));
 
         let web = ("a/web:http", Protocol::Tcp);
         log.remember(web, now + LEASE - Duration::from_millis(1), || dial(6));
         assert!(log.is_followed.load(Relaxed));
-        log.remember(web, now + LEASE, || unreachable!("nobody asks"));
+        log.remember(web, now + LEASE, || unreachable!("it is not followed"));
         assert!(!log.is_followed.load(Relaxed));
         let again = follow(Some(found.next), now + LEASE);
         assert_eq!((again.items.len(), again.lost), (0, true));

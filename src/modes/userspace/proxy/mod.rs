@@ -65,7 +65,7 @@ pub struct Shared {
     pub udp_timeout: Duration,
     /// How far a client's search for a backend may go.
     pub dial: tcp::Limits,
-    /// Tries to reach endpoints that somebody follows.
+    /// Tries to reach endpoints of the ServicePorts that are followed.
     pub dials: Arc<DialLog>,
     /// How long a peer may acknowledge nothing of what is under way to it; zero: as
     /// long as the kernel allows.
