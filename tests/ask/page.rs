@@ -91,6 +91,23 @@ fn themes(browser: &Browser<'_>, mut look: impl FnMut(&str)) {
     }
 }
 
+/// How far a first sync is, and what is wrong with a family, in the words of `tripod status`.
+fn tells_of_syncs(browser: &Browser<'_>) {
+    browser.script(
+        "return read('v1/status').then((answer) => answer.json()).then((status) => { \
+            Object.assign(status.syncs[0], {last: null, underWaySince: new Date().toISOString(), \
+                progress: {text: '3 of 7 rules are done'}, overdue: true, notServed: 'no address'}); \
+            showStatus(status); })",
+    );
+    let told = browser.text("#status");
+    for words in [
+        "none yet; one is under way, begun ",
+        " ago; 3 of 7 rules are done; its Services are not served: no address; overdue",
+    ] {
+        assert!(told.contains(words), "{words:?} is not in {told}");
+    }
+}
+
 /// A Service is named as to the subcommand.
 fn explains_services(browser: &Browser<'_>) {
     let label = browser.text("#explain label");
@@ -165,6 +182,7 @@ fn it_shows_the_mode_and_finds_a_service() {
         shows(&browser, "#explained", "10.244.0.11");
         shows(&browser, "#explained", "forwarded");
         explains_services(&browser);
+        tells_of_syncs(&browser);
         choose(&browser, "kernel", "true");
         browser.script("document.getElementById('explain').requestSubmit()");
         shows(&browser, "#explained", "present: listener ");
