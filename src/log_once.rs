@@ -41,6 +41,11 @@ impl LogOnce {
         !std::mem::take(&mut self.logged).is_empty()
     }
 
+    /// Forgets `message`, which holds no more. Returns true if it was logged.
+    pub fn is_over(&mut self, message: &str) -> bool {
+        self.logged.remove(message)
+    }
+
     /// Logs which of the logged messages are not among `current`, all that hold now, and
     /// forgets them.
     pub fn end_others(&mut self, current: &[String]) {
@@ -125,6 +130,7 @@ mod tests {
         assert!(logged.differs("c") && !logged.differs("c"));
         assert!(logged.differs("d") && logged.differs("c"));
         assert!(logged.end() && !logged.end());
+        assert!(logged.is_new("a") && logged.is_over("a") && !logged.is_over("a"));
     }
 
     #[test]

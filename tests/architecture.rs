@@ -1,6 +1,7 @@
 //! Which module may know which: the table in ARCHITECTURE.md holds for the `use`
 //! lines of the code, and no files use each other in a circle. `sizes`: neither is long.
 
+mod map;
 mod sizes;
 
 use std::{

@@ -27,8 +27,10 @@ pub struct Options {
     pub cluster_cidr: String,
     /// Value of `--hostname-override`.
     pub hostname_override: Option<String>,
-    /// `--healthz-port` and `--metrics-port`, which kube-proxy deprecates.
-    pub ports: (Option<u16>, Option<u16>),
+    /// Value of `--healthz-port`, which kube-proxy deprecates.
+    pub healthz_port: Option<u16>,
+    /// Value of `--metrics-port`, which kube-proxy deprecates.
+    pub metrics_port: Option<u16>,
     /// Value of `--master`.
     pub master: String,
     /// Value of `--config`.
@@ -41,8 +43,10 @@ pub struct Options {
     pub init_only: bool,
     /// Value of `--version`.
     pub version: Version,
-    /// `--machine-id-file` and `--boot-id-file`, which nothing reads.
-    pub id_files: (String, String),
+    /// Value of `--machine-id-file`, which nothing reads.
+    pub machine_id_file: String,
+    /// Value of `--boot-id-file`, which nothing reads.
+    pub boot_id_file: String,
     /// Flags that only Tripod has.
     pub own: Own,
 }

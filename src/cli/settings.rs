@@ -205,12 +205,12 @@ fn from_flags(line: &mut CommandLine) {
     c.min_sync_period = min.unwrap_or(c.min_sync_period);
     for (port, address, usual) in [
         (
-            options.ports.0,
+            options.healthz_port,
             &mut c.healthz_bind_address,
             bind::HEALTHZ_PORT,
         ),
         (
-            options.ports.1,
+            options.metrics_port,
             &mut c.metrics_bind_address,
             bind::METRICS_PORT,
         ),

@@ -199,6 +199,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::kernel::namespace::skip;
 
     fn scratch(name: &str) -> PathBuf {
         let folder = env::temp_dir().join(format!("tripod-reach-{name}-{}", std::process::id()));
@@ -213,11 +214,10 @@ mod tests {
     /// Runs `body` in a thread that has confined itself; others are as they were.
     fn confined(files: &Files<'_>, body: impl FnOnce() + Send) {
         thread::scope(|scope| {
-            let confined = scope.spawn(|| match restrict(files) {
-                Ok(()) => body(),
-                Err(error) => eprintln!("SKIP confine::reach: {error}"),
-            });
-            confined.join().expect("a confined thread");
+            let confined = scope.spawn(|| restrict(files).map(|()| body()));
+            if let Err(error) = confined.join().expect("a confined thread") {
+                skip(format!("files cannot be restricted here: {error}"));
+            }
         });
     }
 

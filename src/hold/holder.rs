@@ -21,12 +21,15 @@ use tokio::{
 use super::{
     greet,
     message::{GIVEN, LONGEST, Message, OLDEST, SocketDescription, is_spoken},
-    others::{Others, Place},
+    others::Others,
 };
 use crate::{
     kernel::{
         open_files,
-        socket::records::{self, Channel, Listener},
+        socket::{
+            bound::BoundAddress,
+            records::{self, Channel, Listener},
+        },
     },
     net::Protocol,
 };
@@ -91,8 +94,11 @@ struct HeldSocket {
 }
 
 impl HeldSocket {
-    fn place(&self) -> Place {
-        (self.description.protocol, self.description.address)
+    fn bound(&self) -> BoundAddress {
+        BoundAddress {
+            protocol: self.description.protocol,
+            address: self.description.address,
+        }
     }
 
     /// Closes it, also where an ending proxy has a descriptor still. Connections that wait
@@ -153,7 +159,7 @@ impl Pool {
         let held = self.unserved.iter();
         let shared = match self
             .others
-            .observe(held.map(|held| (held.place(), &held.socket)))
+            .observe(held.map(|held| (held.bound(), &held.socket)))
         {
             Ok(shared) if shared.is_empty() => return,
             Ok(shared) => shared,
@@ -164,7 +170,7 @@ impl Pool {
         };
         let (close, keep) = mem::take(&mut self.unserved)
             .into_iter()
-            .partition(|held| shared.contains(&held.place()));
+            .partition(|held| shared.contains(&held.bound()));
         self.unserved = keep;
         let close: Vec<HeldSocket> = close;
         tracing::warn!(

@@ -4,20 +4,16 @@
 use std::{
     collections::{HashMap, HashSet},
     io, mem,
-    net::SocketAddr,
     os::fd::AsFd,
 };
 
 use nix::sys::stat::fstat;
 
-use crate::{kernel::socket::bound::each_bound, net::Protocol};
-
-/// What names a socket: several share an address, one a worker.
-pub(super) type Place = (Protocol, SocketAddr);
+use crate::kernel::socket::bound::{BoundAddress, each_bound};
 
 /// The sockets of other processes that were seen, by their inodes.
 #[derive(Debug, Default)]
-pub(super) struct Others(HashMap<u64, Place>);
+pub(super) struct Others(HashMap<u64, BoundAddress>);
 
 impl Others {
     /// Forgets what was seen.
@@ -33,18 +29,17 @@ impl Others {
     /// Those of reading the kernel's tables.
     pub(super) fn observe<'a, Socket: AsFd + 'a>(
         &mut self,
-        held: impl Iterator<Item = (Place, &'a Socket)>,
-    ) -> io::Result<HashSet<Place>> {
-        let (mut places, mut own) = (HashSet::new(), HashSet::new());
-        for (place, socket) in held {
-            places.insert(place);
+        held: impl Iterator<Item = (BoundAddress, &'a Socket)>,
+    ) -> io::Result<HashSet<BoundAddress>> {
+        let (mut bound, mut own) = (HashSet::new(), HashSet::new());
+        for (address, socket) in held {
+            bound.insert(address);
             own.insert(fstat(socket.as_fd())?.st_ino);
         }
         let mut seen = HashMap::new();
-        each_bound(|protocol, address, inode| {
-            let place = (protocol, address);
-            if places.contains(&place) && !own.contains(&inode) {
-                seen.insert(inode, place);
+        each_bound(|address, inode| {
+            if bound.contains(&address) && !own.contains(&inode) {
+                seen.insert(inode, address);
             }
         })?;
         let before = mem::replace(&mut self.0, seen);

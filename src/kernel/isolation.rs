@@ -53,7 +53,7 @@ pub fn enter() -> Result<(), Error> {
     let flags = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
     match unshare(flags) {
         Err(Errno::EPERM) => {
-            let ids = (geteuid(), getegid());
+            let (uid, gid) = (geteuid(), getegid());
             unshare(flags | CloneFlags::CLONE_NEWUSER)
                 .map_err(errno)
                 .map_err(failed("make namespaces"))?;
@@ -61,8 +61,8 @@ pub fn enter() -> Result<(), Error> {
             // refuses a map that an ordinary user writes.
             for (file, text) in [
                 ("setgroups", "deny".to_owned()),
-                ("uid_map", format!("0 {} 1", ids.0)),
-                ("gid_map", format!("0 {} 1", ids.1)),
+                ("uid_map", format!("0 {uid} 1")),
+                ("gid_map", format!("0 {gid} 1")),
             ] {
                 let path = Path::new("/proc/self").join(file);
                 fs::write(&path, text).map_err(failed(format!("write {}", path.display())))?;

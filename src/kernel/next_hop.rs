@@ -11,8 +11,8 @@ use super::{
 };
 use crate::net::Family;
 
-/// `RTA_VIA`: a gateway of another family than the route.
-const RTA_VIA: u16 = 18;
+/// A gateway of another family than the route.
+const RTA_VIA: u16 = libc::RTA_VIA;
 /// Offset of the attributes in a `struct rtnexthop`.
 const NEXT_HOP_HEADER: usize = 8;
 

@@ -4,6 +4,39 @@ use std::hash::Hash;
 
 use hashbrown::HashMap;
 
+/// Users that come and go in a change that is not made yet.
+#[derive(Debug)]
+pub struct Pending<'a, K> {
+    references: &'a References<K>,
+    deltas: HashMap<K, i32>,
+}
+
+impl<K: Eq + Hash> Pending<'_, K> {
+    /// Counts one more user of `object`. Returns true if it is the first.
+    pub fn add(&mut self, object: K) -> bool {
+        let before = self.references.count(&object);
+        let delta = self.deltas.entry(object).or_default();
+        *delta += 1;
+        before.saturating_add_signed(*delta) == 1
+    }
+
+    /// Counts one user of `object` less. Returns true if it was the last one.
+    pub fn release(&mut self, object: K) -> bool {
+        let before = self.references.count(&object);
+        let delta = self.deltas.entry(object).or_default();
+        if before.saturating_add_signed(*delta) == 0 {
+            return false;
+        }
+        *delta -= 1;
+        before.saturating_add_signed(*delta) == 0
+    }
+
+    /// Returns how many users more, or less, each object has then.
+    pub fn deltas(self) -> HashMap<K, i32> {
+        self.deltas
+    }
+}
+
 /// Counts the users of objects that several ServicePorts may need: an object is
 /// made for its first user, and removed after its last one.
 #[derive(Clone, Debug)]
@@ -49,6 +82,14 @@ impl<K: Eq + Hash> References<K> {
         }
     }
 
+    /// Returns a change in which no user comes or goes yet.
+    pub fn pending(&self) -> Pending<'_, K> {
+        Pending {
+            references: self,
+            deltas: HashMap::new(),
+        }
+    }
+
     /// Returns true if `object` has users.
     pub fn contains(&self, object: &K) -> bool {
         self.users.contains_key(object)
@@ -82,5 +123,19 @@ mod tests {
         references.change([(2, 2), (3, 1)]);
         references.change([(2, -1), (3, -1)]);
         assert_eq!((references.count(&2), references.contains(&3)), (2, false));
+    }
+
+    #[test]
+    fn users_of_a_change_count_before_it_is_made() {
+        let mut references = References::default();
+        references.change([(1, 1), (2, 2)]);
+        let mut pending = references.pending();
+        assert!(!pending.add(1) && pending.add(3) && !pending.add(3));
+        assert!(!pending.release(1) && pending.release(1) && !pending.release(1));
+        assert!(!pending.release(2) && !pending.release(4));
+        let deltas = pending.deltas();
+        references.change(deltas);
+        let counts = [1, 2, 3, 4].map(|object| references.count(&object));
+        assert_eq!(counts, [0, 1, 2, 0]);
     }
 }

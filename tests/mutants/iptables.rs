@@ -60,8 +60,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     unnoticed(
         noticed(
             DIFF,
-            "            None => applied.remove(name),",
-            "            None => {}",
+            "                None => applied.remove(&name),",
+            "                None => {}",
             "what is gone counts as applied",
         ),
         "no: its next change is refused, and then everything is read",

@@ -105,14 +105,14 @@ pub(super) const OBSERVING: &[Flag] = &[
     Flag::new(
         "healthz-port",
         "PORT",
-        Field::Set(|o, text| port(&mut o.ports.0, text), ""),
+        Field::Set(|o, text| port(&mut o.healthz_port, text), ""),
         "Port for --healthz-bind-address where it names none; 0: serve nowhere",
     )
     .hidden(),
     Flag::new(
         "metrics-port",
         "PORT",
-        Field::Set(|o, text| port(&mut o.ports.1, text), ""),
+        Field::Set(|o, text| port(&mut o.metrics_port, text), ""),
         "Port for --metrics-bind-address where it names none; 0: serve nowhere",
     )
     .hidden(),

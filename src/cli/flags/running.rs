@@ -68,7 +68,7 @@ pub(super) const RUNNING: &[Flag] = &[
     Flag::text(
         "machine-id-file",
         "FILES",
-        |o| &mut o.id_files.0,
+        |o| &mut o.machine_id_file,
         "Accepted for kube-proxy's sake: nothing reads it [default: \
          /etc/machine-id,/var/lib/dbus/machine-id]",
     )
@@ -76,7 +76,7 @@ pub(super) const RUNNING: &[Flag] = &[
     Flag::text(
         "boot-id-file",
         "FILES",
-        |o| &mut o.id_files.1,
+        |o| &mut o.boot_id_file,
         "Accepted for kube-proxy's sake: nothing reads it [default: \
          /proc/sys/kernel/random/boot_id]",
     )

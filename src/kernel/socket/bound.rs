@@ -18,12 +18,21 @@ const TABLES: [(Protocol, &str, &str); 4] = [
     (Protocol::Udp, "/proc/self/net/udp6", "07"),
 ];
 
-/// Calls `each` with protocol, address and inode of every such socket. The inode is that
-/// of its descriptors in `fstat(2)`.
+/// What a socket is bound to. Several sockets may share it, one a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BoundAddress {
+    /// Protocol of the socket.
+    pub protocol: Protocol,
+    /// Its own address and port.
+    pub address: SocketAddr,
+}
+
+/// Calls `each` with address and inode of every such socket. The inode is that of its
+/// descriptors in `fstat(2)`.
 ///
 /// # Errors
 /// Those of reading the tables. That of a family that the kernel has not is left out.
-pub fn each_bound(mut each: impl FnMut(Protocol, SocketAddr, u64)) -> io::Result<()> {
+pub fn each_bound(mut each: impl FnMut(BoundAddress, u64)) -> io::Result<()> {
     for (protocol, path, state) in TABLES {
         let file = match File::open(path) {
             Ok(file) => file,
@@ -32,7 +41,7 @@ pub fn each_bound(mut each: impl FnMut(Protocol, SocketAddr, u64)) -> io::Result
         };
         for line in BufReader::new(file).lines() {
             if let Some((address, inode)) = parse(&line?, state) {
-                each(protocol, address, inode);
+                each(BoundAddress { protocol, address }, inode);
             }
         }
     }
@@ -89,14 +98,15 @@ mod tests {
             let _client = TcpStream::connect(address).unwrap();
             let (accepted, _) = tcp.accept().unwrap();
             let mut found = Vec::new();
-            each_bound(|protocol, address, inode| found.push((protocol, address, inode))).unwrap();
+            each_bound(|bound, inode| found.push((bound, inode))).unwrap();
+            let of = |protocol, address| BoundAddress { protocol, address };
             let of_tcp = fstat(&tcp).unwrap().st_ino;
             let of_udp = fstat(&udp).unwrap().st_ino;
-            assert!(found.contains(&(Protocol::Tcp, address, of_tcp)));
+            assert!(found.contains(&(of(Protocol::Tcp, address), of_tcp)));
             let bound = udp.local_addr().unwrap();
-            assert!(found.contains(&(Protocol::Udp, bound, of_udp)));
+            assert!(found.contains(&(of(Protocol::Udp, bound), of_udp)));
             let connection = fstat(&accepted).unwrap().st_ino;
-            assert!(found.iter().all(|(_, _, inode)| *inode != connection));
+            assert!(found.iter().all(|(_, inode)| *inode != connection));
         }
     }
 

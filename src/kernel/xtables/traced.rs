@@ -2,19 +2,19 @@
 //! legacy tables: a message of nfnetlink_log (`linux/netfilter/nfnetlink_log.h`) whose
 //! prefix names a rule (`trace_packet` of `net/ipv4/netfilter/ip_tables.c`).
 
+use nix::libc;
+
 use crate::kernel::{
     netlink::{Malformed, Message},
     nftables::Headers,
 };
 
-/// `NFNL_SUBSYS_ULOG` and `NFULNL_MSG_PACKET`
-const PACKET: u16 = 4 << 8;
+const PACKET: u16 = (libc::NFNL_SUBSYS_ULOG << 8 | libc::NFULNL_MSG_PACKET) as u16;
 /// Bytes of `struct nfgenmsg`.
 const HEADER: usize = 4;
-// enum nfulnl_attr_type
-const INPUT: u16 = 4;
-const PAYLOAD: u16 = 9;
-const PREFIX: u16 = 10;
+const INPUT: u16 = libc::NFULA_IFINDEX_INDEV as u16;
+const PAYLOAD: u16 = libc::NFULA_PAYLOAD as u16;
+const PREFIX: u16 = libc::NFULA_PREFIX as u16;
 
 /// What a packet met in a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 
 use std::{io, net::IpAddr};
 
-use nix::errno::Errno;
+use nix::{errno::Errno, libc};
 
 use super::{Engine, Error, Xtables, rule, run::Writer, traced::Traced, words::Line};
 use crate::{
@@ -19,16 +19,14 @@ use crate::{
     net::{Family, Protocol},
 };
 
-/// `NFNL_SUBSYS_ULOG` and `NFULNL_MSG_CONFIG`
-const CONFIG: u16 = 4 << 8 | 1;
+const CONFIG: u16 = (libc::NFNL_SUBSYS_ULOG << 8 | libc::NFULNL_MSG_CONFIG) as u16;
 /// The group that packets of TRACE are of (`default_loginfo` of `nfnetlink_log.c`).
 const GROUP: u16 = 0;
-// enum nfulnl_attr_config, nfulnl_msg_config_cmds, and NFULNL_COPY_PACKET
-const COMMAND: u16 = 1;
-const MODE: u16 = 2;
-const THRESHOLD: u16 = 5;
-const BIND: u8 = 1;
-const COPY_PACKET: u8 = 2;
+const COMMAND: u16 = libc::NFULA_CFG_CMD as u16;
+const MODE: u16 = libc::NFULA_CFG_MODE as u16;
+const THRESHOLD: u16 = libc::NFULA_CFG_QTHRESH as u16;
+const BIND: u8 = libc::NFULNL_CFG_CMD_BIND as u8;
+const COPY_PACKET: u8 = libc::NFULNL_COPY_PACKET as u8;
 /// Bytes of each packet: its headers, with any options.
 const COPIED: u32 = 128;
 /// The logger whose messages can be read here.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::net::Family;
 
-/// For so long it is not said again that changes may have been missed: everything is read
+/// For so long it is not logged again that changes may have been missed: everything is read
 /// each time.
 const PAUSE: Duration = Duration::from_secs(10);
 
@@ -34,7 +34,7 @@ enum Record {
 pub struct Left {
     /// The count then; `None`: they may have been changed by others at that time.
     pub count: Option<Count>,
-    /// When it was said last that changes may have been missed.
+    /// When it was logged last that changes may have been missed.
     missed: Option<Instant>,
 }
 

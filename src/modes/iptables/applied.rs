@@ -21,19 +21,20 @@ pub struct Applied {
     pub rules: RuleCount,
     ports: HashSet<ByName>,
     /// How many ServicePorts take the step that leads to a chain of the index.
-    steps: References<IndexChain>,
+    pub steps: References<IndexChain>,
     endpoints: usize,
 }
 
 /// A chain of the index.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct IndexChain {
+pub struct IndexChain {
     table: Table,
     name: String,
 }
 
 impl IndexChain {
-    fn after(step: &Entry) -> IndexChain {
+    /// Returns the chain that `step` leads to.
+    pub fn after(step: &Entry) -> IndexChain {
         let (table, to) = (step.table, step.rule.leads_to());
         let name = to.unwrap_or_default().to_owned();
         IndexChain { table, name }
@@ -104,12 +105,6 @@ impl Applied {
     pub fn take_steps(&mut self, steps: Vec<Entry>) -> Vec<Entry> {
         let is_first = |step: &Entry| self.steps.add(IndexChain::after(step));
         steps.into_iter().filter(is_first).collect()
-    }
-
-    /// Counts one user of each of `steps` less. Returns those that have none left.
-    pub fn release_steps(&mut self, steps: Vec<Entry>) -> Vec<Entry> {
-        let is_last = |step: &Entry| self.steps.release(&IndexChain::after(step));
-        steps.into_iter().filter(is_last).collect()
     }
 
     /// Returns how much there will be once those of `map` are applied that

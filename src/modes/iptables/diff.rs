@@ -1,14 +1,16 @@
 //! From what ServicePorts need to the steps that bring it about. Pure.
 //!
-//! A [`change`] compares ServicePorts with what was applied, and is one
+//! A [`Change`] compares ServicePorts with what was applied, and is one
 //! transaction. A [`Full`] sync compares everything with what was observed, and is
 //! made piece by piece: so the rules of all Services are in memory at no time.
 //! Either compares a ServicePort in the same way (`kernel::xtables::difference`).
 
 use std::sync::Arc;
 
+use hashbrown::HashMap;
+
 use super::{
-    applied::Applied,
+    applied::{Applied, IndexChain},
     count::RuleCount,
     observe::distance,
     plan::{self, Fixed, Options},
@@ -21,6 +23,7 @@ use crate::{
         rule::Table,
         transaction::{Action, Group, Op, Transaction},
     },
+    net::Family,
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -30,63 +33,103 @@ const TOGETHER: usize = 50;
 /// Steps of ServicePorts.
 pub type PortSteps = Group<ServicePortName>;
 
-/// What has to change, and how much work it was to find out.
+/// What has to change for some ServicePorts.
 pub struct Change {
     /// The steps that make the change.
     pub transaction: Transaction<ServicePortName>,
-    /// How many ServicePorts were planned.
-    pub examined: usize,
+    /// The ServicePorts, as they will be; `None`: gone.
+    ports: Vec<(ServicePortName, Option<Arc<ServicePort>>)>,
+    removed: RuleCount,
+    added: RuleCount,
+    /// How many ServicePorts more, or less, take the step to a chain of the index.
+    steps: HashMap<IndexChain, i32>,
 }
 
-/// Returns what makes the ServicePorts called `names` such as `map` has them;
-/// `applied` is then what will be applied.
-pub fn change<'a>(
-    applied: &mut Applied,
-    map: &ServiceMap,
-    names: impl IntoIterator<Item = &'a ServicePortName>,
-) -> Change {
-    let family = applied.options.family;
-    let mut ports = Vec::new();
-    let (mut first, mut released) = (Vec::new(), Vec::new());
-    let mut examined = 0;
-    for name in names {
-        let old = applied.port(name).cloned();
-        let new = map.get(name).cloned();
-        let is_same = match (&old, &new) {
-            (Some(old), Some(new)) => Arc::ptr_eq(old, new),
-            (old, new) => old.is_none() && new.is_none(),
-        };
-        if is_same {
-            continue;
+impl Change {
+    /// Returns what makes the ServicePorts called `names` such as `map` has them, where
+    /// `applied` is. Each is named once.
+    pub fn new<'a>(
+        applied: &Applied,
+        map: &ServiceMap,
+        names: impl IntoIterator<Item = &'a ServicePortName>,
+    ) -> Change {
+        let family = applied.options.family;
+        let mut groups = Vec::new();
+        let mut ports = Vec::new();
+        let (mut removed, mut added) = (RuleCount::default(), RuleCount::default());
+        let (mut first, mut released) = (Vec::new(), Vec::new());
+        let mut steps = applied.steps.pending();
+        for name in names {
+            let old = applied.port(name);
+            let new = map.get(name);
+            let is_same = match (old, new) {
+                (Some(old), Some(new)) => Arc::ptr_eq(old, new),
+                (old, new) => old.is_none() && new.is_none(),
+            };
+            if is_same {
+                continue;
+            }
+            let rules = |port: Option<&Arc<ServicePort>>| {
+                port.map_or_else(OwnerRules::default, |port| {
+                    plan::plan(port, &applied.options)
+                })
+            };
+            let (before, after) = (rules(old), rules(new));
+            groups.push(Group::of(name.clone(), between(&before, &after, family)));
+            removed += RuleCount::of(&before);
+            added += RuleCount::of(&after);
+            let is_first = |step: &Entry| steps.add(IndexChain::after(step));
+            first.extend(after.steps.into_iter().filter(is_first));
+            released.extend(before.steps);
+            ports.push((name.clone(), new.cloned()));
         }
-        examined += 1;
-        let rules = |port: Option<Arc<ServicePort>>| {
-            port.map_or_else(OwnerRules::default, |port| {
-                plan::plan(&port, &applied.options)
-            })
-        };
-        let (before, after) = (rules(old), rules(new.clone()));
-        ports.push(Group::of(name.clone(), between(&before, &after, family)));
-        applied.rules -= RuleCount::of(&before);
-        applied.rules += RuleCount::of(&after);
         // What one leaves and another takes stays.
-        first.extend(applied.take_steps(after.steps));
-        released.extend(before.steps);
-        match new {
-            Some(new) => applied.insert(new),
-            None => applied.remove(name),
+        released.retain(|step| steps.release(IndexChain::after(step)));
+        Change {
+            transaction: with_steps(family, &first, groups, &released),
+            ports,
+            removed,
+            added,
+            steps: steps.deltas(),
         }
     }
+
+    /// Returns how many ServicePorts were planned.
+    pub fn examined(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// Adds to `applied` that this change is in force.
+    pub fn commit(self, applied: &mut Applied) {
+        for (name, port) in self.ports {
+            match port {
+                Some(port) => applied.insert(port),
+                None => applied.remove(&name),
+            }
+        }
+        applied.rules -= self.removed;
+        applied.rules += self.added;
+        applied.steps.change(self.steps);
+    }
+}
+
+/// Returns a transaction of these `groups`, before which the steps that are the `first` come,
+/// and after which the `last` ones go.
+fn with_steps(
+    family: Family,
+    first: &[Entry],
+    groups: Vec<PortSteps>,
+    last: &[Entry],
+) -> Transaction<ServicePortName> {
     let nothing = OwnerRules::default();
     let come = |step: &Entry| between(&nothing, &OwnerRules::of_step(step), family);
     let go = |step: &Entry| between(&OwnerRules::of_step(step), &nothing, family);
-    let last = applied.release_steps(released);
-    let mut groups = vec![Group::common(first.iter().flat_map(come).collect())];
-    groups.extend(ports);
-    groups.push(Group::common(last.iter().flat_map(go).collect()));
-    Change {
-        transaction: Transaction { family, groups },
-        examined,
+    let mut all = vec![Group::common(first.iter().flat_map(come).collect())];
+    all.extend(groups);
+    all.push(Group::common(last.iter().flat_map(go).collect()));
+    Transaction {
+        family,
+        groups: all,
     }
 }
 

@@ -49,9 +49,9 @@ impl Execution<'_> {
     /// # Errors
     /// When some were refused; what of it took effect is not known.
     pub async fn change(&mut self, change: &Change) -> Result<(), Error> {
-        self.done.examined = change.examined;
-        self.progress.begin(COUNTED, change.examined);
-        self.progress.send(change.examined);
+        self.done.examined = change.examined();
+        self.progress.begin(COUNTED, self.done.examined);
+        self.progress.send(self.done.examined);
         self.done.transactions += self.writer.run(&change.transaction).await?;
         self.progress.confirm();
         let groups = &change.transaction.groups;

@@ -5,7 +5,7 @@ use super::{
     applied::{Applied, Size},
     count::Done,
     counters::{Counters, Failure},
-    diff::{self, Full},
+    diff::{Change, Full},
     execute::Execution,
     observe::{interest, observe},
     plan::{self, Options},
@@ -293,9 +293,10 @@ impl FamilyRules {
         }
         names.sort_unstable();
         names.dedup();
-        let change = diff::change(&mut applied, map, names);
+        let change = Change::new(&applied, map, names);
         let mut execution = Execution::new(&self.writer, &self.progress);
         execution.change(&change).await?;
+        change.commit(&mut applied);
         execution.done.total = applied.rules;
         self.applied = Some(applied);
         Ok(execution.done)

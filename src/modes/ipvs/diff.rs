@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{
     blocked::keeps_out,
     desired::{Desired, Dirty, Needs, Serving},
-    drain::{DrainAction, Drains, Leaving},
+    drain::{DrainAction, Drained, Drains, Leaving},
     objects,
     observe::{Observed, Servers},
     plan::{self, Frontend, Member, Set},
@@ -68,20 +68,29 @@ pub struct Present<'a> {
     pub reals: &'a [ListedReal],
 }
 
-/// Appends what makes a virtual server that is `present` the `desired` one: new
-/// real servers first, those that go last. `limit` is how long the connections
-/// of one that goes may go on, `None`: as long as they last.
-pub fn server_changes(
+/// How a virtual server becomes the desired one.
+#[derive(Debug, Default, PartialEq)]
+pub struct ServerDifference {
+    /// What is to be changed: new real servers first, those that go last.
+    pub changes: Vec<Change>,
+    /// The real servers that are drained on.
+    pub drained: Vec<Drained>,
+}
+
+/// Returns what makes a virtual server that is `present` the `desired` one, where `drains`
+/// are under way. `limit` is how long the connections of a real server that goes may go on,
+/// `None`: as long as they last.
+pub fn server_difference(
     desired: &plan::VirtualServer,
     present: Option<Present<'_>>,
     limit: Option<Duration>,
-    drains: &mut Drains,
+    drains: &Drains,
     now: Instant,
-    changes: &mut Vec<Change>,
-) {
+) -> ServerDifference {
     let frontend = &desired.frontend;
     let id = frontend.id();
     let limit = desired.drain_limit(limit);
+    let mut changes = Vec::new();
     let mut there: Vec<&ListedReal> = Vec::new();
     match present {
         None => changes.push(Change::Add(desired.to_kernel())),
@@ -94,7 +103,6 @@ pub fn server_changes(
         }
     }
     for real in &desired.reals {
-        drains.forget(frontend, real.address);
         match there.binary_search_by_key(&real.address, |there| there.server.address) {
             Err(_) => changes.push(Change::AddReal(id, *real)),
             Ok(at) => {
@@ -115,8 +123,9 @@ pub fn server_changes(
         };
         match drains.decide(frontend, &leaving, now) {
             DrainAction::Delete => changes.push(Change::DeleteReal(id, real.address)),
-            DrainAction::Drain => {
-                drained.push(real.address);
+            DrainAction::Drain(period) => {
+                let address = real.address;
+                drained.push(Drained { address, period });
                 if real.weight > 0 {
                     real.weight = 0;
                     changes.push(Change::EditReal(id, real));
@@ -124,7 +133,7 @@ pub fn server_changes(
             }
         }
     }
-    drains.counted(frontend, &drained, now);
+    ServerDifference { changes, drained }
 }
 
 /// Orders the changes of sets. What closes or masquerades comes before the

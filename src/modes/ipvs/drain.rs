@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainAction {
     /// It gets no new connections, and those that it has are counted again.
-    Drain,
+    Drain(Period),
     /// It is deleted; what connections it has are ended by
     /// `expire_nodest_conn`.
     Delete,
@@ -47,6 +47,15 @@ pub struct Leaving {
     pub connections: u32,
     /// How long they may go on; `None`: as long as they last.
     pub limit: Option<Duration>,
+}
+
+/// A real server that is drained on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Its address and port.
+    pub address: SocketAddr,
+    /// How long it is drained.
+    pub period: Period,
 }
 
 /// Real servers of one family that are drained.
@@ -67,17 +76,16 @@ struct Draining {
 }
 
 /// How long a real server is drained.
-#[derive(Clone, Copy, Debug)]
-struct Period {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Period {
     since: Instant,
     /// When it is deleted at the latest.
     end: Option<Instant>,
 }
 
 impl Drains {
-    /// Decides about a real server that no ServicePort needs, and keeps in mind those
-    /// that are drained.
-    pub fn decide(&mut self, frontend: &Frontend, leaving: &Leaving, now: Instant) -> DrainAction {
+    /// Returns what is to be done with a real server that no ServicePort needs.
+    pub fn decide(&self, frontend: &Frontend, leaving: &Leaving, now: Instant) -> DrainAction {
         let (real, limit) = (leaving.address, leaving.limit);
         // Only TCP shows when a connection is over.
         let at_once = frontend.protocol != Protocol::Tcp || limit == Some(Duration::ZERO);
@@ -87,30 +95,27 @@ impl Drains {
         let is_over = end.is_some_and(|end| now >= end);
         // While it has weight, a connection may come before it is deleted.
         if at_once || is_over || leaving.weight == 0 && leaving.connections == 0 {
-            self.forget(frontend, real);
-            return DrainAction::Delete;
+            DrainAction::Delete
+        } else {
+            DrainAction::Drain(Period { since, end })
+        }
+    }
+
+    /// Takes in that the connections of all real servers at `frontend` were counted,
+    /// and that these are `drained` on; others that were are needed again, or gone.
+    pub fn update(&mut self, frontend: &Frontend, drained: &[Drained], now: Instant) {
+        if drained.is_empty() {
+            return self.forget_all(frontend);
         }
         let draining = self.frontends.entry(*frontend).or_insert_with(|| Draining {
             reals: BTreeMap::new(),
             backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             due: now,
         });
-        if draining.reals.insert(real, Period { since, end }).is_none() {
+        let reals = drained.iter().map(|one| (one.address, one.period));
+        let before = std::mem::replace(&mut draining.reals, reals.collect());
+        if !draining.reals.keys().all(|real| before.contains_key(real)) {
             draining.backoff.failed_anew(now);
-            draining.reschedule(frontend, &mut self.due, now);
-        }
-        DrainAction::Drain
-    }
-
-    /// Takes in that the connections of all real servers at `frontend` were counted,
-    /// and that these `reals` are to be drained on; others that were drained are gone.
-    pub fn counted(&mut self, frontend: &Frontend, reals: &[SocketAddr], now: Instant) {
-        let Some(draining) = self.frontends.get_mut(frontend) else {
-            return;
-        };
-        draining.reals.retain(|real, _| reals.contains(real));
-        if draining.reals.is_empty() {
-            return self.forget_all(frontend);
         }
         draining.backoff.failed(now);
         draining.reschedule(frontend, &mut self.due, now);
@@ -126,17 +131,6 @@ impl Drains {
             };
             draining.backoff.failed(now);
             draining.reschedule(&frontend, &mut self.due, now);
-        }
-    }
-
-    /// Forgets a real server that is needed again, or gone.
-    pub fn forget(&mut self, frontend: &Frontend, real: SocketAddr) {
-        let Some(draining) = self.frontends.get_mut(frontend) else {
-            return;
-        };
-        draining.reals.remove(&real);
-        if draining.reals.is_empty() {
-            self.forget_all(frontend);
         }
     }
 
@@ -224,13 +218,32 @@ mod tests {
         }
     }
 
+    /// Has a real server, the only one of its virtual server, drained or deleted.
+    fn decide(
+        drains: &mut Drains,
+        frontend: &Frontend,
+        leaving: &Leaving,
+        now: Instant,
+    ) -> DrainAction {
+        let action = drains.decide(frontend, leaving, now);
+        let drained = match action {
+            DrainAction::Drain(period) => Some(Drained {
+                address: leaving.address,
+                period,
+            }),
+            DrainAction::Delete => None,
+        };
+        drains.update(frontend, drained.as_slice(), now);
+        action
+    }
+
     #[test]
     fn connections_that_cannot_be_counted_are_tried_less_and_less_often() {
         let tcp = at_port_80(Protocol::Tcp);
         let mut drains = Drains::default();
         let mut now = Instant::now();
         let limit = Some(Duration::from_secs(3));
-        drains.decide(&tcp, &leaving(1, limit, 0, 1), now);
+        decide(&mut drains, &tcp, &leaving(1, limit, 0, 1), now);
         let mut pauses = Vec::new();
         while pauses.len() < 8 {
             let due = drains.next_due().expect("something is drained");
@@ -240,7 +253,8 @@ mod tests {
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
         let counted = leaving(1, limit, 0, 1);
-        assert_eq!(drains.decide(&tcp, &counted, now), DrainAction::Delete);
+        let action = decide(&mut drains, &tcp, &counted, now);
+        assert_eq!(action, DrainAction::Delete);
         assert_eq!(drains.next_due(), None);
     }
 
@@ -252,28 +266,27 @@ mod tests {
         let minute = Some(Duration::from_secs(60));
         let (zero, endless) = (Some(Duration::ZERO), Some(Duration::MAX));
         let mut drains = Drains::default();
-        use DrainAction::{Delete, Drain};
         let cases = [
-            ("UDP", udp, None, 1, 9, 0, Delete),
-            ("SCTP", sctp, None, 1, 9, 0, Delete),
-            ("at once", tcp, zero, 1, 9, 0, Delete),
-            ("first without new ones", tcp, None, 1, 0, 0, Drain),
-            ("idle", tcp, None, 0, 0, 0, Delete),
-            ("busy", tcp, None, 0, 1, 0, Drain),
-            ("still busy", tcp, None, 0, 1, 16, Drain),
-            ("for days", tcp, None, 0, 1, 5_000, Drain),
-            ("a huge limit", tcp, endless, 0, 1, 5_000, Drain),
-            ("a limit comes later", tcp, minute, 0, 1, 5_001, Delete),
-            ("busy with a limit", tcp, minute, 0, 1, 6_000, Drain),
-            ("limit reached", tcp, minute, 0, 1, 6_001, Delete),
+            ("UDP", udp, None, 1, 9, 0, false),
+            ("SCTP", sctp, None, 1, 9, 0, false),
+            ("at once", tcp, zero, 1, 9, 0, false),
+            ("first without new ones", tcp, None, 1, 0, 0, true),
+            ("idle", tcp, None, 0, 0, 0, false),
+            ("busy", tcp, None, 0, 1, 0, true),
+            ("still busy", tcp, None, 0, 1, 16, true),
+            ("for days", tcp, None, 0, 1, 5_000, true),
+            ("a huge limit", tcp, endless, 0, 1, 5_000, true),
+            ("a limit comes later", tcp, minute, 0, 1, 5_001, false),
+            ("busy with a limit", tcp, minute, 0, 1, 6_000, true),
+            ("limit reached", tcp, minute, 0, 1, 6_001, false),
         ];
-        for (what, frontend, limit, weight, connections, at, action) in cases {
-            let now = minutes(at);
-            let decided = drains.decide(&frontend, &leaving(1, limit, weight, connections), now);
-            assert_eq!(decided, action, "{what}");
-            assert_eq!(drains.next_due().is_some(), action == Drain, "{what}");
+        for (what, frontend, limit, weight, connections, at, is_drained) in cases {
+            let leaving = leaving(1, limit, weight, connections);
+            let action = decide(&mut drains, &frontend, &leaving, minutes(at));
+            assert_eq!(action != DrainAction::Delete, is_drained, "{what}");
+            assert_eq!(drains.next_due().is_some(), is_drained, "{what}");
         }
-        drains.decide(&tcp, &leaving(1, None, 0, 1), start);
+        decide(&mut drains, &tcp, &leaving(1, None, 0, 1), start);
         drains.forget_all(&tcp);
         assert_eq!(drains.next_due(), None);
     }
@@ -283,12 +296,19 @@ mod tests {
         let (tcp, start) = (at_port_80(Protocol::Tcp), Instant::now());
         let mut drains = Drains::default();
         let count = |drains: &mut Drains, reals: &[u8], now: Instant| {
-            for last in reals {
+            let drained = reals.iter().map(|last| {
                 let limit = (*last == 9).then_some(Duration::from_secs(10));
-                drains.decide(&tcp, &leaving(*last, limit, 0, 1), now);
-            }
-            let reals: Vec<_> = reals.iter().map(|last| real(*last)).collect();
-            drains.counted(&tcp, &reals, now);
+                let leaving = leaving(*last, limit, 0, 1);
+                match drains.decide(&tcp, &leaving, now) {
+                    DrainAction::Drain(period) => Drained {
+                        address: leaving.address,
+                        period,
+                    },
+                    DrainAction::Delete => panic!("{last} is deleted"),
+                }
+            });
+            let drained: Vec<_> = drained.collect();
+            drains.update(&tcp, &drained, now);
         };
         let seconds = |instant: Instant| (instant - start).as_secs();
         count(&mut drains, &[1], start);
@@ -318,12 +338,12 @@ mod tests {
         let due = drains.next_due().expect("they are drained");
         assert_eq!(due - next, Duration::from_secs(10));
 
-        drains.forget(&tcp, real(1));
+        count(&mut drains, &[2, 9], next);
         assert_eq!((drains.len(), drains.next_due()), (2, Some(due)));
         // Another program deleted one.
         count(&mut drains, &[9], next);
         assert_eq!((drains.len(), drains.next_due()), (1, Some(due)));
-        drains.forget(&tcp, real(9));
+        count(&mut drains, &[], next);
         assert_eq!((drains.len(), drains.next_due()), (0, None));
     }
 }

@@ -6,6 +6,7 @@ mod compare;
 mod expected;
 mod given;
 mod left;
+mod unfiltered;
 #[cfg(test)]
 pub mod listening;
 
@@ -18,7 +19,7 @@ use std::{
 
 use hashbrown::{HashMap, hash_map::Entry};
 
-use self::{expected::Expected, left::LeftPorts};
+use self::{expected::Expected, left::LeftPorts, unfiltered::Unfiltered};
 use super::{
     assignments::Assignments,
     capture::{Desired, Extent, Frontend, Scopes, Target},
@@ -59,8 +60,7 @@ pub struct Executor {
     given: GivenSockets,
     /// Local ports to which rules of an ended process lead.
     left: LeftPorts,
-    /// That a filter does not fit was logged.
-    filter_logged: bool,
+    unfiltered: Unfiltered,
     progress: PerFamily<SyncProgress>,
     /// What helps where another program has the port of an address.
     if_taken: &'static str,
@@ -100,7 +100,7 @@ impl Executor {
             used: BTreeMap::new(),
             given: GivenSockets::default(),
             left: LeftPorts::default(),
-            filter_logged: false,
+            unfiltered: Unfiltered::default(),
             progress: PerFamily::default(),
             if_taken,
             workers,
@@ -366,7 +366,7 @@ impl Executor {
             }
         };
         let filtered = group.filter(plan.name.port.family, &shared.cluster_local);
-        log_filter(filtered, &group.group().label, &mut self.filter_logged);
+        self.unfiltered.set(&plan.name, filtered);
     }
 
     fn take_local_port(&mut self, name: &GroupName) -> io::Result<()> {
@@ -376,7 +376,7 @@ impl Executor {
         let mut unfit: Vec<_> = group.local_port.take().into_iter().collect();
         if unfit.is_empty()
             && let Some(port) = given::local_port(&self.given, &mut self.ports, name, group)
-                .or_else(|| self.left.local_port(&mut self.ports, name, group))
+                .or_else(|| self.left.local_port(&mut self.ports, group))
         {
             group.local_port = Some(port);
             return Ok(());
@@ -450,7 +450,7 @@ impl Executor {
     pub fn filter_all(&mut self) {
         for (name, group) in &mut self.groups {
             let filtered = group.filter(name.port.family, &self.shared.cluster_local);
-            log_filter(filtered, &group.group().label, &mut self.filter_logged);
+            self.unfiltered.set(name, filtered);
         }
     }
 
@@ -479,19 +479,5 @@ impl Executor {
     /// Has nothing more come to its sockets, which are about to close.
     pub fn fall_silent(&self) {
         self.groups.values().for_each(|group| group.fall_silent());
-    }
-}
-
-/// Logs once that who may not call is reset instead of getting no answer.
-fn log_filter(filtered: io::Result<()>, service: &str, logged: &mut bool) {
-    if let Err(error) = filtered
-        && !mem::replace(logged, true)
-    {
-        tracing::warn!(
-            service,
-            "connections of clients that may not call are reset instead of getting no answer, \
-             because the filter does not fit on the listener: {error}; give fewer \
-             loadBalancerSourceRanges, or raise net.core.optmem_max"
-        );
     }
 }

@@ -331,7 +331,7 @@ impl Reader<'_> {
             options.drain(at..(at + 2).min(options.len()));
             value
         };
-        let wanted = || Unread::Value(name.clone());
+        let unread = || Unread::Value(name.clone());
         let target = match name.as_str() {
             "ACCEPT" => Target::Accept,
             "DROP" => Target::Drop,
@@ -341,17 +341,17 @@ impl Reader<'_> {
                 Target::Reject
             }
             "MARK" => {
-                let set = value("--set-xmark").ok_or_else(wanted)?;
-                let (value, mask) = mark(&set).ok_or_else(wanted)?;
+                let set = value("--set-xmark").ok_or_else(unread)?;
+                let (value, mask) = mark(&set).ok_or_else(unread)?;
                 Target::Mark(value, mask)
             }
             "DNAT" => {
-                let to = value("--to-destination").ok_or_else(wanted)?;
-                Target::Dnat(to.parse().map_err(|_| wanted())?)
+                let to = value("--to-destination").ok_or_else(unread)?;
+                Target::Dnat(to.parse().map_err(|_| unread())?)
             }
             "REDIRECT" => {
-                let to = value("--to-ports").ok_or_else(wanted)?;
-                Target::Redirect(to.parse().map_err(|_| wanted())?)
+                let to = value("--to-ports").ok_or_else(unread)?;
+                Target::Redirect(to.parse().map_err(|_| unread())?)
             }
             "MASQUERADE" => {
                 options.retain(|word| word != "--random-fully");

@@ -7,7 +7,7 @@ use crate::{
     modes::iptables::{
         applied::Applied,
         count::RuleCount,
-        diff::change,
+        diff::Change,
         plan::{Dispatch, Options},
     },
     services::{ServiceMap, ServicePortName},
@@ -38,21 +38,23 @@ fn names(map: &ServiceMap) -> HashSet<ServicePortName> {
 
 #[test]
 fn rules() {
-    let (map, mut applied) = (map(0), applied());
+    let (map, applied) = (map(0), applied());
     let names = names(&map);
-    let text = counted(|| change(&mut applied, &map, &names).transaction.to_string());
+    let text = counted(|| Change::new(&applied, &map, &names).transaction.to_string());
     assert!(text.lines().count() > 10 * SERVICES as usize);
 }
 
 #[test]
 fn changes() {
     let (first, second, mut applied) = (map(0), map(1), applied());
-    change(&mut applied, &first, &names(&first));
+    Change::new(&applied, &first, &names(&first)).commit(&mut applied);
     let changed: Vec<_> = (0..CHANGES).map(|number| service(number, 1)).collect();
     let lines = counted(|| {
         let each = changed.iter().map(|port| {
-            let change = change(&mut applied, &second, [&port.name]);
-            change.transaction.to_string().lines().count()
+            let change = Change::new(&applied, &second, [&port.name]);
+            let lines = change.transaction.to_string().lines().count();
+            change.commit(&mut applied);
+            lines
         });
         each.sum::<usize>()
     });

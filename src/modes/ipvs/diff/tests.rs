@@ -98,8 +98,9 @@ proptest! {
                 is_same: *server == desired.to_kernel(),
                 reals: &reals,
             });
-            let mut changes = Vec::new();
-            server_changes(&desired, present, None, &mut drains, now, &mut changes);
+            let ServerDifference { changes, drained } =
+                server_difference(&desired, present, None, &drains, now);
+            drains.update(&desired.frontend, &drained, now);
             let last_new = changes.iter().rposition(|c| matches!(c, Change::AddReal(..)));
             let first_gone = changes.iter().position(|c| match c {
                 Change::DeleteReal(..) => true,

@@ -363,7 +363,7 @@ impl Execution<'_> {
         };
         let waiting = blocked.iter().copied().map(why).collect();
         self.results.again.addresses.extend(blocked);
-        // Of what is not open for the same reason that is said already.
+        // Of what is not open for the same reason, which is reported already.
         let closed = self.state.failed().clone();
         self.report_addresses(&waiting, &closed);
         let refused = self.change_addresses(&coming, Action::Add)?;

@@ -10,7 +10,7 @@ use crate::{
     modes::ipvs::{
         blocked::{guarding, guards, keeps_out, shutting},
         desired::{Dirty, Serving},
-        diff::{Present, server_changes},
+        diff::{Present, server_difference},
         objects,
         observe::ServerDigest,
         plan::{FilledSets, Frontend, Member, ServicePlan, Set, VirtualServer},
@@ -230,20 +230,22 @@ impl Execution<'_> {
         });
         let limit = port.preferences().drain_timeout;
         let limit = limit.or(self.options.drain_timeout);
-        let (before, drained) = (changes.len(), self.drains.of(frontend));
-        server_changes(server, present, limit, self.drains, self.now, changes);
+        let drained = self.drains.of(frontend);
+        let difference = server_difference(server, present, limit, self.drains, self.now);
+        self.drains.update(frontend, &difference.drained, self.now);
         let known = self.full.and_then(|full| full.known.as_ref());
         let is_end_of_drain = |change: &Change| match change {
             Change::DeleteReal(_, real) => drained.contains(real),
             _ => false,
         };
-        if !changes[before..].iter().all(is_end_of_drain)
+        if !difference.changes.iter().all(is_end_of_drain)
             && known.is_some_and(|known| !known.contains(frontend))
         {
             self.results
                 .repaired
                 .push(objects::virtual_server(frontend));
         }
+        changes.extend(difference.changes);
         Ok(())
     }
 

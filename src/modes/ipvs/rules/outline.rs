@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_are_the_same_shape_and_other_rules_are_not() {
+    fn other_words_are_the_same_outline_and_other_rules_are_not() {
         let chains = [":FORWARD ACCEPT [0:0]", ":OURS - [0:0]", ":EMPTY - [0:0]"];
         let jump = "-A FORWARD -m comment --comment x -j OURS";
         let (first, second) = ("-A OURS -p tcp -j RETURN", "-A OURS --new-option -j DROP");

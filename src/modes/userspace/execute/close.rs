@@ -49,8 +49,11 @@ impl Executor {
             Closing::Group(kind) => {
                 self.loads.remove(&name(kind));
                 self.assignments.remove_flows(&name(kind));
-                let group = self.groups.remove(&name(kind));
-                if let Some(port) = group.and_then(|mut group| group.local_port.take()) {
+                let Some(mut group) = self.groups.remove(&name(kind)) else {
+                    return;
+                };
+                self.unfiltered.remove(&name(kind));
+                if let Some(port) = group.local_port.take() {
                     self.ports.release(&port);
                 }
             }

@@ -1,8 +1,6 @@
 //! What becomes of the sockets of ended processes: service groups take those at their
 //! addresses, and the others are closed.
 
-use std::{collections::BTreeSet, net::SocketAddr};
-
 use hashbrown::{HashMap, HashSet};
 
 use super::{
@@ -16,7 +14,7 @@ use super::{
     },
     Executor,
 };
-use crate::net::{Family, Protocol};
+use crate::{kernel::socket::bound::BoundAddress, net::Family};
 
 /// Returns the local port that an ended process had for a group, if its clients do not
 /// call it: the rules that it left lead there.
@@ -40,8 +38,8 @@ impl Executor {
     pub fn take_given(&mut self) {
         self.assignments.inherit(self.shared.holding.take_notes());
         for given in self.shared.holding.take_given() {
-            if let Some((protocol, address)) = self.given.add(given) {
-                self.ports.keep(protocol, address);
+            if let Some(port) = self.given.add(given) {
+                self.ports.keep(port);
             }
         }
     }
@@ -59,13 +57,13 @@ impl Executor {
             .filter(|(name, _)| name.port.family == family)
             .map(|(name, group)| ((name.port.protocol, &**group.held_as()), group))
             .collect();
-        let mut ports = BTreeSet::new();
+        let mut ports = HashSet::new();
         for given in left {
             let description = given.description();
-            let place = (description.protocol, description.address);
-            let group = groups.get(&(description.protocol, &*description.label));
-            if description.address.ip().is_unspecified() {
-                ports.insert(place);
+            let (protocol, address) = (description.protocol, description.address);
+            let group = groups.get(&(protocol, &*description.label));
+            if address.ip().is_unspecified() {
+                ports.insert(BoundAddress { protocol, address });
             }
             match group {
                 Some(group) => group.serve_rest_of(&self.shared, &self.workers, given),
@@ -77,15 +75,15 @@ impl Executor {
     }
 
     /// Lets other groups have those of these local ports that no group has.
-    pub(super) fn give_up(&mut self, ports: impl IntoIterator<Item = (Protocol, SocketAddr)>) {
+    pub(super) fn give_up(&mut self, ports: impl IntoIterator<Item = BoundAddress>) {
         let mut ports = ports.into_iter().peekable();
         if ports.peek().is_none() {
             return;
         }
         let groups = self.groups.values();
-        let open: HashSet<_> = groups.filter_map(|group| group.place()).collect();
-        for place in ports.filter(|place| !open.contains(place)) {
-            self.ports.give_up(place.0, place.1);
+        let open: HashSet<_> = groups.filter_map(|group| group.bound()).collect();
+        for port in ports.filter(|port| !open.contains(port)) {
+            self.ports.give_up(port);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Local ports to which the rules of an ended process still lead: a service group has the one
 //! of its frontends again, and no other group has it before capture is in force.
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::collections::HashMap;
 
 use super::{
     super::{
@@ -10,20 +10,17 @@ use super::{
             ListenerSet,
             redirect_ports::{RedirectPort, RedirectPorts},
         },
-        plan::GroupName,
     },
     Executor,
 };
-use crate::net::{Family, Protocol};
-
-/// A protocol, and the wildcard address with a local port.
-type Place = (Protocol, SocketAddr);
+use crate::{kernel::socket::bound::BoundAddress, net::Family};
 
 /// The ports of ended processes.
 #[derive(Debug, Default)]
 pub struct LeftPorts {
-    places: HashMap<Frontend, Place>,
-    frontends: HashMap<Place, Vec<Frontend>>,
+    /// To which local port the rules of each frontend lead: the wildcard address with it.
+    ports: HashMap<Frontend, BoundAddress>,
+    frontends: HashMap<BoundAddress, Vec<Frontend>>,
 }
 
 impl LeftPorts {
@@ -32,18 +29,16 @@ impl LeftPorts {
     pub fn local_port(
         &self,
         ports: &mut RedirectPorts,
-        name: &GroupName,
         group: &ListenerSet,
     ) -> Option<RedirectPort> {
-        let led = |frontend| self.places.get(frontend);
-        let place = group.frontends.iter().find_map(led)?;
-        let address = place.1;
+        let led = |frontend| self.ports.get(frontend);
+        let port = group.frontends.iter().find_map(led)?;
         let is_of_group = |one: &Frontend| group.frontends.contains(one);
-        let is_called = group.is_called_at(address.port());
-        if is_called || !self.frontends.get(place)?.iter().all(is_of_group) {
+        let is_called = group.is_called_at(port.address.port());
+        if is_called || !self.frontends.get(port)?.iter().all(is_of_group) {
             return None;
         }
-        ports.have_again(name.port.protocol, address).ok()
+        ports.have_again(*port).ok()
     }
 }
 
@@ -52,23 +47,26 @@ impl Executor {
     /// family.
     pub fn take_left(&mut self, family: Family, left: Vec<(Frontend, u16)>) {
         for (frontend, port) in left {
-            let place = (frontend.protocol, (family.unspecified(), port).into());
-            self.ports.keep(place.0, place.1);
-            self.left.places.insert(frontend, place);
-            self.left.frontends.entry(place).or_default().push(frontend);
+            let port = BoundAddress {
+                protocol: frontend.protocol,
+                address: (family.unspecified(), port).into(),
+            };
+            self.ports.keep(port);
+            self.left.ports.insert(frontend, port);
+            self.left.frontends.entry(port).or_default().push(frontend);
         }
     }
 
     /// Lets other groups have the ports that no group of `family` has again: nothing leads
     /// there any more.
     pub fn give_up_left(&mut self, family: Family) {
-        self.left.places.retain(|one, _| one.family != family);
-        let is_of_family = |(_, address): &Place| Family::of(&address.ip()) == family;
+        self.left.ports.retain(|one, _| one.family != family);
+        let is_of_family = |port: &BoundAddress| Family::of(&port.address.ip()) == family;
         let left = self
             .left
             .frontends
-            .extract_if(|place, _| is_of_family(place));
-        let left: Vec<Place> = left.map(|(place, _)| place).collect();
+            .extract_if(|port, _| is_of_family(port));
+        let left: Vec<BoundAddress> = left.map(|(port, _)| port).collect();
         self.give_up(left);
     }
 }

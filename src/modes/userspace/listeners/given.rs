@@ -6,36 +6,35 @@ use hashbrown::HashMap;
 
 use crate::{
     hold::Given,
+    kernel::socket::bound::BoundAddress,
     net::{Family, Protocol},
 };
 
-/// What names a socket: several share an address, one a worker.
-type Place = (Protocol, SocketAddr);
+/// What the local port of a service group was opened for.
+type Purpose = (Protocol, Family, Arc<str>);
 
 /// The sockets that no service group has taken.
 #[derive(Debug, Default)]
 pub struct GivenSockets {
-    places: HashMap<Place, Vec<Given>>,
-    /// The local ports among them, by what they were opened for.
-    local_ports: HashMap<(Protocol, Family, Arc<str>), SocketAddr>,
+    sockets: HashMap<BoundAddress, Vec<Given>>,
+    /// The local ports among them.
+    local_ports: HashMap<Purpose, SocketAddr>,
 }
 
 impl GivenSockets {
     /// Adds a socket. Returns where it is if it has a local port of redirect capture,
     /// which no other group may take.
-    pub fn add(&mut self, given: Given) -> Option<Place> {
+    pub fn add(&mut self, given: Given) -> Option<BoundAddress> {
         let description = given.description();
-        let (place, ip) = (
-            (description.protocol, description.address),
-            description.address.ip(),
-        );
+        let (protocol, address) = (description.protocol, description.address);
+        let (bound, ip) = (BoundAddress { protocol, address }, address.ip());
         if ip.is_unspecified() {
             let label = Arc::from(&*description.label);
-            let name = (description.protocol, Family::of(&ip), label);
-            self.local_ports.insert(name, description.address);
+            let purpose = (protocol, Family::of(&ip), label);
+            self.local_ports.insert(purpose, address);
         }
-        self.places.entry(place).or_default().push(given);
-        ip.is_unspecified().then_some(place)
+        self.sockets.entry(bound).or_default().push(given);
+        ip.is_unspecified().then_some(bound)
     }
 
     /// Returns the local port that was opened for `label`.
@@ -45,27 +44,27 @@ impl GivenSockets {
         family: Family,
         label: &Arc<str>,
     ) -> Option<SocketAddr> {
-        let name = (protocol, family, Arc::clone(label));
-        let address = *self.local_ports.get(&name)?;
-        self.places
-            .contains_key(&(protocol, address))
+        let purpose = (protocol, family, Arc::clone(label));
+        let address = *self.local_ports.get(&purpose)?;
+        self.sockets
+            .contains_key(&BoundAddress { protocol, address })
             .then_some(address)
     }
 
     /// Returns the sockets at an address.
     pub fn take(&mut self, protocol: Protocol, address: SocketAddr) -> Vec<Given> {
-        let taken = self.places.remove(&(protocol, address));
+        let taken = self.sockets.remove(&BoundAddress { protocol, address });
         taken.unwrap_or_default()
     }
 
     /// Returns all sockets of `family`.
     pub fn take_family(&mut self, family: Family) -> Vec<Given> {
-        let (taken, rest) = mem::take(&mut self.places)
+        let (taken, rest) = mem::take(&mut self.sockets)
             .into_iter()
-            .partition(|((_, address), _)| Family::of(&address.ip()) == family);
-        self.places = rest;
+            .partition(|(bound, _)| Family::of(&bound.address.ip()) == family);
+        self.sockets = rest;
         self.local_ports.retain(|(_, of, _), _| *of != family);
-        let taken: HashMap<Place, Vec<Given>> = taken;
+        let taken: HashMap<BoundAddress, Vec<Given>> = taken;
         taken.into_values().flatten().collect()
     }
 }

@@ -33,6 +33,7 @@ use super::{
 use crate::{
     hold::{Given, Held},
     kernel::socket::{
+        bound::BoundAddress,
         filter::Filter,
         listening::{self, Bind},
         poller::Token,
@@ -202,9 +203,12 @@ impl ListenerSet {
     }
 
     /// Returns its protocol and local address; `None`: it has no local port, as with local capture.
-    pub fn place(&self) -> Option<(Protocol, SocketAddr)> {
+    pub fn bound(&self) -> Option<BoundAddress> {
         let port = self.local_port.as_ref()?;
-        Some((self.protocol, port.address))
+        Some(BoundAddress {
+            protocol: self.protocol,
+            address: port.address,
+        })
     }
 
     /// Returns its UDP flows, if it has any.
@@ -234,20 +238,21 @@ impl ListenerSet {
         }
     }
 
-    /// Has its TCP listeners let in who may call now; no filter that fits lets in
-    /// everyone.
-    ///
-    /// # Errors
-    /// When a filter does not fit.
-    pub fn filter(&mut self, family: Family, cluster_local: &ClusterLocal) -> io::Result<()> {
+    /// Has its TCP listeners let in who may call now; no filter that fits lets in everyone.
+    /// Returns whether the filter fits on all of them; `None`: it is the same as before.
+    pub fn filter(
+        &mut self,
+        family: Family,
+        cluster_local: &ClusterLocal,
+    ) -> Option<io::Result<()>> {
         let filter = admission::filter(family, &self.group.routing(), cluster_local);
         if filter == self.filter {
-            return Ok(());
+            return None;
         }
         self.filter = filter;
         let open = self.open.iter();
         let filtered = open.map(|listeners| listeners.filter(&self.filter));
-        filtered.fold(Ok(()), Result::and)
+        Some(filtered.fold(Ok(()), Result::and))
     }
 
     /// Has nothing more come to its sockets, which are about to close, but to those of

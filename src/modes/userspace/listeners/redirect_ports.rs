@@ -7,7 +7,10 @@ use socket2::{Domain, Socket, Type};
 
 use super::super::proxy::descriptors::{Descriptors, Permits};
 use crate::{
-    kernel::socket::listening::{self, Bind},
+    kernel::socket::{
+        bound::BoundAddress,
+        listening::{self, Bind},
+    },
     net::{Family, Protocol},
 };
 
@@ -20,7 +23,7 @@ pub struct RedirectPorts {
     range: Option<RangeInclusive<u16>>,
     next: u16,
     /// Addresses with the ports that are taken; a protocol shares none with another.
-    used: HashSet<(Protocol, SocketAddr)>,
+    used: HashSet<BoundAddress>,
     descriptors: Descriptors,
 }
 
@@ -38,6 +41,13 @@ pub struct RedirectPort {
 }
 
 impl RedirectPort {
+    fn bound(&self) -> BoundAddress {
+        BoundAddress {
+            protocol: self.protocol,
+            address: self.address,
+        }
+    }
+
     /// Closes the reservation: by now something listens on the port.
     pub fn is_listened_on(&mut self) {
         self.reservation = None;
@@ -75,13 +85,16 @@ impl RedirectPorts {
             let port = self.next;
             let is_last = port == *range.end();
             self.next = if is_last { *range.start() } else { port + 1 };
-            let place = (protocol, (family.unspecified(), port).into());
-            if self.used.contains(&place) {
+            let bound = BoundAddress {
+                protocol,
+                address: (family.unspecified(), port).into(),
+            };
+            if self.used.contains(&bound) {
                 continue;
             }
             match self.bind(protocol, family, port) {
                 Ok(taken) => {
-                    self.used.insert(place);
+                    self.used.insert(bound);
                     return Ok(taken);
                 }
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
@@ -104,7 +117,7 @@ impl RedirectPorts {
     fn picked(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
         for _ in 0..PICKS {
             let taken = self.bind(protocol, family, 0)?;
-            if self.used.insert((protocol, taken.address)) {
+            if self.used.insert(taken.bound()) {
                 return Ok(taken);
             }
         }
@@ -115,13 +128,13 @@ impl RedirectPorts {
     }
 
     /// Keeps the port of a socket of an ended process from being taken.
-    pub fn keep(&mut self, protocol: Protocol, address: SocketAddr) {
-        self.used.insert((protocol, address));
+    pub fn keep(&mut self, port: BoundAddress) {
+        self.used.insert(port);
     }
 
     /// Lets a port that was kept be taken.
-    pub fn give_up(&mut self, protocol: Protocol, address: SocketAddr) {
-        self.used.remove(&(protocol, address));
+    pub fn give_up(&mut self, port: BoundAddress) {
+        self.used.remove(&port);
     }
 
     /// Returns the port of a socket of an ended process, which was kept.
@@ -139,11 +152,8 @@ impl RedirectPorts {
     /// # Errors
     /// When it is not in the range, another program listens there, or the socket to reserve
     /// it cannot be made.
-    pub fn have_again(
-        &mut self,
-        protocol: Protocol,
-        address: SocketAddr,
-    ) -> io::Result<RedirectPort> {
+    pub fn have_again(&mut self, port: BoundAddress) -> io::Result<RedirectPort> {
+        let BoundAddress { protocol, address } = port;
         self.check_range(address)?;
         self.bind(protocol, Family::of(&address.ip()), address.port())
     }
@@ -178,7 +188,7 @@ impl RedirectPorts {
 
     /// Releases a local port, so that another group may take it.
     pub fn release(&mut self, taken: &RedirectPort) {
-        self.used.remove(&(taken.protocol, taken.address));
+        self.used.remove(&taken.bound());
     }
 }
 

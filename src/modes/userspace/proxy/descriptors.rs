@@ -104,14 +104,14 @@ impl Pool {
         self.total().saturating_sub(self.free())
     }
 
-    /// Makes `wanted` of them; those in use stay until the next time.
-    fn resize(&self, wanted: usize) {
+    /// Makes `number` of them; those in use stay until the next time.
+    fn resize(&self, number: usize) {
         let total = self.total();
-        let total = if wanted >= total {
-            self.permits.add_permits(wanted - total);
-            wanted
+        let total = if number >= total {
+            self.permits.add_permits(number - total);
+            number
         } else {
-            total - self.permits.forget_permits(total - wanted)
+            total - self.permits.forget_permits(total - number)
         };
         self.total.store(total, Relaxed);
     }
@@ -180,8 +180,8 @@ impl Descriptors {
     /// listeners would then have more than half.
     pub fn sockets_each(&self, workers: usize) -> usize {
         let most = self.0.permits.total() / 2;
-        let wanted = self.0.addresses.load(Relaxed).saturating_mul(workers);
-        if self.free() > most && wanted <= most {
+        let needed = self.0.addresses.load(Relaxed).saturating_mul(workers);
+        if self.free() > most && needed <= most {
             workers
         } else {
             1

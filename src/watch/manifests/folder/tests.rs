@@ -188,7 +188,7 @@ fn only_the_broken_object_stays_as_it_was() {
               force: Service default/x"
             ]
         );
-        // That it stays is said once.
+        // That it stays is reported once.
         let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&bad, &a, &b]))]);
         assert_eq!(
             (events.len(), reports.len()),

@@ -20,12 +20,11 @@ fn changes() {
             let mut dirty = Dirty::default();
             let plan = desired.update(&port.name, Some(port), &mut dirty);
             let steps = steps(&dirty, desired.needs(), &servers, &[]);
-            let mut changes = Vec::new();
-            for server in &plan.servers {
-                let (mut drains, now) = (Drains::default(), Instant::now());
-                server_changes(server, None, None, &mut drains, now, &mut changes);
-            }
-            steps.open.len().min(changes.len())
+            let (drains, now) = (Drains::default(), Instant::now());
+            let of = |server| server_difference(server, None, None, &drains, now);
+            let differences = plan.servers.iter().map(of);
+            let changes = differences.map(|difference| difference.changes.len());
+            steps.open.len().min(changes.sum())
         });
         each.sum::<usize>()
     });

@@ -1,0 +1,35 @@
+//! Listeners whose filter does not fit, each logged once for as long as that is so.
+
+use std::io;
+
+use crate::{log_once::LogOnce, modes::userspace::plan::GroupName};
+
+/// The service groups whose listeners let in who may not call, to be reset.
+#[derive(Debug, Default)]
+pub struct Unfiltered(LogOnce);
+
+impl Unfiltered {
+    /// Takes in whether the filter of the group called `name` fits; `None`: it is the same
+    /// filter as before.
+    pub fn set(&mut self, name: &GroupName, filtered: Option<io::Result<()>>) {
+        let service = &name.port;
+        match filtered {
+            Some(Err(error)) if self.0.is_new(&name.label()) => tracing::warn!(
+                %service,
+                "connections of clients that may not call are reset instead of getting no \
+                 answer, because the filter does not fit on the listener: {error}; give fewer \
+                 loadBalancerSourceRanges, or raise net.core.optmem_max"
+            ),
+            Some(Ok(())) if self.0.is_over(&name.label()) => tracing::info!(
+                %service,
+                "the filter fits on the listener: clients that may not call get no answer"
+            ),
+            _ => {}
+        }
+    }
+
+    /// The group called `name` is gone.
+    pub fn remove(&mut self, name: &GroupName) {
+        self.0.is_over(&name.label());
+    }
+}
