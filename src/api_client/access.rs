@@ -11,10 +11,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use http::{Method, Uri};
-use kube::{
-    Client,
-    config::{InClusterError, KubeconfigError},
-};
+use kube::{Client, config::KubeconfigError};
 use parking_lot::Mutex;
 use tokio::{
     sync::watch,
@@ -73,7 +70,7 @@ pub enum AccessError {
         "neither a kubeconfig file nor a master URL was given, and the pod's service account \
          cannot be used ({0}); give --kubeconfig, or run as a pod with automountServiceAccountToken"
     )]
-    InCluster(#[source] InClusterError),
+    InCluster(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The kubeconfig cannot be used.
     #[error("kubeconfig {}: {reason}", path.display())]
     Kubeconfig {

@@ -2,6 +2,9 @@
 //! pod, or a kubeconfig with the files and the plugin that it names.
 
 use std::{
+    env,
+    error::Error,
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
@@ -13,6 +16,7 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use serde_json::json;
 
 use super::{
     AccessError, Connection, RequestMetrics,
@@ -94,14 +98,14 @@ pub(super) async fn load(
             for file in ["token", "ca.crt"] {
                 origin.files.add(&Path::new(SERVICE_ACCOUNT).join(file));
             }
-            let mut config = Config::incluster().map_err(AccessError::InCluster)?;
-            // `root_cert` holds the same, as fresh as we are.
-            config.root_cert_file = None;
-            config
+            let config = in_cluster(|name| env::var(name).ok(), Path::new(SERVICE_ACCOUNT)).await;
+            config.map_err(AccessError::InCluster)?
         }
     };
     if let Some(master) = &connection.master {
-        config.cluster_url = master_url(master)?;
+        config.cluster_url = server_url(master, has_tls(&config))?;
+    } else if config.cluster_url.scheme().is_none() {
+        config.cluster_url = server_url(&config.cluster_url.to_string(), has_tls(&config))?;
     }
     let unverified = config.accept_invalid_certs;
     let unverified = unverified.then(|| config.cluster_url.to_string());
@@ -153,16 +157,59 @@ fn left_to_renew(expires: Timestamp) -> Duration {
     left.saturating_sub(BEFORE_EXPIRY.min(left / 4))
 }
 
+/// Returns the configuration of a pod whose `variables` and `service_account` are given, as
+/// `rest.InClusterConfig` of client-go has it: unlike that of `kube` it needs no namespace.
+async fn in_cluster(
+    variables: impl Fn(&str) -> Option<String>,
+    service_account: &Path,
+) -> Result<Config, Box<dyn Error + Send + Sync>> {
+    let [host, port] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"].map(|name| {
+        variables(name)
+            .filter(|value| !value.is_empty())
+            .ok_or(name)
+    });
+    let missing = |name| format!("the variable {name} is not set");
+    let (host, port) = (host.map_err(missing)?, port.map_err(missing)?);
+    let server = if host.contains(':') {
+        format!("https://[{host}]:{port}")
+    } else {
+        format!("https://{host}:{port}")
+    };
+    let file = |name| service_account.join(name);
+    let kubeconfig = json!({
+        "clusters": [{"name": "pod", "cluster": {
+            "server": server, "certificate-authority": file("ca.crt")}}],
+        "users": [{"name": "pod", "user": {"tokenFile": file("token")}}],
+        "contexts": [{"name": "pod", "context": {"cluster": "pod", "user": "pod"}}],
+        "current-context": "pod",
+    });
+    let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig)?;
+    let options = KubeConfigOptions::default();
+    Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?)
+}
+
+/// Reads the file with the token. A token beside it counts only where the file cannot be read,
+/// as in client-go (`NewBearerAuthWithRefreshRoundTripper`).
 fn read_token(config: &mut Config) -> Result<(), AccessError> {
-    if let Some(path) = config.auth_info.token_file.take()
-        && config.auth_info.token.is_none()
-    {
-        let token = std::fs::read_to_string(&path).map_err(|reason| AccessError::Token {
-            path: path.into(),
-            reason,
-        })?;
+    let Some(path) = config.auth_info.token_file.take() else {
+        return Ok(());
+    };
+    match std::fs::read_to_string(&path) {
         // Files that people write end with a newline, headers must not.
-        config.auth_info.token = Some(token.trim().to_owned().into());
+        Ok(token) if !token.trim().is_empty() => {
+            config.auth_info.token = Some(token.trim().to_owned().into());
+        }
+        _ if config.auth_info.token.is_some() => {}
+        Ok(_) => {
+            return Err(AccessError::Token {
+                path: path.into(),
+                reason: io::Error::other("it is empty"),
+            });
+        }
+        Err(reason) => {
+            let path = path.into();
+            return Err(AccessError::Token { path, reason });
+        }
     }
     Ok(())
 }
@@ -242,12 +289,23 @@ pub fn names_program(kubeconfig: Option<&Path>) -> bool {
     })
 }
 
-/// Without a scheme it is plain HTTP, as client-go reads it.
-fn master_url(text: &str) -> Result<Uri, AccessError> {
+/// Returns whether something of TLS is configured beside the server's address.
+fn has_tls(config: &Config) -> bool {
+    let user = &config.auth_info;
+    config.root_cert.is_some()
+        || config.accept_invalid_certs
+        || user.client_certificate.is_some()
+        || user.client_certificate_data.is_some()
+}
+
+/// Returns the URL of a server's address. Without a scheme it is HTTPS if there is something of
+/// TLS, else plain HTTP, as client-go reads it (`DefaultServerUrlFor` of its `rest/url_utils.go`).
+fn server_url(text: &str, has_tls: bool) -> Result<Uri, AccessError> {
     let full = if text.contains("://") {
         text.to_owned()
     } else {
-        format!("http://{text}")
+        let scheme = if has_tls { "https" } else { "http" };
+        format!("{scheme}://{text}")
     };
     full.parse().map_err(|reason| AccessError::Master {
         url: text.to_owned(),
@@ -264,4 +322,77 @@ fn stamp(path: &Path) -> Option<Stamp> {
         meta.mtime(),
         meta.mtime_nsec(),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_a_scheme_is_https_where_something_of_tls_is_configured() {
+        for (text, has_tls, url) in [
+            ("192.0.2.1:6443", true, "https://192.0.2.1:6443/"),
+            ("192.0.2.1:8080", false, "http://192.0.2.1:8080/"),
+            ("localhost", true, "https://localhost/"),
+            ("http://192.0.2.1", true, "http://192.0.2.1/"),
+        ] {
+            assert_eq!(server_url(text, has_tls).unwrap().to_string(), url);
+        }
+        assert!(server_url("http://", false).is_err());
+    }
+
+    #[tokio::test]
+    async fn the_token_of_a_file_counts_before_one_beside_it() {
+        let folder = env::temp_dir().join(format!("tripod-token-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("token");
+        let read = |token: Option<&str>| {
+            let mut config = Config::new(Uri::default());
+            config.auth_info.token_file = Some(path.display().to_string());
+            config.auth_info.token = token.map(|token| token.to_owned().into());
+            let read = read_token(&mut config);
+            read.map(|()| serde_json::to_value(&config.auth_info).unwrap()["token"].clone())
+        };
+        std::fs::write(&path, "new\n").unwrap();
+        assert_eq!(read(Some("old")).unwrap(), "new");
+        assert_eq!(read(None).unwrap(), "new");
+        std::fs::write(&path, "\n").unwrap();
+        assert_eq!(read(Some("old")).unwrap(), "old");
+        assert!(read(None).unwrap_err().to_string().contains("it is empty"));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(read(Some("old")).unwrap(), "old");
+        assert!(read(None).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_pod_needs_a_token_and_the_certificate_of_the_server_alone() {
+        let folder = env::temp_dir().join(format!("tripod-pod-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let certificate = rcgen::generate_simple_self_signed(["kubernetes".to_owned()]).unwrap();
+        std::fs::write(folder.join("ca.crt"), certificate.cert.pem()).unwrap();
+        for (host, url) in [
+            ("10.96.0.1", "https://10.96.0.1:443/"),
+            ("fd00::1", "https://[fd00::1]:443/"),
+        ] {
+            let variables = |name: &str| match name {
+                "KUBERNETES_SERVICE_HOST" => Some(host.to_owned()),
+                _ => Some("443".to_owned()),
+            };
+            let config = in_cluster(variables, &folder).await.unwrap();
+            assert_eq!(config.cluster_url.to_string(), url);
+            assert!(
+                config
+                    .root_cert
+                    .is_some_and(|certificates| certificates.len() == 1)
+            );
+            let token = folder.join("token").display().to_string();
+            assert_eq!(config.auth_info.token_file, Some(token));
+        }
+        let error = in_cluster(|_| None, &folder).await.unwrap_err();
+        assert!(
+            error.to_string().contains("KUBERNETES_SERVICE_HOST"),
+            "{error}"
+        );
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -2,7 +2,9 @@
 //!
 //! A family is unhealthy when something has waited for a sync of it longer
 //! than the timeout. Waiting for the first objects is no fault of the proxy's,
-//! so a proxy that starts is healthy. A family that was never in force does not
+//! so a proxy that starts is healthy; but no load balancer should send to a node of which
+//! it does not know yet what it serves (kube-proxy serves `/healthz` only when it has read
+//! the node's object). A family that was never in force does not
 //! count while the other one is: a node may not be able to serve it, and starting
 //! the proxy again would end what it serves of the other. kube-proxy's
 //! `pkg/proxy/healthcheck` has the same rules, but for one: there, a proxy none of
@@ -28,6 +30,8 @@ pub struct Health {
 #[derive(Debug, Default)]
 struct State {
     syncs: PerFamily<Syncs>,
+    /// The objects of the cluster were read once.
+    are_objects_known: bool,
     /// The node is being deleted or about to be: load balancers should not send to it. A node
     /// without an object, as with a folder of manifests, is not.
     is_node_leaving: bool,
@@ -47,8 +51,9 @@ pub struct Snapshot {
     /// Whether no family is overdue, apart from one that was never in force while the
     /// other one was.
     pub healthy: bool,
-    /// Whether the node is neither being deleted nor about to be, as far as its Node
-    /// object is known.
+    /// Whether load balancers should send to this node: the objects of the cluster were read,
+    /// and the node is neither being deleted nor about to be, as far as its Node object is
+    /// known.
     pub node_eligible: bool,
     /// The time of the last sync that succeeded, of either family; `None`:
     /// there was none.
@@ -118,6 +123,11 @@ impl Health {
         };
     }
 
+    /// Records that the objects of the cluster were read for the first time.
+    pub fn objects_known(&self) {
+        self.state().are_objects_known = true;
+    }
+
     /// Records what this node's object says.
     pub fn set_node(&self, node: &Node) {
         self.state().is_node_leaving = node.deleting || node.to_be_deleted;
@@ -142,7 +152,7 @@ impl Health {
         }
         let mut snapshot = Snapshot {
             healthy: true,
-            node_eligible: !state.is_node_leaving,
+            node_eligible: state.are_objects_known && !state.is_node_leaving,
             last_updated: families.iter().filter_map(|(_, h)| h.last_updated).max(),
             families,
         };
@@ -178,7 +188,7 @@ mod tests {
         let health = Health::new(TIMEOUT);
         advance(10 * TIMEOUT).await;
         let snapshot = health.snapshot();
-        assert!(snapshot.healthy && snapshot.node_eligible);
+        assert!(snapshot.healthy && !snapshot.node_eligible);
         assert_eq!((snapshot.last_updated, snapshot.families.len()), (None, 0));
     }
 
@@ -267,7 +277,9 @@ mod tests {
         let deleted = node(json!({ "metadata": deleted }));
         let taint = json!({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"});
         let tainted = node(json!({"metadata": {"name": "n"}, "spec": {"taints": [taint]}}));
-        assert!(health.snapshot().node_eligible, "no object is known");
+        assert!(!health.snapshot().node_eligible, "no object is known");
+        health.objects_known();
+        assert!(health.snapshot().node_eligible, "this node has no object");
         for (object, eligible) in [
             (&good, true),
             (&deleted, false),

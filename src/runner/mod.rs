@@ -182,6 +182,7 @@ impl<M: Mode> Runner<M> {
         };
         let mut scheduler = SyncScheduler::new(self.options.clone(), Instant::now());
         self.fold(first);
+        self.health.objects_known();
         self.ask_all(&mut scheduler);
         loop {
             let now = Instant::now();

@@ -1,6 +1,6 @@
 //! Reports that this node's object is not known, as where the node has another name, or lacks
-//! what something depends on:
-//! kube-proxy does not start then (`NewNodeManager` of its `pkg/proxy/node.go`).
+//! what something depends on. kube-proxy waits for it for 30 s, and with NodeCIDR ends after five
+//! minutes (`NewNodeManager` of its `pkg/proxy/node.go`).
 
 use crate::{log_once::LogOnce, services::Node};
 

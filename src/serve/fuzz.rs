@@ -9,7 +9,11 @@ use tokio::{
     runtime::{Builder, Runtime},
 };
 
-use super::{Introspection, Running, http, status_api};
+use super::{
+    Introspection, Running,
+    http::{self, Methods},
+    status_api,
+};
 use crate::net::ModeName;
 
 /// Longer than any answer here, so that no side waits for the other one.
@@ -43,7 +47,7 @@ pub fn read_anything(bytes: &[u8]) -> Vec<u8> {
             client.shutdown().await.expect("the end of the request");
             http::answer_once(server, |request| {
                 let peer = http::Peer::Elsewhere;
-                http::respond(&request, peer, |asked| about.answer(asked)).wait()
+                http::respond(&request, peer, Methods::Read, |asked| about.answer(asked)).wait()
             })
             .await;
             let mut answer = Vec::new();

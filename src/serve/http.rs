@@ -242,11 +242,21 @@ impl From<Answer> for Reply {
     }
 }
 
-/// Answers GET requests to `listener` as `answer` says, for ever. Its
+/// Which requests are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Methods {
+    /// GET and HEAD.
+    Read,
+    /// All of them, as kube-proxy does for probes: load balancers ask with OPTIONS, too.
+    Any,
+}
+
+/// Answers requests to `listener` by these `methods` as `answer` says, for ever. Its
 /// connections count among `open`, and end with it.
 pub(super) async fn serve<L: Listener, R: Into<Reply>>(
     listener: L,
     open: Arc<Connections>,
+    methods: Methods,
     answer: impl Fn(Asked<'_>) -> R + Clone + Send + Sync + 'static,
 ) {
     each_connection(listener, open, move |stream, peer| {
@@ -254,7 +264,7 @@ pub(super) async fn serve<L: Listener, R: Into<Reply>>(
         answer_once(stream, move |request| {
             let host = request.headers().get(HOST).map(|host| host.to_str());
             let peer = L::peer(peer, host.map(Result::unwrap_or_default));
-            respond(&request, peer, &answer).wait()
+            respond(&request, peer, methods, &answer).wait()
         })
     })
     .await;
@@ -321,13 +331,15 @@ pub(super) async fn answer_once<F: Future<Output = Answer>>(
         .await;
 }
 
-/// Returns what `answer` gives to a request of `peer`.
+/// Returns what `answer` gives to a request of `peer`, if it is by one of these `methods`.
 pub(super) fn respond<R: Into<Reply>>(
     request: &Request<Incoming>,
     peer: Peer,
+    methods: Methods,
     answer: impl Fn(Asked<'_>) -> R,
 ) -> Reply {
-    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    if methods == Methods::Read && !is_read {
         return Answer::text("only GET is served here\n")
             .with_status(StatusCode::METHOD_NOT_ALLOWED)
             .into();

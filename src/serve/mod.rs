@@ -45,7 +45,7 @@ pub use self::{
 use self::{
     connections::Connections,
     healthz::Probes,
-    http::{Asked, Reply},
+    http::{Asked, Methods, Reply},
 };
 use crate::runner::health::Health;
 
@@ -61,7 +61,8 @@ pub fn health(
     registry: &Registry,
 ) -> Result<impl Future<Output = Result<(), Error>> + use<>, Error> {
     let probes = Probes::register(health, registry)?;
-    Ok(async move { serve(at, "/healthz", move |asked| probes.answer(asked)).await })
+    let answer = move |asked: Asked<'_>| probes.answer(asked);
+    Ok(async move { serve(at, "/healthz", Methods::Any, answer).await })
 }
 
 /// Serves metrics and pages for people at `at`. Ends only when the address cannot be
@@ -70,19 +71,23 @@ pub fn health(
 /// # Errors
 /// Says why it cannot be bound.
 pub async fn metrics(at: Bind, about: Arc<Introspection>) -> Result<(), Error> {
-    serve(at, "/metrics", move |asked| about.answer(asked)).await
+    serve(at, "/metrics", Methods::Read, move |asked| {
+        about.answer(asked)
+    })
+    .await
 }
 
 /// Serves `what` at `at`, which is bound anew when another program has ended the listener.
 async fn serve<R: Into<Reply>>(
     mut at: Bind,
     what: &'static str,
+    methods: Methods,
     answer: impl Fn(Asked<'_>) -> R + Clone + Send + Sync + 'static,
 ) -> Result<(), Error> {
     let open = Arc::new(Connections::default());
     loop {
         let listener = at.listen(what).await?;
-        http::serve(listener, Arc::clone(&open), answer.clone()).await;
+        http::serve(listener, Arc::clone(&open), methods, answer.clone()).await;
         // Whether it can be bound at all was seen at the start.
         at.hard_fail = false;
     }
@@ -105,7 +110,8 @@ pub async fn status(path: PathBuf, api: Arc<StartingApi>) {
     loop {
         let listener = unix::listen(path.clone()).await;
         let api = Arc::clone(&api);
-        http::serve(listener, Arc::clone(&open), move |asked| api.answer(asked)).await;
+        let answer = move |asked: Asked<'_>| api.answer(asked);
+        http::serve(listener, Arc::clone(&open), Methods::Read, answer).await;
     }
 }
 

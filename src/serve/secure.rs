@@ -15,7 +15,7 @@ use super::{
     Bind, Error,
     certificate::{Certificate, CertificateError, Identity},
     connections::Connections,
-    http::{self, Answer, PATIENCE, Peer},
+    http::{self, Answer, Asked, Methods, PATIENCE, Peer},
     introspection::Introspection,
     listeners::Listening,
 };
@@ -132,7 +132,8 @@ impl Guard {
                 return refused(&refusal);
             }
         }
-        let reply = http::respond(&request, Peer::Authorized, |asked| self.about.answer(asked));
+        let answer = |asked: Asked<'_>| self.about.answer(asked);
+        let reply = http::respond(&request, Peer::Authorized, Methods::Read, answer);
         reply.wait().await
     }
 }

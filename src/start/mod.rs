@@ -75,8 +75,9 @@ async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
 
 /// Does what needs full privileges, for a process that will run without them.
 async fn init(settings: &Settings) -> Done {
-    node::prepare(&settings.configuration, &Recorder::nowhere());
     let choice = probe::choose(settings).await?;
+    // After the kernel was probed: that loads nf_conntrack, without which there is nothing to set.
+    node::prepare(&settings.configuration, &Recorder::nowhere());
     probe::write_findings(&choice.found);
     let mode = choice.mode;
     let registry = Registry::new();

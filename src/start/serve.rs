@@ -381,7 +381,8 @@ fn service_health(
 /// When this node's addresses cannot be listed.
 fn health_check_addresses(node_ports: &NodePorts) -> io::Result<BTreeSet<IpAddr>> {
     let served = node_ports.served();
-    if *served == Served::All {
+    let is_whole = |family| served.of(family) == Served::All;
+    if Family::ALL.into_iter().all(is_whole) {
         return Ok([Ipv6Addr::UNSPECIFIED.into()].into());
     }
     addresses::serving(&served).map_err(io::Error::other)

@@ -6,9 +6,9 @@ mod compare;
 mod expected;
 mod given;
 mod left;
-mod unfiltered;
 #[cfg(test)]
 pub mod listening;
+mod unfiltered;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

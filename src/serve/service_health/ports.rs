@@ -25,7 +25,7 @@ use crate::{
     runner::health::Health,
     serve::{
         connections::Connections,
-        http::{Answer, serve},
+        http::{Answer, Asked, Methods, serve},
         listeners::{Listeners, Listening as Socket},
     },
     services::ServiceName,
@@ -239,7 +239,7 @@ async fn listen(
         let (desired, health) = (desired.clone(), Arc::clone(&health));
         let service = place.service.clone();
         // Until another program ends it in the kernel.
-        serve(listener, Arc::clone(&connections), move |_| {
+        let answer = move |_: Asked<'_>| {
             let check = desired.borrow().checks.get(&service).copied();
             let count = check.map_or(0, |check| check.local_endpoints);
             let health = health.snapshot();
@@ -248,8 +248,8 @@ async fn listen(
                 health.is_healthy_for(check.families)
             });
             answer(&service, count, healthy)
-        })
-        .await;
+        };
+        serve(listener, Arc::clone(&connections), Methods::Any, answer).await;
     }
 }
 

@@ -62,10 +62,7 @@ impl Executor {
     pub fn give_up_left(&mut self, family: Family) {
         self.left.ports.retain(|one, _| one.family != family);
         let is_of_family = |port: &BoundAddress| Family::of(&port.address.ip()) == family;
-        let left = self
-            .left
-            .frontends
-            .extract_if(|port, _| is_of_family(port));
+        let left = self.left.frontends.extract_if(|port, _| is_of_family(port));
         let left: Vec<BoundAddress> = left.map(|(port, _)| port).collect();
         self.give_up(left);
     }
