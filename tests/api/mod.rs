@@ -5,6 +5,7 @@
 pub mod cluster;
 mod feed;
 mod forward_proxy;
+pub mod monitoring;
 mod objects;
 mod pipe;
 mod recorder;
@@ -20,7 +21,6 @@ mod credentials;
 mod crowd;
 mod lists;
 mod metrics;
-mod monitoring;
 mod outages;
 mod plugin;
 mod program;

@@ -1,12 +1,14 @@
 //! PodMonitor and PrometheusRule have the fields that prometheus-operator's
 //! CustomResourceDefinitions have: the API server drops others, and refuses other types.
+//! Prometheus makes one target of each node of them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use super::{chart, objects::as_understood, only, secure};
+use super::{chart, daemon_set, objects::as_understood, only, secure};
+use crate::api::monitoring::program;
 
 /// A field: its type, and whether it has to be there.
 type Fields = BTreeMap<&'static str, (&'static str, bool)>;
@@ -194,5 +196,101 @@ fn a_field_that_prometheus_operator_does_not_know_is_found() {
         let found = of(file, path, value);
         assert_eq!(found.len(), 1, "{path}: {found:?}");
         assert!(found[0].contains(expected), "{path}: {found:?}");
+    }
+}
+
+/// The labels with which pod discovery finds the containers of a pod that has the address
+/// `host` of its node: one target for each container without ports, init containers among
+/// them (`discovery/kubernetes/pod.go` of Prometheus, `buildPod`).
+fn discovered(host: &str, sidecar: bool) -> Vec<Value> {
+    let template = daemon_set().spec.expect("a spec").template;
+    let pod = template.spec.expect("a pod");
+    let of = |containers: Vec<k8s_openapi::api::core::v1::Container>, is_init: bool| {
+        let none_has_ports = containers.iter().all(|one| one.ports.is_none());
+        assert!(none_has_ports, "another port would be another target");
+        containers.into_iter().map(move |one| (one.name, is_init))
+    };
+    let init = of(pod.init_containers.unwrap_or_default(), true);
+    // An admission webhook may add one.
+    let added = sidecar.then(|| ("sidecar".to_owned(), false));
+    let all = of(pod.containers, false).chain(added).chain(init);
+    let targets = all.map(|(name, is_init)| {
+        json!({
+            "targets": [host],
+            "labels": {
+                "__meta_kubernetes_pod_container_name": name,
+                "__meta_kubernetes_pod_container_init": is_init.to_string(),
+                "__meta_kubernetes_pod_host_ip": host,
+                "__meta_kubernetes_pod_node_name": "node-a",
+            },
+        })
+    });
+    targets.collect()
+}
+
+/// The relabelings of the PodMonitor, as Prometheus has them in its configuration, after the
+/// one of prometheus-operator by which containers differ (`generatePodMonitorConfig`).
+fn relabelings() -> Vec<Value> {
+    let monitor: Value = only("monitoring/pod-monitor.yaml");
+    let ours = monitor["spec"]["podMetricsEndpoints"][0]["relabelings"].as_array();
+    let names = [
+        ("sourceLabels", "source_labels"),
+        ("targetLabel", "target_label"),
+    ];
+    let ours = ours.expect("relabelings").iter().map(|one| {
+        let fields = one.as_object().expect("an object").iter();
+        let fields = fields.map(|(field, value)| {
+            let known = names.iter().find(|(of_operator, _)| of_operator == field);
+            let field = known.map_or(field.as_str(), |(_, of_prometheus)| of_prometheus);
+            (field.to_owned(), value.clone())
+        });
+        Value::Object(fields.collect())
+    });
+    let by_container = json!({
+        "source_labels": ["__meta_kubernetes_pod_container_name"],
+        "target_label": "container",
+    });
+    std::iter::once(by_container).chain(ours).collect()
+}
+
+#[test]
+fn a_node_is_one_target() {
+    let Some(program) = program("promtool") else {
+        return;
+    };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("targets");
+    fs::create_dir_all(&folder).expect("a folder");
+    for (host, address) in [
+        ("192.0.2.1", "192.0.2.1:10249"),
+        ("2001:db8::1", "[2001:db8::1]:10249"),
+    ] {
+        let found = discovered(host, true);
+        assert_eq!(found.len(), 3, "{found:?}");
+        let config = json!({
+            "scrape_configs": [{
+                "job_name": "kube-proxy",
+                "static_configs": found,
+                "relabel_configs": relabelings(),
+            }],
+        });
+        // Prometheus reads JSON as the YAML that it is.
+        fs::write(folder.join("prometheus.yaml"), config.to_string()).expect("a file");
+        let done = Command::new(&program)
+            // It waits for targets as long as it may.
+            .args(["check", "service-discovery", "--timeout=1s"])
+            .args(["prometheus.yaml", "kube-proxy"])
+            .current_dir(&folder)
+            .output()
+            .expect("running promtool");
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{errors}");
+        let targets: Vec<Value> = serde_json::from_slice(&done.stdout).expect("JSON");
+        assert_eq!(targets.len(), 3, "{targets:?}");
+        let labels = targets.iter().map(|target| &target["labels"]);
+        let kept = labels.filter(|labels| **labels != json!({}));
+        let kept: Vec<[&Value; 3]> = kept
+            .map(|labels| ["__address__", "container", "node"].map(|name| &labels[name]))
+            .collect();
+        assert_eq!(kept, [[address, "kube-proxy", "node-a"]], "{targets:?}");
     }
 }
