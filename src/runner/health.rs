@@ -160,6 +160,15 @@ impl Health {
         snapshot
     }
 
+    /// Returns how long something has waited for a sync of each family; zero: nothing waits.
+    pub fn waiting(&self) -> PerFamily<Duration> {
+        let (state, now) = (self.state(), Instant::now());
+        PerFamily::each(|family| {
+            let since = state.syncs.get(family).waiting;
+            since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change is one assignment, so a panic leaves nothing half done.
         self.state.lock()
@@ -207,6 +216,8 @@ mod tests {
         advance(TIMEOUT / 2 - Duration::from_millis(1)).await;
         assert!(health.snapshot().healthy);
         advance(Duration::from_millis(1)).await;
+        let (v4, v6) = (Duration::ZERO, TIMEOUT);
+        assert_eq!(health.waiting(), PerFamily { v4, v6 });
         let snapshot = health.snapshot();
         assert!(!snapshot.healthy);
         let families: Vec<_> = snapshot
@@ -220,6 +231,7 @@ mod tests {
         assert!(!health.snapshot().healthy, "the other family is no help");
         health.updated(Family::V6);
         assert!(health.snapshot().healthy);
+        assert_eq!(health.waiting(), PerFamily::default());
     }
 
     #[tokio::test(start_paused = true)]

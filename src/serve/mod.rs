@@ -16,6 +16,7 @@ mod page;
 mod process;
 mod secure;
 pub mod service_health;
+pub mod state_metrics;
 mod status_api;
 mod tcp;
 mod unix;

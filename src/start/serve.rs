@@ -33,7 +33,7 @@ use crate::{
     modes::{Mode, userspace},
     net::{DetectLocal, Family, ModeName},
     node::{self, NodePorts, Served},
-    runner::{NodeDependents, Runner, health::Health, metrics::Metrics, schedule},
+    runner::{NodeDependents, Runner, health::Health, metrics::Metrics, schedule, status::Status},
     sched::SchedulerName,
     serve::{
         self, About, Bind, Identity, Introspection, Listeners, Secure, StartingApi, StatusApi,
@@ -92,8 +92,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     );
     serve::endpoint_metrics::register(&registry, counted, runner.status(), Arc::clone(&traffic))?;
     let service_health = service_health(&node_ports, &listeners, &health, &recorder, &registry)?;
-    let objects = Arc::new(SourceHealth::default());
-    tokio::spawn(progress::log(Arc::clone(&objects), runner.status()));
+    let objects = source_health(&registry, &health, runner.status())?;
     let api = Arc::new(StatusApi {
         about: about(&settings, &choice, &node, &source),
         health,
@@ -126,6 +125,19 @@ pub(super) async fn serve(settings: Settings) -> Done {
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses)));
     ending::until_ended(running, serving, handover, programs, &settings).await
+}
+
+/// Returns where it is recorded how following the objects goes, which metrics of `registry`
+/// show, and the log until the first sync.
+fn source_health(
+    registry: &Registry,
+    health: &Arc<Health>,
+    runner: Arc<Status>,
+) -> prometheus::Result<Arc<SourceHealth>> {
+    let objects = Arc::new(SourceHealth::default());
+    serve::state_metrics::register(registry, Arc::clone(&objects), Arc::clone(health))?;
+    tokio::spawn(progress::log(Arc::clone(&objects), runner));
+    Ok(objects)
 }
 
 /// Answers probes from here on, also while it is not known what the kernel can do; where

@@ -1,25 +1,51 @@
 //! Each alert fires on its fault alone: promtool has the rules evaluate series of a node
-//! that is healthy but for one fault.
+//! that is healthy but for one fault. Where no sync ever succeeds, the series are also those
+//! of the program itself.
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 
-use super::monitoring::{program, rules};
+use super::{
+    lists::shop,
+    monitoring::{program, rules},
+    program::{command, fetch, in_sandbox},
+    tcp_server::TcpServer,
+    tls::Authority,
+};
+use crate::lab::{ProgramFault, Programs, Tripod, eventually};
+
+const SOON: Duration = Duration::from_secs(30);
 
 /// When it is looked at, an hour of series being there.
 const AT: &str = "55m";
 
 /// Series of healthy nodes, without the label `job`, and their values, a minute each.
-/// Syncs that fail once, ports that fail for some minutes and changes that wait for the
-/// next sync are no reason for an alert.
-const HEALTHY: [(&str, &str); 14] = [
+/// Syncs that fail once, ports that fail for some minutes, changes that wait for the
+/// next sync, an API server that is away for some minutes and objects that are not needed are
+/// no reason for an alert.
+const HEALTHY: [(&str, &str); 20] = [
     (UP, "1x60"),
     // Another node.
     ("up{instance=\"b\"}", "1x60"),
-    (QUEUED, "10+30x60"),
+    (SERVICES, "1x40 0x8 1x60"),
+    (SLICES, "1x60"),
+    (
+        "tripod_objects_followed{instance=\"a\",kind=\"ServiceCIDRs\",required=\"false\"}",
+        "0x60",
+    ),
+    (WAITING, "0 60 120 0x5 60 0x60"),
+    (WAITING_V6, "0x60"),
     (SYNCED, "11+60x60"),
+    (SYNCED_V6, "11x60"),
     (SYNCS_FAILED, "0x20 1x40"),
+    (SYNCS_FAILED_V6, "0x60"),
     (PORTS_FAILED, "0x30 1x3 0x30"),
     (HEALTH_CHECKS_FAILED, "0x30 1x3 0x30"),
     (FALLBACK, "0x60"),
@@ -42,11 +68,18 @@ const HEALTHY: [(&str, &str); 14] = [
 ];
 
 const UP: &str = "up{instance=\"a\"}";
-const QUEUED: &str =
-    "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{instance=\"a\",ip_family=\"IPv4\"}";
+const SERVICES: &str =
+    "tripod_objects_followed{instance=\"a\",kind=\"Services\",required=\"true\"}";
+const SLICES: &str =
+    "tripod_objects_followed{instance=\"a\",kind=\"EndpointSlices\",required=\"true\"}";
+const WAITING: &str = "tripod_sync_waiting_seconds{instance=\"a\",ip_family=\"IPv4\"}";
+const WAITING_V6: &str = "tripod_sync_waiting_seconds{instance=\"a\",ip_family=\"IPv6\"}";
 const SYNCED: &str =
     "kubeproxy_sync_proxy_rules_last_timestamp_seconds{instance=\"a\",ip_family=\"IPv4\"}";
+const SYNCED_V6: &str =
+    "kubeproxy_sync_proxy_rules_last_timestamp_seconds{instance=\"a\",ip_family=\"IPv6\"}";
 const SYNCS_FAILED: &str = "tripod_sync_failures_total{instance=\"a\",ip_family=\"IPv4\"}";
+const SYNCS_FAILED_V6: &str = "tripod_sync_failures_total{instance=\"a\",ip_family=\"IPv6\"}";
 const PORTS_FAILED: &str = "tripod_service_ports_failed{instance=\"a\"}";
 const HEALTH_CHECKS_FAILED: &str = "tripod_health_check_node_ports_failed{instance=\"a\"}";
 const FALLBACK: &str = "tripod_mode_fallback{instance=\"a\",reason=\"ipvs,dummy\"}";
@@ -66,7 +99,7 @@ type Fault = (
     &'static [&'static str],
 );
 
-const FAULTS: [Fault; 12] = [
+const FAULTS: [Fault; 18] = [
     ("nothing", &[], &[]),
     ("one of two nodes is down", &[(UP, "0x60")], &["TripodDown"]),
     (
@@ -75,9 +108,60 @@ const FAULTS: [Fault; 12] = [
         &["TripodAbsent"],
     ),
     (
+        "the API server never answered",
+        &[
+            (SERVICES, "0x60"),
+            (SLICES, "0x60"),
+            (SYNCED, ABSENT),
+            (SYNCED_V6, ABSENT),
+        ],
+        &["TripodObjectsNotFollowed"],
+    ),
+    (
+        "watches broke later",
+        &[(SERVICES, "1x40 0x20"), (SLICES, "1x40 0x20")],
+        &["TripodObjectsNotFollowed"],
+    ),
+    (
         "changes wait for a sync",
-        &[(QUEUED, "10+60x60"), (SYNCED, "5x60")],
+        &[(WAITING, "0+60x60"), (SYNCED, "5x60")],
         &["TripodNotSynced"],
+    ),
+    (
+        "the first sync does not end",
+        &[
+            (WAITING, "0+60x60"),
+            (WAITING_V6, "0+60x60"),
+            (SYNCED, ABSENT),
+            (SYNCED_V6, ABSENT),
+        ],
+        &["TripodNotSynced"],
+    ),
+    (
+        "the first sync of one family does not end",
+        &[(WAITING_V6, "0+60x60"), (SYNCED_V6, ABSENT)],
+        &["TripodNotSynced"],
+    ),
+    (
+        "every sync failed",
+        &[
+            (WAITING, "0+60x60"),
+            (WAITING_V6, "0+60x60"),
+            (SYNCED, ABSENT),
+            (SYNCED_V6, ABSENT),
+            (SYNCS_FAILED, "0+1x60"),
+            (SYNCS_FAILED_V6, "0+1x60"),
+        ],
+        &["TripodNotSynced", "TripodSyncFails"],
+    ),
+    (
+        "a node cannot serve one of the families",
+        &[
+            (WAITING_V6, "0+60x60"),
+            (SYNCED_V6, ABSENT),
+            (SYNCS_FAILED_V6, "0+1x60"),
+        ],
+        &["TripodSyncFails"],
     ),
     (
         "syncs fail again and again",
@@ -129,14 +213,27 @@ fn case((name, changed, fires): &Fault) -> Value {
         let healthy = series.insert(one, values);
         assert!(healthy.is_some(), "{name}: {one} is not among the healthy");
     }
-    let series = series.into_iter().map(|(one, values)| {
+    let series = series.into_iter();
+    let series = series.map(|(one, values)| (one.to_owned(), values.to_owned()));
+    // On as many nodes as have the fault.
+    let down = changed.len() as u32;
+    case_of(name, series, fires, down)
+}
+
+/// Returns the case of series without the label `job`, on which the alerts `fires` fire,
+/// TripodDown on `down` nodes.
+fn case_of(
+    name: &str,
+    series: impl Iterator<Item = (String, String)>,
+    fires: &[&str],
+    down: u32,
+) -> Value {
+    let series = series.map(|(one, values)| {
         let one = one.replace('{', "{job=\"kube-proxy\",");
         json!({"series": one, "values": values})
     });
     let fires = fires.iter().map(|alert| {
-        // On as many nodes as have the fault.
-        let nodes = changed.len() as u32;
-        let value = if *alert == "TripodDown" { nodes } else { 1 };
+        let value = if *alert == "TripodDown" { down } else { 1 };
         json!({"labels": format!("{{alertname=\"{alert}\"}}"), "value": value})
     });
     json!({
@@ -144,34 +241,32 @@ fn case((name, changed, fires): &Fault) -> Value {
         "interval": "1m",
         "input_series": series.collect::<Vec<_>>(),
         "promql_expr_test": [{
-            "expr": "count by (alertname) (ALERTS{alertstate=\"firing\"})",
+            // A node may have a fault in both families, or with several kinds of objects.
+            "expr": "count by (alertname) \
+                     (group by (alertname, instance) (ALERTS{alertstate=\"firing\"}))",
             "eval_time": AT,
             "exp_samples": fires.collect::<Vec<_>>(),
         }],
     })
 }
 
-#[test]
-fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
-    let Some(program) = program("promtool") else {
-        return;
-    };
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("alerts");
+/// Has promtool check the rules, and test them with `cases`, in a folder of that name.
+fn judge(promtool: &PathBuf, folder: &str, cases: &[Value]) {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     fs::create_dir_all(&folder).expect("a folder");
-    let spec = rules();
     // Prometheus reads JSON as the YAML that it is.
-    fs::write(folder.join("rules.yaml"), spec.to_string()).expect("rules");
+    fs::write(folder.join("rules.yaml"), rules().to_string()).expect("rules");
     let cases = json!({
         "rule_files": ["rules.yaml"],
         "evaluation_interval": "1m",
-        "tests": FAULTS.iter().map(case).collect::<Vec<_>>(),
+        "tests": cases,
     });
     fs::write(folder.join("alerts.yaml"), cases.to_string()).expect("cases");
     for arguments in [
         ["check", "rules", "rules.yaml"],
         ["test", "rules", "alerts.yaml"],
     ] {
-        let done = Command::new(&program)
+        let done = Command::new(promtool)
             .args(arguments)
             .current_dir(&folder)
             .output();
@@ -180,8 +275,18 @@ fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
         let (out, errors) = (text(&done.stdout), text(&done.stderr));
         assert!(done.status.success(), "{arguments:?}: {out}{errors}");
     }
+}
+
+#[test]
+fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
+    let Some(promtool) = program("promtool") else {
+        return;
+    };
+    let cases: Vec<Value> = FAULTS.iter().map(case).collect();
+    judge(&promtool, "alerts", &cases);
     // No rule is left out of the cases, or of what there is to do.
     let remedies = include_str!("../../docs/troubleshooting.md");
+    let spec = rules();
     let rules = spec["groups"][0]["rules"].as_array();
     for rule in rules.expect("rules") {
         let name = rule["alert"].as_str().expect("a name");
@@ -192,4 +297,106 @@ fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
             "docs/troubleshooting.md does not say what to do about {name}"
         );
     }
+}
+
+/// Returns the series that the program shows now, as of node `a`, once `are_there` returns
+/// true of the text.
+fn shown(
+    what: &str,
+    tripod: &Tripod,
+    mut are_there: impl FnMut(&str) -> bool,
+) -> Vec<(String, f64)> {
+    let text = eventually(what, SOON, || {
+        let text = fetch("127.0.0.1:10249", "/metrics").map_err(|error| error.to_string())?;
+        if are_there(&text) {
+            return Ok(text);
+        }
+        let ours = text.lines().filter(|line| line.contains("tripod_"));
+        let ours: Vec<&str> = ours.collect();
+        Err(format!("{}\n{}", ours.join("\n"), tripod.log()))
+    });
+    // Rules are about these alone, and promtool does not read every value of others.
+    let ours = ["tripod_", "kubeproxy_"];
+    let lines = text.lines();
+    let lines = lines.filter(|line| ours.iter().any(|prefix| line.starts_with(prefix)));
+    let series = lines.map(|line| {
+        let (name, value) = line.rsplit_once(' ').expect("a value");
+        let name = match name.split_once('{') {
+            Some((name, labels)) => format!("{name}{{instance=\"a\",{labels}"),
+            None => format!("{name}{{instance=\"a\"}}"),
+        };
+        (name, value.parse().expect("a number"))
+    });
+    series.collect()
+}
+
+/// Returns the case of series that stay as they are for an hour, but for the time that
+/// something waits.
+fn lasting(name: &str, series: Vec<(String, f64)>, fires: &[&str]) -> Value {
+    let up = [(UP.to_owned(), 1.0)];
+    let series = series.into_iter().chain(up).map(|(name, value)| {
+        let grows = name.starts_with("tripod_sync_waiting_seconds{") && value > 0.0;
+        let step = if grows { "+60" } else { "" };
+        (name, format!("{value}{step}x60"))
+    });
+    case_of(name, series, fires, 1)
+}
+
+/// An API server that does not answer, a first sync that does not end, and watches that break
+/// later show in what the program itself gives Prometheus.
+#[test]
+fn the_program_shows_that_it_never_syncs() {
+    let Some(promtool) = program("promtool") else {
+        return;
+    };
+    in_sandbox(async || {
+        let tcp = TcpServer::open(shop(), "alerts", &Authority::new(), false).await;
+        tcp.server.down();
+        let mut programs = Programs::new();
+        let mut command = command(&tcp);
+        command.arg("--proxy-mode=iptables");
+        programs.come_first(&mut command);
+        let tripod = Tripod::spawn(command);
+        let followed = |kind: &str, value: u8| {
+            format!("tripod_objects_followed{{kind=\"{kind}\",required=\"true\"}} {value}\n")
+        };
+        let are = |text: &str, value: u8| {
+            ["Services", "EndpointSlices"]
+                .iter()
+                .all(|kind| text.contains(&followed(kind, value)))
+        };
+        let synced = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{";
+        let away = shown("that objects are not known", &tripod, |text| {
+            are(text, 0) && !text.contains(synced)
+        });
+        programs.break_with(ProgramFault::Hang);
+        tcp.server.up();
+        let hangs = shown("that the first sync does not end", &tripod, |text| {
+            let waiting = text
+                .lines()
+                .filter(|line| line.starts_with("tripod_sync_waiting"));
+            let waiting: Vec<&str> = waiting.collect();
+            let waits = waiting.len() == 2 && waiting.iter().all(|line| !line.ends_with(" 0"));
+            are(text, 1) && waits && !text.contains(synced)
+        });
+        let well = shown("that all is well", &tripod, |text| {
+            // One that began meanwhile may not have said yet that it hangs.
+            programs.mend();
+            are(text, 1) && text.matches(synced).count() == 2
+        });
+        tcp.server.down();
+        let broke = shown("that objects are not followed", &tripod, |text| {
+            are(text, 0)
+        });
+        judge(
+            &promtool,
+            "program-alerts",
+            &[
+                lasting("away", away, &["TripodObjectsNotFollowed"]),
+                lasting("hangs", hangs, &["TripodNotSynced"]),
+                lasting("well", well, &[]),
+                lasting("broke", broke, &["TripodObjectsNotFollowed"]),
+            ],
+        );
+    });
 }
