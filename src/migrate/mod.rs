@@ -1,11 +1,12 @@
 //! `tripod migrate --check`: what differs when Tripod takes kube-proxy's place.
 //!
-//! [`origin`] reads kube-proxy's configuration. `settings` and `modes` say what of it is
-//! done otherwise, and [`state`] what becomes of the rules that kube-proxy has in the
+//! [`origin`] reads kube-proxy's configuration. `settings`, `modes` and `input` say what of it
+//! is done otherwise, and [`state`] what becomes of the rules that kube-proxy has in the
 //! kernel, [`changes`](changes()) line by line; these are pure. [`state::observe`] and
 //! [`node_lines`] read what is there.
 
 mod changes;
+mod input;
 mod modes;
 pub mod node_lines;
 pub mod origin;
@@ -26,8 +27,13 @@ pub use self::{
 use crate::net::ModeName;
 
 /// Returns what differs in each mode of Tripod, each thing once. `chosen` is what this
-/// node would get, where that is known.
-pub fn differences(given: &Given, chosen: Option<&Chosen>) -> Vec<Row> {
+/// node would get, and `dropping` the chains that drop at its hook INPUT, where these are
+/// known.
+pub fn differences(
+    given: &Given,
+    chosen: Option<&Chosen>,
+    dropping: Option<&[String]>,
+) -> Vec<Row> {
     let mut all: Vec<Row> = Vec::new();
     let mut add = |mode: ModeName, rows: Rows| {
         for row in rows.into_rows() {
@@ -49,6 +55,7 @@ pub fn differences(given: &Given, chosen: Option<&Chosen>) -> Vec<Row> {
         let mut rows = Rows::default();
         settings::rows(given, mode, &mut rows);
         modes::rows(given.kube_proxy_mode(), mode, &mut rows);
+        input::rows(given.kube_proxy_mode(), mode, dropping, &mut rows);
         add(mode, rows);
     }
     all

@@ -57,6 +57,13 @@ pub(super) fn rows(was: ModeName, mode: ModeName, rows: &mut Rows) {
     if was != mode && mode != ModeName::Userspace {
         other_ports(was, mode, rows);
     }
+    if (was == ModeName::Ipvs) != (mode == ModeName::Ipvs) {
+        virtual_servers(mode, rows);
+        external_addresses(mode, rows);
+    }
+    if was == ModeName::Ipvs && mode != ModeName::Ipvs {
+        dummy_link(mode, rows);
+    }
     if was != mode || mode == ModeName::Nftables {
         own_tools(was, mode, rows);
     }
@@ -71,20 +78,84 @@ fn ipvs(was: ModeName, rows: &mut Rows) {
             "never sends them to another node",
             "expect such calls to fail, as in kube-proxy's other modes",
         ]);
-        return;
     }
+}
+
+/// What IPVS does by having one virtual server for all callers, and by remembering
+/// connections: seen in its mode, or no more in another `mode`.
+fn virtual_servers(mode: ModeName, rows: &mut Rows) {
+    let (policy, affinity) = ("externalTrafficPolicy: Local", "sessionAffinity: ClientIP");
+    if mode == ModeName::Ipvs {
+        rows.differs([
+            policy,
+            "lets pods and the node itself reach every endpoint by the external address",
+            "leads them to endpoints on the node, while there are any: IPVS has one virtual \
+             server for all callers",
+            "nothing, unless pods count on endpoints elsewhere",
+        ]);
+        rows.differs([
+            affinity,
+            "ends affinity when its timeout has passed without a new connection",
+            "keeps it while IPVS remembers connections of the client, two minutes after their end",
+            "nothing, unless the timeout is shorter than that",
+        ]);
+    } else {
+        rows.differs([
+            policy,
+            "leads pods and the node itself to endpoints on the node, while there are any, as IPVS \
+             has one virtual server for all callers",
+            "lets them reach every endpoint by the external address",
+            "nothing, unless pods count on endpoints of their own node",
+        ]);
+        rows.differs([
+            affinity,
+            "keeps affinity while IPVS remembers connections of the client, two minutes after \
+             their end",
+            "ends it when its timeout has passed without a new connection, also while one is open",
+            "set a longer timeoutSeconds where clients keep connections open for longer than that",
+        ]);
+    }
+}
+
+/// External IPs and those of load balancers, which ipvs mode has on its link.
+fn external_addresses(mode: ModeName, rows: &mut Rows) {
+    let setting = "externalIPs, load-balancer IPs";
+    let whole = "has the whole address on kube-ipvs0: the node answers for it, and what it and its \
+                 pods send to other ports of it stays on the node";
+    let ports = "takes packets to the ports of Services alone; the rest goes where routes lead";
+    if mode == ModeName::Ipvs {
+        rows.differs([
+            setting,
+            ports,
+            whole,
+            "look for Services that name an address of another machine, which pods or nodes call at \
+             other ports, too",
+        ]);
+    } else {
+        rows.differs([
+            setting,
+            whole,
+            ports,
+            "have a route to the node, or a program as MetalLB, where callers found the address by \
+             the node's answers to ARP; ping no longer tells whether it is served",
+        ]);
+    }
+}
+
+/// The link that ipvs mode alone has.
+fn dummy_link(mode: ModeName, rows: &mut Rows) {
+    let after = match mode {
+        ModeName::Userspace => {
+            "removes the link; service addresses are on no link, but those of IPv4 on lo with \
+             local capture"
+        }
+        _ => "removes the link; service addresses are on no link",
+    };
     rows.differs([
-        "externalTrafficPolicy: Local",
-        "lets pods and the node itself reach every endpoint by the external address",
-        "leads them to endpoints on the node, while there are any: IPVS has one virtual server \
-         for all callers",
-        "nothing, unless pods count on endpoints elsewhere",
-    ]);
-    rows.differs([
-        "sessionAffinity: ClientIP",
-        "ends affinity when its timeout has passed without a new connection",
-        "keeps it while IPVS remembers connections of the client, two minutes after their end",
-        "nothing, unless the timeout is shorter than that",
+        "kube-ipvs0",
+        "has each service address on this link, where programs of the node can bind it",
+        after,
+        "look for programs that list or bind addresses of kube-ipvs0",
     ]);
 }
 
@@ -116,14 +187,6 @@ fn iptables(was: ModeName, rows: &mut Rows) {
             "nothing",
         ]);
     }
-    if was == ModeName::Ipvs {
-        rows.differs([
-            "kube-ipvs0",
-            "has each service address on this link, where programs of the node can bind it",
-            "removes the link; service addresses are on no link",
-            "look for programs that list or bind addresses of kube-ipvs0",
-        ]);
-    }
 }
 
 fn userspace(was: ModeName, rows: &mut Rows) {
@@ -135,7 +198,16 @@ fn userspace(was: ModeName, rows: &mut Rows) {
         "lets endpoints see it where the call is not masqueraded",
         "connects to endpoints itself: they see the node's address",
         "annotate Services whose endpoints understand it with tripod.proxy/proxy-protocol: v2, \
-         or start with --userspace-transparent; look at NetworkPolicies by pod",
+         or start with --userspace-transparent",
+    ]);
+    rows.differs([
+        "NetworkPolicies",
+        "leaves the client and the endpoint to the network plugin, which enforces policies between \
+         them",
+        "has the node call endpoints for every client, which policies always allow: they are not \
+         enforced for calls through Services, even with --userspace-transparent",
+        "run another mode where policies matter, with --strict-proxy-mode, so that no node falls \
+         back to this one",
     ]);
     rows.differs([
         "SCTP",

@@ -11,9 +11,10 @@ use crate::{
         ipset::IpSets,
         links, netlink,
         nftables::Rules,
-        xtables::{Engine, remove::OwnedChain},
+        xtables::{Engine, info::FilterChain, remove::OwnedChain},
     },
     modes::{
+        explain::dropping_chains,
         iptables,
         ipvs::{
             self,
@@ -39,6 +40,8 @@ pub struct Observed {
     pub servers: Vec<String>,
     /// Whether there is a link kube-ipvs0.
     pub link: bool,
+    /// Chains that drop at hook INPUT what none of their rules accepts; `None`: not known.
+    pub dropping: Option<Vec<String>>,
     /// What could not be read, so that it is not known whether it is there, each with the reason.
     pub unknown: Vec<String>,
 }
@@ -72,6 +75,7 @@ pub async fn observe(exclude: &[IpNet]) -> Observed {
     let of_iptables = iptables::chains().await;
     let of_ipvs = ipvs::chains().await;
     let link = links::index_if_there(LINK);
+    let dropping = dropping().await;
     Observed {
         iptables: known(of_iptables, "chains of iptables mode", &mut unknown),
         ipvs: known(of_ipvs, "chains of ipvs mode", &mut unknown),
@@ -79,8 +83,25 @@ pub async fn observe(exclude: &[IpNet]) -> Observed {
         sets: sets.filter(is_ours).collect(),
         servers: servers.iter().map(ToString::to_string).collect(),
         link: known(link, "link kube-ipvs0", &mut unknown).is_some(),
+        dropping: known(dropping, "policies of chains INPUT", &mut unknown),
         unknown,
     }
+}
+
+/// Returns the chains that drop at hook INPUT what none of their rules accepts; `None` where
+/// the kernel does not say.
+async fn dropping() -> Result<Option<Vec<String>>, netlink::Error> {
+    let mut found = Vec::new();
+    for family in Family::ALL {
+        match there(dropping_chains(family, &[FilterChain::Input]).await)? {
+            Some(chains) => found.extend(chains),
+            None => return Ok(None),
+        }
+    }
+    // A table of family inet is at the hook of both.
+    found.sort_unstable();
+    found.dedup();
+    Ok(Some(found))
 }
 
 /// Returns what was `read`; `None` where that failed for a reason that does not pass, such as a
@@ -243,6 +264,7 @@ mod tests {
             sets: vec!["KUBE-CLUSTER-IP".into()],
             servers: vec!["TCP 10.96.0.1:443".into()],
             link: true,
+            dropping: None,
             unknown: Vec::new(),
         }
     }

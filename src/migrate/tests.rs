@@ -22,7 +22,7 @@ fn configured(text: &str) -> Given {
     let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
     static FILES: AtomicUsize = AtomicUsize::new(0);
     let number = FILES.fetch_add(1, Relaxed);
-    let name = format!("tripod-migrate-{}-{number}", std::process::id());
+    let name = format!("tripod-configuration-{}-{number}", std::process::id());
     let path = std::env::temp_dir().join(name);
     fs::write(&path, format!("{head}{text}\n")).expect("a temporary file");
     let given = origin::read(&Origin::File(path.clone())).expect(text);
@@ -44,7 +44,7 @@ fn differing(given: &Given, mode: ModeName) -> Vec<String> {
 }
 
 fn settings_of(given: &Given, mode: ModeName, importance: Importance) -> Vec<String> {
-    let rows = differences(given, Some(&gets(mode))).into_iter();
+    let rows = differences(given, Some(&gets(mode)), None).into_iter();
     let rows = rows.filter(|row| row.importance == importance);
     let rows = rows.filter(|row| row.modes.contains(&mode.to_string()));
     rows.map(|row| {
@@ -63,6 +63,10 @@ const PORTS: &str = "ports of a cluster IP that its Service does not name";
 const FORWARD: &str = "chain FORWARD of iptables";
 const CLIENT: &str = "the client's address";
 const INTERNAL_LOCAL: &str = "internalTrafficPolicy";
+const INPUT: &str = "hook INPUT";
+const EXTERNAL_IPS: &str = "externalIPs";
+const LINK: &str = "kube-ipvs0";
+const POLICIES: &str = "NetworkPolicies";
 
 #[test]
 fn each_cluster_hears_what_differs_in_each_mode() {
@@ -74,34 +78,26 @@ fn each_cluster_hears_what_differs_in_each_mode() {
         LOCALHOST,
         EXTERNAL_LOCAL,
         AFFINITY,
+        EXTERNAL_IPS,
         PORTS,
+        INPUT,
     ];
     let to_nftables = ["mode", LOCALHOST, AFFINITY, FORWARD, PORTS];
-    let to_userspace = ["mode", SCHEDULER, CLIENT, "SCTP", INTERNAL_LOCAL];
+    let to_userspace = [
+        "mode",
+        SCHEDULER,
+        CLIENT,
+        POLICIES,
+        "SCTP",
+        INTERNAL_LOCAL,
+        INPUT,
+    ];
     let cases: &[(&str, ModeName, &[&str])] = &[
         // None is named: kube-proxy runs iptables mode.
         ("kubeadm-1.28.yaml", Iptables, &[]),
         ("kubeadm-1.28.yaml", Ipvs, &to_ipvs),
         ("kubeadm-1.28.yaml", Nftables, &to_nftables),
         ("kubeadm-1.28.yaml", Userspace, &to_userspace),
-        ("kubeadm-1.32-ipvs.yaml", Ipvs, &[INTERNAL_LOCAL]),
-        (
-            "kubeadm-1.32-ipvs.yaml",
-            Nftables,
-            &["mode", SCHEDULER, "ipvs.tcpTimeout", FORWARD],
-        ),
-        (
-            "kubeadm-1.32-ipvs.yaml",
-            Iptables,
-            &[
-                "mode",
-                SCHEDULER,
-                "ipvs.tcpTimeout",
-                LOCALHOST,
-                "kube-ipvs0",
-                PORTS,
-            ],
-        ),
         ("kubeadm-1.36-nftables.yaml", Nftables, &[INVALID, AFFINITY]),
         (
             "kubeadm-1.36-nftables.yaml",
@@ -113,10 +109,41 @@ fn each_cluster_hears_what_differs_in_each_mode() {
         ("eks.yaml", Nftables, &to_nftables),
     ];
     for (name, mode, expected) in cases {
-        let found = differing(&sample(name), *mode);
-        let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
-        let expected = BTreeSet::from_iter(expected.iter().copied());
-        assert_eq!(found, expected, "{name} in {mode} mode");
+        hears(name, *mode, expected);
+    }
+}
+
+/// Checks what differs for the cluster of a sample in `mode`.
+fn hears(name: &str, mode: ModeName, expected: &[&str]) {
+    let found = differing(&sample(name), mode);
+    let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
+    let expected = BTreeSet::from_iter(expected.iter().copied());
+    assert_eq!(found, expected, "{name} in {mode} mode");
+}
+
+/// What IPVS and its link do, and other modes do not.
+#[test]
+fn a_cluster_in_ipvs_mode_hears_what_it_loses() {
+    use ModeName::{Iptables, Ipvs, Nftables, Userspace};
+    let name = "kubeadm-1.32-ipvs.yaml";
+    hears(name, Ipvs, &[INTERNAL_LOCAL]);
+    let of_ipvs = [
+        "mode",
+        "ipvs.tcpTimeout",
+        EXTERNAL_LOCAL,
+        AFFINITY,
+        EXTERNAL_IPS,
+        LINK,
+    ];
+    for (mode, more) in [
+        (Nftables, &[SCHEDULER, FORWARD][..]),
+        (Iptables, &[SCHEDULER, LOCALHOST, PORTS]),
+        (
+            Userspace,
+            &[LOCALHOST, CLIENT, POLICIES, "SCTP", INTERNAL_LOCAL, INPUT],
+        ),
+    ] {
+        hears(name, mode, &[&of_ipvs[..], more].concat());
     }
 }
 
@@ -201,6 +228,49 @@ fn other_settings_mean_what_they_meant_or_are_named() {
     check("winkernel.networkName", &[(windows, Nftables, false)]);
 }
 
+/// Each mode of kube-proxy and of Tripod: whether packets to Services come to pass hook INPUT,
+/// and what is said of it on a node whose chains are known, or not.
+#[test]
+fn a_firewall_in_input_is_named_where_packets_come_to_pass_it() {
+    use ModeName::{Iptables, Ipvs, Nftables, Userspace};
+    let chains = ["chain INPUT of table ip filter (nf_tables)".to_owned()];
+    let known = [
+        (None, "look for a firewall"),
+        (Some(&[][..]), "nothing, unless rules of a firewall"),
+        (
+            Some(&chains[..]),
+            "accept packets to Services in each of these chains",
+        ),
+    ];
+    for (was, mode, is_said) in [
+        (Iptables, Iptables, false),
+        (Iptables, Nftables, false),
+        (Iptables, Ipvs, true),
+        (Iptables, Userspace, true),
+        (Nftables, Ipvs, true),
+        (Nftables, Userspace, true),
+        (Ipvs, Ipvs, false),
+        (Ipvs, Nftables, false),
+        (Ipvs, Userspace, true),
+    ] {
+        let given = configured(&format!("mode: {was}"));
+        for (dropping, to_do) in known {
+            let rows = differences(&given, Some(&gets(mode)), dropping).into_iter();
+            let mut rows = rows.filter(|row| row.modes.contains(&mode.to_string()));
+            let row = rows.find(|row| row.setting.starts_with(INPUT));
+            assert_eq!(row.is_some(), is_said, "{was} to {mode}: {row:?}");
+            let Some(row) = row else { continue };
+            assert!(row.to_do.starts_with(to_do), "{was} to {mode}: {row:?}");
+            let is_named = row.tripod.contains(&chains[0]);
+            assert_eq!(
+                is_named,
+                dropping == Some(&chains[..]),
+                "{was} to {mode}: {row:?}"
+            );
+        }
+    }
+}
+
 /// A report about `given` on a node that gets `mode`.
 fn report(given: &Given, mode: Option<ModeName>) -> Report {
     let node = Chosen {
@@ -212,7 +282,7 @@ fn report(given: &Given, mode: Option<ModeName>) -> Report {
         configuration: given.origin.clone(),
         kube_proxy_mode: given.kube_proxy_mode().to_string(),
         asked: given.settings.effective.mode.to_string(),
-        differences: differences(given, Some(&node)),
+        differences: differences(given, Some(&node), None),
         node: Some(node),
         kernel: Vec::new(),
         unknown: Vec::new(),

@@ -64,6 +64,7 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
     };
     // Those of this node, where it is the one that is asked about.
     let mut own = None;
+    let mut dropping = None;
     let (kernel, engines, there) = match &asked.machine {
         Machine::Node => {
             let kernel = probe::examine_last(&requirements);
@@ -74,6 +75,7 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
             report.node = Some(chosen);
             report.kernel = state::groups(&observed, mode, &engines);
             report.unknown = observed.unknown.clone();
+            dropping = observed.dropping.clone();
             let there = match asked.manifests {
                 Some(_) => {
                     own = Some(node::addresses::own().map_err(|error| error.to_string())?);
@@ -92,7 +94,7 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
             (kernel, Vec::new(), there)
         }
     };
-    report.differences = differences(&given, report.node.as_ref());
+    report.differences = differences(&given, report.node.as_ref(), dropping.as_deref());
     if let Some(folder) = &asked.manifests {
         let target = Target {
             given: &given,

@@ -134,3 +134,39 @@ fn the_configuration_of_the_process_that_runs_here_is_found() {
         fs::remove_file(path).expect("it was written");
     });
 }
+
+/// As ufw and hardening guides set it.
+#[test]
+fn a_policy_that_drops_what_comes_to_pass_input_is_named() {
+    run(Share::Beside, || {
+        let node = node();
+        let path = configuration("input", "iptables");
+        let row = |to: &str| {
+            let (report, _) = check(&node, &[format!("--config={}", path.display())]);
+            let rows = report["differences"].as_array().expect("rows").iter();
+            let mut rows = rows.filter(|row| {
+                let modes = row["modes"].as_array().expect("modes");
+                row["setting"]
+                    .as_str()
+                    .is_some_and(|of| of.starts_with("hook INPUT"))
+                    && modes.contains(&to.into())
+            });
+            rows.next().unwrap_or_else(|| panic!("{report:#}")).clone()
+        };
+        for mode in ["ipvs", "userspace"] {
+            let tripod = row(mode)["tripod"].as_str().map(str::to_owned);
+            let says = tripod.is_some_and(|text| text.contains("no chain of this node"));
+            assert!(says, "{mode}: {:#}", row(mode));
+        }
+        for program in ["iptables", "ip6tables"] {
+            let done = node.command(program).args(["-P", "INPUT", "DROP"]).status();
+            assert!(done.expect("running it").success());
+        }
+        for mode in ["ipvs", "userspace"] {
+            let tripod = row(mode)["tripod"].as_str().map(str::to_owned);
+            let names = tripod.is_some_and(|text| text.contains("chain INPUT of table"));
+            assert!(names, "{mode}: {:#}", row(mode));
+        }
+        fs::remove_file(path).expect("it was written");
+    });
+}

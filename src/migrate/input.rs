@@ -1,0 +1,55 @@
+//! The node's firewall, as far as a mode has packets to Services pass it that did not before;
+//! pure. docs/userspace.md says what a firewall has to accept.
+
+use super::report::Rows;
+use crate::net::ModeName;
+
+/// Adds that packets to Services pass hook INPUT in `mode`, or pass it otherwise than in mode
+/// `was` of kube-proxy. `dropping` are the chains that drop there what none of their rules
+/// accepts; `None`: not known.
+pub(super) fn rows(was: ModeName, mode: ModeName, dropping: Option<&[String]>, rows: &mut Rows) {
+    let passes = |mode| matches!(mode, ModeName::Ipvs | ModeName::Userspace);
+    if !passes(mode) || was == mode {
+        return;
+    }
+    let before = if passes(was) {
+        "has packets to Services pass it with the addresses of Services"
+    } else {
+        "translates packets to Services before: they pass hook FORWARD, but for those to endpoints \
+         with the node's own address"
+    };
+    let after = match mode {
+        ModeName::Ipvs => "has packets to Services pass it, with the addresses of Services",
+        _ => {
+            "has packets to Services pass it; with redirect capture they are translated to \
+             addresses of the node before"
+        }
+    };
+    let accept = "docs/userspace.md (The node's firewall) says what to accept in each mode";
+    let (after, to_do) = match dropping {
+        Some([]) => (
+            format!("{after}; no chain of this node has policy DROP there"),
+            format!(
+                "nothing, unless rules of a firewall, as of a zone of firewalld, drop or reject \
+                 there what they do not know: {accept}"
+            ),
+        ),
+        Some(chains) => (
+            format!(
+                "{after}. This node drops there what no rule accepts, so that pods and other hosts \
+                 reach no Service: {}",
+                chains.join(", ")
+            ),
+            format!("accept packets to Services in each of these chains before the swap: {accept}"),
+        ),
+        None => (
+            after.to_owned(),
+            format!(
+                "look for a firewall that drops there what it does not know (policy DROP of chain \
+                 INPUT, ufw, a zone of firewalld), with which pods and other hosts reach no \
+                 Service: {accept}"
+            ),
+        ),
+    };
+    rows.differs(["hook INPUT, the node's firewall", before, &after, &to_do]);
+}
