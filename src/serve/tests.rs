@@ -233,6 +233,7 @@ async fn a_node_that_goes_before_the_first_sync_has_no_time_to_show() {
 fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
     let registry = Registry::new();
     let health = Arc::new(Health::new(TIMEOUT));
+    health.objects_known();
     let probes = Probes::register(Arc::clone(&health), &registry).unwrap();
     let metrics = Metrics::register(&registry).unwrap();
     metrics.queued(Family::V4);
