@@ -6,11 +6,19 @@ use std::{collections::BTreeSet, fs, process::Command};
 use serde_json::Value;
 use tripod::config::{self, decode};
 
-use super::{documents, kubectl::Cluster, parts, root, shell};
-use crate::deploy::chart::tool;
+use super::{documents, inline, kubectl::Cluster, parts, root, shell};
+use crate::{deploy::chart::tool, userspace::firewall};
 
 /// Commands that nothing here can be held against, by how they begin, and why.
-const UNCHECKED: [(&str, &str); 10] = [
+const UNCHECKED: [(&str, &str); 12] = [
+    (
+        "ufw allow from 10.244.0.0/16",
+        "ufw is not here, and would replace the rules of the machine",
+    ),
+    (
+        "firewall-cmd --permanent --zone=trusted",
+        "firewalld is not here, and needs D-Bus and the machine's own rules",
+    ),
     ("docker push $IMAGE", "the registry is the reader's"),
     ("mkdir manifests", "a folder of the reader's"),
     ("mkdir objects", "a folder of the reader's"),
@@ -68,6 +76,7 @@ fn check(words: &[String], cluster: &mut Cluster) -> Result<(), String> {
             rest.last().unwrap_or(&"")
         )),
         "curl" => curl(rest),
+        "iptables" => is_run_in_the_lab(&line),
         _ => Err("it is not known how to check it: say so in tests/docs/commands.rs".to_owned()),
     }
 }
@@ -200,6 +209,16 @@ fn is_packaged(words: &[&str]) -> Result<(), String> {
         .ok_or(format!("the package has not {from} and {to}"))
 }
 
+/// A test runs the command, and sees what it is for.
+fn is_run_in_the_lab(line: &str) -> Result<(), String> {
+    let is_run = firewall::commands()
+        .iter()
+        .any(|(command, _)| *command == line);
+    is_run
+        .then_some(())
+        .ok_or("only commands that tests/userspace/firewall.rs runs are known".to_owned())
+}
+
 /// The running Tripod is asked where it answers, and what it knows.
 fn curl(words: &[&str]) -> Result<(), String> {
     let socket = flag(words, &["--unix-socket"]);
@@ -238,6 +257,30 @@ fn commands_of_other_programs_name_what_is_there() {
     );
 }
 
+/// A block of commands that is not marked `sh` would be outside every check.
+#[test]
+fn blocks_of_commands_are_marked() {
+    let documents = inline::all_documents();
+    let mut programs: BTreeSet<String> = inline::PROGRAMS.map(str::to_owned).into();
+    programs.insert("tripod".to_owned());
+    for document in documents.values() {
+        let lines = parts(document).commands;
+        let commands = lines.iter().flat_map(|line| shell::commands(line));
+        programs.extend(commands.map(|words| words[0].clone()));
+    }
+    assert!(programs.contains("firewall-cmd"), "{programs:?}");
+    for (path, document) in documents {
+        for line in parts(&document).unmarked {
+            let word = line.split(' ').next().unwrap_or_default();
+            assert!(
+                !programs.contains(word),
+                "{}: the block that begins with {line:?} is to be marked sh",
+                path.display()
+            );
+        }
+    }
+}
+
 /// What is wrong in each is found.
 #[test]
 fn commands_that_name_what_is_not_there_are_found() {
@@ -272,6 +315,8 @@ fn commands_that_name_what_is_not_there_are_found() {
         "kubectl create clusterrolebinding b --clusterrole=tripod:status-reader --serviceaccount=default:nobody",
         "kubectl create token nobody",
         "kubectl get servicess -A",
+        "iptables -A INPUT -j ACCEPT",
+        "ufw enable",
         "frobnicate",
     ] {
         let words = shell::commands(line).remove(0);

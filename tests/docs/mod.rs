@@ -34,26 +34,32 @@ fn documents() -> BTreeMap<PathBuf, String> {
 
 /// A document's code and its other text.
 #[derive(Default)]
-struct Parts {
+pub struct Parts {
     /// Commands of fenced blocks marked `sh`, a line each, continued lines joined.
     commands: Vec<String>,
     /// What stands between backticks in running text.
     code: Vec<String>,
+    /// The first lines of other fenced blocks that are marked with nothing.
+    unmarked: Vec<String>,
     /// Running text, without code.
-    text: String,
+    pub text: String,
     /// Anchors of headings, as GitHub and mdBook make them.
     anchors: BTreeSet<String>,
 }
 
-fn parts(document: &str) -> Parts {
+pub fn parts(document: &str) -> Parts {
     let mut parts = Parts::default();
     let mut fence: Option<bool> = None;
+    let mut is_first = false;
     let mut running = String::new();
     let mut open = String::new();
     for line in document.lines() {
         if let Some(language) = line.trim_start().strip_prefix("```") {
             fence = match fence {
-                None => Some(language == "sh"),
+                None => {
+                    is_first = language.is_empty();
+                    Some(language == "sh")
+                }
                 Some(_) => None,
             };
             continue;
@@ -70,7 +76,11 @@ fn parts(document: &str) -> Parts {
                     parts.commands.push(std::mem::take(&mut open));
                 }
             }
-            Some(false) => {}
+            Some(false) => {
+                if std::mem::take(&mut is_first) {
+                    parts.unmarked.push(line.trim().to_owned());
+                }
+            }
             None => {
                 if let Some(heading) = line.strip_prefix('#') {
                     parts
@@ -100,7 +110,7 @@ fn anchor(heading: &str) -> String {
 }
 
 /// The targets of links and pictures.
-fn links(text: &str) -> Vec<String> {
+pub fn links(text: &str) -> Vec<String> {
     let after = text.split("](").skip(1);
     let targets = after.filter_map(|rest| rest.split_once(')'));
     targets.map(|(target, _)| target.to_owned()).collect()
@@ -253,11 +263,13 @@ fn annotations_are_those_that_are_read() {
 #[test]
 fn parts_of_a_document_are_told_apart() {
     let document = "# A: `b`\n\nSee [x](y.md#z) and `tripod probe\n--output=json`.\n\n\
-                    ```sh\nkubectl exec \\\n  p -- tripod status | grep x\nfoo |\n  tripod probe\n```\n";
+                    ```sh\nkubectl exec \\\n  p -- tripod status | grep x\nfoo |\n  tripod probe\n```\n\
+                    ```yaml\nkind: X\n```\n```\nnft list ruleset\nand so on\n```\n";
     let parts = parts(document);
     assert!(parts.anchors.contains("a-b"), "{:?}", parts.anchors);
     assert_eq!(links(&parts.text), ["y.md#z"]);
     assert_eq!(parts.code, ["b", "tripod probe --output=json"]);
+    assert_eq!(parts.unmarked, ["nft list ruleset"]);
     let found: Vec<_> = parts.commands.iter().flat_map(|line| calls(line)).collect();
     assert_eq!(found, [vec!["tripod", "status"], vec!["tripod", "probe"]]);
     for (words, right) in [

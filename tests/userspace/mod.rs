@@ -9,6 +9,7 @@ mod command_line;
 mod descriptors;
 mod ended;
 mod families;
+pub mod firewall;
 mod gap;
 mod guest;
 mod idle;
