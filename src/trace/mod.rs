@@ -85,7 +85,7 @@ pub async fn trace(asked: &Trace) -> ExitCode {
         && let Err(error) = legacy.end().await
     {
         let what = "a rule that traces packets stays in table raw of the legacy tables";
-        let next = "the next tripod trace, or tripod --cleanup, removes it";
+        let next = "the next tripod trace, or tripod cleanup, removes it";
         let _ = writeln!(io::stderr(), "error: {what}: {error}; {next}");
         return ExitCode::FAILURE;
     }

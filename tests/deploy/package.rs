@@ -13,6 +13,7 @@ use serde_json::Value;
 use tripod::cli::{self, Job};
 
 use crate::{
+    docs::{links, parts},
     lab::{Share, Tripod, is_inside, is_installed, path_with_tools, run, skip, tripod_binary},
     modes::probe::node,
 };
@@ -155,6 +156,30 @@ fn pages_completion_and_licences_are_in_it() {
     for part in parts {
         assert!(part["licenses"].is_array(), "{part}");
     }
+}
+
+/// What the pages show and lead to is beside them.
+#[test]
+fn pictures_and_links_of_the_pages_are_in_it() {
+    let Some(package) = package() else { return };
+    let folder = package.at("usr/share/doc/tripod");
+    let (mut broken, mut pictures) = (Vec::new(), 0);
+    for entry in fs::read_dir(&folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|kind| kind != "md") {
+            continue;
+        }
+        let text = parts(&fs::read_to_string(&path).expect("a page")).text;
+        for link in links(&text) {
+            let (file, _) = link.split_once('#').unwrap_or((&link, ""));
+            pictures += usize::from(file.ends_with(".svg"));
+            if !link.contains("://") && !file.is_empty() && !folder.join(file).is_file() {
+                broken.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+    assert!(pictures > 8, "{pictures} pictures");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod book;
 mod commands;
 mod dependencies;
+mod figures;
 mod inline;
 mod kubectl;
 mod manual;

@@ -128,7 +128,7 @@ impl Tracer {
                 if let Err(left) = tracer.end().await {
                     tracing::error!(
                         "rules of this trace may be left in table raw: {left}; remove them by \
-                         tripod --cleanup"
+                         tripod cleanup"
                     );
                 }
                 Err(error)

@@ -244,12 +244,11 @@ fn it_serves_as_the_daemon_set_starts_it() {
     });
 }
 
-#[test]
-fn it_serves_in_containerd() {
+fn serves_in_containerd(image: Image) {
     if !containerd::is_there() {
         return skip("containerd is not here: make test unpacks it");
     }
-    with_image(Image::Minimal, |lab, service, unpacked| {
+    with_image(image, |lab, service, unpacked| {
         let containerd = Containerd::start(lab, unpacked.place);
         let root = containerd.import(unpacked.layout.folder());
         let [init, main] = unpacked.bundles(root);
@@ -262,6 +261,16 @@ fn it_serves_in_containerd() {
         });
         assert!(tripod.terminate().success());
     });
+}
+
+#[test]
+fn it_serves_in_containerd() {
+    serves_in_containerd(Image::Minimal);
+}
+
+#[test]
+fn with_iptables_it_serves_in_containerd() {
+    serves_in_containerd(Image::Debian);
 }
 
 /// Asserts that rules for Services are those of `engine`, by the image's own programs.
