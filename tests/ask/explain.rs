@@ -1,11 +1,14 @@
 //! `tripod explain`. That it is true is tested by the cases of `tests/conformance`.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 
 use serde_json::{Value, json};
 
 use super::{SOON, diff::Change, started, started_in, tripod};
-use crate::lab::{BACKEND_PORT, Capture, Lab, Service, Share, Tripod, eventually, run, say, tcp};
+use crate::lab::{
+    BACKEND_PORT, Capture, Lab, Service, Share, Tripod, ask, eventually, run, say, tcp,
+    uml::{Profile, in_guest},
+};
 
 fn explained(lab: &Lab, arguments: &[&str]) -> Value {
     let arguments = [&["explain", "--output=json"], arguments].concat();
@@ -148,12 +151,21 @@ fn policies_of_others_that_drop_what_is_relayed_are_named() {
     });
 }
 
+/// The guest has no `br_netfilter`, so that answers from pod to pod would not come back by the
+/// node.
+fn through_the_node(service: Service) -> Service {
+    service.annotated("tripod.proxy/forwarding", "fullnat")
+}
+
 /// What conntrack holds of `to`, with one connection open from the client pod, while the
 /// Service moves from backend `a` to `b`.
 fn a_connection_is_followed(mode: &str) {
     run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);
-        let web = Service::new("web", 1);
+        let web = match mode {
+            "ipvs" => through_the_node(Service::new("web", 1)),
+            _ => Service::new("web", 1),
+        };
         lab.add_backends(&["a", "b"]).publish(&web, &["a"]);
         let _running = started_in(&lab, mode);
         let open = web.cluster().map(|to| {
@@ -213,6 +225,60 @@ fn connections_to_an_endpoint_that_went_are_stale_in_nftables_mode() {
 #[test]
 fn connections_to_an_endpoint_that_went_are_stale_in_iptables_mode() {
     a_connection_is_followed("iptables");
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn connections_to_an_endpoint_that_went_are_stale_in_ipvs_mode() {
+    a_connection_is_followed("ipvs");
+}
+
+/// A program of the node has the address before the Service is there: conntrack has its
+/// connection without translation, and so IPVS knows nothing of it.
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn a_connection_that_ipvs_did_not_see_begin_is_stale() {
+    run(Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = through_the_node(Service::new("web", 1));
+        let other = Service::new("other", 2);
+        lab.add_backends(&["a"]).publish_all(&other);
+        let _running = started_in(&lab, "ipvs");
+        let to = web.cluster()[0];
+        lab.node.ip(&[&format!("addr add {}/32 dev lo", to.ip())]);
+        let listener = lab
+            .node
+            .enter(|| TcpListener::bind(to))
+            .expect("a listener");
+        let open = tcp(&lab.client, to).expect("a connection");
+        let _accepted = listener.accept().expect("a connection");
+        drop(listener);
+        let client = open.local_addr().expect("an address").to_string();
+        lab.publish_all(&web);
+        eventually("new connections reach the endpoint", SOON, || {
+            match ask(&lab.client, to) {
+                Ok(name) if name == "a" => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+        let answer = explained(&lab, &["--to", &to.to_string()]);
+        assert_eq!(answer["connections"]["stale"], 1, "{answer:#}");
+        let item = &answer["connections"]["items"][0];
+        let why = "it began before there was an endpoint";
+        assert_eq!(
+            (&item["client"], &item["stale"]),
+            (&json!(client), &json!(why))
+        );
+    });
+}
+
+#[test]
+fn guest_full_ask_explain() {
+    let tests = [
+        "ask::explain::connections_to_an_endpoint_that_went_are_stale_in_ipvs_mode",
+        "ask::explain::a_connection_that_ipvs_did_not_see_begin_is_stale",
+    ];
+    in_guest(Profile::Full, &tests, &[]);
 }
 
 /// A Service is named as to kubectl; each of its cluster IPs is explained.

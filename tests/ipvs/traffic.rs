@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, net::SocketAddr, net::TcpStream, time::Duration
 use serde_json::{Value, json};
 
 use super::node;
-use crate::lab::{Capture, Host, Lab, Share, ask, eventually, run, say, tcp, tcp_from};
+use crate::lab::{
+    Capture, Host, Lab, Share, ask, eventually, run, say, tcp, tcp_from, tripod_binary,
+};
 
 /// A Service of one port, IPv4.
 struct Web<'a> {
@@ -253,6 +255,22 @@ fn adopt(pod: &Host, link: &str, address: SocketAddr) {
     ]);
 }
 
+/// Returns the endpoint that `tripod explain` shows for the only connection to `to`, which is
+/// not stale. Where IPVS translates nothing, conntrack does not say it.
+fn endpoint_explained(lab: &Lab, to: SocketAddr) -> Value {
+    let mut command = lab.node.command(tripod_binary());
+    command.args(["explain", "--output=json", "--to", &to.to_string()]);
+    let done = command.output().expect("running tripod");
+    let answer: Value = serde_json::from_slice(&done.stdout).expect("JSON");
+    let found = &answer["connections"];
+    assert_eq!(
+        (&found["total"], &found["stale"]),
+        (&json!(1), &json!(0)),
+        "{answer:#}"
+    );
+    found["items"][0]["endpoint"].clone()
+}
+
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn every_way_of_forwarding_carries_connections() {
@@ -301,6 +319,12 @@ fn every_way_of_forwarding_carries_connections() {
                 let who = say(&mut stream, "who").expect(flag);
                 assert_eq!(who, format!("{backend} {seen} 8080"), "{flag}");
             }
+            let endpoint = SocketAddr::new(pod(&lab, backend).addresses[0], 8080);
+            assert_eq!(
+                endpoint_explained(&lab, at),
+                json!(endpoint.to_string()),
+                "{flag}"
+            );
         }
 
         // What cannot be done so is logged, and done by nat.

@@ -7,6 +7,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
 };
 
+use hashbrown::HashMap;
+
 use crate::net::Protocol;
 
 /// An entry of the connection table of IPVS.
@@ -32,17 +34,45 @@ pub fn real_server(
     client: SocketAddr,
     server: SocketAddr,
 ) -> io::Result<Option<SocketAddr>> {
+    let mut found = connections(protocol, server)?;
+    let is_it = |found: &io::Result<Connection>| match found {
+        Ok(found) => found.client == client,
+        Err(_) => true,
+    };
+    let found = found.find(is_it).transpose()?;
+    Ok(found.map(|found| found.real))
+}
+
+/// Returns the real server of each client that has a connection to `server`, in the network
+/// namespace of the calling thread.
+///
+/// # Errors
+/// When the kernel has no IPVS, or the caller may not read its table.
+pub fn real_servers(
+    protocol: Protocol,
+    server: SocketAddr,
+) -> io::Result<HashMap<SocketAddr, SocketAddr>> {
+    let found = connections(protocol, server)?;
+    found
+        .map(|found| found.map(|found| (found.client, found.real)))
+        .collect()
+}
+
+/// Reads the connections to `server`.
+fn connections(
+    protocol: Protocol,
+    server: SocketAddr,
+) -> io::Result<impl Iterator<Item = io::Result<Connection>>> {
     // Not `/proc/net`, which is that of the process's first thread.
     let file = File::open("/proc/thread-self/net/ip_vs_conn")?;
-    for line in BufReader::with_capacity(64 * 1024, file).lines() {
-        let is_it = |found: &Connection| {
-            (found.protocol, found.client, found.server) == (protocol, client, server)
-        };
-        if let Some(found) = parse(&line?).filter(is_it) {
-            return Ok(Some(found.real));
+    let lines = BufReader::with_capacity(64 * 1024, file).lines();
+    Ok(lines.filter_map(move |line| match line {
+        Ok(line) => {
+            let found = parse(&line)?;
+            ((found.protocol, found.server) == (protocol, server)).then_some(Ok(found))
         }
-    }
-    Ok(None)
+        Err(error) => Some(Err(error)),
+    }))
 }
 
 /// Reads a line; `None` for the titles and for what is not understood.

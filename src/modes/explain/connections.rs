@@ -1,5 +1,6 @@
 //! The connections to a destination that conntrack holds: they go on as they began,
-//! whatever becomes of new ones.
+//! whatever becomes of new ones. In ipvs mode IPVS says where those go on that conntrack has
+//! without translation.
 
 use std::{fmt, io, net::SocketAddr};
 
@@ -7,9 +8,10 @@ use super::{Caller, Explanation, Packet, Verdict};
 use crate::{
     kernel::{
         conntrack::flows::{self, Flow, Match, Reply},
+        ipvs::connections::real_servers,
         netlink::{self, Error, Socket},
     },
-    net::{Family, ModeName},
+    net::{Family, ModeName, Protocol},
     services::{NotUsed, ServicePort},
 };
 
@@ -21,8 +23,8 @@ const ENDED: [&str; 2] = ["TIME_WAIT", "CLOSE"];
 pub struct Connection {
     /// The client's address and port.
     pub client: SocketAddr,
-    /// Where that is sent to, as the source of the answers has it; `None`: its destination
-    /// is not translated.
+    /// Where that is sent to, as the source of the answers has it, or IPVS; `None`: to its
+    /// destination itself.
     pub translated_to: Option<SocketAddr>,
     /// Its state, by the name that conntrack has for it.
     pub state: &'static str,
@@ -50,11 +52,12 @@ impl fmt::Display for Stale {
 }
 
 /// Returns the connections to the destination of `packet`, and from its caller where that
-/// is an address, sorted by client. The kernel's table is read on a thread of its own.
+/// is an address, sorted by client, while `mode` runs. The kernel's tables are read on a thread
+/// of their own.
 ///
 /// # Errors
 /// When the kernel refuses, as without ctnetlink or CAP_NET_ADMIN.
-pub async fn connections(packet: Packet) -> Result<Vec<Connection>, Error> {
+pub async fn connections(packet: Packet, mode: ModeName) -> Result<Vec<Connection>, Error> {
     // The socket belongs to the network namespace of the thread that opens it.
     let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
     let work = move || {
@@ -73,6 +76,9 @@ pub async fn connections(packet: Packet) -> Result<Vec<Connection>, Error> {
         let found = flows.iter().filter(is_of_caller).map(connection);
         let mut found: Vec<_> = found.collect();
         found.sort_by_key(|connection| connection.client);
+        if mode == ModeName::Ipvs {
+            ask_ipvs(&mut found, packet.protocol, destination)?;
+        }
         Ok(found)
     };
     let done = tokio::task::spawn_blocking(work).await;
@@ -83,6 +89,32 @@ pub async fn connections(packet: Packet) -> Result<Vec<Connection>, Error> {
             source: io::Error::other(ended),
         })
     })
+}
+
+/// Completes the connections to `destination` by what IPVS has of them. It changes no entry of
+/// conntrack that is used again (`ip_vs_update_conntrack`), nor any by forwarding without
+/// translation (dr, tunnel).
+fn ask_ipvs(
+    connections: &mut [Connection],
+    protocol: Protocol,
+    destination: SocketAddr,
+) -> Result<(), Error> {
+    let untranslated = connections.iter_mut();
+    let mut untranslated = untranslated
+        .filter(|connection| connection.translated_to.is_none())
+        .peekable();
+    if untranslated.peek().is_none() {
+        return Ok(());
+    }
+    let real = real_servers(protocol, destination).map_err(|source| Error::Socket {
+        operation: "read",
+        object: "connections of IPVS (/proc/net/ip_vs_conn)".to_owned(),
+        source,
+    })?;
+    for connection in untranslated {
+        connection.translated_to = real.get(&connection.client).copied();
+    }
+    Ok(())
 }
 
 fn connection(flow: &Flow) -> Connection {
@@ -108,11 +140,14 @@ pub fn stale(
         return None;
     }
     let Some(at) = connection.translated_to else {
-        // IPVS changes no entry that is used again (`ip_vs_update_conntrack`), and this
-        // process may relay what is sent to loopback addresses.
-        let by_rules = mode != ModeName::Ipvs && !packet.destination().ip().is_loopback();
+        // IPVS takes up a UDP client by its next datagram, a connection by its first packet
+        // alone (`tcp_conn_schedule`, `sctp_conn_schedule`). This process may relay what is
+        // sent to loopback addresses.
+        let is_taken_up = mode == ModeName::Ipvs && packet.protocol == Protocol::Udp;
+        let is_relayed = packet.destination().ip().is_loopback();
         let is_forwarded = explanation.verdict == Verdict::Forwarded;
-        return (by_rules && is_forwarded).then_some(Stale::Untranslated);
+        let stays = is_forwarded && !is_taken_up && !is_relayed;
+        return stays.then_some(Stale::Untranslated);
     };
     let mut usage = port.endpoints.usage();
     match usage.find(|(endpoint, _)| endpoint.address == at) {

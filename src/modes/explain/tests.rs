@@ -200,7 +200,7 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
             Some(Stale::Gone),
         ),
         (ModeName::Iptables, None, Some(Stale::Untranslated)),
-        (ModeName::Ipvs, None, None),
+        (ModeName::Ipvs, None, Some(Stale::Untranslated)),
         (ModeName::Ipvs, Some("10.244.1.2:8080"), Some(Stale::Gone)),
         (ModeName::Userspace, Some("192.0.2.1:40000"), None),
     ];
@@ -219,6 +219,24 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
         };
         let found = stale(&ended, &packet, mode, &explanation, port);
         assert_eq!(found, None, "{mode}, {translated_to:?}");
+    }
+    // IPVS takes up a UDP client by its next datagram, rules do not.
+    let client = Connection {
+        client: to("10.244.0.9:40000"),
+        translated_to: None,
+        state: "",
+    };
+    let (packet, explanation) = explained("10.96.0.1:80");
+    let packet = Packet {
+        protocol: Protocol::Udp,
+        ..packet
+    };
+    for (mode, expected) in [
+        (ModeName::Ipvs, None),
+        (ModeName::Nftables, Some(Stale::Untranslated)),
+    ] {
+        let found = stale(&client, &packet, mode, &explanation, port);
+        assert_eq!(found, expected, "{mode}");
     }
 }
 

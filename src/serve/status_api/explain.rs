@@ -190,7 +190,7 @@ async fn explained(
         found.extend(api.node_differences(service));
     }
     let found = match reading {
-        Reading::Whole => Some(question::connections(packet).await),
+        Reading::Whole => Some(question::connections(packet, mode).await),
         Reading::Nothing => None,
     };
     let (found, error) = match found.transpose() {
