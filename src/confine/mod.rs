@@ -76,10 +76,14 @@ pub struct Serving {
 }
 
 /// Confines this thread, and the threads and programs that it starts from now on, to
-/// what `task` needs. What cannot be given away is logged, and kept.
-pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) {
+/// what `task` needs. Capabilities that cannot be given away are logged, and kept: the process
+/// may not have been given what that takes. Returns what else `confinement` asks for and this
+/// kernel refuses, each with the remedy.
+#[must_use]
+pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) -> Vec<String> {
+    let mut refused = Vec::new();
     if confinement == Confinement::None {
-        return;
+        return refused;
     }
     let mut failures = Vec::new();
     if let Err(errno) = prctl::set_no_new_privs() {
@@ -93,12 +97,18 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) {
         if confinement == Confinement::Files
             && let Err(error) = reach::restrict(files)
         {
-            failures.push(format!("files: {error}"));
+            refused.push(format!(
+                "Tripod is not confined to its files: {error}, or set --confine=calls"
+            ));
         }
         if confinement.is_of_calls()
             && let Err(error) = calls::restrict(task)
         {
-            failures.push(format!("system calls: {error}"));
+            refused.push(format!(
+                "Tripod is not confined to its system calls: this kernel refuses the filter \
+                 ({error}); run a kernel that has CONFIG_SECCOMP_FILTER, or set \
+                 --confine=capabilities"
+            ));
         }
     }
     if !failures.is_empty() {
@@ -110,6 +120,7 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) {
     if task != Task::Start {
         tracing::info!("capabilities: {}", capabilities::words());
     }
+    refused
 }
 
 /// Returns the capabilities that `task` needs, whatever files there are.

@@ -78,15 +78,18 @@ const DEVICES: &[&str] = &["/dev/urandom", "/dev/random", "/dev/zero"];
 /// `files`.
 ///
 /// # Errors
-/// When this kernel has no Landlock, or it is switched off.
+/// When this kernel has no Landlock, or it is switched off: with what to do about it.
 pub(super) fn restrict(files: &Files<'_>) -> Result<(), String> {
     for lock in &files.written {
         make(lock).unwrap_or_else(|error| tracing::info!("{}: {error}", lock.display()));
     }
     let status = rules(files).and_then(RulesetCreated::restrict_self);
-    match status.map_err(|error| error.to_string())?.ruleset {
-        RulesetStatus::NotEnforced => Err("this kernel has no Landlock, or has it off; the \
-            kernel's parameter lsm= names what is on"
+    let status = status.map_err(|error| format!("{error}; run another kernel"))?;
+    match status.ruleset {
+        // A refusal by the filter of a container's runtime looks the same.
+        RulesetStatus::NotEnforced => Err("no Landlock here; run Linux 5.13 or later with \
+            landlock in the kernel's parameter lsm=, have a seccomp profile allow the calls \
+            landlock_create_ruleset, landlock_add_rule and landlock_restrict_self"
             .to_owned()),
         RulesetStatus::PartiallyEnforced | RulesetStatus::FullyEnforced => Ok(()),
     }

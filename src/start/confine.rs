@@ -24,13 +24,20 @@ pub fn confine(settings: &Settings) {
         Job::Hold(_) => Task::Hold,
         _ => return,
     };
-    to(settings, task);
+    for refused in to(settings, task) {
+        tracing::warn!("{refused}");
+    }
 }
 
 /// Confines the process to what serves in the `chosen` mode. Threads that are there already keep
 /// what they have: those that found out what the kernel can do have ended, and none of those
-/// that stay may have been made. Returns whether programs may be started.
-pub(super) fn to_serve(settings: &Settings, chosen: &Chosen, node_ports: &NodePorts) -> Programs {
+/// that stay may have been made. Returns whether programs may be started. What is asked for and
+/// this kernel refuses is added to what the mode goes without.
+pub(super) fn to_serve(
+    settings: &Settings,
+    chosen: &mut Chosen,
+    node_ports: &NodePorts,
+) -> Programs {
     let why = programs_for(settings, chosen.mode, &chosen.kernel);
     let relays = match chosen.mode {
         ModeName::Userspace => true,
@@ -42,7 +49,7 @@ pub(super) fn to_serve(settings: &Settings, chosen: &Chosen, node_ports: &NodePo
         relays,
         watches_files: settings.own.manifests.is_some() || settings.file.is_some(),
     };
-    to(settings, Task::Serve(serving));
+    chosen.lost.extend(to(settings, Task::Serve(serving)));
     if !settings.own.confinement.is_of_calls() {
         return Programs::default();
     }
@@ -86,12 +93,12 @@ fn writes_with_iptables(settings: &Settings, mode: ModeName, kernel: &Kernel) ->
     }
 }
 
-fn to(settings: &Settings, task: Task) {
+fn to(settings: &Settings, task: Task) -> Vec<String> {
     let confinement = match &settings.job {
         Job::Hold(hold) => hold.confinement,
         _ => settings.own.confinement,
     };
-    confine::confine(confinement, task, &files(settings));
+    confine::confine(confinement, task, &files(settings))
 }
 
 fn files(settings: &Settings) -> Files<'_> {

@@ -124,7 +124,7 @@ pub(super) struct Chosen {
     pub(super) mode: ModeName,
     /// Why each better mode was passed over.
     pub(super) passed_over: Vec<String>,
-    /// What the mode itself does without.
+    /// What the mode itself does without, and what of `--confine` this kernel refuses.
     pub(super) lost: Vec<String>,
     /// What follows for NetworkPolicies where the mode is not the one asked for, and hides
     /// clients.

@@ -59,10 +59,10 @@ pub(super) async fn serve(settings: Settings) -> Done {
     serve_health(&mut serving, &settings, &listeners, &health, &registry)?;
     let starting = serve_status(&settings, &health);
     // This comes before any change of the node: the process may end here.
-    let choice = probe::choose(&settings).await?;
+    let mut choice = probe::choose(&settings).await?;
     node::set_oom_score(settings.configuration.oom_score_adj);
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
-    let programs = confine::to_serve(&settings, &choice, &node_ports);
+    let programs = confine::to_serve(&settings, &mut choice, &node_ports);
     let source = source(&settings, &registry).await?;
     let recorder = recorder(&source, &node);
     let node_settings = begin(&choice, &settings, &recorder);

@@ -1,7 +1,10 @@
 //! A Tripod that root starts gives away what it does not need, and a plain user's has the
 //! iptables that it starts keep what it was given.
 
-use std::{fs, os::unix::fs::symlink, time::Duration};
+use std::{env::consts::ARCH, fs, os::unix::fs::symlink, thread, time::Duration};
+
+use nix::libc;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 use super::probe::default_mode;
 use crate::lab::{
@@ -149,6 +152,43 @@ fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
             lab.remove("later.json");
             tripod.kill();
         }
+    });
+}
+
+/// Forbids this thread and what it starts to use Landlock, as the seccomp profile of a
+/// container's runtime does that does not know its calls.
+fn forbid_landlock() {
+    let rules = [(libc::SYS_landlock_create_ruleset, Vec::new())].into();
+    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let arch = ARCH.try_into().expect("a known architecture");
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch);
+    let program: BpfProgram = filter.and_then(TryInto::try_into).expect("a filter");
+    apply_filter(&program).expect("applied");
+}
+
+#[test]
+fn what_is_refused_of_a_confinement_is_a_warning_and_in_the_status() {
+    lab::run(Share::Beside, || {
+        let (lab, service) = lab();
+        let check = || {
+            forbid_landlock();
+            let tripod = start(&lab, modes()[0], &["--confine=files"]);
+            assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+            let words = "Tripod is not confined to its files: no Landlock here; run Linux 5.13";
+            assert_eq!(tripod.logged(&["WARN", words]), 1);
+            let status = lab.node.command(tripod_binary()).arg("status").output();
+            let status = status.expect("running tripod").stdout;
+            let status = String::from_utf8_lossy(&status);
+            let line = |line: &str| line.starts_with("without ") && line.contains(words);
+            assert!(status.lines().any(line), "{status}");
+            assert!(status.contains(" is healthy"), "{status}");
+            // What is not refused is in force.
+            let filters = of_threads(tripod.pid(), "Seccomp");
+            assert!(filters.iter().all(|mode| mode == "2"), "{filters:?}");
+            assert_eq!(tripod.logged(&["programs"]), 1, "{}", tripod.log());
+        };
+        // What the filter is for ends with the thread that has it.
+        thread::scope(|scope| scope.spawn(check).join().expect("the test passes"));
     });
 }
 
