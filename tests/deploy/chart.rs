@@ -363,6 +363,34 @@ fn values_reach_the_objects() {
     }
 }
 
+/// What stays confines itself as kustomize has it, or as is asked for; the init container, which
+/// ends, does not.
+#[test]
+fn programs_confine_themselves() {
+    for (value, expected) in [
+        ("confine=files", "--confine=files"),
+        ("confine=calls", "--confine=calls"),
+        // As values of an earlier version are, with which an upgrade may go on.
+        ("confine=null", "--confine=files"),
+    ] {
+        let values = [value, "holder.enabled=true", "flags={--v=2}"];
+        let Some(objects) = rendered(&values) else {
+            return;
+        };
+        let confined = |set: &str, of: &str| {
+            let set = &objects[&("DaemonSet".to_owned(), set.to_owned())];
+            let command = set["spec"]["template"]["spec"][of][0]["command"].clone();
+            let words: Vec<String> = serde_json::from_value(command).expect("words");
+            let flags = words.into_iter().filter(|word| word.contains("confine"));
+            flags.collect::<Vec<_>>()
+        };
+        for set in ["kube-proxy", "tripod-holder"] {
+            assert_eq!(confined(set, "containers"), [expected], "{value}: {set}");
+        }
+        assert!(confined("kube-proxy", "initContainers").is_empty());
+    }
+}
+
 #[test]
 fn values_that_cannot_be_meant_are_refused() {
     for (values, expected) in [
@@ -374,6 +402,7 @@ fn values_that_cannot_be_meant_are_refused() {
         (&["imagePullPolicy=Sometimes"], "/imagePullPolicy"),
         (&["config.kubeProxy.mode=ipsv"], "/config/kubeProxy/mode"),
         (&["flags={v}"], "/flags/0"),
+        (&["confine=all"], "/confine"),
         (&["imagePullSecrets={registry}"], "/imagePullSecrets/0"),
         (&["affinity.nodeAfinity.x=y"], "/affinity"),
         (&["updateStrategy.type=Recreate"], "/updateStrategy/type"),

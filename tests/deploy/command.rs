@@ -29,7 +29,8 @@ fn the_command_is_that_of_kubeadm() {
         "--hostname-override=$(NODE_NAME)",
     ];
     let pod = pod();
-    assert_eq!(words(&pod.containers[0]), kubeadm);
+    let confined = [&kubeadm[..], &["--confine=files"]].concat();
+    assert_eq!(words(&pod.containers[0]), confined);
     let init = &pod.init_containers.unwrap()[0];
     let (last, first) = words(init)
         .split_last()

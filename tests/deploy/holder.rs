@@ -4,7 +4,10 @@ use std::path::Path;
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::PodSpec};
 use serde_json::Value;
-use tripod::cli::{self, Job};
+use tripod::{
+    cli::{self, Job},
+    confine::Confinement,
+};
 
 use super::{daemon_set, documents, objects::as_understood, secure::patched};
 
@@ -44,6 +47,7 @@ fn both_find_the_socket_in_the_same_folder_of_the_node() {
     let Job::Hold(at_holder) = job else {
         panic!("{job:?}");
     };
+    assert_eq!(at_holder.confinement, Confinement::Files);
     let none = cli::read(["tripod".into()], |_| unreachable!());
     let at_proxy = none.expect("it is taken").own.holder_socket;
     assert_eq!(at_proxy.as_ref(), Some(&at_holder.socket));

@@ -209,6 +209,8 @@ fn serves(lab: &Lab, service: &Service, image: Image, status: impl FnOnce() -> S
         ask(&lab.client, later.cluster()[0]).map_err(|error| error.to_string())
     });
     let words = status();
+    // Neither the runtime nor the image forbids what --confine=files takes.
+    assert!(!words.contains("not confined"), "{words}");
     let [_, mode] = image.mode();
     let runs = |line: &str| line.split_whitespace().eq(["mode", mode]);
     assert!(

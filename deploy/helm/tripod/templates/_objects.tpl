@@ -25,6 +25,19 @@
 {{ end -}}
 {{- end -}}
 
+{{/* Sets how far the programs of a pod confine themselves, where their commands say so. Returns
+     nothing. */}}
+{{- define "tripod.confined" -}}
+{{- $flag := printf "--confine=%s" (default "files" .root.Values.confine) -}}
+{{- range $container := .pod.containers -}}
+{{- $command := list -}}
+{{- range $word := $container.command -}}
+{{- $command = append $command (ternary $flag $word (hasPrefix "--confine=" $word)) -}}
+{{- end -}}
+{{- $_ := set $container "command" $command -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Sets in the spec of a pod on which nodes it runs, and who may pull its image. Returns
      nothing. */}}
 {{- define "tripod.placed" -}}
