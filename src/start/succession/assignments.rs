@@ -21,46 +21,76 @@ pub(super) const SOCKET: &str = "assignments-";
 /// The longest record that is taken, in bytes.
 const LONGEST: u16 = 1024;
 
-/// How long it may take in all. Without it clients are assigned anew.
+/// How long it may take in all. Clients whose records have not come by then are assigned anew.
 const TIME: Duration = Duration::from_secs(2);
+
+/// What came from a process that has given way.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    pub(super) records: Vec<Vec<u8>>,
+    /// Number of records that are longer than any that this version knows.
+    pub(super) too_long: usize,
+    /// Why there may be more that did not come.
+    pub(super) trouble: Option<io::Error>,
+}
 
 /// Takes over what processes that run have assigned.
 pub(super) async fn inherit(assignments: &Assignments) {
     for name in present(SOCKET).unwrap_or_default() {
-        let received = timeout(TIME, receive(&name)).await;
-        match received.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(records) => {
-                let clients = assignments.inherit(records);
-                tracing::debug!(clients, "clients go on with their endpoints");
+        let received = receive(&name, TIME).await;
+        let (records, too_long) = (received.records.len(), received.too_long);
+        let clients = assignments.inherit(received.records);
+        let why = match received.trouble {
+            Some(error) => error.to_string(),
+            None if too_long > 0 => {
+                format!("{too_long} records are longer than this version can read")
             }
-            Err(error) => tracing::warn!(
-                "clients cannot keep their endpoints and are assigned to \
-                 new ones: {error}"
-            ),
-        }
+            None => {
+                tracing::debug!(clients, "clients go on with their endpoints");
+                continue;
+            }
+        };
+        tracing::warn!(
+            "{clients} clients keep their endpoints, and those of which the earlier process sent \
+             nothing more are assigned to new ones: {why}, after {records} records that were \
+             read; nothing is to be done about it"
+        );
     }
 }
 
-pub(super) async fn receive(name: &str) -> io::Result<Vec<Vec<u8>>> {
-    let mut records = Vec::new();
-    let Some(stream) = connect(name)? else {
-        return Ok(records);
-    };
-    let mut stream = BufReader::new(stream);
-    while records.len() < MOST_RECORDS {
-        let length = match stream.read_u16().await {
-            Ok(length) => length,
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
-            Err(error) => return Err(error),
+/// Reads what the process at the socket `name` sends `within` that time. What came stays,
+/// whatever happens after it.
+pub(super) async fn receive(name: &str, within: Duration) -> Received {
+    let mut received = Received::default();
+    let done = timeout(within, received.read(name)).await;
+    received.trouble = done
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        .err();
+    received
+}
+
+impl Received {
+    async fn read(&mut self, name: &str) -> io::Result<()> {
+        let Some(stream) = connect(name)? else {
+            return Ok(());
         };
-        if length > LONGEST {
-            return Err(io::ErrorKind::InvalidData.into());
+        let mut stream = BufReader::new(stream);
+        while self.records.len() + self.too_long < MOST_RECORDS {
+            let length = match stream.read_u16().await {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                Err(error) => return Err(error),
+            };
+            let mut record = vec![0; length.into()];
+            stream.read_exact(&mut record).await?;
+            if length > LONGEST {
+                self.too_long += 1;
+            } else {
+                self.records.push(record);
+            }
         }
-        let mut record = vec![0; length.into()];
-        stream.read_exact(&mut record).await?;
-        records.push(record);
+        Ok(())
     }
-    Ok(records)
 }
 
 /// Sends what is assigned to each process that connects.

@@ -216,8 +216,10 @@ async fn assignments_come_as_processes_of_each_version_send_them() {
             let (mut connected, _) = listener.accept().await.expect("a successor");
             connected.write_all(&stream).await.expect("it is read");
         };
-        let (received, ()) = tokio::join!(assignments::receive(predecessor.name()), there);
-        assert_eq!(received.expect("records"), records);
+        let (received, ()) =
+            tokio::join!(assignments::receive(predecessor.name(), DEADLINE), there);
+        assert!(received.trouble.is_none(), "{received:?}");
+        assert_eq!(received.records, records);
         assert_eq!(
             handover()
                 .assignments()
@@ -235,4 +237,44 @@ async fn assignments_come_as_processes_of_each_version_send_them() {
         read.expect("it is read");
         assert_eq!(sent, stream);
     }
+}
+
+/// Sends `stream` to who reads assignments, and then keeps the connection, or ends it.
+async fn received(stream: &[u8], keeps: bool, within: Duration) -> assignments::Received {
+    let (predecessor, listener) = Predecessor::listen("assignments");
+    let there = async {
+        let (mut connected, _) = listener.accept().await.expect("a successor");
+        connected.write_all(stream).await.expect("it is read");
+        keeps.then_some(connected)
+    };
+    let (received, _) = tokio::join!(assignments::receive(predecessor.name(), within), there);
+    received
+}
+
+#[tokio::test]
+async fn assignments_that_came_stay_whatever_comes_after_them() {
+    let record = |bytes: &[u8]| {
+        let length = u16::try_from(bytes.len()).expect("a short record");
+        [&length.to_be_bytes()[..], bytes].concat()
+    };
+    let (first, last) = (record(b"first"), record(b"last"));
+    let expected = [b"first".to_vec(), b"last".to_vec()];
+
+    let too_long = record(&[7; 2000]);
+    let stream = [&first[..], &too_long, &last].concat();
+    let found = received(&stream, false, DEADLINE).await;
+    assert_eq!(found.records, expected);
+    assert_eq!((found.too_long, found.trouble.is_none()), (1, true));
+
+    let cut = [&first[..], &last, &record(b"cut")[..4]].concat();
+    let found = received(&cut, false, DEADLINE).await;
+    assert_eq!(found.records, expected);
+    let kind = found.trouble.map(|error| error.kind());
+    assert_eq!(kind, Some(io::ErrorKind::UnexpectedEof));
+
+    let all = [&first[..], &last].concat();
+    let found = received(&all, true, Duration::from_secs(1)).await;
+    assert_eq!(found.records, expected);
+    let kind = found.trouble.map(|error| error.kind());
+    assert_eq!(kind, Some(io::ErrorKind::TimedOut));
 }
