@@ -38,6 +38,12 @@ impl Size {
             }
         }
     }
+
+    /// Opens the connections that are to outlast that the process is asked to end.
+    fn open(&self, lab: &Lab, web: &Service) -> Open {
+        let all = web.cluster().into_iter().cycle().take(self.open);
+        Open::to(lab, &all.collect::<Vec<_>>())
+    }
 }
 
 /// Every tenth call is over UDP.
@@ -131,8 +137,7 @@ fn side_by_side(lab: &mut Lab) {
     let mut old = start_beside(lab, 0, 2);
     at_pace(lab, &web.cluster(), size.pace, |calls| {
         for upgrade in 1..=size.upgrades {
-            let all = web.cluster().into_iter().cycle().take(size.open);
-            let mut open = Open::to(lab, &all.collect::<Vec<_>>());
+            let mut open = size.open(lab, &web);
             let new = start_beside(lab, upgrade % 2, 2);
             calls.more(size.pace);
             old.ask_to_end();
@@ -145,8 +150,8 @@ fn side_by_side(lab: &mut Lab) {
     });
 }
 
-/// As with `maxUnavailable: 1`: the old process is gone before the new one starts, and the
-/// holder has the sockets.
+/// As with `maxUnavailable: 1`: the old process, which carries its connections to their end, is
+/// gone before the new one starts, and the holder has the sockets.
 fn with_a_gap(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
@@ -157,7 +162,13 @@ fn with_a_gap(lab: &mut Lab) {
     are_held(&proxy, 8);
     at_pace(lab, &web.cluster(), size.pace, |calls| {
         for _ in 1..=size.upgrades {
-            assert!(proxy.terminate().success(), "the old process ended badly");
+            let mut open = size.open(lab, &web);
+            proxy.ask_to_end();
+            proxy.logs_once(&["ending when connections have"]);
+            calls.more(size.pace);
+            open.are_served("the old process was asked to end");
+            drop(open);
+            assert!(proxy.ended().success(), "the old process ended badly");
             proxy = start_beside(lab, 0, 2);
             are_held(&proxy, 8);
             calls.more(size.pace);
