@@ -19,7 +19,7 @@ RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
 -Cdebug-assertions -Coverflow-checks -Copt-level=1"
 export RUSTFLAGS
-CARGO_TARGET_DIR=$target cargo build --quiet --target "$host"
+CARGO_TARGET_DIR=$target cargo build --quiet --locked --target "$host"
 
 # Where each begins, beside its own corpus.
 seeds() {

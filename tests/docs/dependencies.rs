@@ -70,6 +70,33 @@ fn dependencies() -> BTreeMap<String, String> {
     packages.collect()
 }
 
+/// What fuzzing tries is built from the same crates.
+#[test]
+fn fuzz_targets_are_built_with_the_same_versions() {
+    let locked = |file: &str| -> BTreeSet<(String, String)> {
+        let text = fs::read_to_string(root().join(file)).expect(file);
+        let packages = text.split("\n[[package]]\n").skip(1).map(|package| {
+            let field = |name: &str| {
+                let mut lines = package.lines();
+                let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
+                line.expect(name).to_owned()
+            };
+            (field("name"), field("version"))
+        });
+        packages.collect()
+    };
+    let own = ["tripod-fuzz", "libfuzzer-sys", "arbitrary", "jobserver"];
+    let (of_tripod, of_fuzz) = (locked("Cargo.lock"), locked("fuzz/Cargo.lock"));
+    let others = of_fuzz.difference(&of_tripod);
+    let others: Vec<_> = others
+        .filter(|(name, _)| !own.contains(&name.trim_matches('"')))
+        .collect();
+    assert!(
+        others.is_empty(),
+        "fuzz/README.md says what to do: {others:?}"
+    );
+}
+
 fn cargo(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO"));
     command.args(arguments).args(["--offline", "--locked"]);

@@ -48,15 +48,16 @@ no call is refused or reset, and every probe is answered with 200. In userspace 
 
 | what happens | new TCP connections | open TCP connections | UDP |
 |---|---|---|---|
-| a new process starts next to the old one, which is asked to end (`maxSurge: 1`) | the new process accepts them | the old process relays them until they end, for `--userspace-drain-timeout` at most | clients keep their endpoints in the new process; with redirect capture an answer that is in transit at that moment can be lost |
-| the old process ends, then the new one starts (`maxUnavailable: 1`), with a holder | wait for the new process | as above | datagrams wait for the new process; clients keep their endpoints |
+| a new process starts next to the old one, which is asked to end (`maxSurge: 1`) | the new process accepts them | the old process relays them until they end, for `--userspace-drain-timeout` at most | clients keep their endpoints in the new process, which calls them from other source ports; with redirect capture an answer that is in transit at that moment can be lost |
+| the old process ends, then the new one starts (`maxUnavailable: 1`), with a holder | wait for the new process | as above | datagrams wait for the new process; clients keep their endpoints, which are called from other source ports |
 | the same without a holder | are refused in between | as above | datagrams are lost in between |
 | the process is killed (`kill -9`), with a holder | wait for the next process; those that the killed process had accepted are reset | are reset | datagrams wait for the next process; flows begin anew |
 | the same without a holder | are refused until the next process listens | are reset | datagrams are lost until then |
 | the next process does not use the holder of the previous one, or has no version of its protocol in common | the share that the kernel assigned to the holder's sockets is reset, after 2 to 3 s, or at once if the versions differ; after that all reach the next process | as above | that share is lost |
 
 [Settings](settings.md) describes how to run a holder. `make acceptance` makes 50 upgrades in
-each way with 200 open connections and 1,000 new ones per second, every tenth over UDP:
+each way with 200 open connections and 1,000 new ones per second, every tenth over UDP. The open
+connections are answered after the old process was asked to end, and are closed before it ends:
 
 | | calls | failed |
 |---|---|---|
