@@ -1,5 +1,7 @@
 //! The entries of connection tracking.
 
+mod tests;
+
 use nix::{errno::Errno, libc};
 
 use super::message::{Stored, answer, datagram, list};
@@ -37,21 +39,28 @@ impl Conntrack {
         self.entries.iter().map(|entry| &entry.flow)
     }
 
-    /// Enters a flow of a client that called `original`, answered as `reply` says. One
-    /// that is there stays as it is.
-    pub(crate) fn enter(&mut self, protocol: u8, original: Tuple, reply: Tuple) {
+    /// Enters a flow of a client that called `original`, answered as `reply` says. Returns
+    /// false where another one has one of its tuples in either direction
+    /// (`nf_conntrack_hash_check_insert` in `net/netfilter/nf_conntrack_core.c`), which stays
+    /// as it is.
+    pub(crate) fn enter(&mut self, protocol: u8, original: Tuple, reply: Tuple) -> bool {
         let family = Family::of(&original.source.ip());
         let message = flows::tests::entry(protocol, original, reply);
         let datagram = datagram(&message, 0, 0);
         let mut messages = crate::kernel::netlink::Messages::new(&datagram).flatten();
         let Some(message) = messages.next() else {
-            return;
+            return false;
         };
         let Ok(Some(flow)) = flows::parse(message) else {
-            return;
+            return false;
         };
-        if self.flows().any(|there| there.original == flow.original) {
-            return;
+        let tuples = [flow.original, flow.reply];
+        let has_one = |there: &Flow| {
+            let has = |tuple| tuples.contains(tuple);
+            there.protocol == protocol && [there.original, there.reply].iter().any(has)
+        };
+        if self.flows().any(has_one) {
+            return false;
         }
         self.entries.push(Entry {
             family: family.number(),
@@ -59,6 +68,7 @@ impl Conntrack {
             attributes: Stored::of(message.attributes(HEADER), &[]),
             flow,
         });
+        true
     }
 
     /// Answers a list; the filter is left to who asks, as by kernels before 5.8.
