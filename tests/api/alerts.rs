@@ -342,8 +342,8 @@ fn lasting(name: &str, series: Vec<(String, f64)>, fires: &[&str]) -> Value {
     case_of(name, series, fires, 1)
 }
 
-/// An API server that does not answer, a first sync that does not end, and watches that break
-/// later show in what the program itself gives Prometheus.
+/// An API server that does not answer, a first sync that does not end, and credentials that
+/// expire later show in what the program itself gives Prometheus.
 #[test]
 fn the_program_shows_that_it_never_syncs() {
     let Some(promtool) = program("promtool") else {
@@ -384,7 +384,9 @@ fn the_program_shows_that_it_never_syncs() {
             programs.mend();
             are(text, 1) && text.matches(synced).count() == 2
         });
-        tcp.server.down();
+        // The credentials expire: open watches go on, others are refused.
+        tcp.server.script().token = Some("another".to_owned());
+        tcp.server.end_watches();
         let broke = shown("that objects are not followed", &tripod, |text| {
             are(text, 0)
         });
