@@ -10,6 +10,15 @@ use crate::{
     lab::{Host, Lab, Tripod},
 };
 
+/// The kernel that a mode runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// That of this machine, which is not the test's alone.
+    Host,
+    /// A guest's.
+    Guest,
+}
+
 /// Something that happens to the node while Tripod serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -87,9 +96,23 @@ impl Event {
         }
     }
 
-    /// Returns whether it is tried in `mode`: ipvs mode runs in a guest kernel, where
-    /// there is nothing of nf_tables, a link that is up keeps its name (as before Linux
-    /// 6.2), and the clock and the size of the table are the test's.
+    /// Returns whether it is tried in `mode` at `place`. A guest kernel has nothing of
+    /// nf_tables, and a link that is up keeps its name (as before Linux 6.2).
+    pub fn is_tried_at(self, mode: Mode, place: Place) -> bool {
+        let elsewhere = match place {
+            Place::Host => self.is_of_kernel(),
+            Place::Guest => mode != Mode::Ipvs && !self.is_of_kernel(),
+        };
+        !elsewhere && self.is_tried(mode)
+    }
+
+    /// Returns whether it happens to the whole kernel, not to a namespace alone.
+    fn is_of_kernel(self) -> bool {
+        let of_kernel = [Event::ClockForward, Event::ClockBack, Event::FullConntrack];
+        of_kernel.contains(&self)
+    }
+
+    /// Returns whether it is tried in `mode`.
     pub fn is_tried(self, mode: Mode) -> bool {
         let ipvs = mode == Mode::Ipvs;
         match self {
@@ -103,10 +126,8 @@ impl Event {
             Event::ClearServers
             | Event::FlushSets
             | Event::ServiceLinkDown
-            | Event::ServiceLinkDeleted
-            | Event::ClockForward
-            | Event::ClockBack
-            | Event::FullConntrack => ipvs,
+            | Event::ServiceLinkDeleted => ipvs,
+            _ if self.is_of_kernel() => mode != Mode::Nftables,
             _ => true,
         }
     }

@@ -51,6 +51,8 @@ fn new(mode: Mode, event: Event) -> New {
         // lost (RETRANS_TIMER, RFC 4861 section 10).
         Event::ReplaceLink => New::FailAtFirst,
         Event::Suspend if userspace => New::Wait,
+        // Nothing of local capture asks the kernel to track connections.
+        Event::FullConntrack if mode == Mode::Local => New::Answered,
         Event::FullConntrack => New::Fail,
         _ => New::Answered,
     }

@@ -11,6 +11,7 @@ mod expected;
 mod run;
 pub mod table;
 
+use self::event::Place;
 use super::fault::Mode;
 use crate::lab::{
     self, Share,
@@ -25,9 +26,46 @@ in_each_mode! {
     host_userspace_local: Local,
 }
 
+/// What happens to a whole kernel is tried in a guest's. It has nothing of nf_tables.
+#[test]
+fn guest_full_other_modes() {
+    in_guest(Profile::Full, &["faults::node::in_guest_modes::"], &[]);
+}
+
+mod in_guest_modes {
+    use super::{Mode, Place, tried};
+
+    #[test]
+    #[ignore = "for a guest kernel"]
+    fn iptables() {
+        tried(Mode::Iptables, Place::Guest);
+    }
+
+    #[test]
+    #[ignore = "for a guest kernel"]
+    fn redirect() {
+        tried(Mode::Redirect, Place::Guest);
+    }
+
+    #[test]
+    #[ignore = "for a guest kernel"]
+    fn local() {
+        tried(Mode::Local, Place::Guest);
+    }
+}
+
+/// ipvs mode calls this in the guest, where all that is of that mode is tried.
 fn on_host(mode: Mode) {
+    let place = match mode {
+        Mode::Ipvs => Place::Guest,
+        _ => Place::Host,
+    };
+    tried(mode, place);
+}
+
+fn tried(mode: Mode, place: Place) {
     lab::run(Share::Beside, || {
-        let wrong = run::all(mode);
+        let wrong = run::all(mode, place);
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     });
 }

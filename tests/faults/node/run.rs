@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    event::Event,
+    event::{Event, Place},
     expected::{New, Open, loss},
 };
 use crate::{
@@ -36,9 +36,9 @@ const WHILE: Duration = Duration::from_secs(1);
 /// Who calls where.
 type Target<'a> = (&'a Host, SocketAddr);
 
-/// Returns what was not as expected of all events of a mode, which happen to one
+/// Returns what was not as expected of all events of a mode at `place`, which happen to one
 /// process.
-pub fn all(mode: Mode) -> Vec<String> {
+pub fn all(mode: Mode, place: Place) -> Vec<String> {
     let mut lab = Lab::new(Capture::Redirect);
     lab.add_backends(&["a"]);
     let web = Service::new("web", 1).with_load_balancer().with_node_port();
@@ -47,14 +47,16 @@ pub fn all(mode: Mode) -> Vec<String> {
     let bench = Bench {
         lab: &lab,
         tripod,
-        inside: match mode {
+        inside: match place {
             // See `faults::run`.
-            Mode::Ipvs => &lab.node,
-            _ => &lab.client,
+            Place::Guest => &lab.node,
+            Place::Host => &lab.client,
         },
         web,
     };
-    let events = Event::ALL.into_iter().filter(|event| event.is_tried(mode));
+    let events = Event::ALL
+        .into_iter()
+        .filter(|event| event.is_tried_at(mode, place));
     events
         .flat_map(|event| {
             let (new, open) = loss(mode, event);

@@ -36,7 +36,9 @@ answered afterwards as well.
 - **waits**: new calls are answered when the event is over, and open connections continue.
 - **fails**: the kernel drops packets of new connections as long as the event lasts, which
   Tripod cannot change; open connections continue.
-- **–**: not tested.
+- **–**: not tested: it does not concern the mode, or the guest kernel in which such events are
+  tested (also the clock and the table of connection tracking, which belong to the whole kernel)
+  does not have what the mode needs.
 
 ";
 
@@ -44,6 +46,8 @@ const FOOT: &str = "
 1. All connections are reset, because their entries are deleted with the virtual servers.
 2. Connections to node ports at these addresses are reset, because their virtual servers are
    deleted with the address.
+3. The kernel tracks no connections for local capture. If rules of other programs have it track
+   them, it drops packets of new connections as in the other modes.
 
 The kernel refuses `ipset destroy` while a rule names the set. If another program removes
 members of a set, Tripod notices this by the number of members. If it replaces one member by
@@ -75,6 +79,7 @@ fn cell(mode: Mode, event: Event) -> String {
         New::Fail => "fails",
     };
     let note = match open {
+        Open::GoOn if (mode, event) == (Mode::Local, Event::FullConntrack) => " (3)",
         Open::GoOn => "",
         Open::Reset => " (1)",
         Open::NodePortsReset => " (2)",
