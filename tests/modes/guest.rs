@@ -76,6 +76,12 @@ fn guest_full_hostile() {
 }
 
 #[test]
+fn guest_full_crowd() {
+    let tests = ["modes::crowd::"];
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}
+
+#[test]
 fn guest_bare_modes() {
     let tests = ["modes::probe::", "modes::choosing::"];
     uml::in_guest(uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);

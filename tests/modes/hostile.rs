@@ -61,7 +61,7 @@ const ADDRESSES: [(&str, &[&str]); 3] = [
 ];
 
 /// Modes with their flags, and how userspace mode gets its packets.
-fn modes() -> &'static [(&'static str, Capture)] {
+pub(super) fn modes() -> &'static [(&'static str, Capture)] {
     match default_mode() {
         "ipvs" => &[("ipvs", Capture::Local)],
         "nftables" => &[
@@ -74,7 +74,7 @@ fn modes() -> &'static [(&'static str, Capture)] {
     }
 }
 
-fn start(lab: &Lab, mode: &str) -> Tripod {
+pub(super) fn start(lab: &Lab, mode: &str) -> Tripod {
     let mut command = lab.node.command(tripod_binary());
     command
         .args([&format!("--proxy-mode={mode}"), "--strict-proxy-mode"])
@@ -164,7 +164,7 @@ fn objects(name: &str, spec: Value, status: Value, endpoint: (&str, u16)) -> [Va
     [service, slice(name, family, &[address], port)]
 }
 
-fn slice(service: &str, family: &str, addresses: &[&str], port: u16) -> Value {
+pub(super) fn slice(service: &str, family: &str, addresses: &[&str], port: u16) -> Value {
     let endpoint = |address: &&str| json!({"addresses": [address]});
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
@@ -179,13 +179,13 @@ fn slice(service: &str, family: &str, addresses: &[&str], port: u16) -> Value {
 }
 
 /// Where the Service of that number is called; two have a cluster IP of each family.
-fn called(number: usize) -> [SocketAddr; 2] {
+pub(super) fn called(number: usize) -> [SocketAddr; 2] {
     let v4: IpAddr = format!("10.96.1.{number}").parse().expect("an address");
     let v6: IpAddr = format!("fd00:96::1:{number}").parse().expect("an address");
     [v4, v6].map(|ip| SocketAddr::new(ip, CANARY_PORT))
 }
 
-fn cluster_ips(number: usize) -> Value {
+pub(super) fn cluster_ips(number: usize) -> Value {
     let ips = called(number).map(|at| at.ip());
     json!({"clusterIP": ips[0], "clusterIPs": ips})
 }
@@ -250,7 +250,7 @@ fn absurd(backend: &str) -> Vec<Value> {
     all
 }
 
-fn write(lab: &Lab, file: &str, items: &[Value]) {
+pub(super) fn write(lab: &Lab, file: &str, items: &[Value]) {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
     lab.write(file, &list.to_string());
 }

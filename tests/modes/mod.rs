@@ -4,6 +4,7 @@ mod changes;
 mod choosing;
 mod confined;
 mod convergence;
+mod crowd;
 mod ejection;
 mod families;
 mod guest;

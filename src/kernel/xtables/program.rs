@@ -12,8 +12,10 @@ use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
 use super::{Error, rule::Table};
 
-/// Longer than any batch takes; a program that hangs is ended then.
+/// Longer than any batch takes, beside what its size takes; a program that hangs is ended then.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How many bytes of a batch take a second more, on a slow and busy machine.
+const A_SECOND: usize = 50_000;
 /// Longer than a rule takes that is tried where there are no others; a program
 /// that hangs must not keep a node from being served.
 const TRIAL: Duration = Duration::from_secs(20);
@@ -87,7 +89,10 @@ impl Program {
     pub(super) async fn run(&self, args: &[&str], input: &str) -> Result<Output, Error> {
         let failed = |source| self.failed(source);
         let patience = match self.namespace {
-            Namespace::Node => PATIENCE,
+            Namespace::Node => {
+                let seconds = u64::try_from(input.len() / A_SECOND).unwrap_or(u64::MAX);
+                PATIENCE.saturating_add(Duration::from_secs(seconds))
+            }
             Namespace::Ours => TRIAL,
         };
         #[cfg(test)]

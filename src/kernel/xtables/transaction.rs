@@ -72,7 +72,7 @@ pub struct Group<O> {
 }
 
 /// What a chain weighs, in rules.
-pub(super) const CHAIN: usize = 4;
+pub const CHAIN: usize = 4;
 
 impl<O> Group<O> {
     /// Returns a group that is everybody's.

@@ -4,11 +4,12 @@ use super::{
     Error,
     count::{Done, RuleCount},
     diff::{Change, Closing, Full, PortSteps},
+    pieces::{self, Pieces},
 };
 use crate::{
     kernel::xtables::{
-        run::{Refusals, Writer},
-        transaction::{Op, Phase},
+        run::{Refusals, Refused, Writer},
+        transaction::{Op, Phase, Transaction},
     },
     modes::progress::SyncProgress,
     services::ServicePortName,
@@ -49,10 +50,17 @@ impl Execution<'_> {
     /// # Errors
     /// When some were refused; what of it took effect is not known.
     pub async fn change(&mut self, change: &Change) -> Result<(), Error> {
-        self.done.examined = change.examined();
+self.done.examined = change.examined();
         self.progress.begin(COUNTED, self.done.examined);
         self.progress.send(self.done.examined);
-        self.done.transactions += self.writer.run(&change.transaction).await?;
+        let Transaction { family, groups } = &change.transaction;
+        let divided = pieces::heavy_last(groups, self.writer.chunk());
+        let divided = divided.map(|groups| Transaction {
+            family: *family,
+            groups,
+        });
+        let transaction = divided.as_ref().unwrap_or(&change.transaction);
+        self.done.transactions += self.writer.run(transaction).await?;
         self.progress.confirm();
         let groups = &change.transaction.groups;
         self.count(groups.iter().flat_map(|group| &group.ops));
@@ -80,17 +88,19 @@ impl Execution<'_> {
         drop(ports);
         let [chains, leads] = common;
         self.required(&[chains], Phase::Carry).await?;
-        let (mut chunk, mut weight) = (Vec::new(), 0);
+        let (mut chunk, mut weight, mut heavy) = (Vec::new(), 0, Vec::new());
         for port in full.ports() {
             self.progress.send(1);
             let Some([goes, comes]) = full.carrying(port) else {
                 continue;
             };
+            if pieces::are_heavy([&goes, &comes], self.writer.chunk()) {
+                heavy.push([goes, comes]);
+                continue;
+            }
             weight += goes.weight();
             chunk.push(goes);
-            let mut refused = self.refusals.refused.iter();
-            // Else what guards it is missing.
-            if !refused.any(|one| one.owner == comes.owner) {
+            if self.is_guarded(&comes) {
                 weight += comes.weight();
                 chunk.push(comes);
             }
@@ -105,6 +115,9 @@ impl Execution<'_> {
         self.required(&chunk, Phase::Carry).await?;
         self.progress.confirm();
         drop(chunk);
+        for [goes, comes] in heavy {
+            self.heavy(goes, comes).await?;
+        }
         let stale = full.stale();
         for phase in [Phase::Carry, Phase::Open] {
             for groups in self.writer.chunks(&stale) {
@@ -119,6 +132,47 @@ impl Execution<'_> {
         self.done.transactions += self.writer.run_phase(groups, phase, refusals).await?;
         let ops = groups.iter().flat_map(|group| &group.ops);
         self.count(ops.filter(|op| op.phase() == phase));
+        Ok(())
+    }
+
+    /// Returns whether nothing was refused of what keeps clients out that `comes` would let in.
+    fn is_guarded(&self, comes: &PortSteps) -> bool {
+        let mut refused = self.refusals.refused.iter();
+        refused.all(|one| one.owner != comes.owner)
+    }
+
+    /// Runs the steps of a ServicePort that may take the program longer than it may: then it
+    /// alone is not in force.
+    async fn heavy(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
+        let owner = comes.owner.clone();
+        let done = if self.is_guarded(&comes) {
+            self.heavy_in_pieces(goes, comes).await
+        } else {
+            self.run(&[goes], Phase::Carry).await
+        };
+        match done {
+            Err(Error::Xtables(error)) if error.is_timeout() => {
+                self.refusals.refused.push(Refused { owner, error });
+                self.refusals.may_repeat = true;
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    async fn heavy_in_pieces(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
+        let Pieces {
+            before,
+            main,
+            after,
+        } = Pieces::of(comes, self.writer.chunk());
+        for piece in before {
+            self.run(&[piece], Phase::Carry).await?;
+        }
+        self.run(&[goes, main], Phase::Carry).await?;
+        for piece in after {
+            self.run(&[piece], Phase::Carry).await?;
+        }
         Ok(())
     }
 

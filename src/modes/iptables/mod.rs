@@ -16,6 +16,7 @@ mod execute;
 mod explain;
 mod family;
 mod observe;
+mod pieces;
 pub mod plan;
 pub mod render;
 mod setup;
