@@ -3,12 +3,15 @@
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use super::{comes_to_fail, comes_to_reach};
-use crate::lab::{Lab, Service, bind_new, eventually, figure, udp, udp_ask, udp_say};
+use super::{SOON, comes_to_fail, comes_to_reach};
+use crate::lab::{
+    EndpointChoice, Lab, Service, bind_new, eventually, figure, udp, udp_ask, udp_say,
+};
 
 on_each_capture!(
     a_client_keeps_its_endpoint,
     a_removed_endpoint_is_left_at_once,
+    an_endpoint_that_terminates_keeps_its_clients_while_it_serves,
     a_refused_client_moves_on,
     an_endpoint_without_route_loses_nothing,
     a_client_with_two_addresses_called_gets_the_right_answers,
@@ -83,7 +86,8 @@ fn a_thousand_clients_come_and_go(lab: &mut Lab) {
     assert!(udp_say(&sockets[0], "again").is_ok());
 }
 
-fn a_removed_endpoint_is_left_at_once(lab: &mut Lab) {
+/// Calls `body` for a client of each address that has the endpoint of this name, one of three.
+fn each_client(lab: &mut Lab, body: impl Fn(&Lab, &Service, &UdpSocket, &str)) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
     let _tripod = lab.tripod();
@@ -91,17 +95,56 @@ fn a_removed_endpoint_is_left_at_once(lab: &mut Lab) {
         lab.publish_all(&web);
         let socket = udp(&lab.client, to).expect("a socket");
         let first = udp_say(&socket, "before").expect("an answer");
-        let others: Vec<_> = ["a", "b", "c"]
-            .into_iter()
-            .filter(|name| *name != first)
-            .collect();
-        lab.publish(&web, &others);
-        comes_to_reach("another endpoint", &others, || udp_say(&socket, "after"));
+        body(lab, &web, &socket, &first);
+    }
+}
+
+/// The other two endpoints.
+fn all_but(first: &str) -> Vec<&'static str> {
+    let mut others = vec!["a", "b", "c"];
+    others.retain(|name| *name != first);
+    others
+}
+
+fn a_removed_endpoint_is_left_at_once(lab: &mut Lab) {
+    each_client(lab, |lab, web, socket, first| {
+        let others = all_but(first);
+        lab.publish(web, &others);
+        comes_to_reach("another endpoint", &others, || udp_say(socket, "after"));
         for n in 0..10 {
-            let name = udp_say(&socket, &format!("then {n}")).expect("an answer");
+            let name = udp_say(socket, &format!("then {n}")).expect("an answer");
             assert_ne!(name, first);
         }
-    }
+    });
+}
+
+/// As with the conntrack entries of the other modes: a call is not cut off because a pod is to end.
+fn an_endpoint_that_terminates_keeps_its_clients_while_it_serves(lab: &mut Lab) {
+    each_client(lab, |lab, web, socket, first| {
+        let terminates = |serving| {
+            ["a", "b", "c"].map(|name| match name == first {
+                true => EndpointChoice::terminating(name, serving),
+                false => EndpointChoice::ready(name),
+            })
+        };
+        lab.publish_endpoints(web, &terminates(true));
+        let to = socket.peer_addr().expect("it is connected");
+        eventually("new clients go elsewhere", SOON, || {
+            let answers = (0..12).map(|_| udp_ask(&lab.client, to));
+            let mut answers = answers.map(|answer| answer.expect("an answer"));
+            match answers.any(|name| name == first) {
+                true => Err(format!("to {first}")),
+                false => Ok(()),
+            }
+        });
+        for n in 0..4 {
+            let name = udp_say(socket, &format!("then {n}")).expect("an answer");
+            assert_eq!(name, first);
+        }
+        lab.publish_endpoints(web, &terminates(false));
+        let others = all_but(first);
+        comes_to_reach("another endpoint", &others, || udp_say(socket, "after"));
+    });
 }
 
 fn a_refused_client_moves_on(lab: &mut Lab) {
@@ -112,10 +155,7 @@ fn a_refused_client_moves_on(lab: &mut Lab) {
         let socket = udp(&lab.client, to).expect("a socket");
         let first = udp_say(&socket, "before").expect("an answer");
         lab.backend(&first).kill();
-        let others: Vec<_> = ["a", "b", "c"]
-            .into_iter()
-            .filter(|name| *name != first)
-            .collect();
+        let others = all_but(&first);
         // The datagram that was refused may be lost, as datagrams may.
         socket
             .set_read_timeout(Some(Duration::from_millis(300)))

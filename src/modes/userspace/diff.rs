@@ -31,6 +31,8 @@ pub struct AppliedGroup {
     pub reserved: Vec<SocketAddr>,
     /// Its local port with redirect capture; `None`: it has none.
     pub local_port: Option<SocketAddr>,
+    /// Clients have UDP flows through its listeners.
+    pub has_flows: bool,
 }
 
 /// Where a service group listens.
@@ -174,6 +176,12 @@ fn close(kind: GroupKind, group: &AppliedGroup, stay: &[SocketAddr]) -> Vec<Clos
         .collect()
 }
 
+/// Returns whether there is someone to listen for: new clients, or those of flows that go on to
+/// endpoints that take no new ones. When these have ended, the next full sync closes the listeners.
+fn listens(plan: &GroupPlan, group: &AppliedGroup) -> bool {
+    !plan.has_no_endpoints() || group.has_flows && !plan.keep_flows.is_empty()
+}
+
 /// Adds the steps of a group that listens on a local port. Returns those of its
 /// listeners' addresses that stay.
 fn redirected(
@@ -188,7 +196,7 @@ fn redirected(
     if local_port.is_none() {
         steps.push(Step::TakeLocalPort(kind));
     }
-    let listens = !plan.has_no_endpoints();
+    let listens = listens(plan, group);
     let is_open = local_port.is_some_and(|address| group.listens_on.contains(&address));
     if listens && !is_open && node.opens_listeners {
         steps.push(Step::Listen(kind, Place::LocalPort));
@@ -207,7 +215,7 @@ fn routed(
     steps: &mut Vec<Step>,
 ) -> Vec<SocketAddr> {
     let kind = plan.name.kind;
-    let listens = !plan.has_no_endpoints();
+    let listens = listens(plan, group);
     let mut addresses = Vec::new();
     let mut captured = Vec::new();
     for frontend in &plan.frontends {
@@ -294,6 +302,7 @@ mod tests {
             listens_on: vec![listens_on],
             reserved: Vec::new(),
             local_port,
+            has_flows: false,
         };
         Applied::from([(KIND, group)])
     }
@@ -376,6 +385,29 @@ mod tests {
         let redirected = diff(vec![plan.clone()], &there, &node(Method::Redirect));
         assert_eq!(redirected.open, [route(&plan), captured(Place::LocalPort)]);
         assert_eq!(redirected.close, [Closing::Listeners(KIND, local)]);
+    }
+
+    #[test]
+    fn listeners_stay_while_flows_go_on_to_endpoints_that_take_no_new_ones() {
+        let local = address([0; 4], 40_000);
+        for (has_flows, keeps, stays) in [
+            (true, true, true),
+            (true, false, false),
+            (false, true, false),
+        ] {
+            let mut plan = plan(&[cluster_ip()], 0);
+            plan.name.port.protocol = Protocol::Udp;
+            plan.keep_flows = [address([10, 1, 0, 1], 80)][..usize::from(keeps)].into();
+            for method in [Method::Local, Method::Redirect] {
+                let mut there = match method {
+                    Method::Local => applied(address([10, 96, 0, 1], 80), None),
+                    Method::Redirect => applied(local, Some(local)),
+                };
+                there.get_mut(&KIND).expect("the group").has_flows = has_flows;
+                let difference = diff(vec![plan.clone()], &there, &node(method));
+                assert_eq!(difference.close.is_empty(), stays, "{method} {has_flows}");
+            }
+        }
     }
 
     #[test]

@@ -209,6 +209,7 @@ impl Executor {
                 listens_on: group.listens_on().collect(),
                 reserved: group.reserved().collect(),
                 local_port: group.local_port.as_ref().map(|port| port.address),
+                has_flows: group.associations().is_some_and(|flows| flows.are_any()),
             };
             applied.insert(kind, group);
         }

@@ -74,7 +74,8 @@ impl Loads {
         })
     }
 
-    /// Returns what each endpoint of `port` carries that new clients may reach.
+    /// Returns what each endpoint of `port` carries that clients may reach, or that has left while
+    /// connections to it are open.
     pub fn of(&self, port: &ServicePortName) -> HashMap<SocketAddr, EndpointLoad> {
         let mut loads: HashMap<SocketAddr, EndpointLoad> = HashMap::new();
         let groups = self.groups.lock();
@@ -82,22 +83,17 @@ impl Loads {
             .into_iter()
             .filter_map(|kind| groups.get(&GroupName::of(port, kind))?.upgrade());
         for group in groups {
-            let routing = group.routing();
-            let mut counted: Vec<_> = routing.servers().collect();
-            // One endpoint has one count in a group, whichever clients reach it.
-            counted.sort_unstable_by_key(|server| server.address);
-            counted.dedup_by_key(|server| server.address);
-            for server in counted {
-                let (active, half_closed) = (&server.load.active, &server.load.inactive);
-                let load = loads.entry(server.address).or_default();
+            for (address, counted) in group.routing().loads() {
+                let (active, half_closed) = (&counted.active, &counted.inactive);
+                let load = loads.entry(address).or_default();
                 load.active +=
                     u64::from(active.load(Relaxed)) + u64::from(half_closed.load(Relaxed));
-                if let Some(carried) = server.load.carried_so_far() {
+                if let Some(carried) = counted.carried_so_far() {
                     load.connections += carried.connections.load(Relaxed);
                     load.from_clients += carried.from_clients.load(Relaxed);
                     load.to_clients += carried.to_clients.load(Relaxed);
                 }
-                load.ejected |= group.passes_over(&server.address);
+                load.ejected |= group.passes_over(&address);
             }
         }
         loads

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use hashbrown::HashSet;
 use ipnet::IpNet;
 
 pub use self::preferences::{scheduler, unsupported};
@@ -101,6 +102,10 @@ pub struct GroupPlan {
     pub targets: Vec<Target>,
     /// The endpoints that cluster-local clients may reach; `None`: the same as for other clients.
     pub cluster_local: Option<Vec<Target>>,
+    /// Other endpoints that keep the UDP flows that they have: they serve, but policies,
+    /// topology or their termination exclude them from new ones. For TCP none are named, as its
+    /// connections go on in any case.
+    pub keep_flows: Box<[SocketAddr]>,
     /// Peers that may call; empty: everyone.
     pub allowed: Box<[IpNet]>,
     /// Scheduler that chooses among the endpoints.
@@ -180,6 +185,7 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
         }
         let targets = targets(&port.endpoints, candidate.policy);
         let cluster_local = cluster_local(port, &candidate, &targets);
+        let keep_flows = keep_flows(port, &targets, cluster_local.as_deref());
         let alike = groups.iter_mut().find(|group| {
             group.targets == targets
                 && group.cluster_local == cluster_local
@@ -190,6 +196,7 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
             None => groups.push(GroupPlan {
                 not_at: Arc::clone(&not_at),
                 cluster_local,
+                keep_flows,
                 ..group(port, default, candidate, targets)
             }),
         }
@@ -227,6 +234,7 @@ fn group(
         not_at: [].into(),
         targets,
         cluster_local: None,
+        keep_flows: Box::default(),
         allowed: candidate.allowed.into(),
         scheduler: scheduler(port, default).unwrap_or_else(|used| used.instead),
         affinity: match port.session_affinity {
@@ -289,6 +297,25 @@ fn cluster_local(
     }
 }
 
+/// Returns the endpoints of `port` beside `targets` and those for cluster-local clients to which
+/// UDP flows go on that were led there before: as kube-proxy, which deletes the conntrack entries
+/// of an endpoint when it does not serve (`CleanStaleEntries` in pkg/proxy/conntrack/cleanup.go).
+fn keep_flows(
+    port: &ServicePort,
+    targets: &[Target],
+    cluster_local: Option<&[Target]>,
+) -> Box<[SocketAddr]> {
+    let all = &port.endpoints.all;
+    if port.name.protocol != Protocol::Udp || targets.len() == all.len() {
+        return Box::default();
+    }
+    let targets = targets.iter().chain(cluster_local.into_iter().flatten());
+    let reached: HashSet<SocketAddr> = targets.map(|target| target.address).collect();
+    let keeping = all.iter().filter(|endpoint| endpoint.may_have_flows());
+    let others = keeping.filter(|endpoint| !reached.contains(&endpoint.address));
+    others.map(|endpoint| endpoint.address).collect()
+}
+
 fn targets(endpoints: &Endpoints, policy: TrafficPolicy) -> Vec<Target> {
     let reachable = match policy {
         TrafficPolicy::Cluster => &endpoints.cluster,
@@ -302,4 +329,61 @@ fn targets(endpoints: &Endpoints, policy: TrafficPolicy) -> Vec<Target> {
             weight: e.weight.into(),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        net::Family,
+        services::{
+            Endpoint,
+            service_ports::{endpoint, port_name, service_port},
+        },
+    };
+
+    #[test]
+    fn udp_flows_go_on_to_each_endpoint_that_serves() {
+        let at = |number: u8| SocketAddr::from(([10, 1, 0, number], 53));
+        let here = Endpoint {
+            local: true,
+            ..endpoint(at(1))
+        };
+        let terminating = Endpoint {
+            ready: false,
+            terminating: true,
+            ..endpoint(at(3))
+        };
+        let gone = Endpoint {
+            serving: false,
+            ready: false,
+            ..endpoint(at(4))
+        };
+        let endpoints = Endpoints {
+            all: [here, endpoint(at(2)), terminating, gone].into(),
+            cluster: [0, 1].into(),
+            local: [0].into(),
+            all_reachable: [0, 1].into(),
+            has_any: true,
+            ..Endpoints::default()
+        };
+        let kept = |protocol, policy| {
+            let port = ServicePort {
+                name: ServicePortName {
+                    protocol,
+                    family: Family::V4,
+                    ..port_name("dns")
+                },
+                internal_traffic_policy: policy,
+                endpoints: Arc::new(endpoints.clone()),
+                ..service_port("dns", [10, 96, 0, 10])
+            };
+            let mut plans = plan(&port, SchedulerName::Rr);
+            plans.pop().expect("a group").keep_flows.into_vec()
+        };
+        let [udp, tcp] = [Protocol::Udp, Protocol::Tcp];
+        assert_eq!(kept(udp, TrafficPolicy::Cluster), [at(3)]);
+        assert_eq!(kept(udp, TrafficPolicy::Local), [at(2), at(3)]);
+        assert_eq!(kept(tcp, TrafficPolicy::Local), []);
+    }
 }

@@ -19,6 +19,15 @@ pub struct Endpoint {
     load: Arc<Load>,
 }
 
+impl From<&RealServer> for Endpoint {
+    fn from(server: &RealServer) -> Endpoint {
+        Endpoint {
+            address: server.address,
+            load: Arc::clone(&server.load),
+        }
+    }
+}
+
 impl Endpoint {
     /// Counts a connection to it until the lease is dropped.
     pub fn lease(&self) -> Lease {
@@ -118,6 +127,19 @@ impl Tried {
     }
 }
 
+/// The loads of endpoints.
+pub type Loads = HashMap<SocketAddr, Arc<Load>>;
+
+/// Returns the real server of `target`, with its load among `loads`, to which it is added if it
+/// is not known: one endpoint has one load, whichever clients reach it.
+pub fn real_server(target: &Target, loads: &mut Loads) -> RealServer {
+    RealServer {
+        address: target.address,
+        weight: target.weight,
+        load: Arc::clone(loads.entry(target.address).or_default()),
+    }
+}
+
 /// One immutable set of endpoints with its scheduler.
 #[derive(Debug)]
 pub struct Backends {
@@ -128,24 +150,16 @@ pub struct Backends {
 
 impl Backends {
     /// Returns the set of `targets`, scheduled on from where `previous` was, or as
-    /// `seed` says; the loads of servers that are `known` are kept.
-    pub fn new<'a>(
+    /// `seed` says; the `loads` that are known are kept, and others added to them.
+    pub fn new(
         name: SchedulerName,
         seed: Seed,
         targets: &[Target],
         previous: Option<&Backends>,
-        known: impl Iterator<Item = &'a RealServer>,
+        loads: &mut Loads,
     ) -> Self {
-        let known: HashMap<SocketAddr, &Arc<Load>> = known.map(|s| (s.address, &s.load)).collect();
-        let load = |address| known.get(address).map(|load| Arc::clone(load));
-        let servers: Box<[_]> = targets
-            .iter()
-            .map(|t| RealServer {
-                address: t.address,
-                weight: t.weight,
-                load: load(&t.address).unwrap_or_default(),
-            })
-            .collect();
+        let servers = targets.iter();
+        let servers: Box<[_]> = servers.map(|t| real_server(t, loads)).collect();
         let predecessor = previous.filter(|p| p.name == name);
         let predecessor = predecessor.map(|p| (&*p.scheduler, &*p.servers));
         Backends {
@@ -194,10 +208,6 @@ impl Backends {
     }
 
     fn endpoint(&self, i: usize) -> Endpoint {
-        let server = &self.servers[i];
-        Endpoint {
-            address: server.address,
-            load: Arc::clone(&server.load),
-        }
+        (&self.servers[i]).into()
     }
 }

@@ -5,23 +5,23 @@
 use std::{
     convert::Infallible,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{Arc, Weak, atomic::AtomicUsize},
 };
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 
 use super::{
-    super::plan::{AskedLimits, GroupPlan},
+    super::plan::{AskedLimits, GroupPlan, Target},
     affinity::Affinity,
-    backends::{Backends, Endpoint, Tried},
+    backends::{Backends, Endpoint, Loads, Tried, real_server},
     cluster_local::ClusterLocal,
     failing::Failing,
     usage::{ConnectionLimits, Usage},
 };
 use crate::{
     log_once::LoggedFlag,
-    sched::{Flow, RealServer, Seed},
+    sched::{Flow, Load, RealServer, Seed},
     services::{ProxyProtocol, Retry},
 };
 
@@ -32,6 +32,12 @@ pub struct Routing {
     pub backends: Backends,
     /// The endpoints for cluster-local clients; `None`: the same as for other clients.
     pub cluster_local: Option<Backends>,
+    /// The endpoints that keep the UDP flows that they have, and get no new ones.
+    keep_flows: Box<[RealServer]>,
+    /// The loads of endpoints that have left, as long as connections to them are open: one that
+    /// comes back has them, as a real server that IPVS takes back from its trash
+    /// (`ip_vs_trash_get_dest` in net/netfilter/ipvs/ip_vs_ctl.c).
+    left: Box<[(SocketAddr, Weak<Load>)]>,
     /// The clients with their endpoints, for ClientIP affinity; `None`: there is no session
     /// affinity.
     pub affinity: Option<Arc<Affinity>>,
@@ -55,25 +61,47 @@ impl Routing {
         affinity: Option<Arc<Affinity>>,
         before: Option<&Routing>,
     ) -> Routing {
-        let known = || before.into_iter().flat_map(Routing::servers);
+        let mut loads = before.map(Routing::loads).unwrap_or_default();
         let previous = before.map(|b| &b.backends);
         let scheduler = plan.scheduler;
-        let backends = Backends::new(scheduler, seed, &plan.targets, previous, known());
+        let backends = Backends::new(scheduler, seed, &plan.targets, previous, &mut loads);
         let cluster_local = plan.cluster_local.as_ref().map(|targets| {
             let previous = before.and_then(|b| b.cluster_local.as_ref());
-            // One endpoint has one state, whichever clients reach it.
-            let known = known().chain(backends.servers());
-            Backends::new(scheduler, seed, targets, previous, known)
+            Backends::new(scheduler, seed, targets, previous, &mut loads)
         });
-        Routing {
+        let keep_flows = plan.keep_flows.iter();
+        let keep_flows = keep_flows.map(|&address| {
+            let target = Target { address, weight: 0 };
+            real_server(&target, &mut loads)
+        });
+        let keep_flows = keep_flows.collect();
+        let mut routing = Routing {
             backends,
             cluster_local,
+            keep_flows,
+            left: Box::default(),
             affinity,
             allowed: plan.allowed.clone(),
             proxy_protocol: plan.proxy_protocol,
             retry: plan.retry,
             limits: plan.limits,
+        };
+        for server in routing.servers() {
+            loads.remove(&server.address);
         }
+        let left = loads.iter();
+        routing.left = left.map(|(at, load)| (*at, Arc::downgrade(load))).collect();
+        routing
+    }
+
+    /// Returns the loads of all endpoints, also of those that have left while connections to them
+    /// are open.
+    pub fn loads(&self) -> Loads {
+        let left = self.left.iter();
+        let left = left.filter_map(|(at, load)| Some((*at, load.upgrade()?)));
+        let present = self.servers();
+        left.chain(present.map(|server| (server.address, Arc::clone(&server.load))))
+            .collect()
     }
 
     /// Returns whether it is what `plan` asks for.
@@ -94,6 +122,11 @@ impl Routing {
             && self.proxy_protocol == plan.proxy_protocol
             && self.retry == plan.retry
             && self.limits == plan.limits
+            && self
+                .keep_flows
+                .iter()
+                .map(|server| &server.address)
+                .eq(&plan.keep_flows)
             && self.backends.is_of(plan.scheduler, &plan.targets)
     }
 
@@ -104,11 +137,13 @@ impl Routing {
         }
     }
 
-    /// Returns all endpoints, of all clients.
+    /// Returns all endpoints to which a UDP flow may lead, of all clients, whether they get new
+    /// ones or not.
     pub fn servers(&self) -> impl Iterator<Item = &RealServer> {
         std::iter::once(&self.backends)
             .chain(&self.cluster_local)
             .flat_map(Backends::servers)
+            .chain(&self.keep_flows)
     }
 }
 
@@ -189,15 +224,15 @@ impl ServiceGroup {
         routing.allowed.is_empty() || self.cluster_local.any_address(flow, allowed)
     }
 
-    /// Returns the endpoint at `address` if the client of `flow` may go on there although
-    /// another process chose it; affinity decides by itself.
-    pub fn prefer(&self, flow: &Flow, address: SocketAddr) -> Option<Endpoint> {
-        let routing = self.routing.load();
-        if routing.affinity.is_some() || self.passes_over(&address) {
+    /// Returns the endpoint at `address` if a UDP flow that began in another process may go on
+    /// there: as if it had begun in this one, it need not get new flows.
+    pub fn prefer(&self, address: SocketAddr) -> Option<Endpoint> {
+        if self.passes_over(&address) {
             return None;
         }
-        let backends = routing.backends_for(flow, &self.cluster_local);
-        backends.usable(address)
+        let routing = self.routing.load();
+        let endpoint = routing.servers().find(|server| server.address == address);
+        endpoint.map(Endpoint::from)
     }
 
     /// Returns the endpoints that [`ServiceGroup::pick`] may return for a new flow, whatever is

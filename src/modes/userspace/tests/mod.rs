@@ -1,6 +1,7 @@
 //! The data path on loopback: real sockets, no capture.
 
 mod instructions;
+mod loads;
 mod tcp;
 mod udp;
 

@@ -1,6 +1,6 @@
 //! UDP: which endpoint has a client, and for how long.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use prometheus::IntCounter;
 
@@ -150,6 +150,47 @@ fn an_answer_of_an_endpoint_that_leaves_arrives() {
     // Its answers end with it, though, and what it had open.
     let associations = &proxy.shared.counters.udp_associations;
     until("one is left at most", || associations.get() <= 1);
+}
+
+/// Policies, topology, weights and termination are about new flows.
+#[test]
+fn clients_of_an_endpoint_that_takes_no_new_ones_go_on_while_it_serves() {
+    let name = |name: &'static [u8]| udp_backend(move |_| name.to_vec());
+    let (a, b) = (name(b"a"), name(b"b"));
+    let mut proxy = Proxy::with_udp_timeout(DEADLINE, Protocol::Udp, &[a]);
+    let client = proxy.udp_client();
+    assert_eq!(ask(&client, b"?"), b"a");
+    let mut excluding = plan(Protocol::Udp, &[b]);
+    excluding.keep_flows = [a].into();
+    proxy.listeners.reroute(&excluding, None);
+    assert_eq!(ask(&client, b"?"), b"a");
+    for _ in 0..4 {
+        assert_eq!(ask(&proxy.udp_client(), b"?"), b"b");
+    }
+    let load = || {
+        let loads = proxy.listeners.group().routing().loads();
+        loads.get(&a).map(|load| load.active.load(Relaxed))
+    };
+    assert_eq!(load(), Some(1));
+
+    // So do those that another process had, whichever endpoint their affinity may lead to.
+    let limit = Arc::new(PinLimit::new(None, IntCounter::new("n", "n").unwrap()));
+    let affinity = Arc::new(Affinity::new("test".into(), DEADLINE, &limit));
+    let mut next = Proxy::with_udp_timeout(DEADLINE, Protocol::Udp, &[]);
+    next.listeners.reroute(&excluding, Some(affinity));
+    let inherited = next.udp_client();
+    let key = (inherited.local_addr().unwrap(), [127, 0, 0, 1].into());
+    let associations = next.listeners.associations().expect("it is UDP");
+    associations.inherit([(key, a, Duration::ZERO)].into_iter());
+    assert_eq!(ask(&inherited, b"?"), b"a");
+    assert_eq!(ask(&next.udp_client(), b"?"), b"b");
+
+    for proxy in [&mut proxy, &mut next] {
+        proxy.retarget(Protocol::Udp, &[b]);
+    }
+    for client in [client, inherited] {
+        assert_eq!(ask(&client, b"?"), b"b", "it does not serve any more");
+    }
 }
 
 /// Answers twice to each second datagram, so that a client asks twice before an answer.

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
@@ -117,6 +117,11 @@ impl Associations {
             leaving: Mutex::default(),
             inherited: Mutex::default(),
         })
+    }
+
+    /// Returns whether any client has a flow.
+    pub fn are_any(&self) -> bool {
+        !self.table.lock().is_empty()
     }
 
     /// Returns each client with its endpoint, and how long they were silent.
@@ -351,12 +356,14 @@ impl Associations {
         self.shared.counters.udp_associations.dec();
     }
 
-    /// Has clients of endpoints that have left the Service go to others with their next
-    /// datagram. What the endpoints had been asked they may still answer.
+    /// Has clients of endpoints that have left the Service, or do not serve, go to others with
+    /// their next datagram. What the endpoints had been asked they may still answer.
     pub fn end_gone(&self) {
         let mut leaving = self.leaving.lock();
         let mut table = self.table.lock();
-        let gone = table.extract_if(|_, a| !self.serves(a.lease.endpoint().address));
+        let routing = self.group.routing();
+        let keeping: HashSet<SocketAddr> = routing.servers().map(|server| server.address).collect();
+        let gone = table.extract_if(|_, a| !keeping.contains(&a.lease.endpoint().address));
         for (_, association) in gone {
             association.leaves.store(true, Relaxed);
             association.place.activity().wake();

@@ -91,8 +91,8 @@ impl Associations {
         }
     }
 
-    /// Returns the endpoint for a client, the one that is `preferred` if it takes clients,
-    /// and the flow to it.
+    /// Returns the endpoint for a client, the one that is `preferred` if flows go on there, and
+    /// the flow to it.
     fn choose(
         &self,
         key: Key,
@@ -100,7 +100,7 @@ impl Associations {
         tried: &mut Tried,
     ) -> Option<(Endpoint, Result<Begun, NotBegun>)> {
         let flow = flow(key);
-        match preferred.and_then(|address| self.group.prefer(&flow, address)) {
+        match preferred.and_then(|address| self.group.prefer(address)) {
             Some(endpoint) => {
                 let begun = self.begin_flow(&flow, &endpoint);
                 Some((endpoint, begun))
