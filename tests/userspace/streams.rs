@@ -16,6 +16,7 @@ on_each_capture!(
     a_reset_reaches_the_other_side,
     an_upload_that_the_backend_resets_does_not_end_in_order,
     a_vanished_backend_is_noticed_and_a_reader_that_pauses_is_not_cut_off,
+    a_short_loss_after_a_long_pause_ends_nothing,
     a_frozen_reader_stops_the_writer,
     a_reset_is_seen_while_a_frozen_reader_stops_the_writer,
     urgent_data_holds_nothing_up,
@@ -145,6 +146,31 @@ fn a_vanished_backend_is_noticed_and_a_reader_that_pauses_is_not_cut_off(lab: &m
     for stream in &mut waiting {
         let error = say(stream, "name").expect_err("no answer");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+}
+
+/// What counts is how long data is lost, not how long there was none before.
+fn a_short_loss_after_a_long_pause_ends_nothing(lab: &mut Lab) {
+    const LIMIT: Duration = Duration::from_secs(4);
+    let web = Service::new("web", 10);
+    lab.add_backends(&["a"]).publish_all(&web);
+    let _tripod = Tripod::start_with(lab, &["--userspace-tcp-user-timeout=4s"]);
+    let mut idle = web.cluster().map(|to| {
+        let mut stream = tcp(&lab.client, to).expect("a connection");
+        say(&mut stream, "name").expect("an answer");
+        stream
+    });
+    std::thread::sleep(LIMIT + Duration::from_secs(1));
+    lab.backends[0].blackhole();
+    for stream in &mut idle {
+        stream.write_all(b"name\n").expect("a question");
+    }
+    std::thread::sleep(LIMIT / 2);
+    lab.backends[0].heal();
+    for stream in &mut idle {
+        let mut answer = [0; 2];
+        stream.read_exact(&mut answer).expect("an answer");
+        assert_eq!(answer, *b"a\n");
     }
 }
 

@@ -7,10 +7,17 @@
 //! connection of a peer that is there and only does not read: it counts the time
 //! in which the window is closed, answered probes or not (`tcp_probe_timer` in
 //! net/ipv4/tcp_timer.c), where RFC 9293 section 3.8.6.1 has the sender bear it.
-//! And it takes the place of the limit on keep-alive probes. So the kernel is
-//! asked now and then when the peer last acknowledged anything.
+//! And it takes the place of the limit on keep-alive probes. So the kernel is asked now and then
+//! whether it retransmits, and when the peer last acknowledged anything. The time counts, as with
+//! TCP_USER_TIMEOUT, from the first retransmission (`retransmits_timed_out` in
+//! net/ipv4/tcp_timer.c) and not from the last acknowledgement, before which the connection may
+//! have been idle, or the peer the only one that sent: what it sends says nothing new of what it
+//! got, and does not count as an acknowledgement (`tcp_rcv_established` in net/ipv4/tcp_input.c).
 
-use std::{os::fd::AsFd, time::Duration};
+use std::{
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
 
 use nix::{
     getsockopt_impl, libc,
@@ -47,48 +54,108 @@ getsockopt_impl!(
     GetStruct<Info>
 );
 
-/// Segments in a row without an answer before a peer counts as silent: one may
-/// have been sent just now.
-const UNANSWERED: u8 = 2;
+/// When a peer was first seen to leave unanswered what is sent again; `None`: it is not.
+#[derive(Debug, Default)]
+pub struct Silence(Option<Instant>);
 
-impl Info {
-    fn is_silent(&self, limit: Duration) -> bool {
-        self.retransmits.max(self.probes) >= UNANSWERED
-            && u128::from(self.last_ack_recv) >= limit.as_millis()
+impl Silence {
+    /// Asks the kernel about the peer of `stream`. Returns whether it has acknowledged nothing for
+    /// `limit`, although it was asked to; this is to be called a few times within that.
+    pub fn has_lasted(&mut self, stream: &impl AsFd, limit: Duration) -> bool {
+        getsockopt(stream, TcpInfo).is_ok_and(|info| self.goes_on(&info, Instant::now(), limit))
     }
-}
 
-/// Returns whether the peer of `stream` has acknowledged nothing for `limit`, although
-/// it was asked to more than once.
-pub fn has_passed(stream: &impl AsFd, limit: Duration) -> bool {
-    getsockopt(stream, TcpInfo).is_ok_and(|info| info.is_silent(limit))
+    /// Returns whether the peer was silent for `limit`, by what the kernel knows `now`.
+    fn goes_on(&mut self, info: &Info, now: Instant, limit: Duration) -> bool {
+        if info.retransmits.max(info.probes) == 0 {
+            self.0 = None;
+            return false;
+        }
+        let last_ack = Duration::from_millis(info.last_ack_recv.into());
+        let acknowledged = |since: &Instant| now.duration_since(*since) > last_ack;
+        match self.0.filter(|since| !acknowledged(since)) {
+            Some(since) => now.duration_since(since) >= limit,
+            None => {
+                self.0 = Some(now);
+                false
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn info(retransmits: u8, probes: u8, last_ack_recv: u32) -> Info {
+        Info {
+            _states: [0; 2],
+            retransmits,
+            probes,
+            _options: [0; 4],
+            _times_and_segments: [0; 12],
+            last_ack_recv,
+            _more: [0; 11],
+        }
+    }
+
+    /// What the kernel says after so many milliseconds, and whether the peer counts as gone then.
+    type Seen = (u64, [u32; 3], bool);
+
     #[test]
-    fn who_was_asked_and_acknowledges_nothing_is_silent() {
+    fn a_peer_is_gone_that_acknowledges_nothing_from_the_first_retransmission_on() {
         let limit = Duration::from_secs(10);
-        for (retransmits, probes, last_ack_recv, silent) in [
-            (2, 0, 10_000, true),
-            (0, 2, 10_000, true),
-            (7, 0, 9_999, false),
-            // Idle, or its closed window was probed just now.
-            (0, 0, 3_600_000, false),
-            (0, 1, 120_000, false),
-        ] {
-            let info = Info {
-                _states: [0; 2],
-                retransmits,
-                probes,
-                _options: [0; 4],
-                _times_and_segments: [0; 12],
-                last_ack_recv,
-                _more: [0; 11],
-            };
-            assert_eq!(info.is_silent(limit), silent, "{info:?}");
+        let cases: [(&str, &[Seen]); 6] = [
+            (
+                "data is lost for good, after an hour without any",
+                &[
+                    (0, [0, 0, 3_600_000], false),
+                    (2_500, [3, 0, 3_602_500], false),
+                    (10_000, [5, 0, 3_610_000], false),
+                    (12_500, [6, 0, 3_612_500], true),
+                ],
+            ),
+            (
+                "so are probes of an idle connection",
+                &[(0, [0, 1, 60_000], false), (10_000, [0, 3, 70_000], true)],
+            ),
+            (
+                "it comes back in time",
+                &[
+                    (0, [4, 0, 30_000], false),
+                    (9_000, [7, 0, 39_000], false),
+                    (11_000, [0, 0, 1_500], false),
+                    (13_500, [1, 0, 4_000], false),
+                    (20_000, [6, 0, 10_500], false),
+                ],
+            ),
+            (
+                "it acknowledged something between two losses",
+                &[
+                    (0, [3, 0, 2_000], false),
+                    (10_000, [2, 0, 4_000], false),
+                    (19_000, [5, 0, 13_000], false),
+                    (20_000, [6, 0, 14_000], true),
+                ],
+            ),
+            (
+                "its closed window is probed, which it answers",
+                &[(0, [0, 1, 200], false), (10_000, [0, 1, 300], false)],
+            ),
+            (
+                "it is idle",
+                &[(0, [0, 0, 0], false), (60_000, [0, 0, 60_000], false)],
+            ),
+        ];
+        let begun = Instant::now();
+        for (case, seen) in cases {
+            let mut silence = Silence::default();
+            for &(after, [retransmits, probes, last_ack], expected) in seen {
+                let info = info(retransmits as u8, probes as u8, last_ack);
+                let now = begun + Duration::from_millis(after);
+                let gone = silence.goes_on(&info, now, limit);
+                assert_eq!(gone, expected, "{case}, after {after} ms");
+            }
         }
     }
 
@@ -102,6 +169,6 @@ mod tests {
         let info = getsockopt(&near, TcpInfo).unwrap();
         assert!((40..20_000).contains(&info.last_ack_recv), "{info:?}");
         assert_eq!((info.retransmits, info.probes), (0, 0));
-        assert!(!has_passed(&near, Duration::ZERO));
+        assert!(!Silence::default().has_lasted(&near, Duration::ZERO));
     }
 }

@@ -41,7 +41,7 @@ use crate::{
         poller::Left,
         set_keep_alive,
         stream::{self, Stream},
-        user_timeout,
+        user_timeout::Silence,
     },
     net::Protocol,
     sched::Flow,
@@ -334,6 +334,7 @@ async fn carry(open: &Open, relay: &mut Relay, client: &Stream, dialed: &mut Dia
     let mut young = true;
     let first = if limit.is_zero() {
         YOUNG
+    let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
     } else {
         YOUNG.min(limit / 4)
     };
@@ -368,8 +369,10 @@ async fn carry(open: &Open, relay: &mut Relay, client: &Stream, dialed: &mut Dia
                     let _ = set_keep_alive(SockRef::from(backend));
                 }
                 relay.time_passed();
-                let passed = |side| !limit.is_zero() && user_timeout::has_passed(side, limit);
-                if passed(client) || passed(backend) {
+                if !limit.is_zero()
+                    && (client_silent.has_lasted(client, limit)
+                        || backend_silent.has_lasted(backend, limit))
+                {
                     return End::Reset;
                 }
                 check.as_mut().reset(Instant::now() + limit / 4);
