@@ -39,7 +39,7 @@ use super::{
 use crate::{
     kernel::socket::{
         poller::Left,
-        set_keep_alive,
+        set_keep_alive, set_reset_on_close,
         stream::{self, Stream},
         user_timeout::Silence,
     },
@@ -106,7 +106,6 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
             Ok((client, flow)) => {
                 let counted = shared.admit(group, place, &flow, Protocol::Tcp, limits);
                 let Some(counted) = counted else {
-                    reset_on_close(&client);
                     continue;
                 };
                 let permit = match shared.descriptors.try_take(PER_CONNECTION) {
@@ -200,8 +199,11 @@ struct Accepted {
 fn accepted(listener: &Listener) -> io::Result<(TcpStream, Flow)> {
     let (client, peer) = stream::accept(&listener.socket)?;
     if listener.address.filtered.load(Relaxed) {
+        let client = SockRef::from(&client);
         // Nothing more is to be filtered. Fails only if there is none.
-        let _ = SockRef::from(&client).detach_filter();
+        let _ = client.detach_filter();
+        // Who opened the listener may be of a version that does not have connections inherit it.
+        set_reset_on_close(&client)?;
     }
     let flow = Flow {
         client: peer,
@@ -216,7 +218,7 @@ fn serve(shared: &Arc<Shared>, placement: &Placement, listener: &Listener, accep
     let number = place.number();
     let open = Open::count(shared, &listener.address, place);
     placement.run(number, move || {
-        // Fails only where the kernel has no memory left; the socket is closed then.
+        // Fails only where the kernel has no memory left.
         if let Ok(client) = Stream::new(client) {
             tokio::task::spawn_local(async move {
                 // Lent, as a future has what a function is given twice.
@@ -254,12 +256,13 @@ impl Drop for Open {
     }
 }
 
-/// Serves one client to its end.
+/// Serves one client to its end. Both connections are reset when they are closed, whatever ends
+/// them, this process too, unless both directions ended in order: an end would mean to a peer that
+/// all is well.
 async fn connection(open: &Open, client: &Stream, flow: &Flow) {
     let (shared, group) = (&*open.shared, &*open.address.group);
     if !group.admits(flow) {
         shared.counters.connections_refused.inc();
-        reset_on_close(client);
         return;
     }
     let routing = group.routing();
@@ -288,20 +291,19 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
         let Some(mut dialed) = found else {
             shared.counters.connections_failed.inc();
             tracing::trace!(service = %group.label, client = %flow.client, "no endpoint answered");
-            reset_on_close(client);
             return;
         };
         dialed.lease.connected();
         let mut relay = Relay::new(&header, first);
         let end = carry(open, &mut relay, client, &mut dialed).await;
         match end {
-            End::Closed => return,
-            End::Reset => {
-                reset_on_close(client);
-                reset_on_close(&dialed.stream);
+            End::Closed => {
+                client.close_in_order();
+                dialed.stream.close_in_order();
                 return;
             }
             End::Unanswered(kept) => {
+            End::Reset => return,
                 search.failed(
                     dialed.lease.endpoint().address,
                     &"it reset the connection before it sent anything",
@@ -310,7 +312,6 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
                     && (kept.bytes.is_empty() || search.may_be_sent_again());
                 if !again {
                     shared.counters.connections_failed.inc();
-                    reset_on_close(client);
                     return;
                 }
                 first = kept;
@@ -333,8 +334,8 @@ async fn carry(open: &Open, relay: &mut Relay, client: &Stream, dialed: &mut Dia
     let limit = shared.tcp_user_timeout;
     let mut young = true;
     let first = if limit.is_zero() {
-        YOUNG
     let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
+        YOUNG
     } else {
         YOUNG.min(limit / 4)
     };
@@ -397,11 +398,4 @@ async fn error_of(stream: Option<&Stream>) {
         Some(stream) => drop(Box::pin(stream.ready(Interest::ERROR)).await),
         None => pending().await,
     }
-}
-
-/// Makes the socket send a reset when it is closed, instead of an orderly end
-/// that would mean to its peer that all is well.
-fn reset_on_close(stream: &impl AsFd) {
-    // Fails only for a socket that is gone already.
-    let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
