@@ -449,3 +449,21 @@ fn what_is_sent_last_arrives_before_the_end() {
     client.read_to_end(&mut got).unwrap();
     assert!(got == pattern(size), "{} bytes", got.len());
 }
+
+/// The time that endpoints take before they reset counts like that in which they do not answer.
+#[test]
+fn a_client_that_only_listens_waits_no_longer_than_a_search_may_take() {
+    let hold = Duration::from_millis(1_500);
+    let slow = || {
+        backend(move |s| {
+            thread::sleep(hold);
+            reset(&s);
+        })
+    };
+    let slow: Vec<_> = std::iter::repeat_with(slow).take(8).collect();
+    let proxy = Proxy::new(Protocol::Tcp, &slow);
+    let begun = Instant::now();
+    is_reset(&mut proxy.connect());
+    let most = proxy.shared.dial.time + hold;
+    assert!(begun.elapsed() < most + hold, "{:?}", begun.elapsed());
+}

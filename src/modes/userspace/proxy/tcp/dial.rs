@@ -35,7 +35,8 @@ const TIMEOUTS: [Duration; 4] = [
 pub struct Limits {
     /// Maximum number of attempts to connect.
     pub attempts: usize,
-    /// Maximum time for all attempts together.
+    /// Maximum time for all attempts together, with the time in which endpoints that took the
+    /// connection sent nothing before they reset it.
     pub time: Duration,
 }
 
@@ -120,7 +121,7 @@ impl<'a> Search<'a> {
             let begun = Instant::now();
             // Apart, so that a connection does not hold the room for it to its end.
             let dialed = Box::pin(self.dial(endpoint.address, patience)).await;
-            self.limits.time = self.limits.time.saturating_sub(begun.elapsed());
+            self.waited(begun.elapsed());
             match dialed {
                 Ok(stream) => {
                     self.remember(endpoint.address, Ok(&stream));
@@ -128,6 +129,11 @@ impl<'a> Search<'a> {
                         tracing::info!("for a minute no connection lacked a local port");
                     }
                     return Some(Dialed { stream, lease });
+                }
+                // Other endpoints would be reached no better, and none of them has failed.
+                Err(error) if descriptors::exhausted(&error) => {
+                    self.remember(endpoint.address, Err(&error));
+                    return None;
                 }
                 Err(error) => {
                     if error.kind() == io::ErrorKind::TimedOut {
@@ -141,6 +147,11 @@ impl<'a> Search<'a> {
             }
         }
         None
+    }
+
+    /// Records that the client has waited for so long, which its search may not take any more.
+    pub fn waited(&mut self, time: Duration) {
+        self.limits.time = self.limits.time.saturating_sub(time);
     }
 
     /// Records that an endpoint got what the client sent, and reset the
@@ -201,6 +212,7 @@ impl<'a> Search<'a> {
                 Err((io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset, e)) => {
                     return Err(e);
                 }
+                Err((_, e)) if descriptors::exhausted(&e) => return Err(e),
                 Err((io::ErrorKind::TimedOut, e)) => {
                     transparent.unanswered(&self.flow, endpoint);
                     self.plain = true;
@@ -221,7 +233,8 @@ impl<'a> Search<'a> {
         Ok(stream)
     }
 
-    /// Connects, from the address of the client `shown` if there is one.
+    /// Connects, from the address of the client `shown` if there is one. While the system has no
+    /// room for another socket, waits for it as long as the search may take.
     async fn dial_as(
         &self,
         shown: Option<SocketAddr>,
@@ -235,19 +248,69 @@ impl<'a> Search<'a> {
                 None => Ok(()),
             }
         };
-        loop {
-            match timeout(patience, Stream::connect(endpoint, prepare)).await {
-                Ok(Err(e)) if descriptors::exhausted(&e) => {
-                    self.shared.counters.accept_paused.inc();
-                    tokio::time::sleep(super::EXHAUSTED_PAUSE).await;
-                }
-                Ok(connected) => return connected,
-                Err(_) => {
-                    return Err(io::Error::new(
-                        io::ErrorKind::TimedOut,
-                        format!("no answer within {} ms", patience.as_millis()),
-                    ));
-                }
+        let connect = async || {
+            let connected = timeout(patience, Stream::connect(endpoint, prepare)).await;
+            connected.unwrap_or_else(|_| {
+                Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("no answer within {} ms", patience.as_millis()),
+                ))
+            })
+        };
+        let paused = || self.shared.counters.accept_paused.inc();
+        when_there_is_room(self.limits.time, paused, connect).await
+    }
+}
+
+/// Returns what `attempt` does as soon as the system has room for another socket, or its error if
+/// it has none for as long as `limit`. Calls `paused` before each pause.
+async fn when_there_is_room<T>(
+    limit: Duration,
+    paused: impl Fn(),
+    attempt: impl AsyncFn() -> io::Result<T>,
+) -> io::Result<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match attempt().await {
+            Err(e) if descriptors::exhausted(&e) && Instant::now() < deadline => {
+                paused();
+                tokio::time::sleep(super::EXHAUSTED_PAUSE).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn room_for_a_socket_is_waited_for_as_long_as_a_search_may_take() {
+        const LIMIT: Duration = Duration::from_secs(5);
+        for error in [Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM] {
+            for (room_after, expected) in [(3, Ok(())), (60, Err(error))] {
+                let begun = Instant::now();
+                let pauses = Cell::new(0);
+                let attempt = async || match begun.elapsed().as_secs() {
+                    passed if passed < room_after => Err(io::Error::from(error)),
+                    _ => Ok(()),
+                };
+                let paused = || pauses.set(pauses.get() + 1);
+                let done = when_there_is_room(LIMIT, paused, attempt);
+                let done = timeout(LIMIT * 2, done).await.expect("it ends");
+                let errno = done.map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(0)));
+                assert_eq!(errno, expected);
+                let waited = LIMIT.min(Duration::from_secs(room_after));
+                let pauses = super::super::EXHAUSTED_PAUSE * pauses.get();
+                assert!(
+                    pauses.abs_diff(waited) < Duration::from_millis(200),
+                    "{pauses:?}"
+                );
             }
         }
     }

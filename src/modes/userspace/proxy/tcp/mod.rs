@@ -293,6 +293,7 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
             tracing::trace!(service = %group.label, client = %flow.client, "no endpoint answered");
             return;
         };
+        let begun = Instant::now();
         dialed.lease.connected();
         let mut relay = Relay::new(&header, first);
         let end = carry(open, &mut relay, client, &mut dialed).await;
@@ -302,8 +303,9 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
                 dialed.stream.close_in_order();
                 return;
             }
-            End::Unanswered(kept) => {
             End::Reset => return,
+            End::Unanswered(kept) => {
+                search.waited(begun.elapsed());
                 search.failed(
                     dialed.lease.endpoint().address,
                     &"it reset the connection before it sent anything",
@@ -332,9 +334,9 @@ async fn carry(open: &Open, relay: &mut Relay, client: &Stream, dialed: &mut Dia
     let mut closed = None;
     let mut stalled = false;
     let limit = shared.tcp_user_timeout;
+    let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
     let mut young = true;
     let first = if limit.is_zero() {
-    let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
         YOUNG
     } else {
         YOUNG.min(limit / 4)
