@@ -52,8 +52,8 @@ impl Assignments {
         limit: &Arc<PinLimit>,
     ) -> Arc<Affinity> {
         let mut known = self.0.lock();
-        let affinity = known.affinities.get(name).and_then(Weak::upgrade);
-        if let Some(affinity) = affinity.filter(|affinity| affinity.timeout() == timeout) {
+        if let Some(affinity) = known.affinities.get(name).and_then(Weak::upgrade) {
+            affinity.set_timeout(timeout);
             return affinity;
         }
         let fresh = Arc::new(Affinity::new(name.to_string().into(), timeout, limit));

@@ -1,5 +1,7 @@
 //! Records of each version that another process may send.
 
+use prometheus::IntCounter;
+
 use super::*;
 use crate::{
     hold::recorded::{assert_same, conversation},
@@ -75,4 +77,26 @@ fn what_no_service_has_taken_yet_goes_on_to_the_next_process() {
     assert_eq!(assignments.inherit(records()), 2);
     let given: std::collections::HashSet<_> = assignments.records().into_iter().collect();
     assert_eq!(given, records().into());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_that_changes_leaves_clients_where_they_are() {
+    let assignments = Assignments::default();
+    let web = port(Protocol::Tcp, Family::V4, ["default", "web"], "http");
+    let limit = Arc::new(PinLimit::new(
+        None,
+        IntCounter::new("n", "n").expect("a counter"),
+    ));
+    let affinity = |seconds| assignments.affinity(&web, Duration::from_secs(seconds), &limit);
+    let endpoint = ([10, 244, 0, 11], 8080).into();
+    let client = [192, 0, 2, 20].into();
+    let held = affinity(10);
+    held.pin(client, |_| (Some(endpoint), ()));
+    tokio::time::advance(Duration::from_secs(8)).await;
+    let stays = |held: &Affinity| held.pin(client, |current| (None, current));
+    for (seconds, expected) in [(20, Some(endpoint)), (5, None), (10, Some(endpoint))] {
+        assert_eq!(stays(&affinity(seconds)), expected, "{seconds} s");
+    }
+    tokio::time::advance(Duration::from_secs(5)).await;
+    assert_eq!(stays(&affinity(10)), None, "its last use counts");
 }

@@ -25,8 +25,10 @@ struct Pin {
     last_used: Instant,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Table {
+    /// How long a pin lasts after its last use.
+    timeout: Duration,
     pins: HashMap<IpAddr, Pin>,
     /// The same clients with when they were last used, those that expire first in front,
     /// roughly: one that was used since it was put here is put at the end when its turn comes.
@@ -38,7 +40,6 @@ struct Table {
 pub struct Affinity {
     /// The ServicePort, for logs.
     label: Arc<str>,
-    timeout: Duration,
     limit: Arc<PinLimit>,
     table: Mutex<Table>,
 }
@@ -49,15 +50,20 @@ impl Affinity {
     pub fn new(label: Arc<str>, timeout: Duration, limit: &Arc<PinLimit>) -> Self {
         Affinity {
             label,
-            timeout,
             limit: Arc::clone(limit),
-            table: Mutex::default(),
+            table: Mutex::new(Table {
+                timeout,
+                pins: HashMap::new(),
+                order: VecDeque::new(),
+            }),
         }
     }
 
-    /// Returns how long a client stays on its endpoint.
-    pub fn timeout(&self) -> Duration {
-        self.timeout
+    /// Has each client stay on its endpoint for `timeout` from now on, since its last use: clients
+    /// stay where they are, as with kube-proxy, which changes `--seconds` of a rule and not the list
+    /// of the clients (iptables-extensions(8), recent).
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.table.lock().timeout = timeout;
     }
 
     /// Returns each client with its endpoint, and how long it was silent.
@@ -67,16 +73,16 @@ impl Affinity {
         let idle = |pin: &Pin| now.duration_since(pin.last_used);
         let pins = table.pins.iter();
         pins.map(|(client, pin)| (*client, pin.endpoint, idle(pin)))
-            .filter(|(.., idle)| *idle < self.timeout)
+            .filter(|(.., idle)| *idle < table.timeout)
             .collect()
     }
 
     /// Pins clients as [`Affinity::pins`] of another process says.
     pub fn inherit(&self, pins: impl Iterator<Item = (IpAddr, SocketAddr, Duration)>) {
         let now = Instant::now();
-        let mut pins: Vec<_> = pins.filter(|(.., idle)| *idle < self.timeout).collect();
-        pins.sort_unstable_by_key(|(.., idle)| std::cmp::Reverse(*idle));
         let mut table = self.table.lock();
+        let mut pins: Vec<_> = pins.filter(|(.., idle)| *idle < table.timeout).collect();
+        pins.sort_unstable_by_key(|(.., idle)| std::cmp::Reverse(*idle));
         for (client, endpoint, idle) in pins {
             let Some(last_used) = now.checked_sub(idle) else {
                 continue;
@@ -105,7 +111,7 @@ impl Affinity {
         let current = table
             .pins
             .get(&client)
-            .filter(|pin| now.duration_since(pin.last_used) < self.timeout)
+            .filter(|pin| now.duration_since(pin.last_used) < table.timeout)
             .map(|pin| pin.endpoint);
         let (endpoint, chosen) = choose(current);
         if let Some(endpoint) = endpoint {
@@ -125,13 +131,12 @@ impl Affinity {
     pub fn drop_expired(&self) {
         let mut table = self.table.lock();
         let all = table.pins.len();
-        self.limit
-            .free(table.expire(all, Instant::now(), self.timeout));
+        self.limit.free(table.expire(all, Instant::now()));
     }
 
     /// Adds the first pin of a client.
     fn add(&self, table: &mut Table, client: IpAddr, pin: Pin, now: Instant) {
-        self.limit.free(table.expire(EXAMINED, now, self.timeout));
+        self.limit.free(table.expire(EXAMINED, now));
         if !self.limit.take(table.pins.len()) {
             table.evict();
             self.limit.evicted(&self.label);
@@ -149,14 +154,16 @@ impl Drop for Affinity {
 
 impl Table {
     /// Takes out those of the first `examined` pins that have expired. Returns how many.
-    fn expire(&mut self, examined: usize, now: Instant, timeout: Duration) -> usize {
+    fn expire(&mut self, examined: usize, now: Instant) -> usize {
         let before = self.pins.len();
         for _ in 0..examined {
             if self.put_off() {
                 continue;
             }
             match self.order.front() {
-                Some((_, last_used)) if now.duration_since(*last_used) >= timeout => self.remove(),
+                Some((_, last_used)) if now.duration_since(*last_used) >= self.timeout => {
+                    self.remove();
+                }
                 _ => break,
             }
         }
@@ -308,7 +315,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(6)).await;
         connection(&before, clients[1]);
         let [first, second] = [[clients[0]], [clients[1]]].map(|of| {
-            let after = Affinity::new("web".into(), before.timeout(), &limit);
+            let after = Affinity::new("web".into(), Duration::from_secs(10), &limit);
             let pins = before.pins().into_iter();
             after.inherit(pins.filter(|(client, ..)| of.contains(client)));
             after
