@@ -348,18 +348,21 @@ async fn give_way(mut stream: UnixStream, handover: Handover) {
         return;
     }
     let serves = match timeout(FIRST_SYNC, stream.read_u8()).await {
-        Ok(serves) => serves,
+        Ok(serves) => serves.is_ok(),
         Err(_) => {
             tracing::warn!(
                 "the process that takes over has not served after {FIRST_SYNC:?}: serving until it does"
             );
             drop(successor);
-            let serves = stream.read_u8().await;
+            if stream.read_u8().await.is_err() {
+                tracing::info!("the process that was to take over has ended without serving");
+                return;
+            }
             successor = handover.give_way(sockets).await;
-            serves
+            true
         }
     };
-    if serves.is_ok() {
+    if serves {
         successor.serves();
         let _ = stream.read_u8().await;
     }

@@ -218,6 +218,12 @@ impl Handover {
         Predecessor(self.clone())
     }
 
+    /// Returns what tells when other processes come, serve or go.
+    #[cfg(test)]
+    pub fn watch(&self) -> watch::Receiver<OtherProcesses> {
+        self.0.others.subscribe()
+    }
+
     /// Returns the other processes as they are now.
     pub(super) fn other_processes(&self) -> OtherProcesses {
         *self.0.others.borrow()

@@ -139,6 +139,30 @@ async fn who_gives_way_late_is_held_to_it_all_the_same() {
     stays.await.expect("it ends");
 }
 
+/// Its end is no news to a process that serves again.
+#[tokio::test(start_paused = true)]
+async fn a_successor_that_dies_late_has_nobody_give_way_again() {
+    for serves in [false, true] {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let handover = handover();
+        let gives_way = tokio::spawn(give_way(ours, handover.clone()));
+        theirs.write_u32(2).await.expect("it is read");
+        assert_eq!(theirs.read_u8().await.expect("an answer"), DONE);
+        assert!(handover.has_successor());
+        tokio::time::sleep(FIRST_SYNC + Duration::from_secs(1)).await;
+        assert!(!handover.has_successor(), "it is late");
+        let others = handover.watch();
+        if serves {
+            theirs.write_u8(DONE).await.expect("it is read");
+            until(|| handover.is_succeeded()).await;
+        }
+        drop(theirs);
+        gives_way.await.expect("it ends");
+        assert_eq!(others.has_changed().expect("a sender"), serves);
+        assert!(!handover.has_successor());
+    }
+}
+
 #[tokio::test]
 async fn who_says_something_else_is_passed_over() {
     // Fewer bytes than a version of this process says.
