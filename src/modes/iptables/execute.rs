@@ -50,7 +50,7 @@ impl Execution<'_> {
     /// # Errors
     /// When some were refused; what of it took effect is not known.
     pub async fn change(&mut self, change: &Change) -> Result<(), Error> {
-self.done.examined = change.examined();
+        self.done.examined = change.examined();
         self.progress.begin(COUNTED, self.done.examined);
         self.progress.send(self.done.examined);
         let Transaction { family, groups } = &change.transaction;
