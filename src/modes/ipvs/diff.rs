@@ -102,18 +102,22 @@ pub fn server_difference(
             there.sort_unstable_by_key(|real| real.server.address);
         }
     }
+    // Not taken out one by one: each would move all that come after it.
+    let mut stays = vec![false; there.len()];
     for real in &desired.reals {
         match there.binary_search_by_key(&real.address, |there| there.server.address) {
-            Err(_) => changes.push(Change::AddReal(id, *real)),
-            Ok(at) => {
-                if there.remove(at).server != *real {
+            Ok(at) if !stays[at] => {
+                stays[at] = true;
+                if there[at].server != *real {
                     changes.push(Change::EditReal(id, *real));
                 }
             }
+            _ => changes.push(Change::AddReal(id, *real)),
         }
     }
     let mut drained = Vec::new();
-    for gone in there {
+    let gone = there.iter().zip(stays).filter(|(_, stays)| !stays);
+    for (gone, _) in gone {
         let mut real = gone.server;
         let leaving = Leaving {
             address: real.address,
