@@ -66,7 +66,8 @@ connections are answered after the old process was asked to end, and are closed 
 | with a gap and a holder, local capture | 69,424 | 0 |
 | with a gap and a holder, redirect capture | 56,038 | 0 |
 
-(Unoptimised build on two cores that also ran other programs.)
+(Unoptimised build on two cores that also ran other programs. The rows with a gap were measured
+when that test had no open connections yet.)
 ";
 
 /// What is measured by `userspace::overload`.
