@@ -16,6 +16,8 @@ use crate::{
 /// Which Services are asked for.
 pub(super) struct Selected {
     path: String,
+    /// What is said where there are none.
+    none: String,
     /// One Service is asked for, whose endpoints are all of interest.
     one: bool,
 }
@@ -23,7 +25,15 @@ pub(super) struct Selected {
 impl Selected {
     pub(super) fn new(namespace: Option<&str>, name: Option<&str>) -> Selected {
         let parts = [Some(SERVICES_PATH), namespace, name];
+        let none = match namespace {
+            Some(namespace) => format!(
+                "No Services in the namespace {namespace}. One Service is asked for by \
+                 NAMESPACE/NAME."
+            ),
+            None => "No Services.".to_owned(),
+        };
         Selected {
+            none,
             path: parts.into_iter().flatten().collect::<Vec<_>>().join("/"),
             one: name.is_some(),
         }
@@ -38,14 +48,7 @@ pub(super) async fn print(
 ) -> Result<ExitCode, Failure> {
     let list = all(connection, selected).await?;
     put(&match output {
-        Output::Table | Output::Wide => {
-            let lines = lines(
-                &list.items,
-                Detail::of(selected, output),
-                Paint::of_stdout(),
-            );
-            lines.join("\n") + "\n"
-        }
+        Output::Table | Output::Wide => lines(selected, &list.items, output).join("\n") + "\n",
         Output::Json => json(&list)?,
         Output::Yaml => yaml(&list)?,
     })?;
@@ -58,10 +61,9 @@ pub(super) async fn watch(
     selected: &Selected,
     output: Output,
 ) -> Result<ExitCode, Failure> {
-    let detail = Detail::of(selected, output);
     let table = async || {
         let list = all(connection, selected).await?;
-        Ok(lines(&list.items, detail, Paint::of_stdout()))
+        Ok(lines(selected, &list.items, output))
     };
     watch::watch(table).await?;
     Ok(ExitCode::SUCCESS)
@@ -118,10 +120,11 @@ const HEAD: [&str; 10] = [
 
 /// Returns a line for each ServicePort, below it what there is to know of it, and one
 /// for each endpoint that is shown.
-fn lines(ports: &[ServicePort], detail: Detail, paint: Paint) -> Vec<String> {
+fn lines(selected: &Selected, ports: &[ServicePort], output: Output) -> Vec<String> {
     if ports.is_empty() {
-        return vec!["No Services.".to_owned()];
+        return vec![selected.none.clone()];
     }
+    let (detail, paint) = (Detail::of(selected, output), Paint::of_stdout());
     let rows: Vec<_> = std::iter::once(HEAD.map(str::to_owned))
         .chain(ports.iter().map(row))
         .collect();

@@ -29,6 +29,7 @@ use crate::{
     cli::{Cleanup, Job, Settings},
     events::Recorder,
     hold,
+    kernel::socket::unix::is_listened_on_anywhere,
     modes::Mode,
     node::{self, NodePorts},
     runner::metrics::Metrics,
@@ -61,8 +62,9 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
+    // In a pod its socket is in a file system of its own.
     if let Some(socket) = &settings.own.status_socket
-        && ask::is_running(socket).await
+        && (ask::is_running(socket).await || is_listened_on_anywhere(socket).unwrap_or(false))
     {
         tracing::warn!(
             "Tripod runs on this node (socket {}) and writes again what is removed now; stop it, \

@@ -11,6 +11,7 @@
 //! is its own work.
 
 mod clearing;
+mod going_back;
 mod open_connections;
 mod sockets;
 mod stale_state;
@@ -306,6 +307,9 @@ async fn miss(programs: &Programs, left: &[StaleState]) {
 /// # Errors
 /// When something could not be removed; the error names it.
 pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
+    if what == Cleanup::OnlyOfTripod && going_back::serves_alone().await {
+        return Err(going_back::TOO_EARLY.into());
+    }
     let mut failed = Vec::new();
     let exclude = &settings.effective.ipvs_exclude;
     let removed = StaleState::ALL.into_iter();

@@ -239,7 +239,9 @@ fn a_service_is_shown_with_all_that_it_asks_for() {
             "{none:?}"
         );
         let none = tripod(&lab.node, &["services", "elsewhere"]);
-        assert_eq!((&*none.text, none.status), ("No Services.\n", Some(0)));
+        let says =
+            "No Services in the namespace elsewhere. One Service is asked for by NAMESPACE/NAME.\n";
+        assert_eq!((&*none.text, none.status), (says, Some(0)));
     });
 }
 

@@ -73,6 +73,25 @@ pub fn remove_unused(path: &Path) -> io::Result<bool> {
     }
 }
 
+/// Returns whether a process in this network namespace listens on a socket that was bound to
+/// `path`, also where that names a file of another mount namespace, as of a container.
+///
+/// # Errors
+/// Those of reading `/proc/net/unix` (proc_pid_net(5)).
+pub fn is_listened_on_anywhere(path: &Path) -> io::Result<bool> {
+    let table = fs::read_to_string("/proc/net/unix")?;
+    Ok(table.lines().any(|line| listens(line, path)))
+}
+
+/// Returns whether a line of the table is of a socket at `path` that listens (`__SO_ACCEPTCON`,
+/// `unix_seq_show` of `net/unix/af_unix.c`).
+fn listens(line: &str, path: &Path) -> bool {
+    let mut fields = line.split_ascii_whitespace();
+    let flags = fields.nth(3);
+    let name = fields.nth(3);
+    flags == Some("00010000") && name.is_some_and(|name| Path::new(name) == path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,9 +104,12 @@ mod tests {
         for kind in [Type::STREAM, Type::SEQPACKET] {
             let socket = listen(&path, kind, 0o700).unwrap();
             assert!(!remove_unused(&path).unwrap(), "{kind:?}");
+            assert!(is_listened_on_anywhere(&path).unwrap(), "{kind:?}");
+            assert!(!is_listened_on_anywhere(&folder).unwrap());
             let why = listen(&path, kind, 0o700).unwrap_err().to_string();
             assert!(why.contains("another process answers"), "{why}");
             drop(socket);
+            assert!(!is_listened_on_anywhere(&path).unwrap(), "{kind:?}");
             assert!(path.exists());
             assert!(remove_unused(&path).unwrap(), "{kind:?}");
             assert!(!path.exists());

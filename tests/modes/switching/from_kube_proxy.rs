@@ -314,12 +314,24 @@ fn back(flags: &[&str]) {
     assert!(tripod.terminate().success());
     let left = traces();
     assert_ne!(left, at_first, "Tripod leaves something");
+    let clean_up = || {
+        let mut cleanup = node.command(tripod_binary());
+        let output = cleanup.args(["cleanup", "--keep-kube-proxy"]).output();
+        output.expect("tripod cleanup")
+    };
+    if flags == NFT {
+        // Before kube-proxy has written anything.
+        let early = clean_up();
+        let says = String::from_utf8_lossy(&early.stderr);
+        let refuses = says.contains("kube-proxy has no rules on this node");
+        assert!(!early.status.success() && refuses, "{early:?}");
+        assert_eq!(traces(), left);
+        answers("by the table that Tripod left");
+    }
     Old::Mode("iptables", "nft").leave(lab);
     let of_kube_proxy: BTreeSet<String> = traces().difference(&left).cloned().collect();
     assert!(!of_kube_proxy.is_empty());
-    let mut cleanup = node.command(tripod_binary());
-    let output = cleanup.args(["cleanup", "--keep-kube-proxy"]).output();
-    let output = output.expect("tripod cleanup");
+    let output = clean_up();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(traces(), &at_first | &of_kube_proxy);
     assert!(!Path::new("/run/tripod").exists(), "{output:?}");
