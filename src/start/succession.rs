@@ -219,12 +219,6 @@ async fn once_it_serves(
     both_served(serving).await;
     handover.serves();
     listeners.serve();
-    if !predecessors.is_empty()
-        && let Some(assignments) = handover.assignments()
-    {
-        // Clients came to those processes since they were asked first, and come here now.
-        assignments::inherit(assignments).await;
-    }
     for predecessor in predecessors {
         tokio::spawn(stay(predecessor));
     }

@@ -58,7 +58,8 @@ impl Assignments {
         }
         let fresh = Arc::new(Affinity::new(name.to_string().into(), timeout, limit));
         if let Some(inherited) = known.inherited.remove(&of_affinity(name)) {
-            pin(&fresh, &inherited);
+            let pins = inherited.iter();
+            fresh.inherit(pins.map(|pin| (pin.client.ip(), pin.endpoint, age(pin.last_used))));
         }
         known
             .affinities
@@ -83,7 +84,11 @@ impl Assignments {
     pub fn add_flows(&self, name: &GroupName, flows: &Arc<Associations>) {
         let mut known = self.0.lock();
         if let Some(inherited) = known.inherited.remove(&of_flows(name)) {
-            go_on(flows, &inherited);
+            let flow = |flow: Assignment| {
+                let key = (flow.client, flow.called);
+                (key, flow.endpoint, age(flow.last_used))
+            };
+            flows.inherit(inherited.into_iter().map(flow));
         }
         known.flows.insert(name.clone(), Arc::downgrade(flows));
     }
@@ -128,23 +133,16 @@ impl Assignments {
         records.take(MOST_RECORDS).collect()
     }
 
-    /// Takes over what another process had assigned, but for clients that are known here already;
-    /// what is no such record is passed over. Returns how many clients these are.
+    /// Takes over what another process had assigned; what is no such record is passed
+    /// over. Returns how many clients these are.
     pub fn inherit(&self, records: impl IntoIterator<Item = Vec<u8>>) -> usize {
         let mut known = self.0.lock();
-        let present = known.present();
         let mut clients = 0;
         let records = records.into_iter().take(MOST_RECORDS);
         for (subject, assignments) in records.filter_map(|record| record::parse(&record)) {
             clients += assignments.len();
-            match present.get(&subject) {
-                Some(Present::Affinity(affinity)) => pin(affinity, &assignments),
-                Some(Present::Flows(flows)) => go_on(flows, &assignments),
-                None => {
-                    let inherited = known.inherited.entry(subject);
-                    inherited.or_default().extend(assignments);
-                }
-            }
+            let inherited = known.inherited.entry(subject);
+            inherited.or_default().extend(assignments);
         }
         clients
     }
@@ -155,40 +153,6 @@ impl Assignments {
         let inherited = &mut self.0.lock().inherited;
         inherited.retain(|subject, _| subject.family != family);
     }
-}
-
-/// What clients are assigned in.
-enum Present {
-    Affinity(Arc<Affinity>),
-    Flows(Arc<Associations>),
-}
-
-impl Known {
-    /// Returns what there is, by the names that other processes have for it.
-    fn present(&self) -> HashMap<Subject, Present> {
-        let affinities = self.affinities.iter();
-        let affinities = affinities
-            .filter_map(|(name, one)| Some((of_affinity(name), Present::Affinity(one.upgrade()?))));
-        let flows = self.flows.iter();
-        let flows =
-            flows.filter_map(|(name, one)| Some((of_flows(name), Present::Flows(one.upgrade()?))));
-        affinities.chain(flows).collect()
-    }
-}
-
-/// Pins the clients in `affinity`.
-fn pin(affinity: &Affinity, inherited: &[Assignment]) {
-    let pins = inherited.iter();
-    affinity.inherit(pins.map(|pin| (pin.client.ip(), pin.endpoint, age(pin.last_used))));
-}
-
-/// Has the clients go on with their `flows`.
-fn go_on(flows: &Associations, inherited: &[Assignment]) {
-    let inherited = inherited.iter().map(|flow| {
-        let key = (flow.client, flow.called);
-        (key, flow.endpoint, age(flow.last_used))
-    });
-    flows.inherit(inherited);
 }
 
 /// Returns the time since `then`, both after the machine's start.

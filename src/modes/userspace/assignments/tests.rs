@@ -100,39 +100,3 @@ async fn a_timeout_that_changes_leaves_clients_where_they_are() {
     tokio::time::advance(Duration::from_secs(5)).await;
     assert_eq!(stays(&affinity(10)), None, "its last use counts");
 }
-
-/// Of clients that called while this process began.
-#[tokio::test(start_paused = true)]
-async fn what_comes_late_is_for_clients_that_are_not_known() {
-    let assignments = Assignments::default();
-    let limit = Arc::new(PinLimit::new(
-        None,
-        IntCounter::new("n", "n").expect("a counter"),
-    ));
-    let [(subject, late), _] = recorded();
-    let web = port(Protocol::Tcp, Family::V4, ["default", "web"], "http");
-    assert_eq!(subject, of_affinity(&web));
-    let affinity = assignments.affinity(&web, Duration::from_secs(10_800), &limit);
-    let known = [192, 0, 2, 21].into();
-    let here = ([10, 244, 0, 12], 8080).into();
-    affinity.pin(known, |_| (Some(here), ()));
-    tokio::time::advance(Duration::from_secs(60)).await;
-    let now = uptime().expect("the time since the machine's start");
-    let late = Assignment {
-        last_used: now,
-        ..late
-    };
-    let other = Assignment {
-        client: (known, 0).into(),
-        ..late
-    };
-    assert_eq!(
-        assignments.inherit(record::encode(&subject, &[late, other])),
-        2
-    );
-    let endpoint = |client| affinity.pin(client, |current| (None, current));
-    assert_eq!(endpoint(late.client.ip()), Some(late.endpoint));
-    assert_eq!(endpoint(known), Some(here));
-    // There is nothing left for the next Service of this name.
-    assert_eq!(assignments.records().len(), 1);
-}

@@ -132,15 +132,13 @@ impl Associations {
             .collect()
     }
 
-    /// Has clients that are not here yet go on with their endpoints, as
-    /// [`Associations::assigned`] of another process says.
+    /// Has clients go on with their endpoints, as [`Associations::assigned`] of another
+    /// process says.
     pub fn inherit(&self, clients: impl Iterator<Item = (Key, SocketAddr, Duration)>) {
         let timeout = self.shared.udp_timeout;
-        let table = self.table.lock();
-        let clients = clients.filter(|(key, _, idle)| *idle < timeout && !table.contains_key(key));
         let mut inherited = self.inherited.lock();
-        for (key, endpoint, _) in clients {
-            inherited.endpoints.insert(key, endpoint);
+        for (key, endpoint, _) in clients.filter(|(.., idle)| *idle < timeout) {
+            inherited.endpoints.entry(key).or_insert(endpoint);
         }
         inherited.until = Some(Instant::now() + timeout);
     }
