@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use std::{fs, io, io::Read};
+use std::{fs, io};
 
 use super::{SOON, comes_to_fail, comes_to_reach, reaches};
 use crate::lab::{Lab, Service, Tripod, ask, eventually, say, tcp, tripod_binary, udp_ask};
@@ -17,7 +17,6 @@ on_each_capture!(
     without_a_successor_the_cluster_is_followed_until_the_deadline,
     a_successor_that_is_killed_leaves_the_addresses_to_the_old_one,
     a_changed_configuration_file_lets_connections_end,
-    connections_that_a_process_cuts_off_are_reset,
     only_root_of_the_node_has_a_process_give_way,
 );
 
@@ -296,50 +295,6 @@ fn a_successor_that_is_killed_leaves_the_addresses_to_the_old_one(lab: &mut Lab)
     assert!(old.ended().success());
     for to in web.cluster() {
         reaches("the last one", &["a", "b", "c"], || ask(&lab.client, to));
-    }
-}
-
-/// An end in order would make what was sent so far look complete.
-fn connections_that_a_process_cuts_off_are_reset(lab: &mut Lab) {
-    #[derive(Debug)]
-    enum End {
-        Deadline,
-        SecondSignal,
-        Killed,
-    }
-    let web = Service::new("web", 10);
-    lab.three_backends().publish(&web, &["a"]);
-    let mut resets = 0;
-    for (end, drain) in [
-        (End::Deadline, "--userspace-drain-timeout=1s"),
-        (End::SecondSignal, "--userspace-drain-timeout=60s"),
-        (End::Killed, "--userspace-drain-timeout=60s"),
-    ] {
-        let mut tripod = start(lab, 0, &[drain]);
-        let open = Open::to(lab, &web.cluster());
-        match end {
-            End::Deadline => assert!(tripod.terminate().success()),
-            End::SecondSignal => {
-                tripod.ask_to_end();
-                let waits = ["ending when connections have"];
-                eventually("it waits", SOON, || match tripod.logged(&waits) {
-                    0 => Err(tripod.log()),
-                    _ => Ok(()),
-                });
-                assert!(tripod.terminate().success());
-            }
-            End::Killed => tripod.kill(),
-        }
-        for (mut stream, _) in open.0 {
-            let read = stream.read(&mut [0]).map_err(|error| error.kind());
-            assert_eq!(read, Err(io::ErrorKind::ConnectionReset), "{end:?}");
-            resets += 1;
-        }
-        let seen = || lab.backends[0].counts(&lab.node).reset;
-        eventually("the endpoint sees it", SOON, || match seen() {
-            seen if seen == resets => Ok(()),
-            seen => Err(format!("{end:?}: {seen} of {resets}")),
-        });
     }
 }
 

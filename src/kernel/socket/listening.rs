@@ -9,7 +9,7 @@ use std::{
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::{set_keep_alive, set_reset_on_close, set_unaltered};
+use super::{set_keep_alive, set_unaltered};
 use crate::net::Protocol as Transport;
 
 /// Connections that the kernel completes while we are busy; it cuts this to
@@ -47,7 +47,7 @@ impl Bind {
 
 /// Returns a TCP socket that is bound, not yet listening. Several may share the
 /// address, one a worker (SO_REUSEPORT, `socket(7)`). Accepted connections
-/// inherit the options of [`set_unaltered`], [`set_keep_alive`] and [`set_reset_on_close`] from it.
+/// inherit the options of [`set_unaltered`] and [`set_keep_alive`] from it.
 ///
 /// # Errors
 /// Those of socket(2), setsockopt(2) and bind(2).
@@ -55,7 +55,6 @@ pub fn tcp(bind: Bind) -> io::Result<Socket> {
     let socket = open(bind, Type::STREAM, Protocol::TCP)?;
     set_unaltered(SockRef::from(&socket))?;
     set_keep_alive(SockRef::from(&socket))?;
-    set_reset_on_close(&socket)?;
     socket.bind(&bind.address.into())?;
     Ok(socket)
 }
@@ -77,9 +76,6 @@ pub fn start(socket: Socket) -> io::Result<std::net::TcpListener> {
 pub fn adopt(socket: OwnedFd, bind: Bind) -> io::Result<Socket> {
     let socket = Socket::from(socket);
     socket.set_nonblocking(true)?;
-    if socket.r#type()? == Type::STREAM {
-        set_reset_on_close(&socket)?;
-    }
     transparent(&socket, bind)?;
     Ok(socket)
 }

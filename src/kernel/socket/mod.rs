@@ -15,4 +15,4 @@ pub mod stream;
 pub mod unix;
 pub mod user_timeout;
 
-pub use self::options::{close_in_order, set_keep_alive, set_reset_on_close, set_unaltered};
+pub use self::options::{set_keep_alive, set_unaltered};

@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use socket2::{SockRef, Socket, TcpKeepalive};
+use socket2::{SockRef, TcpKeepalive};
 
 /// Idle time before the first keep-alive probe, and the time between probes.
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
@@ -33,53 +33,4 @@ pub fn set_keep_alive(socket: SockRef<'_>) -> io::Result<()> {
             .with_interval(KEEP_ALIVE_INTERVAL)
             .with_retries(KEEP_ALIVE_PROBES),
     )
-}
-
-/// Has the connection be reset when its socket is closed, whatever does it, also the end of the
-/// process: what was not sent is dropped, and the peer does not take what it got for all there is
-/// (SO_LINGER of zero, `socket(7)`; `__tcp_close` in net/ipv4/tcp.c). What a listener accepts
-/// inherits it.
-///
-/// # Errors
-/// Those of setsockopt(2).
-pub fn set_reset_on_close(socket: &Socket) -> io::Result<()> {
-    socket.set_linger(Some(Duration::ZERO))
-}
-
-/// Undoes [`set_reset_on_close`]: what was not sent is still sent after the socket is closed, and
-/// then the end.
-///
-/// # Errors
-/// Those of setsockopt(2).
-pub fn close_in_order(socket: &Socket) -> io::Result<()> {
-    socket.set_linger(None)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{
-        io::Read,
-        net::{TcpListener, TcpStream},
-    };
-
-    use socket2::SockRef;
-
-    use super::*;
-
-    #[test]
-    fn what_is_accepted_is_reset_unless_it_is_closed_in_order() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        set_reset_on_close(&SockRef::from(&listener)).unwrap();
-        for in_order in [false, true] {
-            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let (accepted, _) = listener.accept().unwrap();
-            if in_order {
-                close_in_order(&SockRef::from(&accepted)).unwrap();
-            }
-            drop(accepted);
-            let read = client.read(&mut [0]).map_err(|error| error.kind());
-            let reset = Err(io::ErrorKind::ConnectionReset);
-            assert_eq!(read, if in_order { Ok(0) } else { reset });
-        }
-    }
 }

@@ -17,7 +17,7 @@ use rustix::{
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::{Interest, Ready, unix::AsyncFd};
 
-use super::{close_in_order, pipe::Pipe, set_unaltered};
+use super::{pipe::Pipe, set_unaltered};
 
 /// EPOLLIN, EPOLLOUT and EPOLLPRI.
 const WATCHED: Interest = Interest::READABLE
@@ -110,13 +110,6 @@ impl Stream {
             return Err(error);
         }
         Ok(stream)
-    }
-
-    /// Has it end in order when it is closed, where it would be reset
-    /// ([`set_reset_on_close`](super::set_reset_on_close)).
-    pub fn close_in_order(&self) {
-        // Fails only for a socket that is gone already.
-        let _ = close_in_order(&SockRef::from(self.socket.get_ref()));
     }
 
     /// Returns the address and port that it is sent from.

@@ -407,49 +407,6 @@ fn a_removed_endpoint_keeps_its_connections_and_gets_no_new_ones() {
     assert_eq!(ask(&mut old), b'a');
 }
 
-/// What a peer got is not all there is.
-#[test]
-fn whatever_ends_the_process_resets_what_is_open() {
-    let (send, receive) = std::sync::mpsc::channel();
-    let proxy = Proxy::new(
-        Protocol::Tcp,
-        &[backend(move |mut s| {
-            s.write_all(b"part").unwrap();
-            let read = s.read(&mut [0; 8]).map_err(|e| e.kind());
-            send.send(read).unwrap();
-        })],
-    );
-    let mut client = proxy.connect();
-    client.read_exact(&mut [0; 4]).unwrap();
-    drop(proxy);
-    is_reset(&mut client);
-    let seen = receive.recv_timeout(DEADLINE).unwrap();
-    assert_eq!(seen, Err(io::ErrorKind::ConnectionReset));
-}
-
-#[test]
-fn what_is_sent_last_arrives_before_the_end() {
-    // More than the client takes while it does not read, less than the buffers on the way.
-    let size = 256 << 10;
-    let proxy = Proxy::new(
-        Protocol::Tcp,
-        &[backend(move |mut s| {
-            s.read_exact(&mut [0; 2]).unwrap();
-            s.write_all(&pattern(size)).unwrap();
-        })],
-    );
-    let mut client = proxy.connect();
-    client.write_all(b"go").unwrap();
-    client.shutdown(Shutdown::Write).unwrap();
-    until("the proxy has done its part", || {
-        let counters = &proxy.shared.counters;
-        counters.connections_total.get() == 1 && counters.connections.get() == 0
-    });
-    let mut got = Vec::new();
-    client.read_to_end(&mut got).unwrap();
-    assert!(got == pattern(size), "{} bytes", got.len());
-}
-
 /// The time that endpoints take before they reset counts like that in which they do not answer.
 #[test]
 fn a_client_that_only_listens_waits_no_longer_than_a_search_may_take() {

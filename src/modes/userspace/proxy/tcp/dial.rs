@@ -14,12 +14,7 @@ use super::super::{
     group::ServiceGroup,
     transparent,
 };
-use crate::{
-    kernel::socket::{set_reset_on_close, stream::Stream},
-    net,
-    sched::Flow,
-    services::Retry,
-};
+use crate::{kernel::socket::stream::Stream, net, sched::Flow, services::Retry};
 
 /// How long the first, second, ... attempt of a connection waits for its
 /// endpoint, as the userspace mode of kube-proxy before 1.26 did.
@@ -241,12 +236,9 @@ impl<'a> Search<'a> {
         endpoint: SocketAddr,
         patience: Duration,
     ) -> io::Result<Stream> {
-        let prepare = |socket: &Socket| {
-            set_reset_on_close(socket)?;
-            match shown {
-                Some(client) => transparent::bind(socket, client),
-                None => Ok(()),
-            }
+        let prepare = |socket: &Socket| match shown {
+            Some(client) => transparent::bind(socket, client),
+            None => Ok(()),
         };
         let connect = async || {
             let connected = timeout(patience, Stream::connect(endpoint, prepare)).await;

@@ -39,7 +39,7 @@ use super::{
 use crate::{
     kernel::socket::{
         poller::Left,
-        set_keep_alive, set_reset_on_close,
+        set_keep_alive,
         stream::{self, Stream},
         user_timeout::Silence,
     },
@@ -106,6 +106,7 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
             Ok((client, flow)) => {
                 let counted = shared.admit(group, place, &flow, Protocol::Tcp, limits);
                 let Some(counted) = counted else {
+                    reset_on_close(&client);
                     continue;
                 };
                 let permit = match shared.descriptors.try_take(PER_CONNECTION) {
@@ -199,11 +200,8 @@ struct Accepted {
 fn accepted(listener: &Listener) -> io::Result<(TcpStream, Flow)> {
     let (client, peer) = stream::accept(&listener.socket)?;
     if listener.address.filtered.load(Relaxed) {
-        let client = SockRef::from(&client);
         // Nothing more is to be filtered. Fails only if there is none.
-        let _ = client.detach_filter();
-        // Who opened the listener may be of a version that does not have connections inherit it.
-        set_reset_on_close(&client)?;
+        let _ = SockRef::from(&client).detach_filter();
     }
     let flow = Flow {
         client: peer,
@@ -218,7 +216,7 @@ fn serve(shared: &Arc<Shared>, placement: &Placement, listener: &Listener, accep
     let number = place.number();
     let open = Open::count(shared, &listener.address, place);
     placement.run(number, move || {
-        // Fails only where the kernel has no memory left.
+        // Fails only where the kernel has no memory left; the socket is closed then.
         if let Ok(client) = Stream::new(client) {
             tokio::task::spawn_local(async move {
                 // Lent, as a future has what a function is given twice.
@@ -256,13 +254,12 @@ impl Drop for Open {
     }
 }
 
-/// Serves one client to its end. Both connections are reset when they are closed, whatever ends
-/// them, this process too, unless both directions ended in order: an end would mean to a peer that
-/// all is well.
+/// Serves one client to its end.
 async fn connection(open: &Open, client: &Stream, flow: &Flow) {
     let (shared, group) = (&*open.shared, &*open.address.group);
     if !group.admits(flow) {
         shared.counters.connections_refused.inc();
+        reset_on_close(client);
         return;
     }
     let routing = group.routing();
@@ -291,6 +288,7 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
         let Some(mut dialed) = found else {
             shared.counters.connections_failed.inc();
             tracing::trace!(service = %group.label, client = %flow.client, "no endpoint answered");
+            reset_on_close(client);
             return;
         };
         let begun = Instant::now();
@@ -298,12 +296,12 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
         let mut relay = Relay::new(&header, first);
         let end = carry(open, &mut relay, client, &mut dialed).await;
         match end {
-            End::Closed => {
-                client.close_in_order();
-                dialed.stream.close_in_order();
+            End::Closed => return,
+            End::Reset => {
+                reset_on_close(client);
+                reset_on_close(&dialed.stream);
                 return;
             }
-            End::Reset => return,
             End::Unanswered(kept) => {
                 search.waited(begun.elapsed());
                 search.failed(
@@ -314,6 +312,7 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
                     && (kept.bytes.is_empty() || search.may_be_sent_again());
                 if !again {
                     shared.counters.connections_failed.inc();
+                    reset_on_close(client);
                     return;
                 }
                 first = kept;
@@ -338,6 +337,7 @@ async fn carry(open: &Open, relay: &mut Relay, client: &Stream, dialed: &mut Dia
     let mut young = true;
     let first = if limit.is_zero() {
         YOUNG
+    let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
     } else {
         YOUNG.min(limit / 4)
     };
@@ -400,4 +400,11 @@ async fn error_of(stream: Option<&Stream>) {
         Some(stream) => drop(Box::pin(stream.ready(Interest::ERROR)).await),
         None => pending().await,
     }
+}
+
+/// Makes the socket send a reset when it is closed, instead of an orderly end
+/// that would mean to its peer that all is well.
+fn reset_on_close(stream: &impl AsFd) {
+    // Fails only for a socket that is gone already.
+    let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
