@@ -337,7 +337,6 @@ async fn carry(open: &Open, relay: &mut Relay, client: &Stream, dialed: &mut Dia
     let mut young = true;
     let first = if limit.is_zero() {
         YOUNG
-    let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
     } else {
         YOUNG.min(limit / 4)
     };
