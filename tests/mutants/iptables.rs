@@ -24,7 +24,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     unnoticed(
         noticed(
             EXECUTE,
-            "            if !refused.any(|one| one.owner == comes.owner) {",
+            "            if self.is_guarded(&comes) {",
             "            if comes.owner.is_some() {",
             "traffic is led on although what guards it was refused",
         ),
