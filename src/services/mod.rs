@@ -10,6 +10,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 mod absence;
+mod arisen;
 mod assemble;
 mod changes;
 mod endpoint;

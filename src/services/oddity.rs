@@ -5,7 +5,7 @@ use std::fmt;
 use super::{ServiceName, ServicePortName, SliceName};
 
 /// An oddity of the objects; its text says what follows from it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Oddity {
     /// A Service without cluster IP.
     NoClusterIp(ServiceName),
@@ -20,6 +20,18 @@ pub enum Oddity {
     NoService(SliceName, ServiceName),
     /// A slice that names no Service.
     NoServiceLabel(SliceName),
+}
+
+impl Oddity {
+    /// Returns the Service that misses something which may come a moment later; `None`: nothing
+    /// of the kind is missing.
+    pub(super) fn waits_for(&self) -> Option<&ServiceName> {
+        match self {
+            Oddity::NoEndpoints(service) | Oddity::NoService(_, service) => Some(service),
+            Oddity::NoEndpointsForPort(port) => Some(&port.service),
+            Oddity::NoClusterIp(_) | Oddity::NoPorts(_) | Oddity::NoServiceLabel(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for Oddity {

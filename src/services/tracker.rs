@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Instant,
 };
 
 use hashbrown::{HashMap, HashSet};
@@ -14,6 +15,7 @@ use tracing::info;
 use super::{
     Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
     ServiceMap, ServiceName, ServicePort, SliceName,
+    arisen::Arisen,
     assemble::service_ports,
     owners::AddressOwnership,
     select::{NodeWeights, ThisNode},
@@ -32,6 +34,8 @@ pub struct Tracker {
     service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
     ownership: AddressOwnership,
     map: ServiceMap,
+    /// Oddities that are logged if they last.
+    arisen: Arisen,
 }
 
 /// The objects of one Service name, and what follows from them.
@@ -64,6 +68,7 @@ impl Tracker {
             service_cidrs: BTreeMap::new(),
             ownership: AddressOwnership::default(),
             map: ServiceMap::default(),
+            arisen: Arisen::default(),
         }
     }
 
@@ -90,13 +95,39 @@ impl Tracker {
 
     /// Folds events into the map. Returns what they changed, which is nothing
     /// where they cancel out or concern nothing that this node serves. Objects
-    /// that are newly odd are logged once.
+    /// that are newly odd are logged once, those that miss others by
+    /// [`log_lasting_oddities`](Tracker::log_lasting_oddities).
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Changes {
         let (changes, oddities) = self.fold(events);
+        self.log(oddities, Instant::now());
+        changes
+    }
+
+    fn log(&mut self, oddities: Vec<Oddity>, now: Instant) {
         for oddity in oddities {
+            match oddity.waits_for() {
+                Some(_) => self.arisen.add(oddity, now),
+                None => info!("{oddity}"),
+            }
+        }
+    }
+
+    /// Logs which objects have been odd for some seconds and are still, for want of others. To be
+    /// called now and then.
+    pub fn log_lasting_oddities(&mut self) {
+        for oddity in self.lasting_oddities(Instant::now()) {
             info!("{oddity}");
         }
-        changes
+    }
+
+    fn lasting_oddities(&mut self, now: Instant) -> Vec<Oddity> {
+        let mut arisen = self.arisen.take(now);
+        arisen.retain(|oddity| {
+            let service = oddity.waits_for();
+            let entry = service.and_then(|service| self.services.get(service));
+            entry.is_some_and(|entry| entry.oddities.contains(oddity))
+        });
+        arisen
     }
 
     /// Sets the addresses of the node that serve node ports. Returns what that
@@ -109,9 +140,7 @@ impl Tracker {
         for name in dirty {
             self.rebuild(&name, &mut changes, &mut odd);
         }
-        for oddity in odd {
-            info!("{oddity}");
-        }
+        self.log(odd, Instant::now());
         changes
     }
 
