@@ -4,10 +4,10 @@ CARGO ?= cargo
 # Tests and demo make network namespaces and rules in them; one test boots a
 # kernel of its own (User-Mode Linux), one opens the page in a browser.
 TOOLS    := ip unshare setpriv iptables sysctl
-TEST_TOOLS := $(TOOLS) taskset linux.uml modprobe ipset ipvsadm nft strace valgrind script chromium chromedriver \
+TEST_TOOLS := $(TOOLS) taskset linux.uml modprobe ipset ipvsadm nft conntrack strace valgrind script chromium chromedriver \
     buildah runc groff debootstrap
 PACKAGES := iproute2 util-linux iptables procps
-TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace valgrind bsdutils chromium chromium-driver \
+TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables conntrack strace valgrind bsdutils chromium chromium-driver \
     buildah runc groff-base debootstrap
 
 # Tools of crates.io that packages and the book of docs/ are made with; built in the way that

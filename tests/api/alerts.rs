@@ -365,6 +365,11 @@ fn the_program_shows_that_it_never_syncs() {
                 .iter()
                 .all(|kind| text.contains(&followed(kind, value)))
         };
+        let waiting = |text: &str| {
+            let families = text.lines();
+            let families = families.filter(|line| line.starts_with("tripod_sync_waiting"));
+            families.filter(|line| !line.ends_with(" 0")).count()
+        };
         let synced = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{";
         let away = shown("that objects are not known", &tripod, |text| {
             are(text, 0) && !text.contains(synced)
@@ -372,17 +377,12 @@ fn the_program_shows_that_it_never_syncs() {
         programs.break_with(ProgramFault::Hang);
         tcp.server.up();
         let hangs = shown("that the first sync does not end", &tripod, |text| {
-            let waiting = text
-                .lines()
-                .filter(|line| line.starts_with("tripod_sync_waiting"));
-            let waiting: Vec<&str> = waiting.collect();
-            let waits = waiting.len() == 2 && waiting.iter().all(|line| !line.ends_with(" 0"));
-            are(text, 1) && waits && !text.contains(synced)
+            are(text, 1) && waiting(text) == 2 && !text.contains(synced)
         });
         let well = shown("that all is well", &tripod, |text| {
             // One that began meanwhile may not have said yet that it hangs.
             programs.mend();
-            are(text, 1) && text.matches(synced).count() == 2
+            are(text, 1) && text.matches(synced).count() == 2 && waiting(text) == 0
         });
         // The credentials expire: open watches go on, others are refused.
         tcp.server.script().token = Some("another".to_owned());

@@ -85,8 +85,23 @@ fn fuzz_targets_are_built_with_the_same_versions() {
         });
         packages.collect()
     };
-    let own = ["tripod-fuzz", "libfuzzer-sys", "arbitrary", "jobserver"];
     let (of_tripod, of_fuzz) = (locked("Cargo.lock"), locked("fuzz/Cargo.lock"));
+    let known: BTreeSet<_> = of_fuzz
+        .iter()
+        .map(|(name, _)| name.trim_matches('"'))
+        .collect();
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
+    let (_, needed) = manifest
+        .split_once("\n[dependencies]\n")
+        .expect("dependencies");
+    let needed = needed.lines().take_while(|line| !line.starts_with('['));
+    for needed in needed.filter_map(|line| Some(line.split_once(" = ")?.0)) {
+        assert!(
+            known.contains(needed),
+            "fuzz/Cargo.lock lacks {needed}: fuzz/README.md says what to do"
+        );
+    }
+    let own = ["tripod-fuzz", "libfuzzer-sys", "arbitrary", "jobserver"];
     let others = of_fuzz.difference(&of_tripod);
     let others: Vec<_> = others
         .filter(|(name, _)| !own.contains(&name.trim_matches('"')))
