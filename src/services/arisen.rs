@@ -2,7 +2,7 @@
 //! together come one after the other.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::BTreeMap,
     time::{Duration, Instant},
 };
 
@@ -11,22 +11,25 @@ use super::Oddity;
 /// For so long an oddity may follow only from the order in which objects come.
 const PASSES_WITHIN: Duration = Duration::from_secs(5);
 
-/// Oddities with the times at which they arose, the oldest first.
+/// Oddities that hold and were not logged, each with the time at which it arose.
 #[derive(Debug, Default)]
-pub(super) struct Arisen(VecDeque<(Instant, Oddity)>);
+pub(super) struct Arisen(BTreeMap<Oddity, Instant>);
 
 impl Arisen {
     /// Adds one that arose `now`.
     pub(super) fn add(&mut self, oddity: Oddity, now: Instant) {
-        self.0.push_back((now, oddity));
+        self.0.insert(oddity, now);
     }
 
-    /// Takes out those that arose long enough before `now`. Returns each of them once.
-    pub(super) fn take(&mut self, now: Instant) -> Vec<Oddity> {
-        let is_old = |at: Instant| now.saturating_duration_since(at) >= PASSES_WITHIN;
-        let old = self.0.iter().take_while(|(at, _)| is_old(*at)).count();
-        let mut taken = HashSet::new();
-        let old = self.0.drain(..old).map(|(_, oddity)| oddity);
-        old.filter(|oddity| taken.insert(oddity.clone())).collect()
+    /// Forgets one that has passed.
+    pub(super) fn remove(&mut self, oddity: &Oddity) {
+        self.0.remove(oddity);
+    }
+
+    /// Takes out those that have lasted until `now`, sorted.
+    pub(super) fn take_lasting(&mut self, now: Instant) -> Vec<Oddity> {
+        let lasts = |at: Instant| now.saturating_duration_since(at) >= PASSES_WITHIN;
+        let lasting = self.0.extract_if(.., |_, at| lasts(*at));
+        lasting.map(|(oddity, _)| oddity).collect()
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{ServiceName, ServicePortName, SliceName};
 
 /// An oddity of the objects; its text says what follows from it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Oddity {
     /// A Service without cluster IP.
     NoClusterIp(ServiceName),
@@ -23,13 +23,11 @@ pub enum Oddity {
 }
 
 impl Oddity {
-    /// Returns the Service that misses something which may come a moment later; `None`: nothing
-    /// of the kind is missing.
-    pub(super) fn waits_for(&self) -> Option<&ServiceName> {
+    /// Returns whether objects are missing, which may come a moment later.
+    pub(super) fn may_pass(&self) -> bool {
         match self {
-            Oddity::NoEndpoints(service) | Oddity::NoService(_, service) => Some(service),
-            Oddity::NoEndpointsForPort(port) => Some(&port.service),
-            Oddity::NoClusterIp(_) | Oddity::NoPorts(_) | Oddity::NoServiceLabel(_) => None,
+            Oddity::NoEndpoints(_) | Oddity::NoEndpointsForPort(_) | Oddity::NoService(..) => true,
+            Oddity::NoClusterIp(_) | Oddity::NoPorts(_) | Oddity::NoServiceLabel(_) => false,
         }
     }
 }

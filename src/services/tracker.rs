@@ -47,7 +47,7 @@ struct Entry {
     /// times the memory.
     slices: Vec<Arc<EndpointSlice>>,
     ports: Box<[Arc<ServicePort>]>,
-    /// Oddities that were logged once.
+    /// What is odd of them.
     oddities: Vec<Oddity>,
     /// Endpoints to which connections are not answered.
     ejected: BTreeSet<SocketAddr>,
@@ -105,9 +105,10 @@ impl Tracker {
 
     fn log(&mut self, oddities: Vec<Oddity>, now: Instant) {
         for oddity in oddities {
-            match oddity.waits_for() {
-                Some(_) => self.arisen.add(oddity, now),
-                None => info!("{oddity}"),
+            if oddity.may_pass() {
+                self.arisen.add(oddity, now);
+            } else {
+                info!("{oddity}");
             }
         }
     }
@@ -115,19 +116,9 @@ impl Tracker {
     /// Logs which objects have been odd for some seconds and are still, for want of others. To be
     /// called now and then.
     pub fn log_lasting_oddities(&mut self) {
-        for oddity in self.lasting_oddities(Instant::now()) {
+        for oddity in self.arisen.take_lasting(Instant::now()) {
             info!("{oddity}");
         }
-    }
-
-    fn lasting_oddities(&mut self, now: Instant) -> Vec<Oddity> {
-        let mut arisen = self.arisen.take(now);
-        arisen.retain(|oddity| {
-            let service = oddity.waits_for();
-            let entry = service.and_then(|service| self.services.get(service));
-            entry.is_some_and(|entry| entry.oddities.contains(oddity))
-        });
-        arisen
     }
 
     /// Sets the addresses of the node that serve node ports. Returns what that
@@ -342,6 +333,9 @@ impl Tracker {
             .iter()
             .filter(|oddity| !entry.oddities.contains(oddity));
         odd.extend(new.cloned());
+        for passed in entry.oddities.iter().filter(|one| !oddities.contains(one)) {
+            self.arisen.remove(passed);
+        }
         entry.oddities = oddities;
         if entry.service.is_none() && entry.slices.is_empty() {
             self.services.remove(name);

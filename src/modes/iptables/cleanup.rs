@@ -72,6 +72,15 @@ pub async fn chains() -> Result<Vec<OwnedChain>, xtables::Error> {
     OWNED.list(&Preserved::nothing()).await
 }
 
+/// Returns whether packets come to the rules of Services, whoever wrote them: in iptables mode,
+/// and in ipvs mode of kube-proxy.
+///
+/// # Errors
+/// When none do as far as it can be read, and not everything can be.
+pub async fn serves() -> Result<bool, xtables::Error> {
+    OWNED.is_led_to(Table::Nat, names::SERVICES).await
+}
+
 /// Has nothing lead to its chains any more, and leaves them, in these families.
 /// Returns those that have some.
 ///
@@ -129,6 +138,20 @@ mod tests {
         for (line, kubelet) in cases {
             assert_eq!(is_kubelets(line), kubelet, "{line}");
         }
+    }
+
+    #[test]
+    fn chains_to_which_nothing_leads_serve_nobody() {
+        in_namespace(|| {
+            let serves = || block_on(serves()).unwrap();
+            assert!(!serves());
+            sh("iptables -t nat -N KUBE-SERVICES; iptables -t nat -A KUBE-SERVICES -j RETURN");
+            assert!(!serves());
+            sh("iptables -t nat -A PREROUTING -j KUBE-SERVICES");
+            assert!(serves());
+            block_on(retire(&[Family::V4])).unwrap();
+            assert!(!serves() && sh("iptables-save").contains(":KUBE-SERVICES"));
+        });
     }
 
     fn cleaned() -> Result<(), Error> {

@@ -16,6 +16,24 @@ pub fn may_be_there(table: &str) -> bool {
     }
 }
 
+/// Returns whether packets come to rules of a table of that name, or may: that is not known. A
+/// table that was [retired](retire) has none in its base chains.
+pub fn may_serve(table: &str) -> bool {
+    let Ok(found) = Rules::with_table(table, &Family::ALL) else {
+        return true;
+    };
+    let Some((mut rules, families)) = found else {
+        return false;
+    };
+    families.into_iter().any(|family| {
+        let mut serves = false;
+        let listed = rules.chains(family, |listed| {
+            serves |= listed.base && listed.table == table && listed.uses > 0;
+        });
+        serves || listed.is_err()
+    })
+}
+
 /// Removes the tables of that name.
 ///
 /// # Errors
@@ -63,7 +81,15 @@ mod tests {
             assert!(!may_be_there(KUBE_PROXY));
             assert!(without_net_admin(|| may_be_there(KUBE_PROXY)));
             sh("nft add table ip6 kube-proxy");
-            assert!(may_be_there(KUBE_PROXY));
+            assert!(may_be_there(KUBE_PROXY) && !may_serve(KUBE_PROXY));
+            sh(
+                "nft add chain ip6 kube-proxy services '{ type nat hook prerouting priority -100; }'",
+            );
+            assert!(!may_serve(KUBE_PROXY));
+            sh("nft add rule ip6 kube-proxy services counter");
+            assert!(may_serve(KUBE_PROXY) && without_net_admin(|| may_serve(KUBE_PROXY)));
+            retire(KUBE_PROXY, &Family::ALL).unwrap();
+            assert!(may_be_there(KUBE_PROXY) && !may_serve(KUBE_PROXY));
         });
     }
 }

@@ -166,6 +166,31 @@ impl Owned {
         is_known.map(|()| any)
     }
 
+    /// Returns true if the kernel's chains of `table` lead to `chain`, in either family and engine.
+    ///
+    /// # Errors
+    /// When they do not where they can be read, and not everything could be: that is not known.
+    pub async fn is_led_to(&self, table: Table, chain: &str) -> Result<bool, Error> {
+        let is_it = |of: Table, name: &str| of == table && name == chain;
+        let mut outcome = Ok(false);
+        for family in Family::ALL {
+            let engines = Xtables::engines(family).await;
+            for (xtables, engine) in engines.programs() {
+                for table in self.tables_with(family, engine, is_it, |_| false) {
+                    let found = OwnedChains::new(table, |name: &str| is_it(table, name));
+                    match found.read(xtables).await {
+                        Ok(found) if !found.unlinking().is_empty() => return Ok(true),
+                        Ok(_) => {}
+                        Err(error) => outcome = outcome.and(Err(error)),
+                    }
+                }
+            }
+            let is_known = self.legacy_is_known(family, &engines, &Preserved::nothing());
+            outcome = outcome.and(is_known.map(|()| false));
+        }
+        outcome
+    }
+
     /// Returns true if there are such chains other than what is `preserved`.
     ///
     /// # Errors

@@ -94,12 +94,15 @@ impl Routing {
         routing
     }
 
-    /// Returns the loads of all endpoints, also of those that have left while connections to them
-    /// are open.
+    /// Returns the loads of the endpoints that get new connections, and of others, also those that
+    /// have left, while connections to them are open.
     pub fn loads(&self) -> Loads {
         let left = self.left.iter();
         let left = left.filter_map(|(at, load)| Some((*at, load.upgrade()?)));
-        let present = self.servers();
+        // Most that may keep flows have none.
+        let has_flows = |server: &&RealServer| Arc::strong_count(&server.load) > 1;
+        let keep_flows = self.keep_flows.iter().filter(has_flows);
+        let present = self.reached().chain(keep_flows);
         left.chain(present.map(|server| (server.address, Arc::clone(&server.load))))
             .collect()
     }
@@ -140,10 +143,14 @@ impl Routing {
     /// Returns all endpoints to which a UDP flow may lead, of all clients, whether they get new
     /// ones or not.
     pub fn servers(&self) -> impl Iterator<Item = &RealServer> {
+        self.reached().chain(&self.keep_flows)
+    }
+
+    /// Returns the endpoints that get new connections, of all clients.
+    fn reached(&self) -> impl Iterator<Item = &RealServer> {
         std::iter::once(&self.backends)
             .chain(&self.cluster_local)
             .flat_map(Backends::servers)
-            .chain(&self.keep_flows)
     }
 }
 

@@ -12,7 +12,7 @@ fn objects_that_miss_others_are_odd_when_that_lasts() {
         let now = start + Duration::from_secs(second);
         let (_, odd) = tracker.fold(events);
         tracker.log(odd, now);
-        let lasting = tracker.lasting_oddities(now);
+        let lasting = tracker.arisen.take_lasting(now);
         lasting.iter().map(ToString::to_string).collect()
     };
     let one = || slice("s", "web", "port: 80", "{addresses: [10.1.0.1]}");
@@ -23,9 +23,11 @@ fn objects_that_miss_others_are_odd_when_that_lasts() {
     assert_eq!(at(1, vec![one()]), none);
     assert_eq!(at(2, vec![slice_gone("s")]), none);
     assert_eq!(at(3, vec![one()]), none);
+    assert_eq!(at(4, vec![slice_gone("s")]), none);
     let lasting = at(5, Vec::new());
     assert_eq!(lasting.len(), 1, "{lasting:?}");
     assert!(lasting[0].starts_with("Service default/empty has no endpoints"));
+    assert_eq!(at(8, vec![one()]), none);
     assert_eq!(at(60, Vec::new()), none);
     // A slice that is there before its Service, and one that stays alone.
     assert_eq!(
