@@ -58,6 +58,8 @@ pub struct Search<'a> {
     /// An endpoint got what the client sent: no endpoint is tried twice from then on.
     sent: bool,
     timed_out: usize,
+    /// An endpoint has reset the connection after a while.
+    was_late: bool,
     /// Endpoints see the node from now on: one that saw the client was silent.
     plain: bool,
 }
@@ -80,6 +82,7 @@ impl<'a> Search<'a> {
                 },
             },
             timed_out: 0,
+            was_late: false,
             plain: false,
         }
     }
@@ -145,8 +148,18 @@ impl<'a> Search<'a> {
     }
 
     /// Records that the client has waited for so long, which its search may not take any more.
-    pub fn waited(&mut self, time: Duration) {
+    fn waited(&mut self, time: Duration) {
         self.limits.time = self.limits.time.saturating_sub(time);
+    }
+
+    /// Records that an endpoint had the connection for so long before it reset it. The client may
+    /// have taken its time as well, so there is some left for one more endpoint the first time.
+    pub fn answered_late(&mut self, time: Duration) {
+        self.waited(time);
+        if !std::mem::replace(&mut self.was_late, true) {
+            let least = TIMEOUTS[0].min(self.shared.dial.time);
+            self.limits.time = self.limits.time.max(least);
+        }
     }
 
     /// Records that an endpoint got what the client sent, and reset the

@@ -303,7 +303,7 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
                 return;
             }
             End::Unanswered(kept) => {
-                search.waited(begun.elapsed());
+                search.answered_late(begun.elapsed());
                 search.failed(
                     dialed.lease.endpoint().address,
                     &"it reset the connection before it sent anything",
