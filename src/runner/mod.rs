@@ -388,7 +388,6 @@ impl<M: Mode> Runner<M> {
             };
             scheduler.end(family, ended, outcome);
         }
-        self.tracker.log_lasting_oddities();
         if full.v4 && full.v6 {
             scheduler.was_full(ended);
         }

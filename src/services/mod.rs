@@ -10,7 +10,6 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 mod absence;
-mod arisen;
 mod assemble;
 mod changes;
 mod endpoint;

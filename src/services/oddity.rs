@@ -5,7 +5,7 @@ use std::fmt;
 use super::{ServiceName, ServicePortName, SliceName};
 
 /// An oddity of the objects; its text says what follows from it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Oddity {
     /// A Service without cluster IP.
     NoClusterIp(ServiceName),
@@ -20,16 +20,6 @@ pub enum Oddity {
     NoService(SliceName, ServiceName),
     /// A slice that names no Service.
     NoServiceLabel(SliceName),
-}
-
-impl Oddity {
-    /// Returns whether objects are missing, which may come a moment later.
-    pub(super) fn may_pass(&self) -> bool {
-        match self {
-            Oddity::NoEndpoints(_) | Oddity::NoEndpointsForPort(_) | Oddity::NoService(..) => true,
-            Oddity::NoClusterIp(_) | Oddity::NoPorts(_) | Oddity::NoServiceLabel(_) => false,
-        }
-    }
 }
 
 impl fmt::Display for Oddity {

@@ -5,7 +5,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Instant,
 };
 
 use hashbrown::{HashMap, HashSet};
@@ -15,7 +14,6 @@ use tracing::info;
 use super::{
     Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
     ServiceMap, ServiceName, ServicePort, SliceName,
-    arisen::Arisen,
     assemble::service_ports,
     owners::AddressOwnership,
     select::{NodeWeights, ThisNode},
@@ -34,8 +32,6 @@ pub struct Tracker {
     service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
     ownership: AddressOwnership,
     map: ServiceMap,
-    /// Oddities that are logged if they last.
-    arisen: Arisen,
 }
 
 /// The objects of one Service name, and what follows from them.
@@ -47,7 +43,7 @@ struct Entry {
     /// times the memory.
     slices: Vec<Arc<EndpointSlice>>,
     ports: Box<[Arc<ServicePort>]>,
-    /// What is odd of them.
+    /// Oddities that were logged once.
     oddities: Vec<Oddity>,
     /// Endpoints to which connections are not answered.
     ejected: BTreeSet<SocketAddr>,
@@ -68,7 +64,6 @@ impl Tracker {
             service_cidrs: BTreeMap::new(),
             ownership: AddressOwnership::default(),
             map: ServiceMap::default(),
-            arisen: Arisen::default(),
         }
     }
 
@@ -95,30 +90,13 @@ impl Tracker {
 
     /// Folds events into the map. Returns what they changed, which is nothing
     /// where they cancel out or concern nothing that this node serves. Objects
-    /// that are newly odd are logged once, those that miss others by
-    /// [`log_lasting_oddities`](Tracker::log_lasting_oddities).
+    /// that are newly odd are logged once.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Changes {
         let (changes, oddities) = self.fold(events);
-        self.log(oddities, Instant::now());
-        changes
-    }
-
-    fn log(&mut self, oddities: Vec<Oddity>, now: Instant) {
         for oddity in oddities {
-            if oddity.may_pass() {
-                self.arisen.add(oddity, now);
-            } else {
-                info!("{oddity}");
-            }
-        }
-    }
-
-    /// Logs which objects have been odd for some seconds and are still, for want of others. To be
-    /// called now and then.
-    pub fn log_lasting_oddities(&mut self) {
-        for oddity in self.arisen.take_lasting(Instant::now()) {
             info!("{oddity}");
         }
+        changes
     }
 
     /// Sets the addresses of the node that serve node ports. Returns what that
@@ -131,7 +109,9 @@ impl Tracker {
         for name in dirty {
             self.rebuild(&name, &mut changes, &mut odd);
         }
-        self.log(odd, Instant::now());
+        for oddity in odd {
+            info!("{oddity}");
+        }
         changes
     }
 
@@ -333,9 +313,6 @@ impl Tracker {
             .iter()
             .filter(|oddity| !entry.oddities.contains(oddity));
         odd.extend(new.cloned());
-        for passed in entry.oddities.iter().filter(|one| !oddities.contains(one)) {
-            self.arisen.remove(passed);
-        }
         entry.oddities = oddities;
         if entry.service.is_none() && entry.slices.is_empty() {
             self.services.remove(name);
