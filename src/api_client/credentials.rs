@@ -194,18 +194,14 @@ fn read_token(config: &mut Config) -> Result<(), AccessError> {
     let Some(path) = config.auth_info.token_file.take() else {
         return Ok(());
     };
-    match std::fs::read_to_string(&path) {
+    let read = std::fs::read_to_string(&path).and_then(|text| match text.trim() {
+        "" => Err(io::Error::other("it is empty")),
         // Files that people write end with a newline, headers must not.
-        Ok(token) if !token.trim().is_empty() => {
-            config.auth_info.token = Some(token.trim().to_owned().into());
-        }
-        _ if config.auth_info.token.is_some() => {}
-        Ok(_) => {
-            return Err(AccessError::Token {
-                path: path.into(),
-                reason: io::Error::other("it is empty"),
-            });
-        }
+        token => Ok(token.to_owned()),
+    });
+    match read {
+        Ok(token) => config.auth_info.token = Some(token.into()),
+        Err(_) if config.auth_info.token.is_some() => {}
         Err(reason) => {
             let path = path.into();
             return Err(AccessError::Token { path, reason });

@@ -29,7 +29,7 @@ use crate::{
     cli::{Cleanup, Job, Settings},
     events::Recorder,
     hold,
-    kernel::socket::unix::is_listened_on_anywhere,
+    kernel::socket::unix,
     modes::Mode,
     node::{self, NodePorts},
     runner::metrics::Metrics,
@@ -62,9 +62,8 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
-    // In a pod its socket is in a file system of its own.
     if let Some(socket) = &settings.own.status_socket
-        && (ask::is_running(socket).await || is_listened_on_anywhere(socket).unwrap_or(false))
+        && (ask::is_running(socket).await || is_listened_on(socket))
     {
         tracing::warn!(
             "Tripod runs on this node (socket {}) and writes again what is removed now; stop it, \
@@ -73,6 +72,12 @@ async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
         );
     }
     takeover::cleanup(what, settings).await
+}
+
+/// Returns whether a process has that socket in a file system of its own, as in a pod.
+fn is_listened_on(socket: &Path) -> bool {
+    let mut all = unix::listened_on().unwrap_or_default().into_iter();
+    all.any(|path| Path::new(&path) == socket)
 }
 
 /// Does what needs full privileges, for a process that will run without them.

@@ -246,16 +246,12 @@ impl Successors for Handover {
 /// listen on.
 fn present(kind: &str) -> io::Result<Vec<String>> {
     let prefix = format!("{FOLDER}{kind}");
-    let table = std::fs::read_to_string("/proc/net/unix")?;
-    let names = table.lines().filter_map(|line| {
-        let name = line.rsplit(' ').next()?;
-        let number = name.strip_prefix(&prefix)?;
-        number.parse::<usize>().is_ok().then(|| name.to_owned())
+    let mut names = unix::listened_on()?;
+    names.retain(|name| {
+        let number = name.strip_prefix(&prefix);
+        number.is_some_and(|number| number.parse::<usize>().is_ok())
     });
-    let mut names: Vec<_> = names.collect();
-    // Connections have lines of the same name.
     names.sort_unstable();
-    names.dedup();
     Ok(names)
 }
 

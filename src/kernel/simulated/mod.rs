@@ -12,6 +12,7 @@ mod message;
 pub(crate) mod nftables;
 pub(crate) mod packet;
 mod programs;
+mod random_steps;
 pub(crate) mod route;
 mod socket;
 pub(crate) mod xtables;

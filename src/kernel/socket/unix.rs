@@ -73,28 +73,32 @@ pub fn remove_unused(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns whether a process in this network namespace listens on a socket that was bound to
-/// `path`, also where that names a file of another mount namespace, as of a container.
+/// Returns the paths of the sockets on which processes in this network namespace listen, as they
+/// were bound, also of those in another mount namespace, as of a container.
 ///
 /// # Errors
 /// Those of reading `/proc/net/unix` (proc_pid_net(5)).
-pub fn is_listened_on_anywhere(path: &Path) -> io::Result<bool> {
+pub fn listened_on() -> io::Result<Vec<String>> {
     let table = fs::read_to_string("/proc/net/unix")?;
-    Ok(table.lines().any(|line| listens(line, path)))
+    Ok(table.lines().filter_map(listener).collect())
 }
 
-/// Returns whether a line of the table is of a socket at `path` that listens (`__SO_ACCEPTCON`,
-/// `unix_seq_show` of `net/unix/af_unix.c`).
-fn listens(line: &str, path: &Path) -> bool {
+/// Returns the path in a line of the table, if that is of a socket which listens
+/// (`__SO_ACCEPTCON`, `unix_seq_show` of `net/unix/af_unix.c`).
+fn listener(line: &str) -> Option<String> {
     let mut fields = line.split_ascii_whitespace();
-    let flags = fields.nth(3);
-    let name = fields.nth(3);
-    flags == Some("00010000") && name.is_some_and(|name| Path::new(name) == path)
+    let listens = fields.nth(3)? == "00010000";
+    fields.nth(3).filter(|_| listens).map(str::to_owned)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn is_listened_on(path: &Path) -> bool {
+        let mut all = listened_on().unwrap().into_iter();
+        all.any(|name| Path::new(&name) == path)
+    }
 
     #[test]
     fn a_socket_goes_with_its_process_alone() {
@@ -104,12 +108,12 @@ mod tests {
         for kind in [Type::STREAM, Type::SEQPACKET] {
             let socket = listen(&path, kind, 0o700).unwrap();
             assert!(!remove_unused(&path).unwrap(), "{kind:?}");
-            assert!(is_listened_on_anywhere(&path).unwrap(), "{kind:?}");
-            assert!(!is_listened_on_anywhere(&folder).unwrap());
+            assert!(is_listened_on(&path), "{kind:?}");
+            assert!(!is_listened_on(&folder));
             let why = listen(&path, kind, 0o700).unwrap_err().to_string();
             assert!(why.contains("another process answers"), "{why}");
             drop(socket);
-            assert!(!is_listened_on_anywhere(&path).unwrap(), "{kind:?}");
+            assert!(!is_listened_on(&path), "{kind:?}");
             assert!(path.exists());
             assert!(remove_unused(&path).unwrap(), "{kind:?}");
             assert!(!path.exists());

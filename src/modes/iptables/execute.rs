@@ -147,7 +147,7 @@ impl Execution<'_> {
     async fn heavy(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
         let owner = comes.owner.clone();
         let done = if self.is_guarded(&comes) {
-            self.heavy_in_pieces(goes, comes).await
+            self.heavy_in_pieces(goes, &comes).await
         } else {
             self.run(&[goes], Phase::Carry).await
         };
@@ -161,7 +161,7 @@ impl Execution<'_> {
         }
     }
 
-    async fn heavy_in_pieces(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
+    async fn heavy_in_pieces(&mut self, goes: PortSteps, comes: &PortSteps) -> Result<(), Error> {
         let Pieces {
             before,
             main,

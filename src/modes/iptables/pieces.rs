@@ -26,8 +26,7 @@ pub fn heavy_last(groups: &[PortSteps], limit: usize) -> Option<Vec<PortSteps>> 
     let (heavy, others): (Vec<_>, Vec<_>) = groups.iter().partition(is_heavy);
     let ports = others.iter().rposition(|group| group.owner.is_some());
     let (first, last) = others.split_at(ports.map_or(others.len().min(1), |at| at + 1));
-    let pieces = heavy.into_iter().cloned();
-    let pieces = pieces.flat_map(|group| {
+    let pieces = heavy.into_iter().flat_map(|group| {
         let Pieces {
             before,
             main,
@@ -57,19 +56,19 @@ pub struct Pieces {
 
 impl Pieces {
     /// Divides `group`; no piece but the main one weighs more than `limit`.
-    pub fn of(group: PortSteps, limit: usize) -> Pieces {
+    pub fn of(group: &PortSteps, limit: usize) -> Pieces {
         let Group { owner, ops } = group;
         let is_of_endpoint = |op: &Op| op.table == Table::Nat && distance(&op.chain) == ENDPOINT;
-        let comes = |op: &Op| is_of_endpoint(op) && matches!(op.action, Action::Fill(_));
-        let goes = |op: &Op| is_of_endpoint(op) && op.action == Action::Delete;
-        let (comes, rest): (Vec<Op>, Vec<Op>) = ops.into_iter().partition(comes);
-        let (goes, main): (Vec<Op>, Vec<Op>) = rest.into_iter().partition(goes);
-        let group = |ops: &[Op]| Group {
+        let comes = |op: &&Op| is_of_endpoint(op) && matches!(op.action, Action::Fill(_));
+        let goes = |op: &&Op| is_of_endpoint(op) && op.action == Action::Delete;
+        let (comes, rest): (Vec<&Op>, Vec<&Op>) = ops.iter().partition(comes);
+        let (goes, main): (Vec<&Op>, Vec<&Op>) = rest.into_iter().partition(goes);
+        let group = |ops: &[&Op]| Group {
             owner: owner.clone(),
-            ops: ops.to_vec(),
+            ops: ops.iter().copied().cloned().collect(),
         };
         let most = (limit / CHAIN).max(1);
-        let divided = |ops: &[Op]| ops.chunks(most).map(group).collect();
+        let divided = |ops: &[&Op]| ops.chunks(most).map(group).collect();
         Pieces {
             before: divided(&comes),
             main: group(&main),

@@ -127,9 +127,8 @@ pub fn server_difference(
         };
         match drains.decide(frontend, &leaving, now) {
             DrainAction::Delete => changes.push(Change::DeleteReal(id, real.address)),
-            DrainAction::Drain(period) => {
-                let address = real.address;
-                drained.push(Drained { address, period });
+            DrainAction::Drain(on) => {
+                drained.push(on);
                 if real.weight > 0 {
                     real.weight = 0;
                     changes.push(Change::EditReal(id, real));

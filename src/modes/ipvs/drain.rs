@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainAction {
     /// It gets no new connections, and those that it has are counted again.
-    Drain(Period),
+    Drain(Drained),
     /// It is deleted; what connections it has are ended by
     /// `expire_nodest_conn`.
     Delete,
@@ -97,7 +97,10 @@ impl Drains {
         if at_once || is_over || leaving.weight == 0 && leaving.connections == 0 {
             DrainAction::Delete
         } else {
-            DrainAction::Drain(Period { since, end })
+            DrainAction::Drain(Drained {
+                address: real,
+                period: Period { since, end },
+            })
         }
     }
 
@@ -227,10 +230,7 @@ mod tests {
     ) -> DrainAction {
         let action = drains.decide(frontend, leaving, now);
         let drained = match action {
-            DrainAction::Drain(period) => Some(Drained {
-                address: leaving.address,
-                period,
-            }),
+            DrainAction::Drain(drained) => Some(drained),
             DrainAction::Delete => None,
         };
         drains.update(frontend, drained.as_slice(), now);
@@ -300,10 +300,7 @@ mod tests {
                 let limit = (*last == 9).then_some(Duration::from_secs(10));
                 let leaving = leaving(*last, limit, 0, 1);
                 match drains.decide(&tcp, &leaving, now) {
-                    DrainAction::Drain(period) => Drained {
-                        address: leaving.address,
-                        period,
-                    },
+                    DrainAction::Drain(drained) => drained,
                     DrainAction::Delete => panic!("{last} is deleted"),
                 }
             });

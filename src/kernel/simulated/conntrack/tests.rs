@@ -4,22 +4,22 @@
 use std::net::SocketAddr;
 
 use nix::errno::Errno;
-use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
 use crate::{
     kernel::{
         conntrack::flows::{self, Match, Reply, TCP, Tuple, UDP},
         namespace::in_namespace,
         netlink::{Protocol, Socket},
-        simulated::{Faultless, Kernel},
+        simulated::{
+            Faultless, Kernel,
+            random_steps::{Step, programs},
+        },
     },
     net::Family,
 };
 
 /// How many random programs there are: each list walks the kernel's whole table.
 const CASES: u32 = 10;
-/// A step: what is done, and with what.
-type Step = (u8, u8, u8, u8);
 
 /// Does things, and says what came of them.
 struct Side {
@@ -146,13 +146,9 @@ fn matching(one: u8, other: u8) -> Match {
 
 #[test]
 fn random_programs_do_the_same_as_in_the_real_kernel() {
-    let step_of = (any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>());
-    let program = prop::collection::vec(step_of, 20..60);
-    in_namespace(move || {
-        let mut runner = TestRunner::deterministic();
+    in_namespace(|| {
         let mut real = Side::new(None);
-        for _ in 0..CASES {
-            let program = program.new_tree(&mut runner).unwrap().current();
+        for program in programs(CASES) {
             let mut model = Side::of_model();
             for family in Family::ALL {
                 let all = [Match::all(TCP), Match::all(UDP)];

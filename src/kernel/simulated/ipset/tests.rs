@@ -1,22 +1,21 @@
 //! The model against this machine's kernel: random programs have the same outcome and leave
 //! the same.
 
-use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
-
 use crate::{
     kernel::{
         ipset::{Element, IpSets, Kind, Set},
         namespace::in_namespace,
         netlink::Error,
-        simulated::{Faultless, Kernel},
+        simulated::{
+            Faultless, Kernel,
+            random_steps::{Step, programs},
+        },
     },
     net::Family,
 };
 
 /// How many random programs there are.
 const CASES: u32 = 60;
-/// A step: what is done, and with what.
-type Step = (u8, u8, u8, u8);
 
 fn name(choice: u8) -> &'static str {
     ["A", "B", "C"][usize::from(choice % 3)]
@@ -140,13 +139,9 @@ fn contents(sets: &mut IpSets) -> Vec<String> {
 
 #[test]
 fn random_programs_do_the_same_as_in_the_real_kernel() {
-    let step_of = (any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>());
-    let program = prop::collection::vec(step_of, 20..60);
-    in_namespace(move || {
-        let mut runner = TestRunner::deterministic();
+    in_namespace(|| {
         let mut real = IpSets::open().unwrap();
-        for _ in 0..CASES {
-            let program = program.new_tree(&mut runner).unwrap().current();
+        for program in programs(CASES) {
             let kernel = Kernel::new(Faultless);
             let mut model = {
                 let _installed = kernel.install();

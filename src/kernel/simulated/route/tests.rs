@@ -4,7 +4,6 @@
 use std::net::{IpAddr, SocketAddr};
 
 use nix::{errno::Errno, libc};
-use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
 use super::Led;
 use crate::{
@@ -15,15 +14,17 @@ use crate::{
         octets,
         routes::{self, Kind, Route, TABLE_LOCAL},
         rules::{self, Action, HIGHEST_PORT, Rule},
-        simulated::{Faultless, Kernel, packet::Packet},
+        simulated::{
+            Faultless, Kernel,
+            packet::Packet,
+            random_steps::{Step, programs},
+        },
     },
     net::Family,
 };
 
 /// How many random programs there are.
 const CASES: u32 = 60;
-/// A step: what is done, and with what.
-type Step = (u8, u8, u8, u8);
 
 const RTA_IP_PROTO: u16 = 27;
 const RTA_DPORT: u16 = 29;
@@ -227,15 +228,11 @@ const NODE: &str = "
 
 #[test]
 fn random_programs_do_the_same_as_in_the_real_kernel() {
-    let step_of = (any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>());
-    let program = prop::collection::vec(step_of, 20..60);
-    in_namespace(move || {
+    in_namespace(|| {
         sh(NODE);
         let link = links::index("eth0").expect("a link");
-        let mut runner = TestRunner::deterministic();
         let mut real = Socket::open(Protocol::Route).unwrap();
-        for _ in 0..CASES {
-            let program = program.new_tree(&mut runner).unwrap().current();
+        for program in programs(CASES) {
             let kernel = Kernel::new(Faultless);
             let mut model = {
                 let _installed = kernel.install();
