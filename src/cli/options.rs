@@ -10,7 +10,7 @@ use crate::{
     kernel::probe::LeaveOut,
     modes::{
         iptables::plan::DispatchChoice,
-        userspace::{ConnectionLimits, capture::Requested},
+        userspace::{ConnectionLimits, Io, capture::Requested},
     },
     services::Namespaces,
     status_api::SOCKET,
@@ -65,6 +65,8 @@ pub struct Own {
     pub ipvs_drain_timeout: Duration,
     /// How userspace mode gets its packets.
     pub capture: Requested,
+    /// How userspace mode receives and sends.
+    pub io: Io,
     /// End rather than run in a worse mode than the one asked for.
     pub strict_mode: bool,
     /// Abilities that are not to be used although the probe found them.
@@ -122,6 +124,7 @@ impl Default for Own {
             iptables_dispatch: DispatchChoice::Auto,
             ipvs_drain_timeout: Duration::ZERO,
             capture: Requested::Auto,
+            io: Io::Auto,
             strict_mode: false,
             without: LeaveOut::default(),
             udp_timeout: Duration::from_secs(30),

@@ -71,6 +71,8 @@ pub struct Serving {
     pub programs: bool,
     /// Whether it relays connections itself.
     pub relays: bool,
+    /// Whether it uses io_uring, by rings that are there already.
+    pub rings: bool,
     /// Whether it watches files for changes.
     pub watches_files: bool,
 }

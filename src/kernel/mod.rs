@@ -11,6 +11,7 @@ pub mod extension;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod inotify;
+pub mod io_uring;
 pub mod ipset;
 pub mod ipvs;
 pub mod isolation;

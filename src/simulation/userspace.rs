@@ -83,6 +83,7 @@ fn mode_with(kernel: &Kernel, capture: Requested, node_ports: Arc<NodePorts>) ->
             time: Duration::from_secs(1),
         },
         tcp_user_timeout: Duration::ZERO,
+        rings: Default::default(),
         limits: ConnectionLimits::default(),
         holding: Default::default(),
     };

@@ -16,7 +16,8 @@ use crate::{
         nftables::{self, Nftables},
         offloaded::Offloaded,
         userspace::{
-            self, Capture, Counters, Handover, NodePortRelay, RelayMetrics, Userspace, capture,
+            self, Capture, Counters, Handover, NodePortRelay, RelayMetrics, Rings, Userspace,
+            capture,
         },
         yielding::Yielding,
     },
@@ -33,6 +34,7 @@ pub(super) struct NodeContext<'a> {
     pub(super) node_ports: &'a Arc<NodePorts>,
     pub(super) registry: &'a Registry,
     pub(super) metrics: &'a Metrics,
+    pub(super) rings: Rings,
 }
 
 impl NodeContext<'_> {
@@ -101,6 +103,7 @@ impl NodeContext<'_> {
                 .holder_socket
                 .clone()
                 .map_or_else(Holding::default, Holding::at),
+            rings: self.rings.clone(),
             ..self.data_path()?
         };
         Ok(Userspace::new(
@@ -148,6 +151,7 @@ impl NodeContext<'_> {
                 time: settings.own.dial_timeout,
             },
             tcp_user_timeout: settings.own.tcp_user_timeout,
+            rings: Rings::default(),
             limits: settings.own.limits,
         })
     }

@@ -8,7 +8,10 @@ use crate::{
     cli::{Job, Settings},
     confine::{self, Files, Serving, Task},
     kernel::probe::Kernel,
-    modes::userspace::capture::{self, Method},
+    modes::userspace::{
+        Rings,
+        capture::{self, Method},
+    },
     net::ModeName,
     node::NodePorts,
 };
@@ -37,6 +40,7 @@ pub(super) fn to_serve(
     settings: &Settings,
     chosen: &mut Chosen,
     node_ports: &NodePorts,
+    rings: &Rings,
 ) -> Programs {
     let why = programs_for(settings, chosen.mode, &chosen.kernel);
     let relays = match chosen.mode {
@@ -47,6 +51,7 @@ pub(super) fn to_serve(
     let serving = Serving {
         programs: why.is_some(),
         relays,
+        rings: !rings.is_empty(),
         watches_files: settings.own.manifests.is_some() || settings.file.is_some(),
     };
     chosen.lost.extend(to(settings, Task::Serve(serving)));

@@ -13,6 +13,7 @@ mod probe;
 mod programs;
 mod progress;
 mod render;
+mod rings;
 mod serve;
 mod succession;
 mod takeover;
@@ -30,7 +31,7 @@ use crate::{
     events::Recorder,
     hold,
     kernel::socket::unix,
-    modes::Mode,
+    modes::{Mode, userspace::Rings},
     node::{self, NodePorts},
     runner::metrics::Metrics,
     test, trace,
@@ -95,6 +96,7 @@ async fn init(settings: &Settings) -> Done {
         node_ports: &Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip)),
         registry: &registry,
         metrics: &Metrics::register(&registry)?,
+        rings: Rings::default(),
     };
     context.mode(mode)?.prepare().await?;
     tracing::info!(%mode, "this node is prepared");

@@ -10,7 +10,10 @@ use crate::{
     cli::{self, Output, Settings},
     kernel::probe::{Attempt, Examination, Findings, Kernel, Scope, findings},
     log_once::LogOnce,
-    modes::verdict::{self, Choice, ModeRequirements},
+    modes::{
+        userspace::Io,
+        verdict::{self, Choice, ModeRequirements},
+    },
     net::ModeName,
 };
 
@@ -18,6 +21,10 @@ use crate::{
 pub(super) fn print(settings: &Settings, output: Output) -> Done {
     let requirements = ModeRequirements {
         transparent: true,
+        io: match settings.own.io {
+            Io::Epoll => Io::Epoll,
+            Io::Auto | Io::Uring => Io::Uring,
+        },
         ..requirements(settings)
     };
     let kernel = examine_last(&requirements).leaving_out(&settings.own.without);
@@ -115,6 +122,7 @@ pub(super) fn requirements(settings: &Settings) -> ModeRequirements {
             name => name.to_owned(),
         },
         capture: settings.own.capture,
+        io: settings.own.io,
         transparent: settings.own.transparent,
     }
 }
@@ -129,6 +137,8 @@ pub(super) struct Chosen {
     /// What follows for NetworkPolicies where the mode is not the one asked for, and hides
     /// clients.
     pub(super) hides_clients: Option<String>,
+    /// Why userspace mode serves by epoll alone, where that was not asked for.
+    pub(super) epoll_alone: Option<String>,
     /// What the better modes miss, in words.
     pub(super) wanting: Vec<String>,
     /// The kernel that the mode is built for.
@@ -246,6 +256,7 @@ fn decide(
             passed_over: choice.passed_over().collect(),
             hides_clients: hides_clients(configured, mode),
             lost: choice.lost().chain(found.unidentified().to_vec()).collect(),
+            epoll_alone: None,
             wanting: choice.missing_words(),
             kernel,
             found,

@@ -18,7 +18,7 @@ use super::{
     addresses::{self, Addresses},
     build, confine, ending,
     probe::{self, Chosen},
-    progress, succession,
+    progress, rings, succession,
     takeover::TakeOver,
     traffic,
 };
@@ -62,7 +62,8 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let mut choice = probe::choose(&settings).await?;
     node::set_oom_score(settings.configuration.oom_score_adj);
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
-    let programs = confine::to_serve(&settings, &mut choice, &node_ports);
+    let rings = rings::make(&settings, &mut choice);
+    let programs = confine::to_serve(&settings, &mut choice, &node_ports, &rings);
     let source = source(&settings, &registry).await?;
     let recorder = recorder(&source, &node);
     let node_settings = begin(&choice, &settings, &recorder);
@@ -74,6 +75,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         node_ports: &node_ports,
         registry: &registry,
         metrics: &metrics,
+        rings,
     };
     let mode = choice.mode;
     let proxy = context.mode(mode)?;
@@ -343,6 +345,7 @@ fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> A
             .lost
             .iter()
             .chain(&choice.hides_clients)
+            .chain(&choice.epoll_alone)
             .cloned()
             .collect(),
         source: source.to_string(),

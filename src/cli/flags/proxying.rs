@@ -11,7 +11,7 @@ use crate::{
     duration, hold,
     modes::{
         iptables::plan::DispatchChoice,
-        userspace::{ConnectionLimits, capture::Requested},
+        userspace::{ConnectionLimits, Io, capture::Requested},
     },
     net::address::parse_ip,
 };
@@ -221,6 +221,21 @@ pub(super) const USERSPACE: &[Flag] = &[
         Field::Set(capture, "auto"),
         "How the packets of service addresses come to Tripod: nat rules that redirect them \
          (redirect), local routes without any netfilter (local), or what this kernel can (auto)",
+    )
+    .beside_file(),
+    Flag::new(
+        "userspace-io",
+        "HOW",
+        Field::Set(
+            |o, text| {
+                o.own.io = Io::parse(text)?;
+                Ok(())
+            },
+            "auto",
+        ),
+        "How bytes are received and sent: by one system call for each message (epoll), or also by \
+         io_uring, for many connections at once where these exchange short messages (uring). auto: \
+         by io_uring if this kernel allows it",
     )
     .beside_file(),
     Flag::new(

@@ -136,6 +136,9 @@ pub(super) const WATCHED_FILES: &[libc::c_long] = &[
 /// Carrying bytes from one connection to another through a pipe.
 pub(super) const RELAYS: &[libc::c_long] = &[libc::SYS_pipe2, libc::SYS_splice];
 
+/// Receiving and sending for many connections at once, by rings that were made before.
+pub(super) const RINGS: &[libc::c_long] = &[libc::SYS_io_uring_enter];
+
 /// Starting programs, and what only those call: iptables, modprobe, shells, plugins that give
 /// credentials. Sockets and processes they make of every kind.
 pub(super) const PROGRAMS: &[libc::c_long] = &[

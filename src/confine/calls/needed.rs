@@ -32,12 +32,14 @@ pub(super) enum Condition {
     WatchesFiles,
     /// Where the process carries connections itself.
     Relays,
+    /// Where the process uses io_uring.
+    Rings,
     /// Where the process may have to start programs.
     Programs,
 }
 
 /// All of them.
-pub(super) const GROUPS: [Group; 7] = [
+pub(super) const GROUPS: [Group; 8] = [
     Group {
         purpose: "memory, clocks, signals, what a process asks about itself",
         calls: groups::ITSELF,
@@ -69,6 +71,11 @@ pub(super) const GROUPS: [Group; 7] = [
         condition: Condition::Relays,
     },
     Group {
+        purpose: "receiving and sending by io_uring, with rings that were made before",
+        calls: groups::RINGS,
+        condition: Condition::Rings,
+    },
+    Group {
         purpose: "programs and processes (execve, fork), and what only programs call",
         calls: groups::PROGRAMS,
         condition: Condition::Programs,
@@ -87,6 +94,7 @@ impl Condition {
             Condition::Always => true,
             Condition::WatchesFiles => serving.watches_files,
             Condition::Relays => serving.relays,
+            Condition::Rings => serving.rings,
             Condition::Programs => serving.programs,
         }
     }
@@ -100,6 +108,9 @@ const DOMAINS: [libc::c_int; 4] = [
     libc::AF_NETLINK,
 ];
 
+/// IORING_REGISTER_ENABLE_RINGS (include/uapi/linux/io_uring.h).
+const ENABLE_RINGS: u64 = 12;
+
 /// Those that the holder opens: that at which proxies connect. Sockets of Services are sent to it.
 const DOMAINS_OF_HOLDER: [libc::c_int; 1] = [libc::AF_UNIX];
 
@@ -112,6 +123,11 @@ pub(super) fn needed(task: Task) -> Result<BTreeMap<libc::c_long, Vec<SeccompRul
     let groups = GROUPS.iter().filter(|group| group.condition.is_met(task));
     let calls = groups.flat_map(|group| group.calls);
     let mut rules: BTreeMap<_, _> = calls.map(|call| (*call, Vec::new())).collect();
+    if Condition::Rings.is_met(task) {
+        // A ring can be put into use, and nothing else be done with it.
+        let enable = on_argument(1, SeccompCmpOp::Eq, ENABLE_RINGS)?;
+        rules.insert(libc::SYS_io_uring_register, vec![enable]);
+    }
     if Condition::Programs.is_met(task) {
         let older = groups::OLDER_OF_PROGRAMS.iter();
         rules.extend(older.map(|call| (*call, Vec::new())));
@@ -137,7 +153,18 @@ pub(super) fn needed(task: Task) -> Result<BTreeMap<libc::c_long, Vec<SeccompRul
 
 /// Returns the rule that a call's first argument is so.
 fn on_first(comparison: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
-    SeccompRule::new(vec![SeccompCondition::new(0, Dword, comparison, value)?])
+    on_argument(0, comparison, value)
+}
+
+/// Returns the rule that argument number `number` of a call, from 0 on, is so.
+fn on_argument(
+    number: u8,
+    comparison: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(vec![SeccompCondition::new(
+        number, Dword, comparison, value,
+    )?])
 }
 
 #[cfg(test)]
@@ -168,6 +195,7 @@ mod tests {
                 Condition::Relays => {
                     "in userspace mode, and where node ports on loopback addresses are served"
                 }
+                Condition::Rings => "in userspace mode, unless `--userspace-io=epoll`",
                 Condition::Programs => "where programs may be started, see below",
             };
             let row = format!("| {} | {who} |", group.purpose);

@@ -74,6 +74,8 @@ pub enum Ability {
     ReusePort,
     /// Moving bytes between sockets without copying them.
     Splice,
+    /// io_uring with what [`Ring`](crate::kernel::io_uring::Ring) needs.
+    IoUring,
 }
 
 impl Ability {
@@ -101,6 +103,7 @@ impl Ability {
             Ability::Transparent(_) => "transparent-sockets",
             Ability::ReusePort => "reuseport",
             Ability::Splice => "splice",
+            Ability::IoUring => "io-uring",
         })
     }
 
@@ -169,6 +172,12 @@ impl Ability {
             }
             Ability::ReusePort => "a kernel of 3.9 or later".to_owned(),
             Ability::Splice => "a seccomp profile that allows splice(2)".to_owned(),
+            Ability::IoUring => {
+                "a kernel of 6.1 or later with CONFIG_IO_URING, sysctl kernel.io_uring_disabled=0, \
+                 and a seccomp profile that allows io_uring_setup(2), io_uring_register(2) and \
+                 io_uring_enter(2)"
+                    .to_owned()
+            }
         }
     }
 }
@@ -194,6 +203,7 @@ impl fmt::Display for Ability {
             Ability::Transparent(family) => write!(f, "{family} transparent sockets"),
             Ability::ReusePort => f.write_str("SO_REUSEPORT"),
             Ability::Splice => f.write_str("splice"),
+            Ability::IoUring => f.write_str("io_uring"),
         }
     }
 }

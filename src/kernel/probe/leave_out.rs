@@ -18,7 +18,7 @@ const SCHEDULERS: [&str; 15] = [
 /// Returns everything that `--without` can name: what modes ask a [`Kernel`]
 /// for before they use it.
 fn abilities() -> Vec<Ability> {
-    let mut all = vec![Ability::Ipvs, Ability::DummyLink];
+    let mut all = vec![Ability::Ipvs, Ability::DummyLink, Ability::IoUring];
     all.extend(IP_SETS.map(Ability::IpSet));
     all.extend(SCHEDULERS.map(|name| Ability::Scheduler(name.to_owned())));
     for family in Family::ALL {

@@ -203,6 +203,7 @@ impl Kernel {
             Ability::DummyLink,
             Ability::ReusePort,
             Ability::Splice,
+            Ability::IoUring,
         ] {
             can(ability);
         }

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     kernel::{
         conntrack::flows::{self, Match, Reply},
+        io_uring::Ring,
         links,
         netlink::{Error, Protocol, Request, Socket},
         routes::{self, Kind, Route},
@@ -43,6 +44,11 @@ pub(super) fn net_admin() -> Tried {
     }
 }
 
+/// Tries to make a ring, as those of the data path.
+fn io_uring() -> Tried {
+    Ok(Ring::new().map(drop)?)
+}
+
 /// Returns whether the setting is 1 or could be; nothing is written.
 pub(super) fn setting(setting: Setting) -> Tried {
     Ok(sysctl::settable(setting.name(), "1")?)
@@ -63,6 +69,7 @@ pub(super) fn objects(examination: &Examination<'_>, findings: Option<&Findings>
     }
     kernel.record(Ability::ReusePort, sockets::reuse_port());
     kernel.record(Ability::Splice, sockets::splicing());
+    kernel.record(Ability::IoUring, io_uring());
     kernel.record(Ability::Conntrack, conntrack());
     let dummy = found_or(findings, &Ability::DummyLink, super::ipvs::dummy_link);
     kernel.record(Ability::DummyLink, dummy);

@@ -7,6 +7,7 @@ use std::{
     net::{SocketAddr, TcpStream},
     os::fd::{AsFd, BorrowedFd},
     pin::pin,
+    rc::Rc,
     task::{Context, Poll, Waker, ready},
 };
 
@@ -62,7 +63,9 @@ pub fn accept(listener: impl AsFd) -> io::Result<(TcpStream, SocketAddr)> {
 /// A connection, watched by the runtime of the thread that it is used on.
 #[derive(Debug)]
 pub struct Stream {
-    socket: AsyncFd<TcpStream>,
+    /// None while nothing is watched.
+    watched: Option<AsyncFd<Rc<TcpStream>>>,
+    socket: Rc<TcpStream>,
     /// Its peer has sent urgent data.
     urgent: Cell<bool>,
 }
@@ -73,13 +76,37 @@ impl Stream {
     /// # Errors
     /// Those of epoll_ctl(2).
     pub fn new(socket: TcpStream) -> io::Result<Stream> {
-        // SAFETY: the `AsyncFd` owns the stream, which always answers with the same
-        // descriptor, and closes it only after it was taken out of the epoll.
-        let socket = unsafe { AsyncFd::register_with_interest(socket, WATCHED) };
-        Ok(Stream {
-            socket: socket.map_err(|error| error.into_parts().1)?,
+        let mut stream = Stream {
+            watched: None,
+            socket: Rc::new(socket),
             urgent: Cell::new(false),
-        })
+        };
+        stream.watch()?;
+        Ok(stream)
+    }
+
+    /// Watches it again, after [`Stream::unwatch`].
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn watch(&mut self) -> io::Result<()> {
+        // SAFETY: the `AsyncFd` owns the stream with others, which always answers with the
+        // same descriptor, and it is taken out of the epoll before it can be closed.
+        let watched = unsafe { AsyncFd::register_with_interest(Rc::clone(&self.socket), WATCHED) };
+        self.watched = Some(watched.map_err(|error| error.into_parts().1)?);
+        Ok(())
+    }
+
+    /// Ends the watching: something else receives what comes. Returns the socket, which is
+    /// closed only when that is dropped, too. Until it is watched again, nothing here says that
+    /// anything is ready.
+    pub fn unwatch(&mut self) -> Rc<TcpStream> {
+        self.watched = None;
+        Rc::clone(&self.socket)
+    }
+
+    fn watched(&self) -> io::Result<&AsyncFd<Rc<TcpStream>>> {
+        self.watched.as_ref().ok_or(io::ErrorKind::NotFound.into())
     }
 
     /// Connects to `address`. What `prepare` does with the socket, it does before that.
@@ -105,7 +132,7 @@ impl Stream {
             .await?;
         // connect(2): what went wrong is in SO_ERROR, and EPOLLERR says that something did.
         if (ready.is_error() || ready.is_write_closed())
-            && let Some(error) = stream.socket.get_ref().take_error()?
+            && let Some(error) = stream.socket.take_error()?
         {
             return Err(error);
         }
@@ -117,7 +144,7 @@ impl Stream {
     /// # Errors
     /// Those of getsockname(2).
     pub fn local_address(&self) -> io::Result<SocketAddr> {
-        self.socket.get_ref().local_addr()
+        self.socket.local_addr()
     }
 
     /// Waits until one of `interest` is so.
@@ -125,7 +152,7 @@ impl Stream {
     /// # Errors
     /// When the runtime ends.
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
-        Ok(self.socket.ready(interest).await?.ready())
+        Ok(self.watched()?.ready(interest).await?.ready())
     }
 
     /// Reads once, into the pipe if there is one.
@@ -145,15 +172,15 @@ impl Stream {
         buffer: &mut [u8],
     ) -> Poll<io::Result<Read>> {
         loop {
-            let mut guard = ready!(self.socket.poll_read_ready(cx))?;
+            let mut guard = ready!(self.watched()?.poll_read_ready(cx))?;
             if let Some(pipe) = &mut pipe {
-                match pipe.fill_from(self.socket.get_ref()) {
+                match pipe.fill_from(&*self.socket) {
                     Ok(0) => {}
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                     filled => return Poll::Ready(filled.map(Read::Spliced)),
                 }
             }
-            match recv(self.socket.get_ref(), &mut *buffer, RecvFlags::DONTWAIT) {
+            match recv(&*self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN) => guard.clear_ready(),
                 Err(error) => return Poll::Ready(Err(error.into())),
                 Ok((length, _)) => {
@@ -173,7 +200,7 @@ impl Stream {
     /// # Errors
     /// When the runtime ends.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.socket.poll_write_ready(cx).map_ok(drop)
+        self.watched()?.poll_write_ready(cx).map_ok(drop)
     }
 
     /// Writes what the peer's window takes at once.
@@ -183,8 +210,9 @@ impl Stream {
     pub fn write_some(&self, bytes: &[u8], follows: Follows) -> io::Result<usize> {
         let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         flags.set(SendFlags::MORE, follows == Follows::End);
-        self.socket
-            .try_io(Interest::WRITABLE, |socket| Ok(send(socket, bytes, flags)?))
+        self.watched()?.try_io(Interest::WRITABLE, |socket| {
+            Ok(send(&**socket, bytes, flags)?)
+        })
     }
 
     /// Moves what is in `pipe` to the peer, as far as its window takes it at once.
@@ -192,16 +220,19 @@ impl Stream {
     /// # Errors
     /// Those of splice(2); `WouldBlock` when it takes nothing.
     pub fn drain(&self, pipe: &mut Pipe) -> io::Result<usize> {
-        self.socket
-            .try_io(Interest::WRITABLE, |socket| pipe.drain_to(socket))
+        self.watched()?
+            .try_io(Interest::WRITABLE, |socket| pipe.drain_to(&**socket))
     }
 
     /// Returns whether its peer ever sent urgent data (EPOLLPRI, `tcp_poll` in
     /// net/ipv4/tcp.c, as long as it was not read).
     fn has_urgent(&self) -> bool {
         // The stream's end counts as readiness of this kind, too.
-        if !self.urgent.get() && self.is(Interest::PRIORITY) {
-            let ready = pin!(self.socket.ready(Interest::PRIORITY));
+        if !self.urgent.get()
+            && self.is(Interest::PRIORITY)
+            && let Some(watched) = &self.watched
+        {
+            let ready = pin!(watched.ready(Interest::PRIORITY));
             let at_once = ready.poll(&mut Context::from_waker(Waker::noop()));
             if let Poll::Ready(Ok(guard)) = at_once {
                 self.urgent.set(guard.ready().is_priority());
@@ -218,13 +249,14 @@ impl Stream {
     /// Returns whether the runtime knows `interest` to be so.
     fn is(&self, interest: Interest) -> bool {
         // Runs only then.
-        self.socket.try_io(interest, |_| Ok(())).is_ok()
+        let watched = self.watched.as_ref();
+        watched.is_some_and(|watched| watched.try_io(interest, |_| Ok(())).is_ok())
     }
 }
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.get_ref().as_fd()
+        self.socket.as_fd()
     }
 }
 

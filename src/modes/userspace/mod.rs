@@ -23,6 +23,7 @@ mod plan;
 mod proxy;
 pub mod render;
 mod return_path;
+mod rings;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -49,6 +50,7 @@ pub use self::{
         tcp::Limits as DialLimits,
         usage::ConnectionLimits,
     },
+    rings::{Io, Rings},
 };
 use self::{
     capture::{Extent, Method, Scope, Scopes},

@@ -282,6 +282,7 @@ mod tests {
                 time: Duration::from_secs(5),
             },
             tcp_user_timeout: Duration::ZERO,
+            rings: Default::default(),
             limits: Default::default(),
             holding: Default::default(),
         };

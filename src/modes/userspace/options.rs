@@ -2,17 +2,20 @@
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
-use super::proxy::{
-    Shared,
-    affinity::PinLimit,
-    buffered::Buffered,
-    cluster_local::ClusterLocal,
-    counters::Counters,
-    descriptors::Descriptors,
-    tcp::Limits as DialLimits,
-    transparent::Transparent,
-    udp,
-    usage::{ConnectionLimits, Usages},
+use super::{
+    proxy::{
+        Shared,
+        affinity::PinLimit,
+        buffered::Buffered,
+        cluster_local::ClusterLocal,
+        counters::Counters,
+        descriptors::Descriptors,
+        tcp::Limits as DialLimits,
+        transparent::Transparent,
+        udp,
+        usage::{ConnectionLimits, Usages},
+    },
+    rings::Rings,
 };
 use crate::{
     hold::Holding,
@@ -54,6 +57,8 @@ pub struct Options {
     pub limits: ConnectionLimits,
     /// `--userspace-holder-socket`: what keeps sockets from one process to the next.
     pub holding: Holding,
+    /// `--userspace-io`: rings for the threads of the data path.
+    pub rings: Rings,
 }
 
 /// Threads of the data path when none are asked for, at most: more would
@@ -97,6 +102,7 @@ impl Options {
             cluster_local,
             captured: Default::default(),
             holding: self.holding.clone(),
+            rings: self.rings.clone(),
             next_worker: Default::default(),
             ports_logged: Default::default(),
         })

@@ -15,7 +15,7 @@ pub use self::table::{json, table};
 use crate::net::{Family, ModeName};
 use crate::{
     kernel::probe::{Ability, Kernel},
-    modes::userspace::capture::Requested,
+    modes::userspace::{Io, capture::Requested},
 };
 
 /// What the operator's settings ask of a kernel.
@@ -28,6 +28,8 @@ pub struct ModeRequirements {
     pub scheduler: String,
     /// How userspace mode is to get its packets.
     pub capture: Requested,
+    /// How userspace mode is to receive and send.
+    pub io: Io,
     /// Userspace mode is to show clients to endpoints.
     pub transparent: bool,
 }

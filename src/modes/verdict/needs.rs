@@ -3,7 +3,10 @@
 use super::{ModeRequirements, Need, Weight};
 use crate::{
     kernel::probe::{Ability, Extension, IP_SETS, Kernel, NftPart, Setting},
-    modes::{iptables, nftables, userspace::capture::Requested},
+    modes::{
+        iptables, nftables,
+        userspace::{Io, capture::Requested},
+    },
     net::{Family, ModeName},
 };
 
@@ -312,6 +315,12 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirem
         Ability::Splice,
         "without it, bytes are copied through this process",
     ));
+    if requirements.io == Io::Uring {
+        needs.push(useful(
+            Ability::IoUring,
+            "without it, each short message takes two system calls of its own",
+        ));
+    }
     if !requirements.transparent {
         return;
     }

@@ -6,6 +6,7 @@ fn requirements() -> ModeRequirements {
         primary: Family::V4,
         scheduler: "rr".to_owned(),
         capture: Requested::Auto,
+        io: Io::Auto,
         transparent: true,
     }
 }

@@ -37,6 +37,21 @@ impl Endpoint {
             half_closed: false,
         }
     }
+
+    /// So many bytes went from the client, and to it.
+    pub fn carried(&self, from_client: usize, to_client: usize) {
+        let carried = self.load.carried();
+        let counts = [
+            (&carried.from_clients, from_client),
+            (&carried.to_clients, to_client),
+        ];
+        for (count, bytes) in counts {
+            // All workers write the same counts: most calls have nothing to add.
+            if bytes > 0 {
+                count.fetch_add(bytes as u64, Relaxed);
+            }
+        }
+    }
 }
 
 /// One connection's share in an endpoint's load counts.
@@ -60,17 +75,7 @@ impl Lease {
 
     /// So many bytes went from the client, and to it.
     pub fn carried(&self, from_client: usize, to_client: usize) {
-        let carried = self.endpoint.load.carried();
-        let counts = [
-            (&carried.from_clients, from_client),
-            (&carried.to_clients, to_client),
-        ];
-        for (count, bytes) in counts {
-            // All workers write the same counts: most calls have nothing to add.
-            if bytes > 0 {
-                count.fetch_add(bytes as u64, Relaxed);
-            }
-        }
+        self.endpoint.carried(from_client, to_client);
     }
 
     /// One direction ended: like ip_vs, which counts connections past

@@ -31,6 +31,7 @@ macro_rules! counters {
 counters! {
     connections: IntGauge = "connections", "TCP connections that are open now.";
     connections_total: IntCounter = "connections_total", "TCP connections accepted.";
+    connections_by_io_uring: IntCounter = "connections_by_io_uring_total", "Times that a TCP connection was handed to io_uring, because it and others exchanged short messages.";
     connections_failed: IntCounter = "connections_failed_total", "TCP connections reset because no endpoint answered.";
     connections_refused: IntCounter = "connections_refused_total", "TCP connections reset because source ranges exclude the peer.";
     dial_failures: IntCounter = "dial_failures_total", "Attempts to reach an endpoint that failed.";

@@ -40,6 +40,7 @@ use self::{
     transparent::Transparent,
     usage::{ConnectionLimits, Counted, Place, Usages},
 };
+use super::rings::Rings;
 use crate::{hold::Holding, log_once::LoggedFlag, net::Protocol, sched::Flow};
 
 /// What all connections and associations share.
@@ -76,6 +77,8 @@ pub struct Shared {
     pub transparent: Arc<Transparent>,
     /// Calls of these addresses come back here.
     pub captured: Captured,
+    /// For the workers.
+    pub rings: Rings,
     /// What keeps sockets from one process to the next.
     pub holding: Holding,
     /// The worker where the next listeners begin.

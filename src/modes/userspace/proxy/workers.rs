@@ -81,6 +81,9 @@ impl Workers {
                 };
                 poller.run(accept).await;
             });
+            if let Some(ring) = shared_by_udp.rings.take() {
+                worker.spawn(|| tcp::ring::run(ring));
+            }
             let (poller, shared) = (Arc::clone(&worker.udp), shared_by_udp);
             worker.spawn(async move || {
                 let receive = async |listener: &Arc<_>| {

@@ -2,6 +2,7 @@
 
 mod instructions;
 mod loads;
+mod rings;
 mod tcp;
 mod udp;
 
@@ -16,7 +17,7 @@ use std::{
 use socket2::SockRef;
 
 use super::{
-    Counters, Descriptors, DialLimits, Dials,
+    Counters, Descriptors, DialLimits, Dials, Rings,
     capture::Frontend,
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
     plan::{GroupPlan, Target},
@@ -63,6 +64,16 @@ impl Proxy {
     }
 
     fn on(node: &str, udp_timeout: Duration, protocol: Protocol, targets: &[SocketAddr]) -> Proxy {
+        Proxy::with_rings(Rings::default(), node, udp_timeout, protocol, targets)
+    }
+
+    fn with_rings(
+        rings: Rings,
+        node: &str,
+        udp_timeout: Duration,
+        protocol: Protocol,
+        targets: &[SocketAddr],
+    ) -> Proxy {
         let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::NodeCidr));
         let descriptors = Descriptors::of_this_process(None);
         let counters = Counters::register(&prometheus::Registry::new()).unwrap();
@@ -83,6 +94,7 @@ impl Proxy {
             },
             dials: Default::default(),
             tcp_user_timeout: Duration::from_secs(120),
+            rings,
             transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
             cluster_local,
             captured: Default::default(),

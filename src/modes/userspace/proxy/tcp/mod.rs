@@ -1,17 +1,19 @@
 //! The TCP data path: accept, pick, connect, relay.
 
 mod budget;
+mod carry;
 mod dial;
+mod direction;
 mod first_flight;
+mod messages;
 mod pending;
 mod relay;
+pub mod ring;
 
 use std::{
-    future::{pending, poll_fn},
     io,
     net::{IpAddr, TcpStream},
     os::fd::{AsFd, BorrowedFd},
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -24,9 +26,9 @@ use tokio::{io::Interest, time::Instant};
 
 pub use self::dial::Limits;
 use self::{
-    dial::{Dialed, Search},
+    dial::Search,
     first_flight::FirstFlight,
-    relay::{ANSWER_WINDOW, End, Progress, Relay, Side},
+    relay::{End, Relay},
 };
 use super::{
     Shared,
@@ -39,9 +41,7 @@ use super::{
 use crate::{
     kernel::socket::{
         poller::Left,
-        set_keep_alive,
         stream::{self, Stream},
-        user_timeout::Silence,
     },
     net::Protocol,
     sched::Flow,
@@ -54,11 +54,6 @@ const TURN: usize = 16;
 /// How long a worker waits before it asks again for a descriptor that the
 /// system refused although the budget had one.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
-
-/// How old a connection is when its backend's socket gets keep-alive, far below the idle
-/// time before the first probe: most end sooner, and save four calls. By then a backend that
-/// is silent has not failed.
-const YOUNG: Duration = ANSWER_WINDOW;
 
 /// An address that a service group listens on. Every connection that came in by it
 /// holds it, so that what the address needs (a route, say) stays as long as one
@@ -217,10 +212,10 @@ fn serve(shared: &Arc<Shared>, placement: &Placement, listener: &Listener, accep
     let open = Open::count(shared, &listener.address, place);
     placement.run(number, move || {
         // Fails only where the kernel has no memory left; the socket is closed then.
-        if let Ok(client) = Stream::new(client) {
+        if let Ok(mut client) = Stream::new(client) {
             tokio::task::spawn_local(async move {
                 // Lent, as a future has what a function is given twice.
-                connection(&open, &client, &flow).await;
+                connection(&open, &mut client, &flow).await;
                 drop((client, held, open));
             });
         }
@@ -255,11 +250,11 @@ impl Drop for Open {
 }
 
 /// Serves one client to its end.
-async fn connection(open: &Open, client: &Stream, flow: &Flow) {
+async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
     let (shared, group) = (&*open.shared, &*open.address.group);
     if !group.admits(flow) {
         shared.counters.connections_refused.inc();
-        reset_on_close(client);
+        reset_on_close(&*client);
         return;
     }
     let routing = group.routing();
@@ -288,17 +283,17 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
         let Some(mut dialed) = found else {
             shared.counters.connections_failed.inc();
             tracing::trace!(service = %group.label, client = %flow.client, "no endpoint answered");
-            reset_on_close(client);
+            reset_on_close(&*client);
             return;
         };
         let begun = Instant::now();
         dialed.lease.connected();
         let mut relay = Relay::new(&header, first);
-        let end = carry(open, &mut relay, client, &mut dialed).await;
+        let end = carry::carry((shared, group), &mut relay, client, &mut dialed).await;
         match end {
             End::Closed => return,
             End::Reset => {
-                reset_on_close(client);
+                reset_on_close(&*client);
                 reset_on_close(&dialed.stream);
                 return;
             }
@@ -312,92 +307,12 @@ async fn connection(open: &Open, client: &Stream, flow: &Flow) {
                     && (kept.bytes.is_empty() || search.may_be_sent_again());
                 if !again {
                     shared.counters.connections_failed.inc();
-                    reset_on_close(client);
+                    reset_on_close(&*client);
                     return;
                 }
                 first = kept;
             }
         }
-    }
-}
-
-/// Moves bytes until the connection ends.
-async fn carry(open: &Open, relay: &mut Relay, client: &Stream, dialed: &mut Dialed) -> End {
-    let (shared, group) = (&*open.shared, &*open.address.group);
-    let backend = &dialed.stream;
-    // That it took the connection says little: a backend that is about to die, or whose
-    // program does not accept, does, too.
-    let mut answered = false;
-    // A side that is not read, because it has closed its direction or because
-    // the other takes nothing, has its reset seen only by asking for it.
-    let mut closed = None;
-    let mut stalled = false;
-    let limit = shared.tcp_user_timeout;
-    let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
-    let mut young = true;
-    let first = if limit.is_zero() {
-        YOUNG
-    } else {
-        YOUNG.min(limit / 4)
-    };
-    let mut check = pin!(tokio::time::sleep(first));
-    loop {
-        let step = poll_fn(|cx| {
-            let progress = relay.poll(cx, client, backend, shared.into());
-            let (from_client, to_client) = relay.take_counts();
-            dialed.lease.carried(from_client, to_client);
-            if !answered && relay.is_answered() {
-                answered = true;
-                group.answered(dialed.lease.endpoint().address);
-            }
-            progress
-        });
-        let ended = closed.map(|side| match side {
-            Side::Backend => backend,
-            Side::Client => client,
-        });
-        let progress = tokio::select! {
-            biased;
-            progress = step => progress,
-            () = error_of(ended) => return End::Reset,
-            () = error_of(stalled.then_some(client)) => {
-                relay.client_gone();
-                stalled = false;
-                continue;
-            }
-            () = &mut check, if young || !limit.is_zero() => {
-                if std::mem::take(&mut young) {
-                    // Fails only for a socket that is gone already.
-                    let _ = set_keep_alive(SockRef::from(backend));
-                }
-                relay.time_passed();
-                if !limit.is_zero()
-                    && (client_silent.has_lasted(client, limit)
-                        || backend_silent.has_lasted(backend, limit))
-                {
-                    return End::Reset;
-                }
-                check.as_mut().reset(Instant::now() + limit / 4);
-                continue;
-            }
-        };
-        match progress {
-            Progress::Ended(end) => return end,
-            Progress::Stalled => stalled = true,
-            Progress::HalfClosed(side) => {
-                dialed.lease.half_close();
-                closed = Some(side);
-            }
-        }
-    }
-}
-
-/// Waits for an error of `stream`; of none, for ever. What most connections do not need is
-/// apart, so that they have no room for it.
-async fn error_of(stream: Option<&Stream>) {
-    match stream {
-        Some(stream) => drop(Box::pin(stream.ready(Interest::ERROR)).await),
-        None => pending().await,
     }
 }
 

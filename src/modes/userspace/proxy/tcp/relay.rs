@@ -1,57 +1,29 @@
 //! Bytes between a client and its backend: both directions, half-close,
 //! back-pressure and resets.
-//!
-//! Short messages pass through a buffer that all connections of a worker
-//! share; a direction that proves to be bulk is spliced through a pipe. What
-//! a slow receiver does not take is the only thing that a connection keeps.
 
 use std::{
-    cell::RefCell,
     io,
-    net::Shutdown,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
-use socket2::SockRef;
 use tokio::time::Instant;
 
 use super::{
-    super::buffered::Buffered, budget::Budget, first_flight::FirstFlight, pending::Pending,
+    budget::Budget,
+    direction::{Direction, Ends, Fault, Phase},
+    first_flight::FirstFlight,
+    messages::Messages,
+    pending::Pending,
+    ring,
 };
-use crate::kernel::socket::{
-    pipe::Pipe,
-    stream::{Follows, Read, Stream},
-};
-
-/// Size of the buffer that a worker's connections share, in bytes.
-const SCRATCH: usize = 64 * 1024;
-
-/// What is read at once while much is kept for slow receivers, in bytes.
-const LITTLE: usize = 2 * 1024;
-
-/// A read of at least this many bytes speaks for a bulk flow.
-const BULK_READ: usize = 16 * 1024;
-
-/// A splice of less than this speaks against one: the pipe then costs more
-/// calls than the copy that it saves.
-const SHORT_SPLICE: usize = 4 * 1024;
-
-/// So many reads (or splices) in a row change a direction's way of moving bytes.
-const STREAK: u8 = 4;
-
-/// Bytes that one connection moves before the worker's others get a turn.
-const TURN: usize = 1024 * 1024;
+use crate::kernel::socket::stream::Stream;
 
 /// How long after the connection to it a backend's reset still counts as
 /// "did not answer", so that another one is tried. Long enough for a backend
 /// that hangs before it dies; too short for a machine that read the bytes, was
 /// restarted, and now resets what it no longer knows.
 pub const ANSWER_WINDOW: Duration = Duration::from_secs(5);
-
-thread_local! {
-    static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
-}
 
 /// How a relay ended.
 #[derive(Debug)]
@@ -74,6 +46,9 @@ pub enum Progress {
     /// waits for the backend reads nothing from the client, and does not see
     /// its reset: say so by [`Relay::client_gone`].
     Stalled,
+    /// It exchanges short messages, and so do others of this worker: the worker's ring can
+    /// carry them, see [`Relay::take_up`].
+    Messages,
     /// It is over.
     Ended(End),
 }
@@ -85,241 +60,6 @@ pub enum Side {
     Client,
     /// The endpoint that was chosen.
     Backend,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Open,
-    /// The sender has closed; what is under way is still to be delivered.
-    Ended,
-    Closed,
-    /// The receiver no longer takes anything.
-    Broken,
-}
-
-/// What went wrong, and with which end of the direction.
-enum Fault {
-    Sender,
-    Receiver(io::ErrorKind),
-}
-
-/// What one read moved.
-struct Moved {
-    /// Bytes, 0 at the stream's end.
-    length: usize,
-    /// The stream ends after them.
-    last: bool,
-}
-
-/// Where a direction begins and ends.
-struct Ends<'a> {
-    from: &'a Stream,
-    to: &'a Stream,
-    /// The sender's connection is known to be dead: the end of its stream is not its own.
-    sender_dead: bool,
-    /// The other direction has ended, so that both sockets are closed when this one has,
-    /// which ends it, too.
-    other_closed: bool,
-}
-
-/// One direction of a relayed connection.
-#[derive(Debug)]
-struct Direction {
-    phase: Phase,
-    bulk: bool,
-    streak: u8,
-    pipe: Option<Pipe>,
-    /// Copied bytes that the receiver did not take yet.
-    pending: Pending,
-    /// Bytes that were read and not counted yet.
-    uncounted: usize,
-    /// The error of a send that was made right after a read. The kernel gives it
-    /// once, and EPIPE ever after.
-    refused: Option<io::ErrorKind>,
-}
-
-impl Direction {
-    fn new() -> Self {
-        Direction {
-            phase: Phase::Open,
-            bulk: false,
-            streak: 0,
-            pipe: None,
-            pending: Pending::default(),
-            uncounted: 0,
-            refused: None,
-        }
-    }
-
-    /// Returns whether the receiver did not take yet what was read.
-    fn is_stalled(&self) -> bool {
-        !self.pending.is_empty() || self.pipe.as_ref().is_some_and(|p| p.filled() > 0)
-    }
-
-    /// Delivers what was read before.
-    fn poll_flush(&mut self, cx: &mut Context<'_>, to: &Stream) -> Poll<io::Result<()>> {
-        if let Some(why) = self.refused.take() {
-            return Poll::Ready(Err(why.into()));
-        }
-        while !self.pending.is_empty() {
-            match to.write_some(self.pending.left(), Follows::Nothing) {
-                Ok(n) => self.pending.delivered(n),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    ready!(to.poll_writable(cx))?;
-                }
-                Err(e) => return Poll::Ready(Err(e)),
-            }
-        }
-        while let Some(pipe) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
-            match to.drain(pipe) {
-                Ok(_) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    ready!(to.poll_writable(cx))?;
-                }
-                // A splice(2) that moved something keeps back the error behind
-                // it (`splice_to_socket` in fs/splice.c): the next one then
-                // returns EPIPE, whatever it was.
-                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
-                    return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-                }
-                Err(e) => return Poll::Ready(Err(e)),
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    /// Reads once and passes on at once what the receiver takes.
-    fn poll_move(
-        &mut self,
-        cx: &mut Context<'_>,
-        ends: &Ends<'_>,
-        budget: Budget<'_>,
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> Poll<Result<Moved, Fault>> {
-        if self.bulk && self.pipe.is_none() {
-            self.pipe = Pipe::take(|| {
-                // What is left then is for connections.
-                if budget.descriptors.short() {
-                    return None;
-                }
-                budget.descriptors.try_take(2)
-            });
-            self.bulk = self.pipe.is_some();
-        }
-        let moved = SHARED.with_borrow_mut(|buffer| {
-            let at_once = if budget.buffered.is_much() {
-                &mut buffer[..LITTLE]
-            } else {
-                &mut buffer[..]
-            };
-            let read = ready!(ends.from.poll_read(cx, self.pipe.as_mut(), at_once))?;
-            Poll::Ready(io::Result::Ok(match read {
-                Read::Spliced(length) => Moved {
-                    length,
-                    last: false,
-                },
-                Read::Copied { length, last } => {
-                    seen(&buffer[..length]);
-                    let last = last && !ends.sender_dead;
-                    let follows = if last { Follows::End } else { Follows::Nothing };
-                    self.pass_on(&buffer[..length], follows, ends.to, budget.buffered);
-                    Moved { length, last }
-                }
-            }))
-        });
-        match moved {
-            Poll::Ready(Ok(moved)) => {
-                self.judge(moved.length);
-                Poll::Ready(Ok(moved))
-            }
-            Poll::Ready(Err(_)) => Poll::Ready(Err(Fault::Sender)),
-            Poll::Pending => {
-                if let Some(pipe) = self.pipe.take() {
-                    pipe.put_back();
-                }
-                Poll::Pending
-            }
-        }
-    }
-
-    /// Writes `bytes`, and keeps what the receiver does not take.
-    fn pass_on(&mut self, bytes: &[u8], follows: Follows, to: &Stream, buffered: &Buffered) {
-        let mut sent = 0;
-        while sent < bytes.len() {
-            match to.write_some(&bytes[sent..], follows) {
-                Ok(n) => sent += n,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) => {
-                    self.refused = Some(e.kind());
-                    break;
-                }
-            }
-        }
-        self.pending = Pending::copy(&bytes[sent..], buffered);
-    }
-
-    /// Decides from the size of a read whether this is a bulk flow.
-    fn judge(&mut self, n: usize) {
-        let against = if self.bulk {
-            n < SHORT_SPLICE
-        } else {
-            n >= BULK_READ
-        };
-        self.streak = if against { self.streak + 1 } else { 0 };
-        if self.streak >= STREAK {
-            self.bulk = !self.bulk;
-            self.streak = 0;
-        }
-    }
-
-    /// Moves bytes until one side has to wait or the direction is closed.
-    fn poll(
-        &mut self,
-        cx: &mut Context<'_>,
-        ends: &Ends<'_>,
-        budget: Budget<'_>,
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> Poll<Result<(), Fault>> {
-        let mut moved = 0;
-        loop {
-            match self.phase {
-                Phase::Closed | Phase::Broken => return Poll::Ready(Ok(())),
-                Phase::Open | Phase::Ended => {
-                    ready!(self.poll_flush(cx, ends.to)).map_err(|e| Fault::Receiver(e.kind()))?;
-                }
-            }
-            if !self.bulk
-                && let Some(pipe) = self.pipe.take()
-            {
-                pipe.put_back();
-            }
-            if self.phase == Phase::Ended {
-                if !ends.other_closed {
-                    SockRef::from(ends.to)
-                        .shutdown(Shutdown::Write)
-                        .map_err(|e| Fault::Receiver(e.kind()))?;
-                }
-                self.phase = Phase::Closed;
-                continue;
-            }
-            if moved >= TURN {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            let step = ready!(self.poll_move(cx, ends, budget, seen))?;
-            if step.length == 0 && ends.sender_dead {
-                return Poll::Ready(Err(Fault::Sender));
-            }
-            moved += step.length;
-            self.uncounted += step.length;
-            if step.length == 0 || step.last {
-                self.phase = Phase::Ended;
-                if let Some(pipe) = self.pipe.take() {
-                    pipe.put_back();
-                }
-            }
-        }
-    }
 }
 
 /// Both directions of one connection.
@@ -339,6 +79,7 @@ pub struct Relay {
     /// for so long that this would say nothing of it any more.
     answered: bool,
     first_flight: Option<FirstFlight>,
+    messages: Messages,
 }
 
 impl Relay {
@@ -361,6 +102,7 @@ impl Relay {
             since: Instant::now(),
             answered: false,
             first_flight: Some(first),
+            messages: Messages::default(),
         }
     }
 
@@ -372,7 +114,7 @@ impl Relay {
         backend: &Stream,
         budget: Budget<'_>,
     ) -> Poll<Progress> {
-        let first = &mut self.first_flight;
+        let (first, messages) = (&mut self.first_flight, &mut self.messages);
         let ends = Ends {
             from: client,
             to: backend,
@@ -380,6 +122,7 @@ impl Relay {
             other_closed: self.back.phase == Phase::Closed,
         };
         let out = self.out.poll(cx, &ends, budget, &mut |bytes| {
+            messages.moved(bytes.len());
             if first.as_mut().is_some_and(|f| !f.push(bytes)) {
                 *first = None;
             }
@@ -411,6 +154,7 @@ impl Relay {
             other_closed: self.out.phase == Phase::Closed,
         };
         let back = self.back.poll(cx, &ends, budget, &mut |bytes| {
+            messages.moved(bytes.len());
             // An end is an answer, too, if it is the backend's own.
             if !bytes.is_empty() || !dead {
                 *answered = true;
@@ -441,8 +185,27 @@ impl Relay {
             (Phase::Broken, Phase::Closed) => self.backend_gone(),
             (Phase::Closed, _) => self.half_closed(Side::Client),
             (_, Phase::Closed) => self.half_closed(Side::Backend),
+            (Phase::Open, Phase::Open) if self.is_for_the_ring() => Poll::Ready(Progress::Messages),
             _ => Poll::Pending,
         }
+    }
+
+    /// Returns whether nothing is under way that the ring does not know of.
+    fn is_for_the_ring(&mut self) -> bool {
+        let plain = |direction: &Direction| !direction.bulk && !direction.is_stalled();
+        self.answered
+            && self.first_flight.is_none()
+            && plain(&self.out)
+            && plain(&self.back)
+            && self.messages.are_for_the_ring()
+    }
+
+    /// Goes on from what the ring left.
+    pub fn take_up(&mut self, left: ring::Left, budget: Budget<'_>) {
+        let ring::Left { out, back } = left;
+        self.out.take_up(out, budget.buffered);
+        self.back.take_up(back, budget.buffered);
+        self.messages.came_back();
     }
 
     /// Returns how many bytes were read from the client and from the backend since the

@@ -9,7 +9,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::{super::super::descriptors::Descriptors, *};
+use super::{
+    super::super::{buffered::Buffered, descriptors::Descriptors},
+    *,
+};
 
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -44,7 +47,7 @@ async fn run(relay: &mut Relay, client: &Stream, backend: &Stream) -> End {
         let step = std::future::poll_fn(|cx| relay.poll(cx, client, backend, budget));
         match timeout(DEADLINE, step).await.expect("it ends") {
             Progress::Ended(end) => return end,
-            Progress::HalfClosed(_) | Progress::Stalled => {}
+            Progress::HalfClosed(_) | Progress::Stalled | Progress::Messages => {}
         }
     }
 }

@@ -1,0 +1,376 @@
+//! io_uring (`io_uring(7)`): one system call receives and sends for many connections.
+//!
+//! A ring is for one thread. Before it can be used it is restricted for good to what it is
+//! for: receiving, sending and cancelling, so that a process with a filter of system calls
+//! cannot get around the filter through it.
+
+mod buffers;
+
+use std::{
+    fmt, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    sync::atomic::{Ordering::SeqCst, fence},
+};
+
+use io_uring::{
+    IoUring, cqueue, opcode,
+    register::Restriction,
+    squeue::{Entry, Flags},
+    types::Fd,
+};
+use nix::{
+    errno::Errno,
+    sys::{
+        eventfd::{EfdFlags, EventFd},
+        socket::MsgFlags,
+    },
+};
+
+use tokio::io::{Interest, unix::AsyncFd};
+
+use self::buffers::Buffers;
+pub use self::buffers::{Buffer, SIZE};
+
+/// Requests that can wait for the next system call.
+const REQUESTS: u32 = 256;
+
+/// Completions that can wait; the kernel keeps what does not fit.
+const COMPLETIONS: u32 = 1024;
+
+/// The only group of buffers.
+const GROUP: u16 = 0;
+
+/// A ring with its buffers.
+pub struct Ring {
+    // Dropped before the buffers, so that the kernel has let go of them then.
+    ring: IoUring,
+    buffers: Buffers,
+    event: EventFd,
+}
+
+/// How a request went.
+#[derive(Debug)]
+pub struct Completion {
+    /// What was given with the request.
+    pub token: u64,
+    /// Bytes that were received or sent.
+    pub result: Result<usize, Errno>,
+    /// Where received bytes are.
+    pub buffer: Option<Buffer>,
+    /// No more completions of the request come.
+    pub last: bool,
+}
+
+impl Ring {
+    /// Makes a ring that is restricted, and not yet in use: see [`Ring::enable`].
+    ///
+    /// # Errors
+    /// What [`why`] explains, of io_uring_setup(2), io_uring_register(2), eventfd(2) and
+    /// mmap(2).
+    pub fn new() -> io::Result<Ring> {
+        let ring = IoUring::builder()
+            .setup_cqsize(COMPLETIONS)
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_r_disabled()
+            .build(REQUESTS)?;
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let buffers = Buffers::new()?;
+        let submitter = ring.submitter();
+        submitter.register_eventfd(event.as_raw_fd())?;
+        buffers.register(&submitter, GROUP)?;
+        submitter.register_restrictions(&mut [
+            Restriction::sqe_op(opcode::RecvMulti::CODE),
+            Restriction::sqe_op(opcode::Send::CODE),
+            Restriction::sqe_op(opcode::AsyncCancel::CODE),
+            Restriction::sqe_flags_allowed(Flags::BUFFER_SELECT.bits()),
+        ])?;
+        Ok(Ring {
+            ring,
+            buffers,
+            event,
+        })
+    }
+
+    /// Has this thread, and no other, use it from now on.
+    ///
+    /// # Errors
+    /// Those of io_uring_register(2).
+    pub fn enable(&mut self) -> io::Result<()> {
+        self.buffers.provide_all();
+        self.ring.submitter().register_enable_rings()
+    }
+
+    /// Returns what becomes readable when there are completions, except between
+    /// [`Ring::awake`] and [`Ring::rest`]. Each time is an edge: it need not be read. For the
+    /// runtime of this thread.
+    ///
+    /// # Errors
+    /// Those of fcntl(2) and epoll_ctl(2).
+    pub fn event(&self) -> io::Result<AsyncFd<OwnedFd>> {
+        let event = self.event.as_fd().try_clone_to_owned()?;
+        // SAFETY: the `AsyncFd` owns the descriptor, always answers with the same one, and
+        // nothing else can close it.
+        let watched = unsafe { AsyncFd::register_with_interest(event, Interest::READABLE) };
+        watched.map_err(|error| error.into_parts().1)
+    }
+
+    /// Receives from a connection whatever comes, until that fails, ends, or is cancelled.
+    /// The descriptor must stay open until the request was submitted.
+    ///
+    /// # Errors
+    /// Those of io_uring_enter(2).
+    pub fn receive(&mut self, from: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let entry = opcode::RecvMulti::new(Fd(from.as_raw_fd()), GROUP).build();
+        // SAFETY: it names no memory but the buffers that are registered.
+        unsafe { self.push(&entry.user_data(token)) }
+    }
+
+    /// Sends the first bytes of `buffer`, as many as the peer's window takes at once. The
+    /// descriptor must stay open until the request was submitted.
+    ///
+    /// # Errors
+    /// Those of io_uring_enter(2).
+    pub fn send(
+        &mut self,
+        to: BorrowedFd<'_>,
+        buffer: &Buffer,
+        length: usize,
+        token: u64,
+    ) -> io::Result<()> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let bytes = &self.buffers.bytes(buffer)[..length];
+        let entry = opcode::Send::new(
+            Fd(to.as_raw_fd()),
+            bytes.as_ptr(),
+            // No buffer is as large as that.
+            u32::try_from(length).unwrap_or(u32::MAX),
+        )
+        .flags(flags.bits());
+        // SAFETY: the memory is there as long as the ring, and is not written to before
+        // the buffer is given back.
+        unsafe { self.push(&entry.build().user_data(token)) }
+    }
+
+    /// Cancels the request that was given `request`, which then completes, too.
+    ///
+    /// # Errors
+    /// Those of io_uring_enter(2).
+    pub fn cancel(&mut self, request: u64, token: u64) -> io::Result<()> {
+        let entry = opcode::AsyncCancel::new(request).build().user_data(token);
+        // SAFETY: it names no memory.
+        unsafe { self.push(&entry) }
+    }
+
+    /// # Safety
+    /// What `entry` names must live until it has completed.
+    unsafe fn push(&mut self, entry: &Entry) -> io::Result<()> {
+        if self.ring.submission().is_full() {
+            self.submit()?;
+        }
+        // SAFETY: the caller's.
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        pushed.map_err(|_| Errno::EAGAIN.into())
+    }
+
+    /// Hands all requests to the kernel, and has it do what it has put off for this thread.
+    ///
+    /// # Errors
+    /// Those of io_uring_enter(2).
+    pub fn submit(&mut self) -> io::Result<()> {
+        self.ring.submitter().submit().map(drop)
+    }
+
+    /// Returns the next completion.
+    pub fn next(&mut self) -> Option<Completion> {
+        let entry = self.ring.completion().next()?;
+        let buffer = cqueue::buffer_select(entry.flags()).map(Buffer::taken);
+        Some(Completion {
+            token: entry.user_data(),
+            result: usize::try_from(entry.result()).map_err(|_| Errno::from_raw(-entry.result())),
+            buffer,
+            last: !cqueue::more(entry.flags()),
+        })
+    }
+
+    /// Returns whether there are requests to be submitted, or completions to be taken.
+    pub fn has_work(&mut self) -> bool {
+        let queue = self.ring.submission();
+        let work = !queue.is_empty() || queue.taskrun() || queue.cq_overflow();
+        drop(queue);
+        work || !self.ring.completion().is_empty()
+    }
+
+    /// Nothing becomes readable until [`Ring::rest`]: this thread looks itself.
+    pub fn awake(&mut self) {
+        self.ring.completion().disable_eventfd();
+    }
+
+    /// From here on the ring says when there is something. Returns whether there is already.
+    pub fn rest(&mut self) -> bool {
+        self.ring.completion().enable_eventfd();
+        // The kernel marks what is to be done first, and looks then whether to say so
+        // (`io_req_local_work_add` in io_uring/io_uring.c).
+        fence(SeqCst);
+        self.has_work()
+    }
+
+    /// Returns the first bytes of a buffer.
+    pub fn bytes(&self, buffer: &Buffer, length: usize) -> &[u8] {
+        &self.buffers.bytes(buffer)[..length]
+    }
+
+    /// Gives a buffer back, to receive into it again.
+    pub fn give_back(&mut self, buffer: Buffer) {
+        self.buffers.provide(buffer);
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").finish_non_exhaustive()
+    }
+}
+
+/// Returns why no ring could be made, with what changes that.
+pub fn why(error: &io::Error) -> String {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    match errno {
+        Some(Errno::EPERM | Errno::EACCES) => format!(
+            "io_uring is forbidden here ({error}): by sysctl kernel.io_uring_disabled, or by the \
+             seccomp profile of the container"
+        ),
+        Some(Errno::ENOSYS) => {
+            format!("this kernel has no io_uring ({error}), or a filter of system calls hides it")
+        }
+        Some(Errno::EINVAL) => format!("io_uring lacks what Linux has since 6.1 ({error})"),
+        _ => format!("io_uring cannot be used: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    /// Returns a connection over loopback.
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    /// Returns a ring for this thread; `None`, and says so, where there can be none.
+    fn ring() -> Option<Ring> {
+        match Ring::new() {
+            Ok(mut ring) => {
+                ring.enable().unwrap();
+                Some(ring)
+            }
+            Err(error) => {
+                crate::kernel::namespace::skip(why(&error));
+                None
+            }
+        }
+    }
+
+    fn wait(ring: &mut Ring) -> Completion {
+        loop {
+            ring.submit().unwrap();
+            match ring.next() {
+                Some(completion) => return completion,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
+    #[test]
+    fn what_comes_is_received_sent_and_cancelled() {
+        let Some(mut ring) = ring() else { return };
+        let (near, mut far) = pair();
+        ring.receive(near.as_fd(), 7).unwrap();
+        ring.submit().unwrap();
+        for round in 0..200_u32 {
+            let message = round.to_be_bytes();
+            far.write_all(&message).unwrap();
+            let got = wait(&mut ring);
+            assert_eq!((got.token, got.result, got.last), (7, Ok(4), false));
+            let buffer = got.buffer.expect("a buffer");
+            assert_eq!(ring.bytes(&buffer, 4), message);
+            ring.send(near.as_fd(), &buffer, 4, 8).unwrap();
+            let sent = wait(&mut ring);
+            assert_eq!((sent.token, sent.result, sent.last), (8, Ok(4), true));
+            ring.give_back(buffer);
+            let mut answer = [0; 4];
+            far.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, message);
+        }
+        ring.cancel(7, 9).unwrap();
+        let mut ended = [wait(&mut ring), wait(&mut ring)].map(|c| (c.token, c.result, c.last));
+        ended.sort_by_key(|(token, ..)| *token);
+        assert_eq!(ended, [(7, Err(Errno::ECANCELED), true), (9, Ok(0), true)]);
+    }
+
+    #[test]
+    fn an_end_and_a_reset_are_told_apart() {
+        let Some(mut ring) = ring() else { return };
+        for (reset, expected) in [(false, Ok(0)), (true, Err(Errno::ECONNRESET))] {
+            let (near, far) = pair();
+            ring.receive(near.as_fd(), 1).unwrap();
+            ring.submit().unwrap();
+            if reset {
+                let linger = Some(std::time::Duration::ZERO);
+                socket2::SockRef::from(&far).set_linger(linger).unwrap();
+            }
+            drop(far);
+            let end = wait(&mut ring);
+            assert_eq!((end.result, end.last), (expected, true));
+        }
+    }
+
+    #[test]
+    fn buffers_that_are_not_given_back_are_not_written_to() {
+        let Some(mut ring) = ring() else { return };
+        let (near, mut far) = pair();
+        ring.receive(near.as_fd(), 1).unwrap();
+        ring.submit().unwrap();
+        far.set_nonblocking(true).unwrap();
+        let mut kept = Vec::new();
+        let end = loop {
+            // As much as there is room for.
+            let _ = far.write(&[b'x'; 1 << 16]);
+            let got = wait(&mut ring);
+            match (got.buffer, got.result) {
+                (Some(buffer), Ok(length)) => kept.push((buffer, length)),
+                (_, result) => break (result, got.last),
+            }
+        };
+        assert_eq!(end, (Err(Errno::ENOBUFS), true));
+        for (buffer, length) in kept {
+            assert!(ring.bytes(&buffer, length).iter().all(|byte| *byte == b'x'));
+            ring.give_back(buffer);
+        }
+        ring.receive(near.as_fd(), 2).unwrap();
+        assert!(wait(&mut ring).buffer.is_some());
+    }
+
+    #[test]
+    fn nothing_but_what_it_is_for_can_be_done_through_it() {
+        let Some(mut ring) = ring() else { return };
+        for entry in [
+            opcode::Nop::new().build(),
+            opcode::OpenAt::new(Fd(nix::libc::AT_FDCWD), c"/".as_ptr()).build(),
+        ] {
+            // SAFETY: what it names is static.
+            unsafe { ring.push(&entry) }.unwrap();
+            assert_eq!(wait(&mut ring).result, Err(Errno::EACCES));
+        }
+        let errno = ring.ring.submitter().register_files(&[0]).unwrap_err();
+        assert_eq!(errno.raw_os_error(), Some(nix::libc::EACCES));
+    }
+}

@@ -1,0 +1,172 @@
+//! One connection between a client and an endpoint, from when the endpoint took it to its end:
+//! who moves its bytes, and what is looked at beside them.
+
+use std::{
+    future::{pending, poll_fn},
+    pin::pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use socket2::SockRef;
+use tokio::{io::Interest, time::Instant};
+
+use super::{
+    super::{Shared, group::ServiceGroup},
+    dial::Dialed,
+    relay::{ANSWER_WINDOW, End, Progress, Relay, Side},
+    ring,
+};
+use crate::kernel::socket::{set_keep_alive, stream::Stream, user_timeout::Silence};
+
+/// How old a connection is when its backend's socket gets keep-alive, far below the idle
+/// time before the first probe: most end sooner, and save four calls. By then a backend that
+/// is silent has not failed.
+const YOUNG: Duration = ANSWER_WINDOW;
+
+/// Who moves the bytes of a connection.
+#[derive(Debug)]
+struct Mover<'a> {
+    relay: &'a mut Relay,
+    /// The worker's ring, instead of the relay.
+    ring: Option<ring::Carried>,
+    /// That it took the connection says little: a backend that is about to die, or whose
+    /// program does not accept, does, too.
+    answered: bool,
+}
+
+/// What a mover has come to.
+enum Step {
+    Relay(Progress),
+    /// The relay goes on from what the ring left.
+    Left(ring::Left),
+}
+
+impl Mover<'_> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        client: &Stream,
+        dialed: &Dialed,
+        (shared, group): (&Shared, &ServiceGroup),
+    ) -> Poll<Step> {
+        if let Some(ring) = &self.ring {
+            return Poll::Ready(Step::Left(ready!(ring.poll(cx))));
+        }
+        let progress = self.relay.poll(cx, client, &dialed.stream, shared.into());
+        let (from_client, to_client) = self.relay.take_counts();
+        dialed.lease.carried(from_client, to_client);
+        if !self.answered && self.relay.is_answered() {
+            self.answered = true;
+            group.answered(dialed.lease.endpoint().address);
+        }
+        progress.map(Step::Relay)
+    }
+
+    /// Has the worker's ring move the bytes, if it has one.
+    fn to_ring(&mut self, client: &mut Stream, dialed: &mut Dialed, shared: &Shared) {
+        if let Some(driver) = ring::of_this_worker() {
+            let endpoint = dialed.lease.endpoint().clone();
+            let (client, backend) = (client.unwatch(), dialed.stream.unwatch());
+            self.ring = Some(driver.carry(client, backend, endpoint));
+            shared.counters.connections_by_io_uring.inc();
+        }
+    }
+
+    /// Has the relay move them again. Returns false if the kernel has no memory to watch them.
+    fn to_relay(
+        &mut self,
+        left: ring::Left,
+        client: &mut Stream,
+        backend: &mut Stream,
+        shared: &Shared,
+    ) -> bool {
+        self.ring = None;
+        self.relay.take_up(left, shared.into());
+        client.watch().is_ok() && backend.watch().is_ok()
+    }
+}
+
+/// Moves bytes until the connection ends.
+pub async fn carry(
+    (shared, group): (&Shared, &ServiceGroup),
+    relay: &mut Relay,
+    client: &mut Stream,
+    dialed: &mut Dialed,
+) -> End {
+    let mut mover = Mover {
+        relay,
+        ring: None,
+        answered: false,
+    };
+    // A side that is not read, because it has closed its direction or because
+    // the other takes nothing, has its reset seen only by asking for it.
+    let mut closed = None;
+    let mut stalled = false;
+    let limit = shared.tcp_user_timeout;
+    let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
+    let mut young = true;
+    let first = if limit.is_zero() {
+        YOUNG
+    } else {
+        YOUNG.min(limit / 4)
+    };
+    let mut check = pin!(tokio::time::sleep(first));
+    loop {
+        let backend = &dialed.stream;
+        let ended = closed.map(|side| match side {
+            Side::Backend => backend,
+            Side::Client => &*client,
+        });
+        let unread = (stalled && mover.ring.is_none()).then_some(&*client);
+        let step = poll_fn(|cx| mover.poll(cx, client, dialed, (shared, group)));
+        let step = tokio::select! {
+            biased;
+            step = step => step,
+            () = error_of(ended) => return End::Reset,
+            () = error_of(unread) => {
+                mover.relay.client_gone();
+                stalled = false;
+                continue;
+            }
+            () = &mut check, if young || !limit.is_zero() => {
+                if std::mem::take(&mut young) {
+                    // Fails only for a socket that is gone already.
+                    let _ = set_keep_alive(SockRef::from(backend));
+                }
+                mover.relay.time_passed();
+                if !limit.is_zero()
+                    && (client_silent.has_lasted(&*client, limit)
+                        || backend_silent.has_lasted(backend, limit))
+                {
+                    return End::Reset;
+                }
+                check.as_mut().reset(Instant::now() + limit / 4);
+                continue;
+            }
+        };
+        match step {
+            Step::Relay(Progress::Ended(end)) => return end,
+            Step::Relay(Progress::Stalled) => stalled = true,
+            Step::Relay(Progress::HalfClosed(side)) => {
+                dialed.lease.half_close();
+                closed = Some(side);
+            }
+            Step::Relay(Progress::Messages) => mover.to_ring(client, dialed, shared),
+            Step::Left(left) => {
+                if !mover.to_relay(left, client, &mut dialed.stream, shared) {
+                    return End::Reset;
+                }
+            }
+        }
+    }
+}
+
+/// Waits for an error of `stream`; of none, for ever. What most connections do not need is
+/// apart, so that they have no room for it.
+async fn error_of(stream: Option<&Stream>) {
+    match stream {
+        Some(stream) => drop(Box::pin(stream.ready(Interest::ERROR)).await),
+        None => pending().await,
+    }
+}

@@ -1,0 +1,301 @@
+//! One direction of a relayed connection.
+//!
+//! Short messages pass through a buffer that all connections of a worker
+//! share; a direction that proves to be bulk is spliced through a pipe. What
+//! a slow receiver does not take is the only thing that a connection keeps.
+
+use std::{
+    cell::RefCell,
+    io,
+    net::Shutdown,
+    task::{Context, Poll, ready},
+};
+
+use socket2::SockRef;
+
+use super::{super::buffered::Buffered, budget::Budget, pending::Pending, ring};
+use crate::kernel::socket::{
+    pipe::Pipe,
+    stream::{Follows, Read, Stream},
+};
+
+/// Size of the buffer that a worker's connections share, in bytes.
+const SCRATCH: usize = 64 * 1024;
+
+/// What is read at once while much is kept for slow receivers, in bytes.
+const LITTLE: usize = 2 * 1024;
+
+/// A read of at least this many bytes speaks for a bulk flow.
+const BULK_READ: usize = 16 * 1024;
+
+/// A splice of less than this speaks against one: the pipe then costs more
+/// calls than the copy that it saves.
+const SHORT_SPLICE: usize = 4 * 1024;
+
+/// So many reads (or splices) in a row change a direction's way of moving bytes.
+const STREAK: u8 = 4;
+
+/// Bytes that one connection moves before the worker's others get a turn.
+const TURN: usize = 1024 * 1024;
+
+thread_local! {
+    static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
+}
+
+/// How far a direction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The sender may send more.
+    Open,
+    /// The sender has closed; what is under way is still to be delivered.
+    Ended,
+    /// The receiver knows.
+    Closed,
+    /// The receiver no longer takes anything.
+    Broken,
+}
+
+/// What went wrong, and with which end of the direction.
+pub enum Fault {
+    /// Its connection was reset, or timed out.
+    Sender,
+    /// It takes no more, for this reason.
+    Receiver(io::ErrorKind),
+}
+
+/// What one read moved.
+struct Moved {
+    /// Bytes, 0 at the stream's end.
+    length: usize,
+    /// The stream ends after them.
+    last: bool,
+}
+
+/// Where a direction begins and ends.
+pub struct Ends<'a> {
+    /// Who sends.
+    pub from: &'a Stream,
+    /// Who receives.
+    pub to: &'a Stream,
+    /// The sender's connection is known to be dead: the end of its stream is not its own.
+    pub sender_dead: bool,
+    /// The other direction has ended, so that both sockets are closed when this one has,
+    /// which ends it, too.
+    pub other_closed: bool,
+}
+
+/// One direction of a relayed connection.
+#[derive(Debug)]
+pub struct Direction {
+    /// How far it is.
+    pub phase: Phase,
+    /// Its bytes are spliced.
+    pub bulk: bool,
+    streak: u8,
+    pipe: Option<Pipe>,
+    /// Copied bytes that the receiver did not take yet.
+    pub pending: Pending,
+    /// Bytes that were read and not counted yet.
+    pub uncounted: usize,
+    /// The error of a send that was made right after a read. The kernel gives it
+    /// once, and EPIPE ever after.
+    refused: Option<io::ErrorKind>,
+    /// The sender's connection had failed, behind what is pending.
+    failed: bool,
+}
+
+impl Direction {
+    /// Returns one in which nothing was sent yet.
+    pub fn new() -> Self {
+        Direction {
+            phase: Phase::Open,
+            bulk: false,
+            streak: 0,
+            pipe: None,
+            pending: Pending::default(),
+            uncounted: 0,
+            refused: None,
+            failed: false,
+        }
+    }
+
+    /// Returns whether the receiver did not take yet what was read.
+    pub fn is_stalled(&self) -> bool {
+        !self.pending.is_empty() || self.pipe.as_ref().is_some_and(|p| p.filled() > 0)
+    }
+
+    /// Goes on from what the ring left of this direction.
+    pub fn take_up(&mut self, rest: ring::Rest, buffered: &Buffered) {
+        self.pending = Pending::copy(&rest.bytes, buffered);
+        self.refused = rest.refused;
+        self.failed = rest.failed;
+    }
+
+    /// Delivers what was read before.
+    fn poll_flush(&mut self, cx: &mut Context<'_>, to: &Stream) -> Poll<io::Result<()>> {
+        if let Some(why) = self.refused.take() {
+            return Poll::Ready(Err(why.into()));
+        }
+        while !self.pending.is_empty() {
+            match to.write_some(self.pending.left(), Follows::Nothing) {
+                Ok(n) => self.pending.delivered(n),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(to.poll_writable(cx))?;
+                }
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+        while let Some(pipe) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
+            match to.drain(pipe) {
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(to.poll_writable(cx))?;
+                }
+                // A splice(2) that moved something keeps back the error behind
+                // it (`splice_to_socket` in fs/splice.c): the next one then
+                // returns EPIPE, whatever it was.
+                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
+                    return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+                }
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads once and passes on at once what the receiver takes.
+    fn poll_move(
+        &mut self,
+        cx: &mut Context<'_>,
+        ends: &Ends<'_>,
+        budget: Budget<'_>,
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Poll<Result<Moved, Fault>> {
+        if self.bulk && self.pipe.is_none() {
+            self.pipe = Pipe::take(|| {
+                // What is left then is for connections.
+                if budget.descriptors.short() {
+                    return None;
+                }
+                budget.descriptors.try_take(2)
+            });
+            self.bulk = self.pipe.is_some();
+        }
+        let moved = SHARED.with_borrow_mut(|buffer| {
+            let at_once = if budget.buffered.is_much() {
+                &mut buffer[..LITTLE]
+            } else {
+                &mut buffer[..]
+            };
+            let read = ready!(ends.from.poll_read(cx, self.pipe.as_mut(), at_once))?;
+            Poll::Ready(io::Result::Ok(match read {
+                Read::Spliced(length) => Moved {
+                    length,
+                    last: false,
+                },
+                Read::Copied { length, last } => {
+                    seen(&buffer[..length]);
+                    let last = last && !ends.sender_dead;
+                    let follows = if last { Follows::End } else { Follows::Nothing };
+                    self.pass_on(&buffer[..length], follows, ends.to, budget.buffered);
+                    Moved { length, last }
+                }
+            }))
+        });
+        match moved {
+            Poll::Ready(Ok(moved)) => {
+                self.judge(moved.length);
+                Poll::Ready(Ok(moved))
+            }
+            Poll::Ready(Err(_)) => Poll::Ready(Err(Fault::Sender)),
+            Poll::Pending => {
+                if let Some(pipe) = self.pipe.take() {
+                    pipe.put_back();
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Writes `bytes`, and keeps what the receiver does not take.
+    fn pass_on(&mut self, bytes: &[u8], follows: Follows, to: &Stream, buffered: &Buffered) {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match to.write_some(&bytes[sent..], follows) {
+                Ok(n) => sent += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) => {
+                    self.refused = Some(e.kind());
+                    break;
+                }
+            }
+        }
+        self.pending = Pending::copy(&bytes[sent..], buffered);
+    }
+
+    /// Decides from the size of a read whether this is a bulk flow.
+    fn judge(&mut self, n: usize) {
+        let against = if self.bulk {
+            n < SHORT_SPLICE
+        } else {
+            n >= BULK_READ
+        };
+        self.streak = if against { self.streak + 1 } else { 0 };
+        if self.streak >= STREAK {
+            self.bulk = !self.bulk;
+            self.streak = 0;
+        }
+    }
+
+    /// Moves bytes until one side has to wait or the direction is closed.
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        ends: &Ends<'_>,
+        budget: Budget<'_>,
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Poll<Result<(), Fault>> {
+        let mut moved = 0;
+        loop {
+            match self.phase {
+                Phase::Closed | Phase::Broken => return Poll::Ready(Ok(())),
+                Phase::Open | Phase::Ended => {
+                    ready!(self.poll_flush(cx, ends.to)).map_err(|e| Fault::Receiver(e.kind()))?;
+                }
+            }
+            if !self.bulk
+                && let Some(pipe) = self.pipe.take()
+            {
+                pipe.put_back();
+            }
+            if self.phase == Phase::Ended {
+                if !ends.other_closed {
+                    SockRef::from(ends.to)
+                        .shutdown(Shutdown::Write)
+                        .map_err(|e| Fault::Receiver(e.kind()))?;
+                }
+                self.phase = Phase::Closed;
+                continue;
+            }
+            if self.failed {
+                return Poll::Ready(Err(Fault::Sender));
+            }
+            if moved >= TURN {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let step = ready!(self.poll_move(cx, ends, budget, seen))?;
+            if step.length == 0 && ends.sender_dead {
+                return Poll::Ready(Err(Fault::Sender));
+            }
+            moved += step.length;
+            self.uncounted += step.length;
+            if step.length == 0 || step.last {
+                self.phase = Phase::Ended;
+                if let Some(pipe) = self.pipe.take() {
+                    pipe.put_back();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Which connections exchange short messages while others of their worker do so as well: by
+//! the worker's ring, these cost fewer system calls together. A connection that is alone
+//! gains nothing by it.
+
+use std::cell::Cell;
+
+use crate::kernel::io_uring::SIZE;
+
+/// So many messages in a row, of both directions, speak for the ring.
+const FIRST: u16 = 16;
+
+/// Each return from the ring multiplies that by as much, up to [`MOST`].
+const FACTOR: u16 = 4;
+const MOST: u16 = 16_384;
+
+/// The worker moved so many times as many messages meanwhile: at least as many connections
+/// are as active.
+const OTHERS: u64 = 4;
+
+thread_local! {
+    /// Messages that this worker's connections moved.
+    static ALL: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The messages of one connection.
+#[derive(Debug)]
+pub struct Messages {
+    /// Short ones in a row.
+    count: u16,
+    needed: u16,
+    /// Those of the worker before the first of them.
+    before: u64,
+}
+
+impl Default for Messages {
+    fn default() -> Messages {
+        Messages {
+            count: 0,
+            needed: FIRST,
+            before: 0,
+        }
+    }
+}
+
+impl Messages {
+    /// One of `length` bytes was moved.
+    pub fn moved(&mut self, length: usize) {
+        if length >= SIZE {
+            self.count = 0;
+            return;
+        }
+        let all = ALL.get();
+        ALL.set(all.wrapping_add(1));
+        if self.count == 0 {
+            self.before = all;
+        }
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// Returns whether the ring is to carry them from here on.
+    pub fn are_for_the_ring(&mut self) -> bool {
+        if self.count < self.needed {
+            return false;
+        }
+        let of_all = ALL.get().wrapping_sub(self.before);
+        let count = u64::from(std::mem::take(&mut self.count));
+        of_all >= OTHERS * count
+    }
+
+    /// Something else than a short message has ended that.
+    pub fn came_back(&mut self) {
+        self.needed = self.needed.saturating_mul(FACTOR).min(MOST);
+        self.count = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has `connections` move a message of `length` bytes each, so many `times`, and returns
+    /// after how many of its own the first one is for the ring.
+    fn exchange(connections: &mut [Messages], length: usize, times: usize) -> Option<usize> {
+        (1..=times).find(|_| {
+            connections.iter_mut().for_each(|one| one.moved(length));
+            connections[0].are_for_the_ring()
+        })
+    }
+
+    #[test]
+    fn the_ring_is_for_several_that_exchange_short_messages() {
+        let many = |count| (0..count).map(|_| Messages::default()).collect::<Vec<_>>();
+        assert_eq!(exchange(&mut many(4), 100, 100), Some(usize::from(FIRST)));
+        assert_eq!(exchange(&mut many(3), 100, 1000), None);
+        assert_eq!(exchange(&mut many(8), SIZE, 1000), None);
+        let mut mixed = many(8);
+        for _ in 0..100 {
+            assert_eq!(exchange(&mut mixed, 100, usize::from(FIRST) - 1), None);
+            assert_eq!(exchange(&mut mixed, SIZE, 1), None);
+        }
+    }
+
+    #[test]
+    fn who_comes_back_needs_more_of_them() {
+        let mut all: Vec<_> = (0..4).map(|_| Messages::default()).collect();
+        for needed in [16, 64, 256, 1024, 4096, 16_384, 16_384] {
+            assert_eq!(exchange(&mut all, 1, 20_000), Some(needed));
+            all.iter_mut().for_each(Messages::came_back);
+        }
+    }
+}

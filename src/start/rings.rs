@@ -1,0 +1,31 @@
+//! Makes what the data path of userspace mode receives and sends by, as long as the process may.
+
+use super::probe::Chosen;
+use crate::{
+    cli::Settings,
+    kernel::probe::Ability,
+    modes::userspace::{self, Io, Rings},
+    net::ModeName,
+};
+
+/// Returns rings for the workers of the `chosen` mode, if they are to have any and this kernel
+/// allows it. If it does not, notes that in what was chosen.
+pub(super) fn make(settings: &Settings, chosen: &mut Chosen) -> Rings {
+    if settings.own.io == Io::Epoll || chosen.mode != ModeName::Userspace {
+        return Rings::default();
+    }
+    let made = match chosen.kernel.why_unusable(&Ability::IoUring) {
+        Some(why) => Err(why.to_owned()),
+        None => Rings::make(userspace::workers(settings.own.workers)).map_err(|e| e.to_string()),
+    };
+    made.unwrap_or_else(|why| {
+        // Where it was asked for, the mode itself says that it goes without.
+        if settings.own.io == Io::Auto {
+            let note =
+                format!("io_uring is not used: {why}; connections are served by epoll alone");
+            tracing::info!("{note}");
+            chosen.epoll_alone = Some(note);
+        }
+        Rings::default()
+    })
+}
