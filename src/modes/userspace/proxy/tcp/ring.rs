@@ -5,28 +5,29 @@
 //! end, a reset, a receiver that takes nothing, much at once) ends that, and the relay goes
 //! on from there: nothing of it is decided here.
 
+mod connection;
+mod state;
 use std::{
     cell::{Cell, RefCell},
-    collections::VecDeque,
     io,
     net::TcpStream,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     rc::Rc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
     time::Duration,
 };
 
-use nix::errno::Errno;
 use tokio::io::unix::AsyncFd;
 
+use self::{
+    connection::{Connection, Ending},
+    state::State,
+};
 use super::super::backends::Endpoint;
-use crate::kernel::io_uring::{Buffer, Completion, Ring, SIZE};
+use crate::kernel::io_uring::Ring;
 
 /// Rounds through what has completed before the worker's other tasks get a turn.
 const TURN: usize = 16;
-
-/// So many full buffers in a row are no short messages.
-const STREAK: u8 = 4;
 
 /// How long a system call is left alone that failed for want of memory.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -66,99 +67,11 @@ pub struct Rest {
     pub failed: bool,
 }
 
-#[derive(Debug)]
-struct State {
-    ring: Ring,
-    places: Vec<Option<Place>>,
-    free: Vec<usize>,
-    /// Places of which a request could not be cancelled yet.
-    unsettled: Vec<usize>,
-}
-
-/// A connection that is carried.
-#[derive(Debug)]
-struct Place {
-    out: Way,
-    back: Way,
-    endpoint: Endpoint,
-    /// Requests that have not completed.
-    requests: usize,
-    end: Option<Ending>,
-    waker: Option<Waker>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    /// The relay goes on when nothing is under way any more.
-    GiveBack,
-    /// Nobody waits for it.
-    Abandoned,
-}
-
-/// One direction of it.
-#[derive(Debug)]
-struct Way {
-    // These keep the descriptors open until all requests that name them have completed.
-    from: Rc<TcpStream>,
-    to: Rc<TcpStream>,
-    receiving: Receiving,
-    /// Under way to the receiver.
-    sending: Option<Received>,
-    /// Received after that.
-    waiting: VecDeque<Received>,
-    full: u8,
-    rest: Rest,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Receiving {
-    No,
-    Yes,
-    Cancelled,
-}
-
-/// Bytes in a buffer.
-#[derive(Debug)]
-struct Received {
-    buffer: Buffer,
-    length: usize,
-}
-
-/// A kind of request, which with the place makes its token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Request {
-    ReceiveOut = 0,
-    ReceiveBack = 1,
-    SendOut = 2,
-    SendBack = 3,
-    Cancel = 4,
-}
-
-impl Request {
-    const ALL: [Request; 5] = [
-        Request::ReceiveOut,
-        Request::ReceiveBack,
-        Request::SendOut,
-        Request::SendBack,
-        Request::Cancel,
-    ];
-
-    fn token(self, place: usize) -> u64 {
-        (place as u64) << 3 | self as u64
-    }
-
-    /// Returns the request and the place of a token.
-    fn of(token: u64) -> Option<(Request, usize)> {
-        let request = Request::ALL.get((token & 7) as usize)?;
-        Some((*request, usize::try_from(token >> 3).ok()?))
-    }
-}
-
 /// A connection that the ring carries as long as this lives.
 #[derive(Debug)]
 pub struct Carried {
     driver: Rc<Driver>,
-    place: Cell<Option<usize>>,
+    number: Cell<Option<usize>>,
 }
 
 impl Driver {
@@ -166,12 +79,7 @@ impl Driver {
     fn new(mut ring: Ring) -> io::Result<(Rc<Driver>, AsyncFd<OwnedFd>)> {
         ring.enable()?;
         let event = ring.event()?;
-        let state = RefCell::new(State {
-            ring,
-            places: Vec::new(),
-            free: Vec::new(),
-            unsettled: Vec::new(),
-        });
+        let state = RefCell::new(State::new(ring));
         Ok((Rc::new(Driver { state }), event))
     }
 
@@ -184,18 +92,11 @@ impl Driver {
         endpoint: Endpoint,
     ) -> Carried {
         let mut state = self.state.borrow_mut();
-        let number = state.begin(Place {
-            out: Way::new(&client, &backend),
-            back: Way::new(&backend, &client),
-            endpoint,
-            requests: 0,
-            end: None,
-            waker: None,
-        });
+        let number = state.begin(Connection::new(&client, &backend, endpoint));
         drop(state);
         Carried {
             driver: self,
-            place: Cell::new(Some(number)),
+            number: Cell::new(Some(number)),
         }
     }
 }
@@ -235,306 +136,39 @@ pub async fn run(ring: Ring) {
     }
 }
 
-impl State {
-    fn begin(&mut self, place: Place) -> usize {
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.places.push(None);
-            self.places.len() - 1
-        });
-        self.places[number] = Some(place);
-        self.receive(number, Request::ReceiveOut);
-        self.receive(number, Request::ReceiveBack);
-        self.settle(number);
-        // What is not submitted here is submitted later.
-        let _ = self.ring.submit();
-        number
-    }
-
-    /// Submits requests, and handles what has completed, until there is nothing left to do
-    /// or others are to have a turn.
-    fn advance(&mut self) -> io::Result<()> {
-        for number in std::mem::take(&mut self.unsettled) {
-            self.settle(number);
-        }
-        for _ in 0..TURN {
-            self.ring.submit()?;
-            while let Some(completion) = self.ring.next() {
-                self.completed(completion);
-            }
-            if !self.ring.has_work() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn completed(&mut self, completion: Completion) {
-        let request = Request::of(completion.token);
-        let place = request.and_then(|(_, number)| self.places.get_mut(number)?.as_mut());
-        let (Some((request, number)), Some(place)) = (request, place) else {
-            debug_assert!(false, "a completion of no request: {completion:?}");
-            return;
-        };
-        if completion.last {
-            place.requests -= 1;
-        }
-        match request {
-            Request::ReceiveOut | Request::ReceiveBack => {
-                self.received(number, request, completion);
-            }
-            Request::SendOut | Request::SendBack => self.sent(number, request, &completion),
-            Request::Cancel => {}
-        }
-        self.settle(number);
-    }
-
-    fn received(&mut self, number: usize, request: Request, completion: Completion) {
-        let Some((place, ring)) = self.place(number) else {
-            return;
-        };
-        let way = place.way(request);
-        if completion.last {
-            way.receiving = Receiving::No;
-        }
-        match (completion.result, completion.buffer) {
-            (Ok(length), Some(buffer)) if length > 0 => {
-                way.full = if length == SIZE { way.full + 1 } else { 0 };
-                let much = way.full >= STREAK;
-                way.waiting.push_back(Received { buffer, length });
-                place.count(request, length);
-                if much {
-                    place.give_back();
-                }
-            }
-            (result, buffer) => {
-                if let Some(buffer) = buffer {
-                    ring.give_back(buffer);
-                }
-                match result {
-                    // There will be some when this round is over.
-                    Err(Errno::ENOBUFS) => {}
-                    Err(Errno::ECANCELED) | Ok(_) => place.give_back(),
-                    Err(_) => {
-                        way.rest.failed = true;
-                        place.give_back();
-                    }
-                }
-            }
-        }
-        self.send(number, request);
-        if completion.last {
-            self.receive(number, request);
-        }
-    }
-
-    fn sent(&mut self, number: usize, request: Request, completion: &Completion) {
-        let Some((place, ring)) = self.place(number) else {
-            return;
-        };
-        let way = place.way(request);
-        let Some(Received { buffer, length }) = way.sending.take() else {
-            return;
-        };
-        let sent = match completion.result {
-            Ok(sent) => sent,
-            Err(Errno::EAGAIN) => 0,
-            Err(errno) => {
-                way.rest.refused = Some(io::Error::from(errno).kind());
-                0
-            }
-        };
-        if sent < length {
-            let left = &ring.bytes(&buffer, length)[sent..];
-            way.rest.bytes.extend_from_slice(left);
-            place.give_back();
-        }
-        ring.give_back(buffer);
-        self.send(number, request);
-    }
-
-    /// Sends what waits next in the direction of `request`, if nothing is under way.
-    fn send(&mut self, number: usize, request: Request) {
-        let request = match request {
-            Request::ReceiveOut | Request::SendOut => Request::SendOut,
-            _ => Request::SendBack,
-        };
-        let Some((place, ring)) = self.place(number) else {
-            return;
-        };
-        let abandoned = place.end == Some(Ending::Abandoned);
-        let way = place.way(request);
-        if abandoned || way.sending.is_some() || !way.rest.bytes.is_empty() {
-            return;
-        }
-        let Some(next) = way.waiting.pop_front() else {
-            return;
-        };
-        let to = way.to.as_fd();
-        match ring.send(to, &next.buffer, next.length, request.token(number)) {
-            Ok(()) => {
-                way.sending = Some(next);
-                place.requests += 1;
-            }
-            Err(_) => {
-                way.waiting.push_front(next);
-                place.give_back();
-            }
-        }
-    }
-
-    /// Receives from the sender of a direction again.
-    fn receive(&mut self, number: usize, request: Request) {
-        let Some((place, ring)) = self.place(number) else {
-            return;
-        };
-        if place.end.is_some() {
-            return;
-        }
-        let way = place.way(request);
-        match ring.receive(way.from.as_fd(), request.token(number)) {
-            Ok(()) => {
-                way.receiving = Receiving::Yes;
-                place.requests += 1;
-            }
-            Err(_) => place.give_back(),
-        }
-    }
-
-    /// Cancels what is not wanted any more; once nothing is under way, tells who waits, or
-    /// forgets the place.
-    fn settle(&mut self, number: usize) {
-        let Some((place, ring)) = self.place(number) else {
-            return;
-        };
-        let Some(end) = place.end else {
-            return;
-        };
-        let mut all = true;
-        for request in [Request::ReceiveOut, Request::ReceiveBack] {
-            let way = place.way(request);
-            if way.receiving != Receiving::Yes {
-                continue;
-            }
-            let token = Request::Cancel.token(number);
-            if ring.cancel(request.token(number), token).is_ok() {
-                way.receiving = Receiving::Cancelled;
-                place.requests += 1;
-            } else {
-                all = false;
-            }
-        }
-        if place.requests > 0 {
-            if !all {
-                self.unsettled.push(number);
-            }
-            return;
-        }
-        match end {
-            Ending::GiveBack => {
-                if let Some(waker) = place.waker.take() {
-                    waker.wake();
-                }
-            }
-            Ending::Abandoned => drop(self.take(number)),
-        }
-    }
-
-    /// Takes a connection out, with what was left of it.
-    fn take(&mut self, number: usize) -> Option<Left> {
-        let mut place = self.places.get_mut(number)?.take()?;
-        self.free.push(number);
-        let mut rest = |way: &mut Way| {
-            for Received { buffer, length } in
-                way.sending.take().into_iter().chain(way.waiting.drain(..))
-            {
-                way.rest
-                    .bytes
-                    .extend_from_slice(self.ring.bytes(&buffer, length));
-                self.ring.give_back(buffer);
-            }
-            std::mem::take(&mut way.rest)
-        };
-        Some(Left {
-            out: rest(&mut place.out),
-            back: rest(&mut place.back),
-        })
-    }
-
-    fn place(&mut self, number: usize) -> Option<(&mut Place, &mut Ring)> {
-        let place = self.places.get_mut(number)?.as_mut()?;
-        Some((place, &mut self.ring))
-    }
-}
-
-impl Place {
-    fn way(&mut self, request: Request) -> &mut Way {
-        match request {
-            Request::ReceiveBack | Request::SendBack => &mut self.back,
-            _ => &mut self.out,
-        }
-    }
-
-    fn count(&self, request: Request, length: usize) {
-        match request {
-            Request::ReceiveBack => self.endpoint.carried(0, length),
-            _ => self.endpoint.carried(length, 0),
-        }
-    }
-
-    /// The relay is to go on.
-    fn give_back(&mut self) {
-        self.end.get_or_insert(Ending::GiveBack);
-    }
-}
-
-impl Way {
-    fn new(from: &Rc<TcpStream>, to: &Rc<TcpStream>) -> Way {
-        Way {
-            from: Rc::clone(from),
-            to: Rc::clone(to),
-            receiving: Receiving::No,
-            sending: None,
-            waiting: VecDeque::new(),
-            full: 0,
-            rest: Rest::default(),
-        }
-    }
-}
-
 impl Carried {
     /// Waits until the relay is to go on, with what is left.
     pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Left> {
         let mut state = self.driver.state.borrow_mut();
-        let place = self.place.get().and_then(|number| {
-            let place = state.places.get_mut(number)?.as_mut()?;
-            Some((number, place))
-        });
-        let Some((number, place)) = place else {
+        let Some(number) = self.number.get() else {
             return Poll::Pending;
         };
-        if place.end.is_none() || place.requests > 0 {
-            if !place
+        let Some((connection, _)) = state.connection(number) else {
+            return Poll::Pending;
+        };
+        if connection.end.is_none() || connection.requests > 0 {
+            if !connection
                 .waker
                 .as_ref()
                 .is_some_and(|w| w.will_wake(cx.waker()))
             {
-                place.waker = Some(cx.waker().clone());
+                connection.waker = Some(cx.waker().clone());
             }
             return Poll::Pending;
         }
-        self.place.set(None);
+        self.number.set(None);
         state.take(number).map_or(Poll::Pending, Poll::Ready)
     }
 }
 
 impl Drop for Carried {
     fn drop(&mut self) {
-        let Some(number) = self.place.take() else {
+        let Some(number) = self.number.take() else {
             return;
         };
         let mut state = self.driver.state.borrow_mut();
-        if let Some((place, _)) = state.place(number) {
-            place.end = Some(Ending::Abandoned);
+        if let Some((connection, _)) = state.connection(number) {
+            connection.end = Some(Ending::Abandoned);
         }
         state.settle(number);
         // What is not submitted here is submitted later.

@@ -238,7 +238,7 @@ fn what_is_abandoned_is_closed_and_its_place_is_used_again() {
                 backend,
                 near,
             } = Lab::new();
-            assert_eq!(carried.place.get(), Some(0));
+            assert_eq!(carried.number.get(), Some(0));
             drop((carried, near));
             for mut stream in [client, backend] {
                 stream.set_nonblocking(true).unwrap();

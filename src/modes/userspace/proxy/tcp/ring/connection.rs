@@ -1,0 +1,174 @@
+//! A connection that a ring carries: what is under way in each of its directions.
+
+use std::{collections::VecDeque, net::TcpStream, rc::Rc, task::Waker};
+
+use super::{super::super::backends::Endpoint, Left, Rest};
+use crate::kernel::io_uring::{Buffer, Ring};
+
+/// A connection that is carried.
+#[derive(Debug)]
+pub struct Connection {
+    /// From the client to the backend.
+    pub out: Way,
+    /// From the backend to the client.
+    pub back: Way,
+    endpoint: Endpoint,
+    /// Number of requests that have not completed.
+    pub requests: usize,
+    /// None while the ring is to carry it.
+    pub end: Option<Ending>,
+    /// Who waits for what is left of it.
+    pub waker: Option<Waker>,
+}
+
+/// Why the ring is to carry it no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The relay goes on when nothing is under way any more.
+    GiveBack,
+    /// Nobody waits for it.
+    Abandoned,
+}
+
+/// One direction of it.
+#[derive(Debug)]
+pub struct Way {
+    // These keep the descriptors open until all requests that name them have completed.
+    /// Who sends.
+    pub from: Rc<TcpStream>,
+    /// Who receives.
+    pub to: Rc<TcpStream>,
+    /// Whether what the sender sends is received.
+    pub receiving: Receiving,
+    /// Under way to the receiver.
+    pub sending: Option<Received>,
+    /// Received after that.
+    pub waiting: VecDeque<Received>,
+    /// Full buffers in a row.
+    pub full: u8,
+    /// What is left of it for the relay.
+    pub rest: Rest,
+}
+
+/// Whether a request to receive is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receiving {
+    /// None is.
+    No,
+    /// One is.
+    Yes,
+    /// One is, and is being cancelled.
+    Cancelled,
+}
+
+/// Bytes in a buffer.
+#[derive(Debug)]
+pub struct Received {
+    /// Where they are.
+    pub buffer: Buffer,
+    /// How many.
+    pub length: usize,
+}
+
+/// A kind of request, which with the connection makes its token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// To receive from the client.
+    ReceiveOut = 0,
+    /// To receive from the backend.
+    ReceiveBack = 1,
+    /// To send to the backend.
+    SendOut = 2,
+    /// To send to the client.
+    SendBack = 3,
+    /// To cancel one of the first two.
+    Cancel = 4,
+}
+
+impl Request {
+    const ALL: [Request; 5] = [
+        Request::ReceiveOut,
+        Request::ReceiveBack,
+        Request::SendOut,
+        Request::SendBack,
+        Request::Cancel,
+    ];
+
+    /// Returns the token of this request of a connection.
+    pub fn token(self, connection: usize) -> u64 {
+        (connection as u64) << 3 | self as u64
+    }
+
+    /// Returns the request and the connection's number of a token.
+    pub fn of(token: u64) -> Option<(Request, usize)> {
+        let request = Request::ALL.get((token & 7) as usize)?;
+        Some((*request, usize::try_from(token >> 3).ok()?))
+    }
+}
+
+impl Connection {
+    /// Returns one of which nothing is under way.
+    pub fn new(client: &Rc<TcpStream>, backend: &Rc<TcpStream>, endpoint: Endpoint) -> Connection {
+        Connection {
+            out: Way::new(client, backend),
+            back: Way::new(backend, client),
+            endpoint,
+            requests: 0,
+            end: None,
+            waker: None,
+        }
+    }
+
+    /// Returns what is left of it, and gives its buffers back to the `ring`.
+    pub fn left(mut self, ring: &mut Ring) -> Left {
+        Left {
+            out: self.out.rest(ring),
+            back: self.back.rest(ring),
+        }
+    }
+
+    /// Returns the direction that a request is of.
+    pub fn way(&mut self, request: Request) -> &mut Way {
+        match request {
+            Request::ReceiveBack | Request::SendBack => &mut self.back,
+            _ => &mut self.out,
+        }
+    }
+
+    /// Counts so many bytes that were received.
+    pub fn count(&self, request: Request, length: usize) {
+        match request {
+            Request::ReceiveBack => self.endpoint.carried(0, length),
+            _ => self.endpoint.carried(length, 0),
+        }
+    }
+
+    /// The relay is to go on.
+    pub fn give_back(&mut self) {
+        self.end.get_or_insert(Ending::GiveBack);
+    }
+}
+
+impl Way {
+    fn new(from: &Rc<TcpStream>, to: &Rc<TcpStream>) -> Way {
+        Way {
+            from: Rc::clone(from),
+            to: Rc::clone(to),
+            receiving: Receiving::No,
+            sending: None,
+            waiting: VecDeque::new(),
+            full: 0,
+            rest: Rest::default(),
+        }
+    }
+
+    fn rest(&mut self, ring: &mut Ring) -> Rest {
+        let received = self.sending.take().into_iter();
+        for Received { buffer, length } in received.chain(self.waiting.drain(..)) {
+            let bytes = ring.bytes(&buffer, length);
+            self.rest.bytes.extend_from_slice(bytes);
+            ring.give_back(buffer);
+        }
+        std::mem::take(&mut self.rest)
+    }
+}

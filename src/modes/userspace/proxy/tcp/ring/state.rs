@@ -1,0 +1,254 @@
+//! What has completed, and what is to be done then.
+
+use std::{io, mem, os::fd::AsFd};
+
+use nix::errno::Errno;
+
+use super::{
+    Left, TURN,
+    connection::{Connection, Ending, Received, Receiving, Request},
+};
+use crate::kernel::io_uring::{Completion, Ring, SIZE};
+
+/// So many full buffers in a row are no short messages.
+const STREAK: u8 = 4;
+
+/// A ring and the connections that it carries.
+#[derive(Debug)]
+pub struct State {
+    /// The ring.
+    pub ring: Ring,
+    connections: Vec<Option<Connection>>,
+    free: Vec<usize>,
+    /// Connections of which a request could not be cancelled yet.
+    unsettled: Vec<usize>,
+}
+
+impl State {
+    /// Returns one that carries nothing yet.
+    pub fn new(ring: Ring) -> State {
+        State {
+            ring,
+            connections: Vec::new(),
+            free: Vec::new(),
+            unsettled: Vec::new(),
+        }
+    }
+
+    /// Carries a connection from here on. Returns its number.
+    pub fn begin(&mut self, connection: Connection) -> usize {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            self.connections.len() - 1
+        });
+        self.connections[number] = Some(connection);
+        self.receive(number, Request::ReceiveOut);
+        self.receive(number, Request::ReceiveBack);
+        self.settle(number);
+        // What is not submitted here is submitted later.
+        let _ = self.ring.submit();
+        number
+    }
+
+    /// Submits requests, and handles what has completed, until there is nothing left to do
+    /// or others are to have a turn.
+    pub fn advance(&mut self) -> io::Result<()> {
+        for number in mem::take(&mut self.unsettled) {
+            self.settle(number);
+        }
+        for _ in 0..TURN {
+            self.ring.submit()?;
+            while let Some(completion) = self.ring.next() {
+                self.completed(completion);
+            }
+            if !self.ring.has_work() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn completed(&mut self, completion: Completion) {
+        let request = Request::of(completion.token);
+        let connection = request.and_then(|(_, number)| self.connections.get_mut(number)?.as_mut());
+        let (Some((request, number)), Some(connection)) = (request, connection) else {
+            debug_assert!(false, "a completion of no request: {completion:?}");
+            return;
+        };
+        if completion.last {
+            connection.requests -= 1;
+        }
+        match request {
+            Request::ReceiveOut | Request::ReceiveBack => {
+                self.received(number, request, completion);
+            }
+            Request::SendOut | Request::SendBack => self.sent(number, request, &completion),
+            Request::Cancel => {}
+        }
+        self.settle(number);
+    }
+
+    fn received(&mut self, number: usize, request: Request, completion: Completion) {
+        let Some((connection, ring)) = self.connection(number) else {
+            return;
+        };
+        let way = connection.way(request);
+        if completion.last {
+            way.receiving = Receiving::No;
+        }
+        match (completion.result, completion.buffer) {
+            (Ok(length), Some(buffer)) if length > 0 => {
+                way.full = if length == SIZE { way.full + 1 } else { 0 };
+                let much = way.full >= STREAK;
+                way.waiting.push_back(Received { buffer, length });
+                connection.count(request, length);
+                if much {
+                    connection.give_back();
+                }
+            }
+            (result, buffer) => {
+                if let Some(buffer) = buffer {
+                    ring.give_back(buffer);
+                }
+                match result {
+                    // There will be some when this round is over.
+                    Err(Errno::ENOBUFS) => {}
+                    Err(Errno::ECANCELED) | Ok(_) => connection.give_back(),
+                    Err(_) => {
+                        way.rest.failed = true;
+                        connection.give_back();
+                    }
+                }
+            }
+        }
+        self.send(number, request);
+        if completion.last {
+            self.receive(number, request);
+        }
+    }
+
+    fn sent(&mut self, number: usize, request: Request, completion: &Completion) {
+        let Some((connection, ring)) = self.connection(number) else {
+            return;
+        };
+        let way = connection.way(request);
+        let Some(Received { buffer, length }) = way.sending.take() else {
+            return;
+        };
+        let sent = match completion.result {
+            Ok(sent) => sent,
+            Err(Errno::EAGAIN) => 0,
+            Err(errno) => {
+                way.rest.refused = Some(io::Error::from(errno).kind());
+                0
+            }
+        };
+        if sent < length {
+            let left = &ring.bytes(&buffer, length)[sent..];
+            way.rest.bytes.extend_from_slice(left);
+            connection.give_back();
+        }
+        ring.give_back(buffer);
+        self.send(number, request);
+    }
+
+    /// Sends what waits next in the direction of `request`, if nothing is under way.
+    fn send(&mut self, number: usize, request: Request) {
+        let request = match request {
+            Request::ReceiveOut | Request::SendOut => Request::SendOut,
+            _ => Request::SendBack,
+        };
+        let Some((connection, ring)) = self.connection(number) else {
+            return;
+        };
+        let abandoned = connection.end == Some(Ending::Abandoned);
+        let way = connection.way(request);
+        if abandoned || way.sending.is_some() || !way.rest.bytes.is_empty() {
+            return;
+        }
+        let Some(next) = way.waiting.pop_front() else {
+            return;
+        };
+        let to = way.to.as_fd();
+        match ring.send(to, &next.buffer, next.length, request.token(number)) {
+            Ok(()) => {
+                way.sending = Some(next);
+                connection.requests += 1;
+            }
+            Err(_) => {
+                way.waiting.push_front(next);
+                connection.give_back();
+            }
+        }
+    }
+
+    /// Receives from the sender of a direction again.
+    fn receive(&mut self, number: usize, request: Request) {
+        let Some((connection, ring)) = self.connection(number) else {
+            return;
+        };
+        if connection.end.is_some() {
+            return;
+        }
+        let way = connection.way(request);
+        match ring.receive(way.from.as_fd(), request.token(number)) {
+            Ok(()) => {
+                way.receiving = Receiving::Yes;
+                connection.requests += 1;
+            }
+            Err(_) => connection.give_back(),
+        }
+    }
+
+    /// Cancels what is not wanted any more; once nothing is under way, tells who waits, or
+    /// forgets the connection.
+    pub fn settle(&mut self, number: usize) {
+        let Some((connection, ring)) = self.connection(number) else {
+            return;
+        };
+        let Some(end) = connection.end else {
+            return;
+        };
+        let mut all = true;
+        for request in [Request::ReceiveOut, Request::ReceiveBack] {
+            let way = connection.way(request);
+            if way.receiving != Receiving::Yes {
+                continue;
+            }
+            let token = Request::Cancel.token(number);
+            if ring.cancel(request.token(number), token).is_ok() {
+                way.receiving = Receiving::Cancelled;
+                connection.requests += 1;
+            } else {
+                all = false;
+            }
+        }
+        if connection.requests > 0 {
+            if !all {
+                self.unsettled.push(number);
+            }
+            return;
+        }
+        match end {
+            Ending::GiveBack => {
+                if let Some(waker) = connection.waker.take() {
+                    waker.wake();
+                }
+            }
+            Ending::Abandoned => drop(self.take(number)),
+        }
+    }
+
+    /// Takes a connection out, with what was left of it.
+    pub fn take(&mut self, number: usize) -> Option<Left> {
+        let connection = self.connections.get_mut(number)?.take()?;
+        self.free.push(number);
+        Some(connection.left(&mut self.ring))
+    }
+
+    /// Returns the connection of this number, and the ring.
+    pub fn connection(&mut self, number: usize) -> Option<(&mut Connection, &mut Ring)> {
+        let connection = self.connections.get_mut(number)?.as_mut()?;
+        Some((connection, &mut self.ring))
+    }
+}
