@@ -29,10 +29,18 @@ impl Csv {
             Vec::new()
         };
         Csv {
+            rows,
+            ..Csv::anew(name, columns, keys)
+        }
+    }
+
+    /// A file without rows; what is in it is lost with the first row that is put.
+    pub fn anew(name: &'static str, columns: &'static [&'static str], keys: usize) -> Csv {
+        Csv {
             name,
             columns,
             keys,
-            rows,
+            rows: Vec::new(),
         }
     }
 

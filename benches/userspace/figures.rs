@@ -1,16 +1,18 @@
-//! Figures of all rounds, their medians, and the page that shows them.
+//! Figures of all rounds, their medians and ratios, and the page that shows them.
 
-use std::{fmt::Write, time::Duration};
+use std::time::Duration;
 
 use super::{
     contender::Contender,
-    document::machine::machine,
+    document::{csv::Csv, machine::machine, table::table},
     load::{Load, Measured},
+    targets,
 };
 
 /// What one contender did in one round under one load.
 #[derive(Clone, Copy)]
 struct Round {
+    number: usize,
     load: Load,
     contender: usize,
     /// Bytes, requests or connections a second.
@@ -21,72 +23,103 @@ struct Round {
     p99: f64,
 }
 
+/// What the idle connections of a contender took.
+struct Idle {
+    contender: usize,
+    /// KiB of its memory.
+    memory: u64,
+    connections: usize,
+}
+
+impl Idle {
+    fn each(&self) -> f64 {
+        self.memory as f64 / self.connections.max(1) as f64
+    }
+}
+
 /// All that was measured.
 pub struct Figures {
-    names: Vec<String>,
+    /// The contenders' names, that of the direct connection first.
+    pub names: Vec<String>,
     rounds: Vec<Round>,
-    /// Contender, KiB, connections.
-    idle: Vec<(usize, u64, usize)>,
+    idle: Vec<Idle>,
 }
 
-/// A row of the table: what it says of a round, and how.
-struct Row {
-    load: Load,
-    title: &'static str,
-    of: fn(&Round) -> f64,
-    shown: Shown,
+/// Something that is measured of one load in each round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Rate,
+    Cost,
+    P50,
+    P99,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Shown {
-    OfDirect,
-    Microseconds,
+impl Round {
+    fn get(&self, kind: Kind) -> f64 {
+        match kind {
+            Kind::Rate => self.rate,
+            Kind::Cost => self.cost,
+            Kind::P50 => self.p50,
+            Kind::P99 => self.p99,
+        }
+    }
 }
 
-const ROWS: [Row; 7] = [
-    Row {
-        load: Load::Bulk,
-        title: "bulk, one connection",
-        of: |round| round.rate,
-        shown: Shown::OfDirect,
-    },
-    Row {
-        load: Load::Requests,
-        title: "requests on 32 connections",
-        of: |round| round.rate,
-        shown: Shown::OfDirect,
-    },
-    Row {
-        load: Load::Connections,
-        title: "new connections, 32 at once",
-        of: |round| round.rate,
-        shown: Shown::OfDirect,
-    },
-    Row {
-        load: Load::Latency,
-        title: "p50 of a request alone, µs",
-        of: |round| round.p50,
-        shown: Shown::Microseconds,
-    },
-    Row {
-        load: Load::Latency,
-        title: "p99 of a request alone, µs",
-        of: |round| round.p99,
-        shown: Shown::Microseconds,
-    },
-    Row {
-        load: Load::Requests,
-        title: "proxy's CPU a request, µs",
-        of: |round| round.cost,
-        shown: Shown::Microseconds,
-    },
-    Row {
-        load: Load::Connections,
-        title: "proxy's CPU a connection, µs",
-        of: |round| round.cost,
-        shown: Shown::Microseconds,
-    },
+/// The median of several values and the quarters below and above it.
+pub struct Spread {
+    low: f64,
+    pub median: f64,
+    high: f64,
+}
+
+impl Spread {
+    /// Returns that of the values that are numbers, if there are any.
+    fn of(values: impl Iterator<Item = f64>) -> Option<Spread> {
+        let mut all: Vec<f64> = values.filter(|value| value.is_finite()).collect();
+        all.sort_by(f64::total_cmp);
+        let at = |quarters| all.get(all.len() * quarters / 4).copied();
+        Some(Spread {
+            low: at(1)?,
+            median: at(2)?,
+            high: at(3)?,
+        })
+    }
+
+    /// Shows the median, with the middle half of the values in brackets.
+    pub fn shown(&self) -> String {
+        format!("{:.2} ({:.2}–{:.2})", self.median, self.low, self.high)
+    }
+}
+
+/// The rows of the table: what they show of which load. Rates are shown as parts of the direct
+/// connection's, the others as they are.
+const ROWS: [(Load, Kind, &str); 7] = [
+    (Load::Bulk, Kind::Rate, "bulk, one connection"),
+    (Load::Requests, Kind::Rate, "requests on 32 connections"),
+    (Load::Connections, Kind::Rate, "new connections, 32 at once"),
+    (Load::Latency, Kind::P50, "p50 of a request alone, µs"),
+    (Load::Latency, Kind::P99, "p99 of a request alone, µs"),
+    (Load::Requests, Kind::Cost, "proxy's CPU a request, µs"),
+    (
+        Load::Connections,
+        Kind::Cost,
+        "proxy's CPU a connection, µs",
+    ),
 ];
+
+/// The columns of the file of raw figures, of which three say what a row is about.
+const COLUMNS: [&str; 9] = [
+    "round",
+    "load",
+    "contender",
+    "rate",
+    "cpu_us",
+    "p50_us",
+    "p99_us",
+    "idle_connections",
+    "idle_kib_each",
+];
+const KEYS: usize = 3;
 
 impl Figures {
     /// Nothing yet.
@@ -98,15 +131,23 @@ impl Figures {
         }
     }
 
-    /// Adds what contender number `contender` did in one round, with so many `seconds` of
+    /// Adds what contender number `contender` did in round `number`, with so many `seconds` of
     /// processor time.
-    pub fn add(&mut self, load: Load, contender: usize, measured: &Measured, seconds: f64) {
+    pub fn add(
+        &mut self,
+        number: usize,
+        load: Load,
+        contender: usize,
+        measured: &Measured,
+        seconds: f64,
+    ) {
         let count = measured.count.max(1) as f64;
         let at = |part: f64| {
             let place = (measured.latencies.len() as f64 * part) as usize;
             measured.latencies.get(place).copied().unwrap_or(f64::NAN)
         };
         self.rounds.push(Round {
+            number,
             load,
             contender,
             rate: count / measured.seconds,
@@ -118,60 +159,130 @@ impl Figures {
 
     /// Adds what `connections` idle ones took of its memory, in KiB.
     pub fn add_idle(&mut self, contender: usize, memory: u64, connections: usize) {
-        self.idle.push((contender, memory, connections));
+        self.idle.push(Idle {
+            contender,
+            memory,
+            connections,
+        });
     }
 
-    fn median(&self, row: &Row, contender: usize) -> f64 {
-        let of_it = |round: &&Round| (round.load, round.contender) == (row.load, contender);
-        let mut all: Vec<f64> = self.rounds.iter().filter(of_it).map(row.of).collect();
-        all.sort_by(f64::total_cmp);
-        all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+    fn of(&self, load: Load, contender: usize) -> impl Iterator<Item = &Round> {
+        let about = (load, contender);
+        let rounds = self.rounds.iter();
+        rounds.filter(move |round| (round.load, round.contender) == about)
+    }
+
+    /// Returns the median of all rounds.
+    pub fn median(&self, load: Load, kind: Kind, contender: usize) -> Option<f64> {
+        let values = self.of(load, contender).map(|round| round.get(kind));
+        Some(Spread::of(values)?.median)
+    }
+
+    /// Returns the ratios between two contenders, each taken within a round: what else the
+    /// machine does then slows down both.
+    pub fn ratios(&self, load: Load, kind: Kind, contender: usize, to: usize) -> Option<Spread> {
+        let pairs = self.of(load, contender).filter_map(|round| {
+            let other = self.of(load, to).find(|other| other.number == round.number);
+            Some(round.get(kind) / other?.get(kind))
+        });
+        Spread::of(pairs)
+    }
+
+    /// Returns how many KiB an idle connection of it took, of how many.
+    pub fn idle(&self, contender: usize) -> Option<(f64, usize)> {
+        let idle = self.idle.iter().find(|idle| idle.contender == contender)?;
+        Some((idle.each(), idle.connections))
+    }
+
+    /// Writes the file of raw figures.
+    pub fn save(&self) {
+        let mut csv = Csv::anew("data-path", &COLUMNS, KEYS);
+        let name = |contender: usize| self.names[contender].replace(',', ";");
+        let number = |value: f64, digits: usize| {
+            let is_measured = value.is_finite() && value > 0.0;
+            is_measured.then(|| format!("{value:.digits$}"))
+        };
+        let rounds = self.rounds.iter().map(|round| {
+            let digits = match round.load {
+                // Of one byte.
+                Load::Bulk => 6,
+                _ => 3,
+            };
+            let figures = [
+                number(round.rate, 0),
+                number(round.cost, digits),
+                number(round.p50, 1),
+                number(round.p99, 1),
+                None,
+                None,
+            ];
+            let keys = [
+                (round.number + 1).to_string(),
+                round.load.name().to_owned(),
+                name(round.contender),
+            ];
+            (keys, figures)
+        });
+        let idle = self.idle.iter().map(|idle| {
+            let connections = Some(idle.connections.to_string());
+            let figures = [None, None, None, None, connections, number(idle.each(), 3)];
+            let keys = ["1".to_owned(), "idle".to_owned(), name(idle.contender)];
+            (keys, figures)
+        });
+        for (keys, figures) in rounds.chain(idle) {
+            let figures = figures.map(Option::unwrap_or_default);
+            csv.put(keys.into_iter().chain(figures).collect());
+        }
     }
 
     /// Returns the page.
     pub fn page(&self, rounds: usize, length: Duration) -> String {
-        let mut page = format!(
-            "## The userspace data path\n\n\
-             `cargo bench --bench userspace -- --write`: client, proxy and backend share the machine, in network namespaces joined by \
-             veth(4): {}. Medians of {rounds} interleaved rounds, {} s each; rates as parts of \
-             a direct connection's. Messages of 128 bytes.\n\n",
-            machine(&[("haproxy", "-v"), ("nginx", "-v")]),
-            length.as_secs()
-        );
-        let _ = writeln!(page, "| | {} |", self.names.join(" | "));
-        let _ = writeln!(page, "|---|{}", "---:|".repeat(self.names.len()));
-        for row in &ROWS {
-            let direct = self.median(row, 0);
-            if direct.is_nan() {
-                // Its load was not asked for.
-                continue;
-            }
-            let cells = (0..self.names.len()).map(|contender| {
-                let median = self.median(row, contender);
-                match row.shown {
-                    Shown::OfDirect if contender == 0 => absolute(row.load, median),
-                    Shown::OfDirect => format!("{:.2}", median / direct),
-                    Shown::Microseconds if median == 0.0 => String::new(),
-                    Shown::Microseconds => format!("{median:.1}"),
-                }
-            });
-            let cells: Vec<_> = cells.collect();
-            let _ = writeln!(page, "| {} | {} |", row.title, cells.join(" | "));
+        let head = [String::new()].into_iter().chain(self.names.clone());
+        let mut rows: Vec<_> = ROWS
+            .iter()
+            // The load of the others was not asked for.
+            .filter(|(load, kind, _)| self.median(*load, *kind, 0).is_some())
+            .map(|row| self.row(row))
+            .collect();
+        if !self.idle.is_empty() {
+            rows.push(self.idle_row());
         }
-        let idle = (0..self.names.len()).map(|contender| {
-            let of_it = self.idle.iter().find(|(of, ..)| *of == contender);
-            of_it.map_or(String::new(), |(_, memory, connections)| {
-                let each = *memory as f64 / (*connections).max(1) as f64;
-                format!("{each:.2} ({connections})")
-            })
+        format!(
+            "## The userspace data path\n\n\
+             `cargo bench --bench userspace -- --write`: client, proxy and backend share the \
+             machine, in network namespaces joined by veth(4): {}. Medians of {rounds} interleaved \
+             rounds, {} s each. Rates are parts of a direct connection's, taken within a round; the \
+             middle half of the rounds is in brackets. Messages of 128 bytes. The figures are in \
+             [data-path.csv](benchmarks/data-path.csv).\n\n{}{}",
+            machine(&[("haproxy", "-v"), ("nginx", "-v")]),
+            length.as_secs(),
+            table(&head.collect::<Vec<_>>(), &rows),
+            targets::table_of(self),
+        )
+    }
+
+    fn row(&self, (load, kind, title): &(Load, Kind, &str)) -> Vec<String> {
+        let cells = (0..self.names.len()).map(|contender| {
+            let median = self.median(*load, *kind, contender).unwrap_or(f64::NAN);
+            let ratios = self.ratios(*load, *kind, contender, 0);
+            match kind {
+                Kind::Rate if contender == 0 => absolute(*load, median),
+                Kind::Rate => ratios.map_or_else(String::new, |ratios| ratios.shown()),
+                // The direct connection has no processor time of its own.
+                _ if median == 0.0 => String::new(),
+                _ => format!("{median:.1}"),
+            }
         });
-        let idle: Vec<_> = idle.collect();
-        let _ = writeln!(
-            page,
-            "| KiB an idle connection (of so many) | {} |",
-            idle.join(" | ")
-        );
-        page
+        [(*title).to_owned()].into_iter().chain(cells).collect()
+    }
+
+    fn idle_row(&self) -> Vec<String> {
+        let title = "KiB an idle connection (of so many)".to_owned();
+        let cells = (0..self.names.len()).map(|contender| {
+            let idle = self.idle(contender);
+            idle.map_or_else(String::new, |(each, of)| format!("{each:.2} ({of})"))
+        });
+        [title].into_iter().chain(cells).collect()
     }
 }
 

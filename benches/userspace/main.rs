@@ -4,7 +4,7 @@
 //!
 //! Arguments, each optional: the number of rounds, the seconds of each measurement,
 //! `--only LOAD,...` (bulk, requests, connections, latency, idle) for some of the loads, and
-//! `--write` for section `data-path` of docs/benchmarks.md.
+//! `--write` for section `data-path` of docs/benchmarks.md and its raw figures.
 
 mod contender;
 #[allow(dead_code)]
@@ -20,6 +20,7 @@ mod network;
 #[allow(dead_code)]
 #[path = "../../tests/lab/process.rs"]
 mod process;
+mod targets;
 
 use std::{
     io,
@@ -68,9 +69,11 @@ fn main() -> ExitCode {
     }
     let arguments = arguments();
     match measure(&arguments) {
-        Ok(page) => {
+        Ok(figures) => {
+            let page = figures.page(arguments.rounds, arguments.length);
             print!("{page}");
             if arguments.write {
+                figures.save();
                 document::write("data-path", &page);
             }
             ExitCode::SUCCESS
@@ -107,7 +110,7 @@ fn arguments() -> Arguments {
     arguments
 }
 
-fn measure(arguments: &Arguments) -> io::Result<String> {
+fn measure(arguments: &Arguments) -> io::Result<Figures> {
     // An empty /run, so that the namespaces' names are ours.
     let mounted = Command::new("mount")
         .args(["-t", "tmpfs", "none", "/run"])
@@ -129,7 +132,7 @@ fn measure(arguments: &Arguments) -> io::Result<String> {
                 let client = || load.run(contender.address(), arguments.length);
                 let measured = network.client.enter(client);
                 let seconds = contender.cpu() - before;
-                figures.add(load, number, &measured, seconds);
+                figures.add(round, load, number, &measured, seconds);
             }
         }
     }
@@ -145,5 +148,5 @@ fn measure(arguments: &Arguments) -> io::Result<String> {
         figures.add_idle(number, after.saturating_sub(before), held.len());
         drop(held);
     }
-    Ok(figures.page(arguments.rounds, arguments.length))
+    Ok(figures)
 }
