@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::network::{Network, Node};
+use super::{
+    load,
+    network::{Network, Node, addresses},
+};
 
 /// How long a contender may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -216,10 +219,12 @@ impl Drop for Process {
     }
 }
 
+/// It opens no file beyond its limit, of which each connection takes two and each pipe two.
 fn haproxy(node: &Node) -> String {
     format!(
         "global
-  maxconn 4500
+  maxconn {}
+  maxpipes 100
   nbthread 2
 defaults
   mode tcp
@@ -228,10 +233,12 @@ defaults
   timeout server 600s
   option splice-auto
 listen bench
-  bind {}
+  bind :{}
   server backend {}
 ",
-        node.own, node.backend
+        load::idle_connections() + 50,
+        node.own.port(),
+        node.backend
     )
 }
 
@@ -243,30 +250,39 @@ user root;
 worker_processes 2;
 pid FOLDER/pid;
 error_log FOLDER/error;
-events {{ worker_connections 9000; }}
+events {{ worker_connections {}; }}
 stream {{ server {{ listen {} reuseport; proxy_pass {}; }} }}
 ",
-        node.own, node.backend
+        // Of two workers, each counts both sides of a connection, and may get more than half.
+        2 * load::idle_connections(),
+        node.own.port(),
+        node.backend
     )
 }
 
 fn service(node: &Node) -> String {
-    format!(
-        "apiVersion: v1
+    let services = addresses(node.service).enumerate().map(|(number, called)| {
+        format!(
+            "apiVersion: v1
 kind: Service
-metadata: {{name: bench, namespace: default}}
+metadata: {{name: bench-{number}, namespace: default}}
 spec: {{clusterIP: {}, ports: [{{port: {}}}]}}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {{name: bench, namespace: default, labels: {{kubernetes.io/service-name: bench}}}}
+metadata:
+  name: bench-{number}
+  namespace: default
+  labels: {{kubernetes.io/service-name: bench-{number}}}
 addressType: IPv4
 ports: [{{port: {}}}]
 endpoints: [{{addresses: [{}]}}]
 ",
-        node.service.ip(),
-        node.service.port(),
-        node.backend.port(),
-        node.backend.ip()
-    )
+            called.ip(),
+            called.port(),
+            node.backend.port(),
+            node.backend.ip()
+        )
+    });
+    services.collect::<Vec<_>>().join("---\n")
 }

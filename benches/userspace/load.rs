@@ -2,26 +2,28 @@
 
 use std::{
     io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
 };
 
-/// Idle connections whose memory is measured.
-const IDLE: usize = 4_000;
+use nix::sys::resource::{Resource, getrlimit};
+
+/// Idle connections whose memory is measured, if there may be so many.
+const IDLE: usize = 20_000;
 
 /// What a request looks like: a byte that says what is asked for.
 const ECHO: u8 = b'e';
-const FLOOD: u8 = b'f';
+pub const FLOOD: u8 = b'f';
 /// An answer, and then nothing more.
-const REST: u8 = b'r';
+pub const REST: u8 = b'r';
 
 /// Size of an echoed message, in bytes.
-const MESSAGE: usize = 128;
+pub const MESSAGE: usize = 128;
 
 /// A client that waits longer has met a proxy that does not work.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -153,10 +155,17 @@ fn exchange(stream: &mut TcpStream, message: &mut [u8]) {
     stream.read_exact(message).expect("an answer");
 }
 
-/// [`IDLE`] connections that say nothing after a first answer, or as many as there are
-/// local ports for.
-pub fn idle(address: SocketAddr) -> Vec<TcpStream> {
-    (0..IDLE)
+/// How many idle connections are measured: [`IDLE`], or as many as nine tenths of the open
+/// files allow, of which a proxy has two for each. Near the limit Tripod resets clients that
+/// have much.
+pub fn idle_connections() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+    usize::try_from(limit / 20 * 9).map_or(IDLE, |most| most.min(IDLE))
+}
+
+/// So many connections that say nothing after a first answer, or as many as come about.
+pub fn idle(address: SocketAddr, connections: usize) -> Vec<TcpStream> {
+    (0..connections)
         .map_while(|_| {
             let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
             stream.set_read_timeout(Some(PATIENCE)).ok()?;
@@ -166,38 +175,4 @@ pub fn idle(address: SocketAddr) -> Vec<TcpStream> {
             Some(stream)
         })
         .collect()
-}
-
-/// Starts a backend that does what the loads ask for, at `port` of every address.
-pub fn backend(port: u16) {
-    let listener = TcpListener::bind(("0.0.0.0", port)).expect("a listener");
-    thread::spawn(move || {
-        let resting = Arc::new(Mutex::new(Vec::new()));
-        for mut stream in listener.incoming().map_while(Result::ok) {
-            let resting = Arc::clone(&resting);
-            let serve = move || {
-                stream.set_nodelay(true).ok()?;
-                let mut message = [0; MESSAGE];
-                while stream.read_exact(&mut message).is_ok() {
-                    if message[0] == FLOOD {
-                        let flood = vec![7; 1 << 20];
-                        loop {
-                            stream.write_all(&flood).ok()?;
-                        }
-                    }
-                    stream.write_all(&message).ok()?;
-                    if message[0] == REST {
-                        // So many threads there cannot be.
-                        resting.lock().expect("no panic").push(stream);
-                        return Some(());
-                    }
-                }
-                Some(())
-            };
-            thread::Builder::new()
-                .stack_size(64 << 10)
-                .spawn(serve)
-                .expect("a thread");
-        }
-    });
 }

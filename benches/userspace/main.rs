@@ -6,11 +6,13 @@
 //! `--only LOAD,...` (bulk, requests, connections, latency, idle) for some of the loads, and
 //! `--write` for section `data-path` of docs/benchmarks.md and its raw figures.
 
+mod backend;
 mod contender;
 #[allow(dead_code)]
 #[path = "../document/mod.rs"]
 mod document;
 mod figures;
+mod helper;
 // Shared with the tests, which use more of them.
 #[allow(dead_code)]
 #[path = "../../tests/lab/host.rs"]
@@ -56,6 +58,9 @@ impl Arguments {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = helper::run() {
+        return code;
+    }
     if std::env::var_os(INSIDE).is_none() {
         let own = std::env::current_exe().expect("own path");
         let failed = Command::new("unshare")
@@ -121,7 +126,7 @@ fn measure(arguments: &Arguments) -> io::Result<Figures> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
 
-    let network = Network::new();
+    let mut network = Network::new();
     let contenders = Contender::start_all(&network);
     let mut figures = Figures::new(&contenders);
     for round in 0..arguments.rounds {
@@ -136,17 +141,24 @@ fn measure(arguments: &Arguments) -> io::Result<Figures> {
             }
         }
     }
+    if arguments.wants("idle") {
+        idle(&mut network, &contenders, &mut figures);
+    }
+    Ok(figures)
+}
+
+/// Measures what idle connections take of the memory of each proxy.
+fn idle(network: &mut Network, contenders: &[Contender], figures: &mut Figures) {
+    let connections = load::idle_connections();
     for (number, contender) in contenders.iter().enumerate() {
-        if !arguments.wants("idle") {
-            break;
-        }
         let Some(before) = contender.memory() else {
             continue;
         };
-        let held = network.client.enter(|| load::idle(contender.address()));
+        eprintln!("{connections} idle connections of {}", contender.name);
+        network.new_backend();
+        let (held, clients) = network.idle(contender.address(), connections);
         let after = contender.memory().unwrap_or(before);
-        figures.add_idle(number, after.saturating_sub(before), held.len());
-        drop(held);
+        figures.add_idle(number, after.saturating_sub(before), held);
+        drop(clients);
     }
-    Ok(figures)
 }

@@ -7,20 +7,26 @@ use std::{
 };
 
 use super::{
+    helper::Helper,
     host::{Host, set_sysctl},
-    load,
 };
 
 /// The port of the backends.
 const PORT: u16 = 7070;
 
-/// The port of the address at which a node's proxy is called.
+/// The port at which a node's proxy is called.
 const CALLED: u16 = 80;
+
+/// At how many addresses it is called, one after the other. Those of Tripod are as many
+/// Services: a Service that has a quarter of the open files leaves the last quarter to others.
+pub const ADDRESSES: u8 = 8;
 
 /// The namespaces.
 pub struct Network {
     /// From which calls are made.
     pub client: Host,
+    // Ends before its namespace does.
+    server: Option<Helper>,
     backend: Host,
 }
 
@@ -29,22 +35,45 @@ pub struct Node {
     host: Host,
     /// Where the backend answers, by this node.
     pub backend: SocketAddr,
-    /// Where the client calls the proxy of this node: one of its own addresses.
+    /// Where the client calls the proxy of this node: the first of [`ADDRESSES`] of its own.
     pub own: SocketAddr,
-    /// A Service's address, which the client sends to this node.
+    /// The address of the first of as many Services, which the client sends to this node.
     pub service: SocketAddr,
 }
 
 impl Network {
     /// A client and a backend, with no node between them yet.
     pub fn new() -> Network {
-        let (client, backend) = (host("client"), host("backend"));
-        backend.enter(|| load::backend(PORT));
-        Network { client, backend }
+        let mut network = Network {
+            client: host("client"),
+            server: None,
+            backend: host("backend"),
+        };
+        network.new_backend();
+        network
+    }
+
+    /// Starts the backend anew: one that still has the connections of earlier measurements
+    /// could not open enough.
+    pub fn new_backend(&mut self) {
+        self.server = None;
+        self.server = Some(Helper::backend(&self.backend, PORT));
+    }
+
+    /// Opens idle connections to [`ADDRESSES`] from `first` on. Returns how many there are;
+    /// they end with the helpers.
+    pub fn idle(&self, first: SocketAddr, connections: usize) -> (usize, Vec<Helper>) {
+        let each = connections / usize::from(ADDRESSES);
+        let helpers = addresses(first).map(|address| Helper::idle(&self.client, address, each));
+        let mut helpers: Vec<_> = helpers.collect();
+        (helpers.iter_mut().map(Helper::number).sum(), helpers)
     }
 
     /// Adds node `number`.
     pub fn node(&self, number: u8) -> Node {
+        let at = |second, last, port| {
+            SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, second, number, last)), port)
+        };
         let name = format!("node{number}");
         let host = host(&name);
         host.ip(&[
@@ -55,6 +84,9 @@ impl Network {
             &format!("addr add 10.1.{number}.1/24 dev client"),
             &format!("addr add 10.2.{number}.1/24 dev backend"),
         ]);
+        for address in addresses(at(1, 11, CALLED)) {
+            host.ip(&[&format!("addr add {}/24 dev client", address.ip())]);
+        }
         self.client.ip(&[
             &format!("link set {name} up"),
             &format!("addr add 10.1.{number}.2/24 dev {name}"),
@@ -66,16 +98,22 @@ impl Network {
             &format!("addr add 10.2.{number}.2/24 dev {name}"),
             &format!("route add 10.1.{number}.0/24 via 10.2.{number}.1"),
         ]);
-        let at = |second, last, port| {
-            SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, second, number, last)), port)
-        };
         Node {
             host,
             backend: at(2, 2, PORT),
-            own: at(1, 1, CALLED),
+            own: at(1, 11, CALLED),
             service: at(96, 1, CALLED),
         }
     }
+}
+
+/// Returns all [`ADDRESSES`], of which `first` is the first.
+pub fn addresses(first: SocketAddr) -> impl Iterator<Item = SocketAddr> {
+    let IpAddr::V4(ip) = first.ip() else {
+        panic!("{first} is not IPv4");
+    };
+    let all = (u32::from(ip)..).take(usize::from(ADDRESSES));
+    all.map(move |bits| SocketAddr::new(Ipv4Addr::from(bits).into(), first.port()))
 }
 
 /// Makes a namespace in which no connection waits for a local port of one that has ended: that
