@@ -46,6 +46,9 @@ struct Recipe {
 /// Names another build of Tripod, which is measured beside this one.
 const BESIDE: &str = "TRIPOD_BESIDE";
 
+/// More arguments for this build of Tripod; the one beside it gets none.
+const ARGUMENTS: &str = "TRIPOD_ARGUMENTS";
+
 const TRIPOD: &str = env!("CARGO_BIN_EXE_tripod");
 
 const RECIPES: [Recipe; 4] = [
@@ -173,15 +176,21 @@ impl Recipe {
         fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let text = in_folder(&(self.text)(&node));
         fs::write(folder.join(self.file), text).map_err(|error| error.to_string())?;
+        let more = match program {
+            None if self.program == TRIPOD => std::env::var(ARGUMENTS).unwrap_or_default(),
+            _ => String::new(),
+        };
         let name = match program {
             Some(program) => format!("{} ({program})", self.name),
-            None => self.name.to_owned(),
+            None => format!("{} {more}", self.name).trim_end().to_owned(),
         };
         let program = match (program, self.program, std::env::var("TRIPOD")) {
             (None, TRIPOD, Ok(other)) => other,
             (program, own, _) => program.unwrap_or(own).to_owned(),
         };
-        let arguments: Vec<_> = self.arguments.iter().map(|word| in_folder(word)).collect();
+        let words = self.arguments.iter().copied();
+        let words = words.chain(more.split_whitespace());
+        let arguments: Vec<_> = words.map(in_folder).collect();
         let child = node.spawn(&program, &arguments);
         let process = Process {
             child: child.map_err(|error| error.to_string())?,

@@ -4,7 +4,8 @@
 //!
 //! Arguments, each optional: the number of rounds, the seconds of each measurement,
 //! `--only LOAD,...` (bulk, requests, connections, latency, idle) for some of the loads, and
-//! `--write` for section `data-path` of docs/benchmarks.md and its raw figures.
+//! `--write` for section `data-path` of docs/benchmarks.md and its raw figures. Words in
+//! `TRIPOD_ARGUMENTS` are more arguments for Tripod; `TRIPOD_BESIDE` names another build.
 
 mod backend;
 mod contender;
