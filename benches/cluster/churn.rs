@@ -13,7 +13,7 @@ use crate::{
     figures::{CHURN, blank, decimal},
     large::{BACKENDS, Size},
     modes::ModeName,
-    node::{part, until},
+    node::{call, part, until},
     process::Tripod,
     server::Server,
 };
@@ -36,6 +36,11 @@ fn length() -> Duration {
 
 /// Measures `tripod` in the namespace of this thread.
 pub fn measure(mode: ModeName, size: &Size, server: &Server, tripod: &Tripod) {
+    if call(size.changed()).is_none() {
+        // In userspace mode it may be among those for which there is no descriptor.
+        println!("  the Service that is called is not in force: no changes were measured");
+        return;
+    }
     let end = Arc::new(AtomicBool::new(false));
     let sender = std::thread::spawn({
         let (end, server, size) = (Arc::clone(&end), server.clone(), size.clone());

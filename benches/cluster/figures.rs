@@ -103,16 +103,17 @@ impl Figures {
         self.csv.number(&[mode.name, &services.to_string()], column)
     }
 
-    /// A table of modes by numbers of Services.
+    /// A table of modes by numbers of Services. Modes that have no figure are left out.
     fn table(&self, what: &str, cell: impl Fn(&Mode, u32) -> String) -> String {
         let sizes = self.sizes.iter();
         let head = sizes.map(|size| thousands(u64::from(*size)));
         let head: Vec<String> = std::iter::once(what.to_owned()).chain(head).collect();
-        let rows = MODES.iter().map(|mode| {
+        let rows = MODES.iter().filter_map(|mode| {
             let cells = self.sizes.iter().map(|size| cell(mode, *size));
-            std::iter::once(mode.title.to_owned())
-                .chain(cells)
-                .collect()
+            let cells: Vec<_> = cells.collect();
+            let is_measured = cells.iter().any(|cell| !cell.is_empty());
+            let title = std::iter::once(mode.title.to_owned());
+            is_measured.then(|| title.chain(cells).collect())
         });
         table(&head, &rows.collect::<Vec<_>>())
     }
@@ -265,6 +266,7 @@ fn churn() {
         "changes a second",
         "p50, ms",
         "p99, ms",
+        "not seen",
         "CPU, %",
         "CPU of its programs, %",
         "peak, MiB",
@@ -276,9 +278,13 @@ fn churn() {
             if get("p50_ms").is_none() && get("cpu_percent").is_none() {
                 continue;
             }
-            let columns = ["changes_a_second", "p50_ms", "p99_ms", "cpu_percent"];
             let mut row = vec![format!("{}, {}", mode.title, thousands(u64::from(size)))];
+            let columns = ["changes_a_second", "p50_ms", "p99_ms"];
             row.extend(columns.map(|column| figure(get(column))));
+            let count = |column| get(column).unwrap_or(0.0);
+            let (seen, lost) = (count("seen"), count("lost"));
+            row.push(format!("{lost} of {}", seen + lost));
+            row.push(figure(get("cpu_percent")));
             row.push(figure(get("cpu_percent_of_programs").filter(|n| *n > 0.0)));
             row.push(figure(get("peak_mib")));
             rows.push(row);
@@ -289,7 +295,8 @@ fn churn() {
          `cargo bench --bench cluster -- churn`: for a minute an endpoint of another Service \
          changes 1,000 times a second, and so does, whenever the last change was seen, that of a \
          Service that is called every 2 ms: p50 and p99 are from the event until a call reaches \
-         the new endpoint. In userspace mode the calls are part of the processor time. The \
+         the new endpoint. Changes of this Service that no call saw within 30 s are not seen: they \
+         are in neither. In userspace mode the calls are part of the processor time. The \
          figures are in [churn.csv](benchmarks/churn.csv).\n\n{}",
         table(&head.map(str::to_owned), &rows)
     );
