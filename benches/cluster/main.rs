@@ -144,31 +144,44 @@ impl Asked {
     }
 
     fn size(&self, services: u32) -> bool {
-        self.wants(&services.to_string(), |word| word.parse::<u32>().is_ok())
+        self.wants(&services.to_string(), is_size)
     }
+
+    fn sizes(&self) -> Vec<String> {
+        let words = self.0.iter().filter(|word| is_size(word));
+        words.cloned().collect()
+    }
+}
+
+fn is_size(word: &str) -> bool {
+    word.parse::<u32>().is_ok()
 }
 
 fn measure(mode: &'static Mode, asked: &Asked) {
     let is_guest = std::env::var_os(GUEST).is_some();
     if mode.name == IPVS && !is_guest {
-        let mut words = asked.0.clone();
-        words.retain(|word| !MODES.iter().any(|mode| mode.name == word));
-        words.push(IPVS.to_owned());
-        return guest::measure(&words);
+        // Each part in a guest of its own: together they outlive one.
+        for part in PARTS.into_iter().filter(|part| asked.part(part)) {
+            let mut words = asked.sizes();
+            words.extend([part, IPVS].map(str::to_owned));
+            guest::measure(&words);
+        }
+        return;
     }
     for services in SIZES.into_iter().filter(|size| asked.size(*size)) {
-        println!("{}, {services} Services", mode.title);
         let storm = asked.part("churn") && STORMS.contains(&services);
-        if !asked.part("scale") && !storm {
+        let scale = asked.part("scale");
+        if !scale && !storm {
             continue;
         }
-        let scale = asked.part("scale");
+        println!("{}, {services} Services", mode.title);
         let done = in_namespace(move || with_server(mode, Size::new(services), scale, storm));
         if done.join().is_err() {
             println!("  {services} Services were not measured");
         }
     }
     if asked.part("connecting") {
+        println!("{}, connections", mode.title);
         connecting::measure(mode, |services| asked.size(services));
     }
 }
