@@ -98,7 +98,7 @@ help:
 	@echo 'make conformance what each mode does on each kernel, into docs/conformance.md'
 	@echo 'make reliability what stops and what goes on when something fails, into docs/reliability.md'
 	@echo 'make check       formatting, lints, documentation'
-	@echo 'make bench       measurements, into docs/benchmarks.md (three quarters of an hour)'
+	@echo 'make bench       measurements, into docs/benchmarks.md (an hour)'
 	@echo 'make instructions  the instructions of the pure parts, into benches/instructions.csv'
 	@echo 'make soak        changes under traffic for an hour in each mode; shorter: make soak SOAK=600'
 	@echo 'make simulate    faults at every call of a simulated kernel: make simulate SEED=7 STEPS=1000000'
