@@ -11,7 +11,10 @@ use tokio::{task::LocalSet, time::timeout};
 
 use super::*;
 use crate::{
-    kernel::namespace::{block_on, skip},
+    kernel::{
+        io_uring::SIZE,
+        namespace::{block_on, skip},
+    },
     sched::RealServer,
 };
 
