@@ -34,15 +34,16 @@ pub use self::buffers::{Buffer, SIZE};
 /// Requests that can wait for the next system call.
 const REQUESTS: u32 = 256;
 
-/// Completions that can wait; the kernel keeps what does not fit.
-const COMPLETIONS: u32 = 1024;
+/// Completions that can wait; the kernel keeps what does not fit. It also finds requests to be cancelled by a table whose size follows from this
+/// (`io_ring_ctx_alloc` in io_uring/io_uring.c).
+const COMPLETIONS: u32 = 4096;
 
 /// The only group of buffers.
 const GROUP: u16 = 0;
 
 /// A ring with its buffers.
 pub struct Ring {
-    // Dropped before the buffers, so that the kernel has let go of them then.
+    // Dropped before the buffers, which the kernel writes to for this ring alone.
     ring: IoUring,
     buffers: Buffers,
     event: EventFd,
@@ -65,8 +66,7 @@ impl Ring {
     /// Makes a ring that is restricted, and not yet in use: see [`Ring::enable`].
     ///
     /// # Errors
-    /// What [`why`] explains, of io_uring_setup(2), io_uring_register(2), eventfd(2) and
-    /// mmap(2).
+    /// Those of io_uring_setup(2), io_uring_register(2), eventfd(2) and mmap(2).
     pub fn new() -> io::Result<Ring> {
         let ring = IoUring::builder()
             .setup_cqsize(COMPLETIONS)
@@ -96,10 +96,15 @@ impl Ring {
     /// Has this thread, and no other, use it from now on.
     ///
     /// # Errors
-    /// Those of io_uring_register(2).
+    /// Those of io_uring_register(2), and of io_uring_enter(2), which may be forbidden alone.
     pub fn enable(&mut self) -> io::Result<()> {
         self.buffers.provide_all();
-        self.ring.submitter().register_enable_rings()
+        self.ring.submitter().register_enable_rings()?;
+        // There is no such request.
+        self.cancel(u64::MAX, u64::MAX)?;
+        self.submit()?;
+        self.next();
+        Ok(())
     }
 
     /// Returns what becomes readable when there are completions, except between
@@ -185,7 +190,8 @@ impl Ring {
     /// Returns the next completion.
     pub fn next(&mut self) -> Option<Completion> {
         let entry = self.ring.completion().next()?;
-        let buffer = cqueue::buffer_select(entry.flags()).map(Buffer::taken);
+        let buffer = cqueue::buffer_select(entry.flags());
+        let buffer = buffer.map(|number| self.buffers.taken(number));
         Some(Completion {
             token: entry.user_data(),
             result: usize::try_from(entry.result()).map_err(|_| Errno::from_raw(-entry.result())),
@@ -197,9 +203,27 @@ impl Ring {
     /// Returns whether there are requests to be submitted, or completions to be taken.
     pub fn has_work(&mut self) -> bool {
         let queue = self.ring.submission();
-        let work = !queue.is_empty() || queue.taskrun() || queue.cq_overflow();
+        let work = !queue.is_empty() || queue.cq_overflow();
         drop(queue);
         work || !self.ring.completion().is_empty()
+    }
+
+    /// Returns whether the kernel has put off something for this thread (IORING_SQ_TASKRUN).
+    /// It may also say so when all of it was done (`__io_run_local_work` in
+    /// io_uring/io_uring.c).
+    pub fn may_have_put_off(&mut self) -> bool {
+        self.ring.submission().taskrun()
+    }
+
+    /// Returns how many buffers there are to receive into.
+    pub fn free_buffers(&self) -> usize {
+        self.buffers.provided()
+    }
+
+    /// Makes the descriptor of [`Ring::event`] readable.
+    pub fn wake(&self) {
+        // Fails only where it was written to 2^64 times.
+        let _ = self.event.write(1);
     }
 
     /// Nothing becomes readable until [`Ring::rest`]: this thread looks itself.
@@ -208,12 +232,16 @@ impl Ring {
     }
 
     /// From here on the ring says when there is something. Returns whether there is already.
-    pub fn rest(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// Those of io_uring_enter(2).
+    pub fn rest(&mut self) -> io::Result<bool> {
         self.ring.completion().enable_eventfd();
         // The kernel marks what is to be done first, and looks then whether to say so
         // (`io_req_local_work_add` in io_uring/io_uring.c).
         fence(SeqCst);
-        self.has_work()
+        self.submit()?;
+        Ok(self.has_work())
     }
 
     /// Returns the first bytes of a buffer.
@@ -230,22 +258,6 @@ impl Ring {
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ring").finish_non_exhaustive()
-    }
-}
-
-/// Returns why no ring could be made, with what changes that.
-pub fn why(error: &io::Error) -> String {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    match errno {
-        Some(Errno::EPERM | Errno::EACCES) => format!(
-            "io_uring is forbidden here ({error}): by sysctl kernel.io_uring_disabled, or by the \
-             seccomp profile of the container"
-        ),
-        Some(Errno::ENOSYS) => {
-            format!("this kernel has no io_uring ({error}), or a filter of system calls hides it")
-        }
-        Some(Errno::EINVAL) => format!("io_uring lacks what Linux has since 6.1 ({error})"),
-        _ => format!("io_uring cannot be used: {error}"),
     }
 }
 
@@ -273,7 +285,7 @@ mod tests {
                 Some(ring)
             }
             Err(error) => {
-                crate::kernel::namespace::skip(why(&error));
+                crate::kernel::namespace::skip(format!("io_uring cannot be used here: {error}"));
                 None
             }
         }

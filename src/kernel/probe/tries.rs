@@ -44,9 +44,10 @@ pub(super) fn net_admin() -> Tried {
     }
 }
 
-/// Tries to make a ring, as those of the data path.
+/// Tries to make a ring, as those of the data path, and to use it.
 fn io_uring() -> Tried {
-    Ok(Ring::new().map(drop)?)
+    let mut ring = Ring::new()?;
+    Ok(ring.enable()?)
 }
 
 /// Returns whether the setting is 1 or could be; nothing is written.

@@ -24,6 +24,10 @@ use crate::kernel::socket::{set_keep_alive, stream::Stream, user_timeout::Silenc
 /// is silent has not failed.
 const YOUNG: Duration = ANSWER_WINDOW;
 
+/// How long the ring keeps an idle connection, at least, where nothing else is looked at. What it
+/// holds for one takes more memory of the kernel than epoll does.
+const IDLE: Duration = Duration::from_secs(30);
+
 /// Who moves the bytes of a connection.
 #[derive(Debug)]
 struct Mover<'a> {
@@ -61,6 +65,13 @@ impl Mover<'_> {
             group.answered(dialed.lease.endpoint().address);
         }
         progress.map(Step::Relay)
+    }
+
+    fn time_passed(&mut self) {
+        self.relay.time_passed();
+        if let Some(ring) = &self.ring {
+            ring.give_back_if_idle();
+        }
     }
 
     /// Has the worker's ring move the bytes, if it has one.
@@ -129,19 +140,20 @@ pub async fn carry(
                 stalled = false;
                 continue;
             }
-            () = &mut check, if young || !limit.is_zero() => {
+            () = &mut check, if young || !limit.is_zero() || mover.ring.is_some() => {
                 if std::mem::take(&mut young) {
                     // Fails only for a socket that is gone already.
                     let _ = set_keep_alive(SockRef::from(backend));
                 }
-                mover.relay.time_passed();
+                mover.time_passed();
                 if !limit.is_zero()
                     && (client_silent.has_lasted(&*client, limit)
                         || backend_silent.has_lasted(backend, limit))
                 {
                     return End::Reset;
                 }
-                check.as_mut().reset(Instant::now() + limit / 4);
+                let next = if limit.is_zero() { IDLE } else { limit / 4 };
+                check.as_mut().reset(Instant::now() + next);
                 continue;
             }
         };

@@ -22,6 +22,15 @@ thread_local! {
     static ALL: Cell<u64> = const { Cell::new(0) };
 }
 
+/// One of `length` bytes was moved on this worker. Returns how many were before it.
+pub fn count(length: usize) -> u64 {
+    let before = ALL.get();
+    if length < SIZE {
+        ALL.set(before.wrapping_add(1));
+    }
+    before
+}
+
 /// The messages of one connection.
 #[derive(Debug)]
 pub struct Messages {
@@ -49,8 +58,7 @@ impl Messages {
             self.count = 0;
             return;
         }
-        let all = ALL.get();
-        ALL.set(all.wrapping_add(1));
+        let all = count(length);
         if self.count == 0 {
             self.before = all;
         }

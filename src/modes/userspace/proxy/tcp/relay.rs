@@ -129,19 +129,7 @@ impl Relay {
         });
         match out {
             Poll::Ready(Err(Fault::Sender)) => return Poll::Ready(Progress::Ended(End::Reset)),
-            // The backend takes no more, but what it sent before may still be
-            // there to be read.
-            Poll::Ready(Err(Fault::Receiver(why))) => {
-                self.out.phase = Phase::Broken;
-                match why {
-                    // It had ended its direction before the reset, which is an
-                    // answer (`tcp_reset` in net/ipv4/tcp_input.c).
-                    io::ErrorKind::BrokenPipe => self.answered = true,
-                    // From shutdown(2), which leaves the reason to the read.
-                    io::ErrorKind::NotConnected => {}
-                    _ => self.backend_dead = true,
-                }
-            }
+            Poll::Ready(Err(Fault::Receiver(why))) => self.backend_takes_no_more(why),
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
 
@@ -190,6 +178,19 @@ impl Relay {
         }
     }
 
+    /// What the backend sent before may still be there to be read.
+    fn backend_takes_no_more(&mut self, why: io::ErrorKind) {
+        self.out.phase = Phase::Broken;
+        match why {
+            // It had ended its direction before the reset, which is an answer (`tcp_reset` in
+            // net/ipv4/tcp_input.c).
+            io::ErrorKind::BrokenPipe => self.answered = true,
+            // From shutdown(2), which leaves the reason to the read.
+            io::ErrorKind::NotConnected => {}
+            _ => self.backend_dead = true,
+        }
+    }
+
     /// Returns whether nothing is under way that the ring does not know of.
     fn is_for_the_ring(&mut self) -> bool {
         let plain = |direction: &Direction| !direction.bulk && !direction.is_stalled();
@@ -202,10 +203,14 @@ impl Relay {
 
     /// Goes on from what the ring left.
     pub fn take_up(&mut self, left: ring::Left, budget: Budget<'_>) {
-        let ring::Left { out, back } = left;
+        let ring::Left { out, back, idle } = left;
+        // As its reset is not seen again while the backend takes nothing.
+        self.client_gone |= out.failed;
         self.out.take_up(out, budget.buffered);
         self.back.take_up(back, budget.buffered);
-        self.messages.came_back();
+        if !idle {
+            self.messages.came_back();
+        }
     }
 
     /// Returns how many bytes were read from the client and from the backend since the

@@ -7,6 +7,7 @@
 
 mod connection;
 mod state;
+
 use std::{
     cell::{Cell, RefCell},
     io,
@@ -17,7 +18,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::io::unix::AsyncFd;
+use tokio::{
+    io::unix::AsyncFd,
+    task::yield_now,
+    time::{sleep, timeout},
+};
 
 use self::{
     connection::{Connection, Ending},
@@ -29,8 +34,14 @@ use crate::kernel::io_uring::Ring;
 /// Rounds through what has completed before the worker's other tasks get a turn.
 const TURN: usize = 16;
 
-/// How long a system call is left alone that failed for want of memory.
+/// How long a system call is left alone that failed for want of memory, and what the kernel may
+/// have put off.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// How often is looked whether something came that the kernel did not say: on architectures other
+/// than x86-64 nothing orders its mark that there is something before its look whether to say so
+/// (`io_req_local_work_add` in io_uring/io_uring.c).
+const LOOK: Duration = Duration::from_secs(1);
 
 thread_local! {
     static OWN: RefCell<Option<Rc<Driver>>> = const { RefCell::new(None) };
@@ -54,6 +65,8 @@ pub struct Left {
     pub out: Rest,
     /// From the backend to the client.
     pub back: Rest,
+    /// It was given back because nothing was received for a while.
+    pub idle: bool,
 }
 
 /// What it left of a direction.
@@ -99,6 +112,33 @@ impl Driver {
             number: Cell::new(Some(number)),
         }
     }
+
+    /// Does what there is to do, in turns with the worker's other tasks.
+    async fn serve(&self) -> io::Result<()> {
+        loop {
+            {
+                let mut state = self.state.borrow_mut();
+                state.ring.awake();
+                let advanced = state.advance();
+                let more = state.ring.rest();
+                advanced?;
+                if !more? {
+                    return Ok(());
+                }
+            }
+            yield_now().await;
+        }
+    }
+
+    /// Returns how long to wait at most until there is something to do.
+    fn limit(&self) -> Option<Duration> {
+        let mut state = self.state.borrow_mut();
+        if state.ring.may_have_put_off() {
+            return Some(PAUSE);
+        }
+        let is_ordered = cfg!(target_arch = "x86_64");
+        (!is_ordered && state.is_used()).then_some(LOOK)
+    }
 }
 
 /// Serves connections of this worker by `ring`, for ever. Runs inside its runtime.
@@ -118,20 +158,28 @@ pub async fn run(ring: Ring) {
     };
     OWN.set(Some(Rc::clone(&driver)));
     let _own = Own;
-    while let Ok(mut ready) = event.readable().await {
-        ready.clear_ready();
-        driver.state.borrow_mut().ring.awake();
-        loop {
-            let advanced = driver.state.borrow_mut().advance();
-            if let Err(error) = advanced {
-                tracing::debug!("io_uring: {error}");
-                tokio::time::sleep(PAUSE).await;
+    loop {
+        let limit = driver.limit();
+        let ready = async {
+            let mut ready = event.readable().await?;
+            ready.clear_ready();
+            io::Result::Ok(())
+        };
+        let ended = match limit {
+            None => ready.await.is_err(),
+            Some(limit) => timeout(limit, ready)
+                .await
+                .is_ok_and(|ready| ready.is_err()),
+        };
+        if ended {
+            return;
+        }
+        while let Err(error) = driver.serve().await {
+            // No more connections go there.
+            if OWN.take().is_some() {
+                tracing::warn!("a worker goes on without io_uring: {error}");
             }
-            if !driver.state.borrow_mut().ring.rest() {
-                break;
-            }
-            driver.state.borrow_mut().ring.awake();
-            tokio::task::yield_now().await;
+            sleep(PAUSE).await;
         }
     }
 }
@@ -161,6 +209,23 @@ impl Carried {
     }
 }
 
+impl Carried {
+    /// Has the relay go on if nothing was received since this was last called.
+    pub fn give_back_if_idle(&self) {
+        let Some(number) = self.number.get() else {
+            return;
+        };
+        let mut state = self.driver.state.borrow_mut();
+        if let Some((connection, _)) = state.connection(number)
+            && !std::mem::take(&mut connection.active)
+        {
+            connection.end.get_or_insert(Ending::Idle);
+            state.settle(number);
+            state.submit();
+        }
+    }
+}
+
 impl Drop for Carried {
     fn drop(&mut self) {
         let Some(number) = self.number.take() else {
@@ -171,8 +236,7 @@ impl Drop for Carried {
             connection.end = Some(Ending::Abandoned);
         }
         state.settle(number);
-        // What is not submitted here is submitted later.
-        let _ = state.ring.submit();
+        state.submit();
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Connection {
     pub requests: usize,
     /// None while the ring is to carry it.
     pub end: Option<Ending>,
+    /// Something was received since it was looked at last.
+    pub active: bool,
     /// Who waits for what is left of it.
     pub waker: Option<Waker>,
 }
@@ -26,6 +28,8 @@ pub struct Connection {
 pub enum Ending {
     /// The relay goes on when nothing is under way any more.
     GiveBack,
+    /// The same; it is only that nothing was received for a while.
+    Idle,
     /// Nobody waits for it.
     Abandoned,
 }
@@ -115,15 +119,24 @@ impl Connection {
             endpoint,
             requests: 0,
             end: None,
+            active: true,
             waker: None,
         }
     }
 
     /// Returns what is left of it, and gives its buffers back to the `ring`.
     pub fn left(mut self, ring: &mut Ring) -> Left {
+        for way in [&mut self.out, &mut self.back] {
+            way.sending
+                .take()
+                .into_iter()
+                .for_each(|received| way.keep(received, 0, ring));
+            way.keep_waiting(ring);
+        }
         Left {
-            out: self.out.rest(ring),
-            back: self.back.rest(ring),
+            out: self.out.rest,
+            back: self.back.rest,
+            idle: self.end == Some(Ending::Idle),
         }
     }
 
@@ -162,13 +175,21 @@ impl Way {
         }
     }
 
-    fn rest(&mut self, ring: &mut Ring) -> Rest {
-        let received = self.sending.take().into_iter();
-        for Received { buffer, length } in received.chain(self.waiting.drain(..)) {
-            let bytes = ring.bytes(&buffer, length);
-            self.rest.bytes.extend_from_slice(bytes);
-            ring.give_back(buffer);
+    /// Keeps for the relay what was received, but for so many bytes that were sent of it, and
+    /// gives the buffer back.
+    pub fn keep(&mut self, received: Received, sent: usize, ring: &mut Ring) {
+        let Received { buffer, length } = received;
+        let bytes = &ring.bytes(&buffer, length)[sent..];
+        self.rest.bytes.extend_from_slice(bytes);
+        ring.give_back(buffer);
+    }
+
+    /// Keeps for the relay all that waits, unless what comes before it is under way.
+    pub fn keep_waiting(&mut self, ring: &mut Ring) {
+        if self.sending.is_none() {
+            while let Some(received) = self.waiting.pop_front() {
+                self.keep(received, 0, ring);
+            }
         }
-        std::mem::take(&mut self.rest)
     }
 }

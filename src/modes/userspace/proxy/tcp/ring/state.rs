@@ -1,17 +1,25 @@
 //! What has completed, and what is to be done then.
 
-use std::{io, mem, os::fd::AsFd};
+use std::{collections::VecDeque, io, mem, os::fd::AsFd};
 
 use nix::errno::Errno;
 
 use super::{
+    super::messages,
     Left, TURN,
     connection::{Connection, Ending, Received, Receiving, Request},
 };
 use crate::kernel::io_uring::{Completion, Ring, SIZE};
 
 /// So many full buffers in a row are no short messages.
-const STREAK: u8 = 4;
+const STREAK: u8 = 2;
+
+/// Completions that are taken before what they ask for is submitted.
+const BATCH: usize = 1024;
+
+/// System calls for what is still carried at the end: one is enough to cancel, and one to see it
+/// done.
+const LAST_ROUNDS: usize = 100;
 
 /// A ring and the connections that it carries.
 #[derive(Debug)]
@@ -22,6 +30,8 @@ pub struct State {
     free: Vec<usize>,
     /// Connections of which a request could not be cancelled yet.
     unsettled: Vec<usize>,
+    /// Directions of connections into which nothing is received for want of buffers.
+    starved: VecDeque<(usize, Request)>,
 }
 
 impl State {
@@ -32,6 +42,7 @@ impl State {
             connections: Vec::new(),
             free: Vec::new(),
             unsettled: Vec::new(),
+            starved: VecDeque::new(),
         }
     }
 
@@ -45,9 +56,15 @@ impl State {
         self.receive(number, Request::ReceiveOut);
         self.receive(number, Request::ReceiveBack);
         self.settle(number);
-        // What is not submitted here is submitted later.
-        let _ = self.ring.submit();
+        self.submit();
         number
+    }
+
+    /// Submits requests now, or has it done as soon as that works.
+    pub fn submit(&mut self) {
+        if self.ring.submit().is_err() || !self.unsettled.is_empty() {
+            self.ring.wake();
+        }
     }
 
     /// Submits requests, and handles what has completed, until there is nothing left to do
@@ -57,15 +74,38 @@ impl State {
             self.settle(number);
         }
         for _ in 0..TURN {
-            self.ring.submit()?;
-            while let Some(completion) = self.ring.next() {
+            let submitted = self.ring.submit();
+            let mut count = 0;
+            while count < BATCH
+                && let Some(completion) = self.ring.next()
+            {
                 self.completed(completion);
+                count += 1;
             }
-            if !self.ring.has_work() {
+            submitted?;
+            self.feed();
+            let done = !self.ring.has_work();
+            if done && (count == 0 || !self.ring.may_have_put_off()) {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Has those receive again that found no buffer, as many as there are buffers now.
+    fn feed(&mut self) {
+        for _ in 0..self.ring.free_buffers() {
+            let Some((number, request)) = self.starved.pop_front() else {
+                return;
+            };
+            self.receive(number, request);
+            self.settle(number);
+        }
+    }
+
+    /// Returns whether any connection is carried.
+    pub fn is_used(&self) -> bool {
+        self.free.len() < self.connections.len()
     }
 
     fn completed(&mut self, completion: Completion) {
@@ -98,9 +138,15 @@ impl State {
         }
         match (completion.result, completion.buffer) {
             (Ok(length), Some(buffer)) if length > 0 => {
-                way.full = if length == SIZE { way.full + 1 } else { 0 };
+                messages::count(length);
+                way.full = if length == SIZE {
+                    way.full.saturating_add(1)
+                } else {
+                    0
+                };
                 let much = way.full >= STREAK;
                 way.waiting.push_back(Received { buffer, length });
+                connection.active = true;
                 connection.count(request, length);
                 if much {
                     connection.give_back();
@@ -111,11 +157,13 @@ impl State {
                     ring.give_back(buffer);
                 }
                 match result {
-                    // There will be some when this round is over.
-                    Err(Errno::ENOBUFS) => {}
-                    Err(Errno::ECANCELED) | Ok(_) => connection.give_back(),
-                    Err(_) => {
-                        way.rest.failed = true;
+                    Err(Errno::ENOBUFS) => {
+                        self.starved.push_back((number, request));
+                        return;
+                    }
+                    Ok(_) => connection.give_back(),
+                    Err(errno) => {
+                        way.rest.failed = is_of_the_connection(errno);
                         connection.give_back();
                     }
                 }
@@ -132,23 +180,19 @@ impl State {
             return;
         };
         let way = connection.way(request);
-        let Some(Received { buffer, length }) = way.sending.take() else {
+        let Some(received) = way.sending.take() else {
             return;
         };
-        let sent = match completion.result {
-            Ok(sent) => sent,
-            Err(Errno::EAGAIN) => 0,
-            Err(errno) => {
-                way.rest.refused = Some(io::Error::from(errno).kind());
-                0
-            }
-        };
-        if sent < length {
-            let left = &ring.bytes(&buffer, length)[sent..];
-            way.rest.bytes.extend_from_slice(left);
+        let sent = completion.result.unwrap_or_else(|errno| {
+            let refused = is_of_the_connection(errno);
+            way.rest.refused = refused.then(|| io::Error::from(errno).kind());
+            0
+        });
+        let all = sent >= received.length;
+        way.keep(received, sent, ring);
+        if !all {
             connection.give_back();
         }
-        ring.give_back(buffer);
         self.send(number, request);
     }
 
@@ -161,9 +205,13 @@ impl State {
         let Some((connection, ring)) = self.connection(number) else {
             return;
         };
-        let abandoned = connection.end == Some(Ending::Abandoned);
+        let ended = connection.end.is_some();
         let way = connection.way(request);
-        if abandoned || way.sending.is_some() || !way.rest.bytes.is_empty() {
+        if ended {
+            // For the relay; a buffer is not to wait for its turn.
+            return way.keep_waiting(ring);
+        }
+        if way.sending.is_some() {
             return;
         }
         let Some(next) = way.waiting.pop_front() else {
@@ -191,6 +239,9 @@ impl State {
             return;
         }
         let way = connection.way(request);
+        if way.receiving != Receiving::No {
+            return;
+        }
         match ring.receive(way.from.as_fd(), request.token(number)) {
             Ok(()) => {
                 way.receiving = Receiving::Yes;
@@ -230,7 +281,7 @@ impl State {
             return;
         }
         match end {
-            Ending::GiveBack => {
+            Ending::GiveBack | Ending::Idle => {
                 if let Some(waker) = connection.waker.take() {
                     waker.wake();
                 }
@@ -251,4 +302,33 @@ impl State {
         let connection = self.connections.get_mut(number)?.as_mut()?;
         Some((connection, &mut self.ring))
     }
+}
+
+impl Drop for State {
+    /// Sockets are to be closed when this is gone.
+    fn drop(&mut self) {
+        for _ in 0..LAST_ROUNDS {
+            if !self.is_used() || self.advance().is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Returns whether an error says that the connection has failed, rather than that the kernel
+/// could not do what was asked for: the relay then asks itself.
+fn is_of_the_connection(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ECONNRESET
+            | Errno::EPIPE
+            | Errno::ETIMEDOUT
+            | Errno::ECONNABORTED
+            | Errno::ECONNREFUSED
+            | Errno::EHOSTUNREACH
+            | Errno::ENETUNREACH
+            | Errno::EHOSTDOWN
+            | Errno::ENETDOWN
+            | Errno::ENOTCONN
+    )
 }

@@ -194,7 +194,6 @@ fn what_a_receiver_does_not_take_is_left_in_order() {
         lab.client.shutdown(Shutdown::Write).unwrap();
         // What is in the sockets comes first: to the backend, then what is left, then what
         // was not received.
-        (&*lab.near[1]).write_all(&[]).unwrap();
         let mut got = Vec::new();
         let take = |mut from: &TcpStream, got: &mut Vec<u8>| {
             let mut buffer = [0; 65536];
@@ -278,5 +277,49 @@ fn much_at_once_is_no_short_message() {
         let sent = much.len() - rest.len();
         assert!(sent <= received);
         Lab::expect(&lab.client, &much[..sent]).await;
+    });
+}
+
+#[test]
+fn more_connections_than_buffers_are_served_beside_receivers_that_take_nothing() {
+    const ALL: usize = 200;
+    const SLOW: usize = 8;
+    with_ring(async || {
+        let labs: Vec<_> = (0..ALL).map(|_| Lab::new()).collect();
+        let (slow, others) = labs.split_at(SLOW);
+        for lab in slow {
+            lab.backend.set_nonblocking(true).unwrap();
+            while (&lab.backend).write(&[b'x'; 1 << 16]).is_ok() {}
+        }
+        for round in 0..20_u8 {
+            for lab in others {
+                (&lab.client).write_all(&[round; 100]).unwrap();
+            }
+            for lab in others {
+                Lab::expect(&lab.backend, &[round; 100]).await;
+                (&lab.backend).write_all(&[round; 200]).unwrap();
+            }
+            for lab in others {
+                Lab::expect(&lab.client, &[round; 200]).await;
+            }
+        }
+        for lab in slow {
+            assert!(!lab.left().await.idle);
+        }
+    });
+}
+
+#[test]
+fn what_is_idle_is_given_back() {
+    with_ring(async || {
+        let lab = Lab::new();
+        for _ in 0..3 {
+            (&lab.client).write_all(b"question").unwrap();
+            Lab::expect(&lab.backend, b"question").await;
+            lab.carried.give_back_if_idle();
+        }
+        lab.carried.give_back_if_idle();
+        let left = lab.left().await;
+        assert!(left.idle && !left.out.failed && left.out.bytes.is_empty());
     });
 }
