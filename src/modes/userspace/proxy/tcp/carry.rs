@@ -130,6 +130,7 @@ pub async fn carry(
             Side::Client => &*client,
         });
         let unread = (stalled && mover.ring.is_none()).then_some(&*client);
+        let checked = young || !limit.is_zero() || mover.ring.is_some();
         let step = poll_fn(|cx| mover.poll(cx, client, dialed, (shared, group)));
         let step = tokio::select! {
             biased;
@@ -140,7 +141,7 @@ pub async fn carry(
                 stalled = false;
                 continue;
             }
-            () = &mut check, if young || !limit.is_zero() || mover.ring.is_some() => {
+            () = &mut check, if checked => {
                 if std::mem::take(&mut young) {
                     // Fails only for a socket that is gone already.
                     let _ = set_keep_alive(SockRef::from(backend));

@@ -133,7 +133,7 @@ impl Relay {
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
 
-        let answered = &mut self.answered;
+        let (answered, messages) = (&mut self.answered, &mut self.messages);
         let dead = self.backend_dead;
         let ends = Ends {
             from: backend,

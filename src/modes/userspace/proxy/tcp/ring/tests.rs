@@ -75,7 +75,7 @@ impl Lab {
                     Ok(0) => panic!("it ended after {} bytes", got.len()),
                     Ok(n) => got.extend_from_slice(&buffer[..n]),
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                        tokio::task::yield_now().await;
+                        yield_now().await;
                     }
                     Err(e) => panic!("{e}"),
                 }
@@ -95,7 +95,7 @@ fn with_ring(test: impl AsyncFnOnce()) {
     block_on(LocalSet::new().run_until(async {
         let running = tokio::task::spawn_local(run(ring));
         while of_this_worker().is_none() {
-            tokio::task::yield_now().await;
+            yield_now().await;
         }
         test().await;
         running.abort();
@@ -181,7 +181,7 @@ fn what_a_receiver_does_not_take_is_left_in_order() {
                 match (&lab.client).write(&pattern) {
                     Ok(n) => sent.extend_from_slice(&pattern[..n]),
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                        tokio::task::yield_now().await;
+                        yield_now().await;
                     }
                     Err(e) => panic!("{e}"),
                 }
@@ -246,7 +246,7 @@ fn what_is_abandoned_is_closed_and_its_place_is_used_again() {
                 stream.set_nonblocking(true).unwrap();
                 let closed = async {
                     while !matches!(stream.read(&mut [0]), Ok(0)) {
-                        tokio::task::yield_now().await;
+                        yield_now().await;
                     }
                 };
                 timeout(DEADLINE, closed).await.expect("it is closed");
