@@ -80,7 +80,6 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let mode = choice.mode;
     let proxy = context.mode(mode)?;
     tracing::info!(%node, %mode, objects = %source, "starting");
-
     let handover = proxy.handover();
     let counted = settings.own.counted();
     let traffic = traffic::source(&proxy, &node_ports, &counted);
