@@ -103,7 +103,7 @@ impl Ring {
         // There is no such request.
         self.cancel(u64::MAX, u64::MAX)?;
         self.submit()?;
-        self.next();
+        self.completed();
         Ok(())
     }
 
@@ -188,7 +188,7 @@ impl Ring {
     }
 
     /// Returns the next completion.
-    pub fn next(&mut self) -> Option<Completion> {
+    pub fn completed(&mut self) -> Option<Completion> {
         let entry = self.ring.completion().next()?;
         let buffer = cqueue::buffer_select(entry.flags());
         let buffer = buffer.map(|number| self.buffers.taken(number));
@@ -294,7 +294,7 @@ mod tests {
     fn wait(ring: &mut Ring) -> Completion {
         loop {
             ring.submit().unwrap();
-            match ring.next() {
+            match ring.completed() {
                 Some(completion) => return completion,
                 None => std::thread::yield_now(),
             }

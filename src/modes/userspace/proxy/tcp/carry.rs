@@ -75,7 +75,7 @@ impl Mover<'_> {
     }
 
     /// Has the worker's ring move the bytes, if it has one.
-    fn to_ring(&mut self, client: &mut Stream, dialed: &mut Dialed, shared: &Shared) {
+    fn use_ring(&mut self, client: &mut Stream, dialed: &mut Dialed, shared: &Shared) {
         if let Some(driver) = ring::of_this_worker() {
             let endpoint = dialed.lease.endpoint().clone();
             let (client, backend) = (client.unwatch(), dialed.stream.unwatch());
@@ -85,7 +85,7 @@ impl Mover<'_> {
     }
 
     /// Has the relay move them again. Returns false if the kernel has no memory to watch them.
-    fn to_relay(
+    fn use_relay(
         &mut self,
         left: ring::Left,
         client: &mut Stream,
@@ -165,9 +165,9 @@ pub async fn carry(
                 dialed.lease.half_close();
                 closed = Some(side);
             }
-            Step::Relay(Progress::Messages) => mover.to_ring(client, dialed, shared),
+            Step::Relay(Progress::Messages) => mover.use_ring(client, dialed, shared),
             Step::Left(left) => {
-                if !mover.to_relay(left, client, &mut dialed.stream, shared) {
+                if !mover.use_relay(left, client, &mut dialed.stream, shared) {
                     return End::Reset;
                 }
             }

@@ -77,7 +77,7 @@ impl State {
             let submitted = self.ring.submit();
             let mut count = 0;
             while count < BATCH
-                && let Some(completion) = self.ring.next()
+                && let Some(completion) = self.ring.completed()
             {
                 self.completed(completion);
                 count += 1;
