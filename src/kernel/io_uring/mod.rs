@@ -34,8 +34,8 @@ pub use self::buffers::{Buffer, SIZE};
 /// Requests that can wait for the next system call.
 const REQUESTS: u32 = 256;
 
-/// Completions that can wait; the kernel keeps what does not fit. It also finds requests to be cancelled by a table whose size follows from this
-/// (`io_ring_ctx_alloc` in io_uring/io_uring.c).
+/// Completions that can wait; the kernel keeps what does not fit. It also finds requests to be
+/// cancelled by a table whose size follows from this (`io_ring_ctx_alloc` in io_uring/io_uring.c).
 const COMPLETIONS: u32 = 4096;
 
 /// The only group of buffers.

@@ -215,6 +215,15 @@ impl Stream {
         })
     }
 
+    /// Does the same, also where nothing is watched, or it is not known yet what is ready.
+    ///
+    /// # Errors
+    /// Those of send(2); `WouldBlock` when it takes nothing.
+    pub fn write_unwatched(&self, bytes: &[u8]) -> io::Result<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        Ok(send(&*self.socket, bytes, flags)?)
+    }
+
     /// Moves what is in `pipe` to the peer, as far as its window takes it at once.
     ///
     /// # Errors

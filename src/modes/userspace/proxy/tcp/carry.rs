@@ -87,13 +87,13 @@ impl Mover<'_> {
     /// Has the relay move them again. Returns false if the kernel has no memory to watch them.
     fn use_relay(
         &mut self,
-        left: ring::Left,
+        left: &ring::Left,
         client: &mut Stream,
         backend: &mut Stream,
         shared: &Shared,
     ) -> bool {
         self.ring = None;
-        self.relay.take_up(left, shared.into());
+        self.relay.take_up(left, client, backend, shared.into());
         client.watch().is_ok() && backend.watch().is_ok()
     }
 }
@@ -167,7 +167,7 @@ pub async fn carry(
             }
             Step::Relay(Progress::Messages) => mover.use_ring(client, dialed, shared),
             Step::Left(left) => {
-                if !mover.use_relay(left, client, &mut dialed.stream, shared) {
+                if !mover.use_relay(&left, client, &mut dialed.stream, shared) {
                     return End::Reset;
                 }
             }

@@ -125,10 +125,13 @@ impl Direction {
     }
 
     /// Goes on from what the ring left of this direction.
-    pub fn take_up(&mut self, rest: ring::Rest, buffered: &Buffered) {
-        self.pending = Pending::copy(&rest.bytes, buffered);
-        self.refused = rest.refused;
+    pub fn take_up(&mut self, rest: &ring::Rest, to: &Stream, buffered: &Buffered) {
         self.failed = rest.failed;
+        if rest.refused.is_some() {
+            self.refused = rest.refused;
+            return;
+        }
+        self.pass_on(&rest.bytes, buffered, |bytes| to.write_unwatched(bytes));
     }
 
     /// Delivers what was read before.
@@ -197,7 +200,8 @@ impl Direction {
                     seen(&buffer[..length]);
                     let last = last && !ends.sender_dead;
                     let follows = if last { Follows::End } else { Follows::Nothing };
-                    self.pass_on(&buffer[..length], follows, ends.to, budget.buffered);
+                    let write = |bytes: &[u8]| ends.to.write_some(bytes, follows);
+                    self.pass_on(&buffer[..length], budget.buffered, write);
                     Moved { length, last }
                 }
             }))
@@ -217,11 +221,16 @@ impl Direction {
         }
     }
 
-    /// Writes `bytes`, and keeps what the receiver does not take.
-    fn pass_on(&mut self, bytes: &[u8], follows: Follows, to: &Stream, buffered: &Buffered) {
+    /// Writes `bytes` by `write`, and keeps what the receiver does not take.
+    fn pass_on(
+        &mut self,
+        bytes: &[u8],
+        buffered: &Buffered,
+        write: impl Fn(&[u8]) -> io::Result<usize>,
+    ) {
         let mut sent = 0;
         while sent < bytes.len() {
-            match to.write_some(&bytes[sent..], follows) {
+            match write(&bytes[sent..]) {
                 Ok(n) => sent += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) => {

@@ -202,12 +202,18 @@ impl Relay {
     }
 
     /// Goes on from what the ring left.
-    pub fn take_up(&mut self, left: ring::Left, budget: Budget<'_>) {
+    pub fn take_up(
+        &mut self,
+        left: &ring::Left,
+        client: &Stream,
+        backend: &Stream,
+        budget: Budget<'_>,
+    ) {
         let ring::Left { out, back, idle } = left;
         // As its reset is not seen again while the backend takes nothing.
         self.client_gone |= out.failed;
-        self.out.take_up(out, budget.buffered);
-        self.back.take_up(back, budget.buffered);
+        self.out.take_up(out, backend, budget.buffered);
+        self.back.take_up(back, client, budget.buffered);
         if !idle {
             self.messages.came_back();
         }

@@ -34,8 +34,8 @@ use crate::kernel::io_uring::Ring;
 /// Rounds through what has completed before the worker's other tasks get a turn.
 const TURN: usize = 16;
 
-/// How long a system call is left alone that failed for want of memory, and what the kernel may
-/// have put off.
+/// How long a system call is left alone that failed for want of memory, and at first what the
+/// kernel may have put off.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// How often is looked whether something came that the kernel did not say: on architectures other
@@ -122,7 +122,7 @@ impl Driver {
                 let advanced = state.advance();
                 let more = state.ring.rest();
                 advanced?;
-                if !more? {
+                if !more? && !state.has_work() {
                     return Ok(());
                 }
             }
@@ -130,14 +130,18 @@ impl Driver {
         }
     }
 
-    /// Returns how long to wait at most until there is something to do.
-    fn limit(&self) -> Option<Duration> {
+    /// Returns how long to wait at most until there is something to do: `patience` if there may be
+    /// something already.
+    fn limit(&self, patience: Duration) -> Option<Duration> {
         let mut state = self.state.borrow_mut();
+        if !state.is_used() {
+            return None;
+        }
         if state.ring.may_have_put_off() {
-            return Some(PAUSE);
+            return Some(patience);
         }
         let is_ordered = cfg!(target_arch = "x86_64");
-        (!is_ordered && state.is_used()).then_some(LOOK)
+        (!is_ordered).then_some(LOOK)
     }
 }
 
@@ -158,21 +162,22 @@ pub async fn run(ring: Ring) {
     };
     OWN.set(Some(Rc::clone(&driver)));
     let _own = Own;
+    let mut patience = PAUSE;
     loop {
-        let limit = driver.limit();
         let ready = async {
             let mut ready = event.readable().await?;
             ready.clear_ready();
             io::Result::Ok(())
         };
-        let ended = match limit {
-            None => ready.await.is_err(),
-            Some(limit) => timeout(limit, ready)
-                .await
-                .is_ok_and(|ready| ready.is_err()),
+        let ready = match driver.limit(patience) {
+            None => Ok(ready.await),
+            Some(limit) => timeout(limit, ready).await,
         };
-        if ended {
-            return;
+        match ready {
+            Ok(Ok(())) => patience = PAUSE,
+            // The runtime ends.
+            Ok(Err(_)) => return,
+            Err(_) => patience = (2 * patience).min(LOOK),
         }
         while let Err(error) = driver.serve().await {
             // No more connections go there.

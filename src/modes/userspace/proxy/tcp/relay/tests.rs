@@ -13,7 +13,6 @@ use super::{
     super::super::{buffered::Buffered, descriptors::Descriptors},
     *,
 };
-use crate::kernel::socket::stream::Follows;
 
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -132,30 +131,40 @@ async fn what_the_backend_said_before_its_reset_is_delivered() {
 
 /// The ring has received the reset, which no socket tells again.
 #[tokio::test]
-async fn a_reset_behind_what_the_backend_does_not_take_ends_the_connection() {
-    let (client, _far_client) = pair().await;
-    let (backend, _far_backend) = pair().await;
-    while backend.write_some(&[0; 1 << 16], Follows::Nothing).is_ok() {}
-    let mut relay = Relay::new(&[], FirstFlight::default());
-    let descriptors = Descriptors::of_this_process(None);
-    let buffered = Buffered::new(IntGauge::new("kept", "kept").unwrap(), None);
-    let budget = Budget {
-        descriptors: &descriptors,
-        buffered: &buffered,
-    };
-    let out = ring::Rest {
-        bytes: b"question".to_vec(),
-        refused: None,
-        failed: true,
-    };
-    let left = ring::Left {
-        out,
-        back: ring::Rest::default(),
-        idle: false,
-    };
-    relay.take_up(left, budget);
-    let end = run(&mut relay, &client, &backend).await;
-    assert!(matches!(end, End::Reset), "{end:?}");
+async fn a_reset_behind_what_the_ring_left_ends_the_connection_after_it() {
+    for takes in [true, false] {
+        let (mut client, _far_client) = pair().await;
+        let (mut backend, mut far_backend) = pair().await;
+        while !takes && backend.write_unwatched(&[0; 1 << 16]).is_ok() {}
+        let mut relay = Relay::new(&[], FirstFlight::default());
+        let descriptors = Descriptors::of_this_process(None);
+        let buffered = Buffered::new(IntGauge::new("kept", "kept").unwrap(), None);
+        let budget = Budget {
+            descriptors: &descriptors,
+            buffered: &buffered,
+        };
+        let left = ring::Left {
+            out: ring::Rest {
+                bytes: b"question".to_vec(),
+                refused: None,
+                failed: true,
+            },
+            back: ring::Rest::default(),
+            idle: false,
+        };
+        for stream in [&mut client, &mut backend] {
+            stream.unwatch();
+            stream.watch().unwrap();
+        }
+        relay.take_up(&left, &client, &backend, budget);
+        let end = run(&mut relay, &client, &backend).await;
+        assert!(matches!(end, End::Reset), "{end:?}");
+        if takes {
+            let mut question = [0; 8];
+            far_backend.read_exact(&mut question).await.unwrap();
+            assert_eq!(&question, b"question");
+        }
+    }
 }
 
 /// A client's reset ends the connection, whichever direction meets it.

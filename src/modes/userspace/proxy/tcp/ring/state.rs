@@ -70,10 +70,10 @@ impl State {
     /// Submits requests, and handles what has completed, until there is nothing left to do
     /// or others are to have a turn.
     pub fn advance(&mut self) -> io::Result<()> {
-        for number in mem::take(&mut self.unsettled) {
-            self.settle(number);
-        }
         for _ in 0..TURN {
+            for number in mem::take(&mut self.unsettled) {
+                self.settle(number);
+            }
             let submitted = self.ring.submit();
             let mut count = 0;
             while count < BATCH
@@ -84,8 +84,7 @@ impl State {
             }
             submitted?;
             self.feed();
-            let done = !self.ring.has_work();
-            if done && (count == 0 || !self.ring.may_have_put_off()) {
+            if !self.has_work() && (count == 0 || !self.ring.may_have_put_off()) {
                 break;
             }
         }
@@ -94,13 +93,19 @@ impl State {
 
     /// Has those receive again that found no buffer, as many as there are buffers now.
     fn feed(&mut self) {
-        for _ in 0..self.ring.free_buffers() {
-            let Some((number, request)) = self.starved.pop_front() else {
-                return;
-            };
-            self.receive(number, request);
+        let mut free = self.ring.free_buffers();
+        while free > 0
+            && let Some((number, request)) = self.starved.pop_front()
+        {
+            free -= usize::from(self.receive(number, request));
             self.settle(number);
         }
+    }
+
+    /// Returns whether there is something to do at once.
+    pub fn has_work(&mut self) -> bool {
+        let can_feed = !self.starved.is_empty() && self.ring.free_buffers() > 0;
+        can_feed || !self.unsettled.is_empty() || self.ring.has_work()
     }
 
     /// Returns whether any connection is carried.
@@ -230,24 +235,29 @@ impl State {
         }
     }
 
-    /// Receives from the sender of a direction again.
-    fn receive(&mut self, number: usize, request: Request) {
+    /// Receives from the sender of a direction again, unless that is done, or is not wanted any
+    /// more. Returns whether it asked for that.
+    fn receive(&mut self, number: usize, request: Request) -> bool {
         let Some((connection, ring)) = self.connection(number) else {
-            return;
+            return false;
         };
         if connection.end.is_some() {
-            return;
+            return false;
         }
         let way = connection.way(request);
         if way.receiving != Receiving::No {
-            return;
+            return false;
         }
         match ring.receive(way.from.as_fd(), request.token(number)) {
             Ok(()) => {
                 way.receiving = Receiving::Yes;
                 connection.requests += 1;
+                true
             }
-            Err(_) => connection.give_back(),
+            Err(_) => {
+                connection.give_back();
+                false
+            }
         }
     }
 
@@ -316,19 +326,18 @@ impl Drop for State {
 }
 
 /// Returns whether an error says that the connection has failed, rather than that the kernel
-/// could not do what was asked for: the relay then asks itself.
+/// could not do what was asked for: the relay then asks itself. Any other error may be one of the
+/// connection, also what an ICMP message told of it.
 fn is_of_the_connection(errno: Errno) -> bool {
-    matches!(
+    !matches!(
         errno,
-        Errno::ECONNRESET
-            | Errno::EPIPE
-            | Errno::ETIMEDOUT
-            | Errno::ECONNABORTED
-            | Errno::ECONNREFUSED
-            | Errno::EHOSTUNREACH
-            | Errno::ENETUNREACH
-            | Errno::EHOSTDOWN
-            | Errno::ENETDOWN
-            | Errno::ENOTCONN
+        Errno::EAGAIN
+            | Errno::EBADF
+            | Errno::ECANCELED
+            | Errno::EFAULT
+            | Errno::EINTR
+            | Errno::EINVAL
+            | Errno::ENOBUFS
+            | Errno::ENOMEM
     )
 }
