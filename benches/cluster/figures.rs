@@ -319,9 +319,10 @@ fn connecting() {
         "## New connections against the number of Services\n\n\
          `cargo bench --bench cluster -- connecting`: from the beginning of a connection to the \
          first byte of the endpoint, over 16 of the Services, client and endpoint on the node \
-         itself. ipvs mode runs in a guest, with at most 5,000 Services. All numbers of Services run at once, each in a network namespace, and are \
-         called in turns. The figures are in [connecting.csv](benchmarks/connecting.csv), with \
-         those of the endpoint itself as 0 Services.\n\n\
+         itself. ipvs mode runs in a guest, with at most 5,000 Services. All numbers of Services \
+         run at once, each in a network namespace, and are called in turns. The figures are in \
+         [connecting.csv](benchmarks/connecting.csv), with those of the endpoint itself as 0 \
+         Services.\n\n\
          ![The median against the number of Services](images/benchmark-connecting.svg)\n\n{table}"
     );
     document::write("connecting", &text);

@@ -25,7 +25,6 @@ use nix::{
         socket::MsgFlags,
     },
 };
-
 use tokio::io::{Interest, unix::AsyncFd};
 
 use self::buffers::Buffers;
@@ -145,7 +144,7 @@ impl Ring {
         token: u64,
     ) -> io::Result<()> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        let bytes = &self.buffers.bytes(buffer)[..length];
+        let bytes = self.bytes(buffer, length);
         let entry = opcode::Send::new(
             Fd(to.as_raw_fd()),
             bytes.as_ptr(),
@@ -261,6 +260,16 @@ impl fmt::Debug for Ring {
     }
 }
 
+/// Returns what was made of io_uring; `None`, and the test says that it is skipped, where there can
+/// be none.
+#[cfg(test)]
+pub(crate) fn or_skip<T>(made: io::Result<T>) -> Option<T> {
+    let skipped = |error| {
+        crate::kernel::namespace::skip(format!("io_uring cannot be used here: {error}"));
+    };
+    made.map_err(skipped).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -277,18 +286,11 @@ mod tests {
         (near, listener.accept().unwrap().0)
     }
 
-    /// Returns a ring for this thread; `None`, and says so, where there can be none.
+    /// Returns a ring for this thread; `None` where there can be none.
     fn ring() -> Option<Ring> {
-        match Ring::new() {
-            Ok(mut ring) => {
-                ring.enable().unwrap();
-                Some(ring)
-            }
-            Err(error) => {
-                crate::kernel::namespace::skip(format!("io_uring cannot be used here: {error}"));
-                None
-            }
-        }
+        let mut ring = or_skip(Ring::new())?;
+        ring.enable().unwrap();
+        Some(ring)
     }
 
     fn wait(ring: &mut Ring) -> Completion {

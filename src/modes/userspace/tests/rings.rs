@@ -1,7 +1,5 @@
 //! Connections that io_uring carries while they exchange short messages.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
 use proptest::{
     prelude::*,
     strategy::ValueTree,
@@ -9,23 +7,16 @@ use proptest::{
 };
 
 use super::*;
-use crate::kernel::namespace::skip;
+use crate::kernel::io_uring::or_skip;
 
 /// Connections at once: more than a worker needs to be busy.
 const CLIENTS: usize = 16;
 
 /// Returns a proxy whose workers have rings; `None`, and says so, where there can be none.
 fn proxy(targets: &[SocketAddr]) -> Option<Proxy> {
-    match Rings::make(2) {
-        Ok(rings) => {
-            let (node, tcp) = ("here", Protocol::Tcp);
-            Some(Proxy::with_rings(rings, node, UDP_TIMEOUT, tcp, targets))
-        }
-        Err(error) => {
-            skip(format!("io_uring cannot be used here: {error}"));
-            None
-        }
-    }
+    let rings = or_skip(Rings::make(2))?;
+    let (node, tcp) = ("here", Protocol::Tcp);
+    Some(Proxy::with_rings(rings, node, UDP_TIMEOUT, tcp, targets))
 }
 
 fn carried(proxy: &Proxy) -> u64 {
@@ -135,44 +126,53 @@ fn whatever_connections_do_their_bytes_arrive_in_order_and_end_as_they_were_ende
     });
 }
 
-/// All clients exchange messages until io_uring carries them, and then so many more.
-fn make_busy(proxy: &Proxy, clients: &mut [TcpStream]) {
+/// Returns a backend that answers each message of eight bytes with the same one, until `last`,
+/// which it is asked about first, says that a message was the last one.
+fn backend_until(
+    last: impl Fn(&mut TcpStream, &[u8]) -> bool + Clone + Send + 'static,
+) -> SocketAddr {
+    backend(move |mut s| {
+        let mut message = [0; 8];
+        while s.read_exact(&mut message).is_ok() && !last(&mut s, &message) {
+            s.write_all(&message).unwrap();
+        }
+    })
+}
+
+/// Returns clients that have exchanged messages until io_uring carries them.
+fn busy_clients(proxy: &Proxy) -> Vec<TcpStream> {
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| proxy.connect()).collect();
     let begun = Instant::now();
     let before = carried(proxy);
     while carried(proxy) < before + clients.len() as u64 {
         assert!(begun.elapsed() < DEADLINE, "no ring was used");
-        for client in &mut *clients {
+        for client in &mut clients {
             client.write_all(b"question").unwrap();
         }
-        for client in &mut *clients {
+        for client in &mut clients {
             client.read_exact(&mut [0; 8]).unwrap();
         }
     }
+    clients
 }
 
 #[test]
 fn a_backend_that_dies_or_ends_is_seen_at_once() {
-    static DIE: AtomicUsize = AtomicUsize::new(0);
-    let backend = backend(|mut s| {
-        let mut message = [0; 8];
-        while s.read_exact(&mut message).is_ok() {
-            if &message == b"die die " {
-                reset(&s);
-                DIE.fetch_add(1, Relaxed);
-                return;
-            }
-            if &message == b"end end " {
-                s.write_all(b"bye").unwrap();
-                return;
-            }
-            s.write_all(&message).unwrap();
+    let backend = backend_until(|s, message| match message {
+        b"die die " => {
+            reset(s);
+            true
         }
+        b"end end " => {
+            s.write_all(b"bye").unwrap();
+            true
+        }
+        _ => false,
     });
     let Some(proxy) = proxy(&[backend]) else {
         return;
     };
-    let mut clients: Vec<_> = (0..CLIENTS).map(|_| proxy.connect()).collect();
-    make_busy(&proxy, &mut clients);
+    let mut clients = busy_clients(&proxy);
     for (number, client) in clients.iter_mut().enumerate() {
         if number % 2 == 0 {
             client.write_all(b"die die ").unwrap();
@@ -194,21 +194,17 @@ fn a_backend_that_dies_or_ends_is_seen_at_once() {
 #[test]
 fn a_client_that_does_not_read_holds_its_own_backend_back_and_no_others() {
     let (full, size) = (32 << 20, 8);
-    let backend = backend(move |mut s| {
-        let mut message = [0; 8];
-        while s.read_exact(&mut message).is_ok() {
-            if &message == b"flood it" {
-                let _ = s.write_all(&pattern(full));
-                return;
-            }
-            s.write_all(&message).unwrap();
+    let backend = backend_until(move |s, message| {
+        let floods = message == b"flood it";
+        if floods {
+            let _ = s.write_all(&pattern(full));
         }
+        floods
     });
     let Some(proxy) = proxy(&[backend]) else {
         return;
     };
-    let mut clients: Vec<_> = (0..CLIENTS).map(|_| proxy.connect()).collect();
-    make_busy(&proxy, &mut clients);
+    let mut clients = busy_clients(&proxy);
     let (slow, others) = clients.split_at_mut(CLIENTS / 2);
     for client in &mut *slow {
         client.write_all(b"flood it").unwrap();

@@ -73,9 +73,9 @@ struct Moved {
 
 /// Where a direction begins and ends.
 pub struct Ends<'a> {
-    /// Who sends.
+    /// The side whose bytes go in this direction.
     pub from: &'a Stream,
-    /// Who receives.
+    /// The side that gets these bytes.
     pub to: &'a Stream,
     /// The sender's connection is known to be dead: the end of its stream is not its own.
     pub sender_dead: bool,

@@ -96,7 +96,7 @@ impl Driver {
         Ok((Rc::new(Driver { state }), event))
     }
 
-    /// Carries messages between a client and its `endpoint`, whose sockets nobody else reads
+    /// Carries messages between a client and its `endpoint`, whose sockets nothing else reads
     /// or writes meanwhile.
     pub fn carry(
         self: Rc<Self>,

@@ -30,7 +30,7 @@ pub enum Ending {
     GiveBack,
     /// The same; it is only that nothing was received for a while.
     Idle,
-    /// Nobody waits for it.
+    /// No task waits for what is left of it.
     Abandoned,
 }
 
@@ -38,9 +38,9 @@ pub enum Ending {
 #[derive(Debug)]
 pub struct Way {
     // These keep the descriptors open until all requests that name them have completed.
-    /// Who sends.
+    /// The side whose bytes go in this direction.
     pub from: Rc<TcpStream>,
-    /// Who receives.
+    /// The side that gets these bytes.
     pub to: Rc<TcpStream>,
     /// Whether what the sender sends is received.
     pub receiving: Receiving,
@@ -57,20 +57,20 @@ pub struct Way {
 /// Whether a request to receive is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receiving {
-    /// None is.
+    /// None is under way.
     No,
-    /// One is.
+    /// One is under way.
     Yes,
-    /// One is, and is being cancelled.
+    /// One is under way, and is being cancelled.
     Cancelled,
 }
 
 /// Bytes in a buffer.
 #[derive(Debug)]
 pub struct Received {
-    /// Where they are.
+    /// The buffer that holds them, from its start.
     pub buffer: Buffer,
-    /// How many.
+    /// Number of bytes in it.
     pub length: usize,
 }
 
@@ -124,13 +124,10 @@ impl Connection {
         }
     }
 
-    /// Returns what is left of it, and gives its buffers back to the `ring`.
+    /// Returns what is left of it, of which nothing is under way any more, and gives its buffers
+    /// back to the `ring`.
     pub fn left(mut self, ring: &mut Ring) -> Left {
         for way in [&mut self.out, &mut self.back] {
-            way.sending
-                .take()
-                .into_iter()
-                .for_each(|received| way.keep(received, 0, ring));
             way.keep_waiting(ring);
         }
         Left {

@@ -24,7 +24,7 @@ const LAST_ROUNDS: usize = 100;
 /// A ring and the connections that it carries.
 #[derive(Debug)]
 pub struct State {
-    /// The ring.
+    /// The ring, which this worker alone uses.
     pub ring: Ring,
     connections: Vec<Option<Connection>>,
     free: Vec<usize>,

@@ -12,8 +12,8 @@ use tokio::{task::LocalSet, time::timeout};
 use super::*;
 use crate::{
     kernel::{
-        io_uring::SIZE,
-        namespace::{block_on, skip},
+        io_uring::{SIZE, or_skip},
+        namespace::block_on,
     },
     sched::RealServer,
 };
@@ -88,9 +88,8 @@ impl Lab {
 
 /// Runs `test` on a worker with a ring.
 fn with_ring(test: impl AsyncFnOnce()) {
-    let ring = match Ring::new() {
-        Ok(ring) => ring,
-        Err(error) => return skip(format!("io_uring cannot be used here: {error}")),
+    let Some(ring) = or_skip(Ring::new()) else {
+        return;
     };
     block_on(LocalSet::new().run_until(async {
         let running = tokio::task::spawn_local(run(ring));
