@@ -46,7 +46,7 @@ pub use memory::MemoryCgroup;
 pub use pattern::{Pattern, send_pattern, verify_pattern};
 pub use process::{Group, die_with_parent};
 pub use programs::{ProgramFault, Programs};
-pub use sandbox::{SOAK_ENDS, acceptance, figure, is_inside, run, soak_length};
+pub use sandbox::{SOAK_ENDS, acceptance, figure, is_inside, is_soak, run, soak_length};
 pub use service_ports::{endpoint, endpoints, service_port};
 pub use skip::skip;
 pub use topology::{Capture, Lab};

@@ -33,6 +33,11 @@ pub fn soak_length() -> Duration {
     Duration::from_secs(seconds.unwrap_or(10))
 }
 
+/// Returns whether a long run was asked for, whose figures are kept.
+pub fn is_soak() -> bool {
+    std::env::var_os("TRIPOD_SOAK").is_some()
+}
+
 /// Runs `body`, which is all of a test, in a sandbox.
 pub fn run(share: Share, body: impl FnOnce()) {
     if is_inside() {
@@ -62,11 +67,27 @@ pub fn run(share: Share, body: impl FnOnce()) {
         }
     }
     // Zero tests run would be a pass, too.
-    assert!(
-        passed && output.contains("1 passed"),
-        "{name} failed in its sandbox:\n{output}"
-    );
+    if !passed || !output.contains("1 passed") {
+        // What libtest prints at its end is far from here, and long.
+        print_uncaptured(&format!("FAILURE {name}: {}", reason(&output)));
+        panic!("{name} failed in its sandbox:\n{output}");
+    }
 }
+
+/// Returns in one line why a test failed that printed `output`, at most [`MOST_OF_REASON`]
+/// characters of it.
+fn reason(output: &str) -> String {
+    let lines = output.lines().skip_while(|line| !line.contains("panicked at "));
+    let lines = lines.take_while(|line| !line.starts_with("note: "));
+    let reason = lines.collect::<Vec<_>>().join(" | ");
+    match reason.is_empty() {
+        true => "it did not panic".to_owned(),
+        false => reason.chars().take(MOST_OF_REASON).collect(),
+    }
+}
+
+/// Enough for a message and the first lines of a log.
+const MOST_OF_REASON: usize = 1500;
 
 /// Returns true in the process that is started again for one test.
 pub fn is_inside() -> bool {

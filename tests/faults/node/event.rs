@@ -3,11 +3,12 @@
 use std::{
     io::Write,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use crate::{
     faults::fault::Mode,
-    lab::{Host, Lab, Tripod},
+    lab::{Host, Lab, Tripod, eventually},
 };
 
 /// The kernel that a mode runs on.
@@ -160,11 +161,7 @@ impl Event {
             Event::ServiceLinkDown => node.ip(&["link set kube-ipvs0 down"]),
             Event::ServiceLinkDeleted => node.ip(&["link del kube-ipvs0"]),
             Event::NewAddress => node.ip(&["addr add 192.0.2.11/24 dev eth0"]),
-            Event::AddressAgain => node.ip(&[
-                "addr del 2001:db8::10/64 dev eth0",
-                "addr add 2001:db8::10/64 dev eth0 nodad",
-                "route replace ::/0 via 2001:db8::20",
-            ]),
+            Event::AddressAgain => address_again(node),
             Event::RenameLink => node.ip(&["link set eth0 name uplink0"]),
             Event::ReplaceLink => lab.replace_uplink(),
             Event::LoopbackDown => node.ip(&["link set lo down", "link set lo up"]),
@@ -183,6 +180,21 @@ impl Event {
             _ => {}
         }
     }
+}
+
+fn address_again(node: &Host) {
+    node.ip(&[
+        "addr del 2001:db8::10/64 dev eth0",
+        "addr add 2001:db8::10/64 dev eth0 nodad",
+        "route replace ::/0 via 2001:db8::20",
+    ]);
+    // The kernel adds the route of an address later (`addrconf_dad_work`), also of one that it
+    // does not look for on the link: until then it forwards what comes in for it.
+    eventually("the address is the node's", Duration::from_secs(10), || {
+        let route = node.show("ip -6 route show table local 2001:db8::10");
+        let is_local = route.starts_with("local ");
+        is_local.then_some(()).ok_or(route)
+    });
 }
 
 const PROGRAMS: [&str; 2] = ["iptables", "ip6tables"];

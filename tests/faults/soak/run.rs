@@ -16,7 +16,7 @@ use super::sample::{Sample, objects};
 use crate::{
     faults::fault::Mode,
     lab::{
-        Capture, Lab, Service, Tripod, ask, eventually, figure, say, soak_length, tcp_from,
+        Capture, Lab, Service, Tripod, ask, eventually, figure, is_soak, say, soak_length, tcp_from,
         tripod_binary, udp, udp_say,
     },
 };
@@ -247,7 +247,9 @@ fn churn(
                 failed,
                 ..Sample::take(mode, lab, tripod, elapsed)
             };
-            figure(&format!("soak {mode:?}"), sample);
+            if is_soak() {
+                figure(&format!("soak {mode:?}"), sample);
+            }
             samples.push(sample);
         }
         let due = Duration::from_secs(1) * changes as u32 / CHANGES;
