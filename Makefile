@@ -215,12 +215,16 @@ bench: test-tools
 instructions: test-tools
 	TRIPOD_INSTRUCTIONS=write TRIPOD_NO_SKIP=1 $(CARGO) test --lib -- tests::instructions --nocapture
 
-# Figures are the lines that begin with FIGURE.
+# Figures are the lines that begin with FIGURE. Some go to docs/reliability.csv and
+# docs/reliability.md; T names some of the tests.
+ACCEPTANCE = $(or $(T),userspace::retry userspace::streams userspace::idle userspace::udp \
+    userspace::guest userspace::upgrades userspace::overload)
 acceptance: test-tools
 	$(CARGO) build --release --bin tripod
-	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 TRIPOD_NO_SKIP=1 $(CARGO) test --test suite -- \
-	    userspace::retry userspace::streams userspace::idle userspace::udp userspace::guest \
-	    userspace::upgrades userspace::overload
+	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 TRIPOD_NO_SKIP=1 $(SUITE) $(ACCEPTANCE) \
+	    > target/acceptance.log 2>&1; ended=$$?; grep 'FIGURE\|^test ' target/acceptance.log; \
+	TRIPOD_ACCEPTANCE_LOG=$(CURDIR)/target/acceptance.log $(SUITE) --exact --ignored \
+	    faults::measured::keep && $(SUITE) --exact --ignored faults::table::write && exit $$ended
 
 # All modes at once, SOAK seconds each; then docs/soak.csv, its plot and docs/reliability.md.
 SOAK ?= 3600

@@ -195,8 +195,8 @@ fn scale() {
     text +=
         "\nOne changed endpoint, milliseconds from the event until a call reaches the new one:\n\n";
     text += &figures.table("ms", show("change_p50_ms"));
-    text += "\nProcessor time of one change, milliseconds: Tripod's own + that of programs that it \
-             starts:\n\n";
+    text += "\nProcessor time of one change, milliseconds: Tripod's own (the median of 25 \
+             changes) + that of programs that it starts:\n\n";
     text += &figures.table("ms", pair("change_cpu_ms", "change_cpu_of_programs_ms"));
     text += &bar(&figures);
     text += &failed(&figures);

@@ -21,8 +21,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How long it has for what follows a change, such as a check whether others changed
 /// something.
 const SETTLED: Duration = Duration::from_secs(5);
-/// How long it is watched while nothing changes.
-const IDLE: Duration = Duration::from_secs(3);
+/// How often it is watched while nothing changes, as long each time as for a change.
+const IDLE: u32 = 9;
 
 /// Measures `tripod`, which was started at `begun` in the namespace of this thread.
 pub fn measure(mode: ModeName, size: &Size, server: &Server, tripod: &Tripod, begun: Instant) {
@@ -78,24 +78,37 @@ fn latencies(size: &Size, server: &Server) -> Vec<Duration> {
 
 /// Processor time of one change, with what follows it and without what is spent when
 /// nothing changes. Nothing is called meanwhile. The first change of its kind does not
-/// count: it may bring what stays, as rules for a set that had no members before.
+/// count: it may bring what stays, as rules for a set that had no members before. Of the own
+/// time it is the median: at times a shared machine takes twenty times as long for the same. Of
+/// that of programs, which is counted in ticks, it is the mean.
 fn one_change(size: &Size, server: &Server, tripod: &Tripod, pause: Duration) -> Busy {
     server.change(|cluster| size.replace(cluster, CHANGES));
     std::thread::sleep(SETTLED);
-    let idle = spent(tripod, || std::thread::sleep(IDLE));
-    let begun = Instant::now();
-    let busy = spent(tripod, || {
-        for turn in 0..CHANGES {
-            server.change(|cluster| size.replace(cluster, turn));
-            std::thread::sleep(pause);
-        }
-    });
-    let share = begun.elapsed().as_secs_f64() / IDLE.as_secs_f64();
-    let without =
-        |busy: Duration, idle: Duration| busy.saturating_sub(idle.mul_f64(share)) / CHANGES;
+    let mut idle: Vec<_> = (0..IDLE)
+        .map(|_| spent(tripod, || std::thread::sleep(pause)))
+        .collect();
+    let mut busy: Vec<_> = (0..CHANGES)
+        .map(|turn| {
+            spent(tripod, || {
+                server.change(|cluster| size.replace(cluster, turn));
+                std::thread::sleep(pause);
+            })
+        })
+        .collect();
+    let [busy, idle] = [&mut busy, &mut idle].map(|all| typical(all));
     Busy {
-        own: without(busy.own, idle.own),
-        children: without(busy.children, idle.children),
+        own: busy.own.saturating_sub(idle.own),
+        children: busy.children.saturating_sub(idle.children),
+    }
+}
+
+/// Returns the median of own times, and the mean of those of programs.
+fn typical(all: &mut [Busy]) -> Busy {
+    all.sort_unstable_by_key(|busy| busy.own);
+    let children: Duration = all.iter().map(|busy| busy.children).sum();
+    Busy {
+        own: all[all.len() / 2].own,
+        children: children / all.len() as u32,
     }
 }
 

@@ -272,11 +272,7 @@ impl<M: Mode> Runner<M> {
         if let Some(node) = node {
             self.health.set_node(node);
         }
-        let map = self.tracker.map();
-        let have_node_ports = || {
-            let mut all = map.iter();
-            all.any(|port| port.node_port.or(port.health_check_node_port).is_some())
-        };
+        let have_node_ports = self.tracker.map().has_node_ports();
         let this_node = self.this_node.as_mut();
         let missing = this_node.and_then(|this| {
             let node = node.map(|node| &**node);

@@ -36,16 +36,12 @@ impl ThisNode {
     /// Logs that the object is not known or lacks something, or is whole again. Returns what does
     /// not work without it, and what to do, if something depends on it: node ports, if Services
     /// have some.
-    pub(super) fn observe(
-        &mut self,
-        node: Option<&Node>,
-        have_node_ports: impl FnOnce() -> bool,
-    ) -> Option<String> {
+    pub(super) fn observe(&mut self, node: Option<&Node>, have_node_ports: bool) -> Option<String> {
         let NodeDependents { node_ports, pods } = &self.dependents;
         let lacks_addresses = node.is_none_or(|node| node.addresses.is_empty());
         let lacks_networks = node.is_none_or(|node| node.pod_cidrs.is_empty());
         let node_ports = node_ports.as_deref();
-        let node_ports = node_ports.filter(|_| lacks_addresses && have_node_ports());
+        let node_ports = node_ports.filter(|_| lacks_addresses && have_node_ports);
         let pods = pods.as_deref().filter(|_| lacks_networks);
         let affected: Vec<&str> = node_ports.into_iter().chain(pods).collect();
         let name = &self.name;
@@ -116,22 +112,18 @@ mod tests {
         };
         let known = node(&["192.0.2.1"], &[]);
         let mut this = ThisNode::new("here", dependents);
-        assert_eq!(this.observe(Some(&known), || true), None);
-        assert_eq!(
-            this.observe(None, || false),
-            None,
-            "there are no node ports"
-        );
-        let missing = this.observe(None, || true);
+        assert_eq!(this.observe(Some(&known), true), None);
+        assert_eq!(this.observe(None, false), None, "there are no node ports");
+        let missing = this.observe(None, true);
         let missing = missing.expect("something depends on it");
         let begin = "this node's Node object here is not known: node ports are not served; ";
         assert!(missing.starts_with(begin), "{missing}");
         assert!(missing.contains("--hostname-override"), "{missing}");
-        assert_eq!(this.observe(None, || true), Some(missing));
-        assert_eq!(this.observe(Some(&known), || true), None);
+        assert_eq!(this.observe(None, true), Some(missing));
+        assert_eq!(this.observe(Some(&known), true), None);
         assert!(!this.logged.end(), "it is logged anew when it goes again");
         let mut this = ThisNode::new("here", NodeDependents::default());
-        assert_eq!(this.observe(None, || true), None);
+        assert_eq!(this.observe(None, true), None);
     }
 
     #[test]
@@ -154,10 +146,10 @@ mod tests {
             ),
         ];
         for (node, begin) in begins {
-            let missing = this.observe(Some(&node), || true).expect("something");
+            let missing = this.observe(Some(&node), true).expect("something");
             assert!(missing.starts_with(begin), "{missing}");
         }
         let whole = node(&["192.0.2.1"], &["10.1.0.0/24"]);
-        assert_eq!(this.observe(Some(&whole), || true), None);
+        assert_eq!(this.observe(Some(&whole), true), None);
     }
 }

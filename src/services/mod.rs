@@ -61,6 +61,8 @@ pub type ServicePorts = hashbrown::HashMap<ServicePortName, Arc<ServicePort>>;
 pub struct ServiceMap {
     /// Copied on change while there is another reference to it.
     ports: Arc<ServicePorts>,
+    /// How many of them have a node port or a health-check node port.
+    with_node_ports: usize,
     node: Option<Arc<Node>>,
     service_networks: Vec<IpNet>,
 }
@@ -101,6 +103,28 @@ impl ServiceMap {
         &self.ports
     }
 
+    /// Returns whether a ServicePort has a node port or a health-check node port.
+    pub fn has_node_ports(&self) -> bool {
+        self.with_node_ports > 0
+    }
+
+    /// Adds a ServicePort, or replaces the one of its name.
+    fn insert(&mut self, port: Arc<ServicePort>) {
+        self.with_node_ports += usize::from(port.has_node_port());
+        let before = Arc::make_mut(&mut self.ports).insert(port.name.clone(), port);
+        self.forget(before.as_deref());
+    }
+
+    /// Removes the ServicePort of that name.
+    fn remove(&mut self, name: &ServicePortName) {
+        let before = Arc::make_mut(&mut self.ports).remove(name);
+        self.forget(before.as_deref());
+    }
+
+    fn forget(&mut self, port: Option<&ServicePort>) {
+        self.with_node_ports -= usize::from(port.is_some_and(ServicePort::has_node_port));
+    }
+
     /// Returns how many ServicePorts there are.
     pub fn len(&self) -> usize {
         self.ports.len()
@@ -116,13 +140,11 @@ impl FromIterator<ServicePort> for ServiceMap {
     /// Returns a map of ServicePorts built by the caller, as tests of modes
     /// need it.
     fn from_iter<I: IntoIterator<Item = ServicePort>>(ports: I) -> ServiceMap {
-        let named = ports
+        let mut map = ServiceMap::default();
+        ports
             .into_iter()
-            .map(|port| (port.name.clone(), Arc::new(port)));
-        ServiceMap {
-            ports: Arc::new(named.collect()),
-            ..ServiceMap::default()
-        }
+            .for_each(|port| map.insert(Arc::new(port)));
+        map
     }
 }
 

@@ -121,6 +121,11 @@ impl ServicePort {
         self.cluster_ip.into_iter().chain(named.copied())
     }
 
+    /// Returns whether it has a node port or a health-check node port.
+    pub fn has_node_port(&self) -> bool {
+        self.node_port.or(self.health_check_node_port).is_some()
+    }
+
     /// Returns the addresses of the node at which its node port belongs to
     /// another Service, which names that address as, say, its external IP.
     pub fn node_port_excluded(&self) -> impl Iterator<Item = IpAddr> {

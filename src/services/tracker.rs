@@ -296,14 +296,13 @@ impl Tracker {
             }
             let new = Arc::new(new);
             changes.record(old, Some(&new));
-            let map = Arc::make_mut(&mut self.map.ports);
-            map.insert(new.name.clone(), Arc::clone(&new));
+            self.map.insert(Arc::clone(&new));
             ports.push(new);
         }
         for old in &entry.ports {
             if !ports.iter().any(|new| new.name == old.name) {
                 changes.record(Some(old), None);
-                Arc::make_mut(&mut self.map.ports).remove(&old.name);
+                self.map.remove(&old.name);
             }
         }
         entry.ports = ports.into();

@@ -5,6 +5,7 @@
 //! - [`expected`]: what may stop, and why. Begin there.
 //! - [`run`], [`cluster`]: how it is brought about and seen.
 //! - [`table`]: how it is shown, in docs/reliability.md.
+//! - [`measured`]: what else that document shows, measured by tests of userspace mode.
 
 /// Makes a test of each of the modes that the host can run, by `on_host`, and one of ipvs
 /// mode in a guest kernel, which runs the module `inside`.
@@ -37,6 +38,7 @@ macro_rules! in_each_mode {
 mod cluster;
 mod expected;
 mod fault;
+pub mod measured;
 mod node;
 mod questions;
 mod run;

@@ -77,7 +77,9 @@ pub fn run(share: Share, body: impl FnOnce()) {
 /// Returns in one line why a test failed that printed `output`, at most [`MOST_OF_REASON`]
 /// characters of it.
 fn reason(output: &str) -> String {
-    let lines = output.lines().skip_while(|line| !line.contains("panicked at "));
+    let lines = output
+        .lines()
+        .skip_while(|line| !line.contains("panicked at "));
     let lines = lines.take_while(|line| !line.starts_with("note: "));
     let reason = lines.collect::<Vec<_>>().join(" | ");
     match reason.is_empty() {

@@ -159,7 +159,9 @@ fn a_goes(lab: &Lab, web: &Service, calls: &Calls) {
     lab.publish(web, &["b", "c"]);
     for to in web.cluster() {
         eventually("a is gone", SOON, || {
-            let answers: Vec<_> = (0..12).map(|_| ask(&lab.client, to)).collect();
+            // Others call meanwhile, so that whose turn it is looks random: of twelve answers of
+            // three endpoints, one in 130 times none is by a.
+            let answers: Vec<_> = (0..60).map(|_| ask(&lab.client, to)).collect();
             if answers.iter().flatten().any(|name| name == "a") {
                 Err("it is not".into())
             } else {

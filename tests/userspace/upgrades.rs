@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::gap::{are_held, start_beside, start_holder};
 use super::succession::{Open, PATIENCE, Stop, call, none_failed};
-use crate::lab::{Lab, Service, acceptance, eventually, figure};
+use crate::{
+    faults::measured::measured,
+    lab::{Lab, Service, acceptance, eventually},
+};
 
 on_each_capture!(alone: side_by_side, with_a_gap);
 
@@ -94,7 +97,12 @@ fn ask_udp(to: SocketAddr) -> io::Result<()> {
 
 /// Makes calls at `pace` while `body` runs; each is a thread, so that none waits for
 /// another.
-fn at_pace(lab: &Lab, addresses: &[SocketAddr], pace: u32, body: impl FnOnce(&Calls)) {
+fn at_pace(
+    (test, lab): (&str, &Lab),
+    addresses: &[SocketAddr],
+    pace: u32,
+    body: impl FnOnce(&Calls),
+) {
     let calls = &Calls::default();
     let caller = || {
         // Ports of connections that this end closed are used again after a second instead
@@ -123,7 +131,14 @@ fn at_pace(lab: &Lab, addresses: &[SocketAddr], pace: u32, body: impl FnOnce(&Ca
     });
     let failures = calls.failures.lock().expect("no panic");
     let made = calls.made.load(Relaxed);
-    figure("calls", format!("{made}, {} failed", failures.len()));
+    let over_udp = failures.iter().filter(|text| text.contains("/udp "));
+    for (name, count) in [
+        ("calls", made),
+        ("failed", failures.len()),
+        ("failed_over_udp", over_udp.count()),
+    ] {
+        measured(test, lab.capture, name, count as f64);
+    }
     none_failed(made, &failures);
 }
 
@@ -135,7 +150,7 @@ fn side_by_side(lab: &mut Lab) {
     let lab = &*lab;
     let size = Size::get();
     let mut old = start_beside(lab, 0, 2);
-    at_pace(lab, &web.cluster(), size.pace, |calls| {
+    at_pace(("side_by_side", lab), &web.cluster(), size.pace, |calls| {
         for upgrade in 1..=size.upgrades {
             let mut open = size.open(lab, &web);
             let new = start_beside(lab, upgrade % 2, 2);
@@ -160,7 +175,7 @@ fn with_a_gap(lab: &mut Lab) {
     let _holder = start_holder(lab);
     let mut proxy = start_beside(lab, 0, 2);
     are_held(&proxy, 8);
-    at_pace(lab, &web.cluster(), size.pace, |calls| {
+    at_pace(("with_a_gap", lab), &web.cluster(), size.pace, |calls| {
         for _ in 1..=size.upgrades {
             let mut open = size.open(lab, &web);
             proxy.ask_to_end();

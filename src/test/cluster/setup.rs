@@ -292,6 +292,9 @@ fn not_ready(name: &str, node: &str, pod: Option<&Pod>) -> String {
 
 /// Waits until the running Tripod has every ServicePort, with as many endpoints as there
 /// are pods for it. Returns the ServicePorts.
+///
+/// # Errors
+/// When Tripod does not answer, or lacks some of them when `until` has come, and which.
 pub async fn in_force(
     stage: &Stage,
     run: &Run,

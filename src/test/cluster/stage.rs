@@ -192,7 +192,10 @@ fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
     found
 }
 
-/// Returns another node than `this` that takes pods, or why there is none.
+/// Returns another node than `this` that takes pods.
+///
+/// # Errors
+/// When there is none, and why.
 pub fn other_node(nodes: &[Node], this: &str) -> Result<String, String> {
     let takes_pods = |node: &&Node| {
         let spec = node.spec.as_ref();

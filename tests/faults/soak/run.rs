@@ -16,8 +16,8 @@ use super::sample::{Sample, objects};
 use crate::{
     faults::fault::Mode,
     lab::{
-        Capture, Lab, Service, Tripod, ask, eventually, figure, is_soak, say, soak_length, tcp_from,
-        tripod_binary, udp, udp_say,
+        Capture, Lab, Service, Tripod, ask, eventually, figure, is_soak, say, soak_length,
+        tcp_from, tripod_binary, udp, udp_say,
     },
 };
 

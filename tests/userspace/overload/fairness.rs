@@ -7,7 +7,11 @@ use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-use crate::lab::{FirstByte, Host, Lab, Service, Tripod, acceptance, figure, say};
+use super::milliseconds;
+use crate::{
+    faults::measured::measured,
+    lab::{FirstByte, Host, Lab, Service, Tripod, acceptance, figure, say},
+};
 
 on_each_capture!(alone: calls_beside_a_flood);
 
@@ -89,6 +93,12 @@ fn measure(lab: &Lab, beside: SocketAddr, past: SocketAddr, flooded: SocketAddr)
             &format!("{load:?}, {} capture", lab.capture.name()),
             format!("p50 {half:?}, p99 {most:?}, {calls} calls of the load"),
         );
+        let name = format!("{load:?}").to_lowercase();
+        for (percentile, time) in [("p50", half), ("p99", most)] {
+            let figure = format!("{name}_{percentile}_ms");
+            let value = milliseconds(time);
+            measured("calls_beside_a_flood", lab.capture, &figure, value);
+        }
         most
     })
 }

@@ -11,9 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use self::loads::{connect, udp_clients};
-use crate::lab::{
-    self, Capture, Lab, MemoryCgroup, Service, Share, Tripod, ask, eventually, figure, skip,
-    tripod_binary, udp, udp_say,
+use crate::{
+    faults::measured::measured,
+    lab::{
+        self, Capture, Lab, MemoryCgroup, Service, Share, Tripod, ask, eventually, figure, skip,
+        tripod_binary, udp, udp_say,
+    },
 };
 
 const MIB: u64 = 1024 * 1024;
@@ -41,12 +44,12 @@ macro_rules! overloads {
 
             #[test]
             fn redirect() {
-                in_lab(Capture::Redirect, |lab| overload(lab, $memory, super::$name));
+                in_lab(Capture::Redirect, |lab| overload(lab, stringify!($name), $memory, super::$name));
             }
 
             #[test]
             fn local() {
-                in_lab(Capture::Local, |lab| overload(lab, $memory, super::$name));
+                in_lab(Capture::Local, |lab| overload(lab, stringify!($name), $memory, super::$name));
             }
         }
     )+ };
@@ -90,6 +93,19 @@ impl Overloaded<'_> {
         });
     }
 
+    /// Reports what docs/reliability.md shows.
+    fn keep(&self, test: &str) {
+        let mib = |bytes: u64| (bytes as f64 / MIB as f64).round();
+        let [_, most_tcp] = self.cgroup.tcp();
+        for (name, value) in [
+            ("memory_mib", mib(self.cgroup.most())),
+            ("tcp_mib", mib(most_tcp)),
+            ("descriptors", self.tripod.descriptors() as f64),
+        ] {
+            measured(test, self.lab.capture, name, value);
+        }
+    }
+
     fn show(&self, when: &str) {
         let mib = |bytes: u64| format!("{:.1}", bytes as f64 / MIB as f64);
         let [tcp, most_tcp] = self.cgroup.tcp();
@@ -108,8 +124,13 @@ impl Overloaded<'_> {
     }
 }
 
+/// Returns a time in milliseconds, to a hundredth.
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 100_000.0).round() / 100.0
+}
+
 /// Runs `load`, which ends with what it returns, and sees what it costs.
-fn overload<L>(lab: &mut Lab, memory: u64, load: impl FnOnce(&Overloaded) -> L) {
+fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overloaded) -> L) {
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
     lab.three_backends().publish_all(&web);
     lab.publish_all(&other);
@@ -132,9 +153,10 @@ fn overload<L>(lab: &mut Lab, memory: u64, load: impl FnOnce(&Overloaded) -> L) 
     overloaded.show("before");
     let over = AtomicBool::new(false);
     let load = std::thread::scope(|scope| {
-        let beside = scope.spawn(|| call_until(lab, beside, &over));
+        let beside = scope.spawn(|| call_until(lab, test, beside, &over));
         let load = load(&overloaded);
         overloaded.show("under load");
+        overloaded.keep(test);
         over.store(true, Relaxed);
         beside.join().expect("calls of the other Service");
         load
@@ -171,7 +193,7 @@ fn overload<L>(lab: &mut Lab, memory: u64, load: impl FnOnce(&Overloaded) -> L) 
 }
 
 /// Calls `to` until it is `over`, once at least; all calls succeed.
-fn call_until(lab: &Lab, to: SocketAddr, over: &AtomicBool) {
+fn call_until(lab: &Lab, test: &str, to: SocketAddr, over: &AtomicBool) {
     let mut delays = Vec::new();
     loop {
         let calls = lab::FirstByte::measure(&lab.client, to, 20, 1, &RwLock::new(()));
@@ -191,6 +213,7 @@ fn call_until(lab: &Lab, to: SocketAddr, over: &AtomicBool) {
             delays[calls - 1]
         ),
     );
+    measured(test, lab.capture, "p99_ms", milliseconds(most));
 }
 
 fn a_flood_that_memory_ends(of: &Overloaded) -> impl Sized + use<> {

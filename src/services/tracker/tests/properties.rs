@@ -312,6 +312,8 @@ proptest! {
             fresh.set_node_addresses(node.clone());
             fresh.apply(remaining(&past));
             prop_assert_eq!(tracker.map(), fresh.map());
+            let has_node_ports = tracker.map().iter().any(|port| port.has_node_port());
+            prop_assert_eq!(tracker.map().has_node_ports(), has_node_ports);
 
             let names = before.iter().chain(tracker.map().iter()).map(|port| &port.name);
             let differ = names.filter(|name| before.get(name) != tracker.map().get(name));

@@ -48,6 +48,9 @@ impl Batch {
 /// Adds `objects`, what refuses packets before what lets them in; returns those
 /// that the kernel refused, with what is not added for lack of them. Sockets that are
 /// connected already follow it too.
+///
+/// # Errors
+/// When the kernel does not answer: what is there then has to be read.
 pub fn insert(
     socket: &mut Socket,
     loopback: u32,

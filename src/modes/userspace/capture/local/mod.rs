@@ -19,9 +19,9 @@
 
 mod diff;
 mod execute;
-mod kept;
 mod observe;
 mod plan;
+mod preserved;
 mod retire;
 #[cfg(test)]
 mod tests;

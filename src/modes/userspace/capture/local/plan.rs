@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Once another mode or capture serves, what open connections need stays
-//! ([`Kept`](super::kept::Kept)), with two more kinds of rules:
+//! ([`Preserved`](super::preserved::Preserved)), with two more kinds of rules:
 //!
 //! ```text
 //! 75: from CLIENT ipproto tcp dport 80 lookup N    for each address of the node's own clients

@@ -13,10 +13,9 @@ use std::{
 };
 
 use super::{
-    execute,
-    kept::{Kept, captured, kept},
-    observe,
+    execute, observe,
     plan::Object,
+    preserved::{Preserved, captured, preserved},
 };
 use crate::{
     kernel::{
@@ -112,12 +111,12 @@ pub fn retire(families: &[Family]) -> Result<usize, Error> {
         let datagrams = frontends(Protocol::Udp, &installed);
         let own = addresses::list(&mut socket)?.into_iter();
         let own: HashSet<_> = own.map(|address| address.address).collect();
-        let kept = kept(family, installed, &open(family)?, &own);
-        if kept.connections == 0 && datagrams.is_empty() {
+        let preserved = preserved(family, installed, &open(family)?, &own);
+        if preserved.connections == 0 && datagrams.is_empty() {
             continue;
         }
-        connections += kept.connections + usize::from(!datagrams.is_empty());
-        keep(&mut socket, family, kept, &datagrams)?;
+        connections += preserved.connections + usize::from(!datagrams.is_empty());
+        keep(&mut socket, family, preserved, &datagrams)?;
         forget_datagrams(family, &datagrams)?;
     }
     Ok(connections)
@@ -145,23 +144,23 @@ fn forget_datagrams(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<(
 fn keep(
     socket: &mut Socket,
     family: Family,
-    kept: Kept,
+    preserved: Preserved,
     datagrams: &HashSet<SocketAddr>,
 ) -> Result<(), Error> {
-    if kept.add.is_empty() && kept.remove.is_empty() {
+    if preserved.add.is_empty() && preserved.remove.is_empty() {
         // Each change of nf_tables has others read their rules anew.
         return Ok(());
     }
     // First: what stays may lead new connections to other programs of the node.
-    let refusing = refusing(family, &kept.addresses, datagrams);
+    let refusing = refusing(family, &preserved.addresses, datagrams);
     Rules::open()?
         .run(&refusing, None)
         .map_err(|failure| failure.first())?;
     let loopback = links::index("lo")?;
-    for (object, error) in execute::insert(socket, loopback, kept.add)? {
+    for (object, error) in execute::insert(socket, loopback, preserved.add)? {
         tracing::debug!("{object}: {error}");
     }
-    execute::remove(socket, loopback, kept.remove)
+    execute::remove(socket, loopback, preserved.remove)
 }
 
 /// Removes the table of `family`, if it is there.

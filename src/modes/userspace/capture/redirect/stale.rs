@@ -93,6 +93,9 @@ impl Stale {
 
 /// Deletes the entries of UDP flows that nat leads to a socket of this node: a client that
 /// keeps its socket would stay with a process that serves no more.
+///
+/// # Errors
+/// When the addresses of this node or the flows cannot be read.
 pub fn forget_redirected(family: Family) -> Result<(), netlink::Error> {
     let mut route = Socket::open(netlink::Protocol::Route)?;
     let own: HashSet<_> = addresses::list(&mut route)?

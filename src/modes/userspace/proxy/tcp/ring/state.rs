@@ -69,6 +69,9 @@ impl State {
 
     /// Submits requests, and handles what has completed, until there is nothing left to do
     /// or others are to have a turn.
+    ///
+    /// # Errors
+    /// Those of io_uring_enter(2), after what had completed was handled.
     pub fn advance(&mut self) -> io::Result<()> {
         for _ in 0..TURN {
             for number in mem::take(&mut self.unsettled) {

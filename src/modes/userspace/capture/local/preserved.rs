@@ -28,7 +28,7 @@ use crate::{
 
 /// What open connections need of what is installed, and what they need besides.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct Preserved {
     /// The service addresses to which they were opened.
     pub addresses: BTreeSet<IpAddr>,
     /// Number of open connections.
@@ -53,12 +53,12 @@ pub fn captured(protocol: Protocol, object: &Object) -> Option<SocketAddr> {
 
 /// Returns what of `installed` in `family` the connections of `open` need, when nothing new
 /// is captured any more. The `own` addresses are the node's.
-pub fn kept(
+pub fn preserved(
     family: Family,
     installed: Vec<Object>,
     open: &[Connection],
     own: &HashSet<IpAddr>,
-) -> Kept {
+) -> Preserved {
     let tcp = |object: &Object| captured(Protocol::Tcp, object);
     let captured: HashSet<_> = installed.iter().filter_map(tcp).collect();
     let open = open.iter().filter(|open| captured.contains(&open.local));
@@ -107,7 +107,7 @@ pub fn kept(
     let mut add: BTreeSet<_> = rules.chain([sent_here]).map(Object::Rule).collect();
     let mut remove = installed;
     remove.retain(|object| !add.remove(object) && !needed(object));
-    Kept {
+    Preserved {
         addresses,
         connections,
         add: add.into_iter().collect(),
@@ -165,7 +165,7 @@ mod tests {
             (Protocol::Tcp, "10.96.0.2", 80),
         ];
         let before = installed(&all);
-        let idle = kept(Family::V4, before.clone(), &[], &HashSet::new());
+        let idle = preserved(Family::V4, before.clone(), &[], &HashSet::new());
         assert_eq!((idle.connections, idle.addresses.len()), (0, 0));
 
         let open = [
@@ -174,9 +174,9 @@ mod tests {
             // It ends at an address of the node's own, and has no need of a route.
             connection("192.0.2.9:22", "192.0.2.1:4000"),
         ];
-        let kept_of = kept(Family::V4, before.clone(), &open, &HashSet::new());
-        assert_eq!(kept_of.connections, 2);
-        let removed: HashSet<_> = kept_of.remove.iter().cloned().collect();
+        let preserved_of = preserved(Family::V4, before.clone(), &open, &HashSet::new());
+        assert_eq!(preserved_of.connections, 2);
+        let removed: HashSet<_> = preserved_of.remove.iter().cloned().collect();
         let mut stay = before;
         stay.retain(|object| !removed.contains(object));
         let tcp = IpProtocol::of(Protocol::Tcp).any_port;
@@ -193,7 +193,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            texts(&kept_of.add),
+            texts(&preserved_of.add),
             [
                 format!(
                     "IPv4 rule 75: from 127.0.0.1 ipproto 6 dport 80 lookup {}",
@@ -203,12 +203,12 @@ mod tests {
             ]
         );
 
-        stay.extend(kept_of.add);
+        stay.extend(preserved_of.add);
         assert!(stay.iter().all(Object::is_ours), "{stay:?}");
-        let again = kept(Family::V4, stay.clone(), &open, &HashSet::new());
+        let again = preserved(Family::V4, stay.clone(), &open, &HashSet::new());
         assert_eq!((again.add, again.remove), (vec![], vec![]));
         // The node's own client goes, and with it its rule.
-        let later = kept(Family::V4, stay, &open[..1], &HashSet::new());
+        let later = preserved(Family::V4, stay, &open[..1], &HashSet::new());
         assert_eq!(texts(&later.remove).len(), 1, "{later:?}");
     }
 }

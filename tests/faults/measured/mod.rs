@@ -1,0 +1,165 @@
+//! Figures of docs/reliability.md that tests of userspace mode measure.
+//!
+//! `make acceptance` runs those tests; what they print with [`measured`] is kept in
+//! docs/reliability.csv, from which the document has it.
+//!
+//! - [`upgrades`]: calls while one process follows another.
+//! - [`overload`]: what floods of one Service cost, and how long another one takes.
+
+mod overload;
+mod upgrades;
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display, Write as _},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::lab::{Capture, figure};
+
+/// What the lines begin with that are kept.
+const KEPT: &str = "FIGURE measured ";
+
+const HEADER: &str = "test,capture,figure,value";
+
+/// Which figure of which test it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Name {
+    test: String,
+    capture: String,
+    figure: String,
+}
+
+/// Figures by their names.
+#[derive(Debug, Default, PartialEq)]
+struct Figures(BTreeMap<Name, f64>);
+
+/// Reports that `test` measured `value` with `capture`. Only what is measured with the sizes of
+/// `make acceptance` is to be kept.
+pub fn measured(test: &str, capture: Capture, name: &str, value: f64) {
+    figure(&format!("measured {test},{},{name}", capture.name()), value);
+}
+
+/// Adds the parts of the document.
+pub fn write(text: &mut String) {
+    let figures = Figures::kept();
+    upgrades::write(text, &figures);
+    overload::write(text, &figures);
+}
+
+fn path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reliability.csv")
+}
+
+impl Figures {
+    fn kept() -> Figures {
+        let text = fs::read_to_string(path()).expect("docs/reliability.csv");
+        let rows = text.lines().skip(1);
+        Figures(rows.map(|row| parse(row).expect(row)).collect())
+    }
+
+    /// Returns those that a run printed.
+    fn printed(log: &str) -> Figures {
+        let lines = log.lines().filter_map(|line| line.split_once(KEPT));
+        let figures = lines.filter_map(|(_, figure)| parse(&figure.replacen(": ", ",", 1)));
+        Figures(figures.collect())
+    }
+
+    /// # Panics
+    /// When it was not measured.
+    fn get(&self, test: &str, capture: Capture, figure: &str) -> f64 {
+        let name = Name {
+            test: test.to_owned(),
+            capture: capture.name().to_owned(),
+            figure: figure.to_owned(),
+        };
+        match self.0.get(&name) {
+            Some(value) => *value,
+            None => panic!("docs/reliability.csv has no {name:?}: run `make acceptance`"),
+        }
+    }
+
+    /// Returns the higher one of both ways to capture traffic.
+    fn higher(&self, test: &str, figure: &str) -> f64 {
+        let of = |capture| self.get(test, capture, figure);
+        of(Capture::Local).max(of(Capture::Redirect))
+    }
+}
+
+impl Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{HEADER}")?;
+        for (name, value) in &self.0 {
+            let Name {
+                test,
+                capture,
+                figure,
+            } = name;
+            writeln!(f, "{test},{capture},{figure},{value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the figure that is in a row.
+fn parse(row: &str) -> Option<(Name, f64)> {
+    let mut fields = row.split(',');
+    let mut text = || fields.next().map(str::to_owned);
+    let (test, capture, figure) = (text()?, text()?, text()?);
+    let value = fields.next()?.trim().parse().ok()?;
+    let name = Name {
+        test,
+        capture,
+        figure,
+    };
+    Some((name, value))
+}
+
+/// Returns a number of things with its thousands apart.
+fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Returns milliseconds as text.
+fn milliseconds(value: f64) -> String {
+    match value < 9.5 {
+        true => format!("{value:.1} ms"),
+        false => format!("{value:.0} ms"),
+    }
+}
+
+/// Keeps what a run measured; of tests that were not run the older figures stay.
+#[test]
+#[ignore = "writes docs/reliability.csv from the log that TRIPOD_ACCEPTANCE_LOG names"]
+fn keep() {
+    let log = std::env::var("TRIPOD_ACCEPTANCE_LOG").expect("TRIPOD_ACCEPTANCE_LOG");
+    let new = Figures::printed(&fs::read_to_string(log).expect("the log of a run"));
+    assert!(!new.0.is_empty(), "no figures");
+    let mut all = Figures::kept();
+    all.0.extend(new.0);
+    let mut text = String::new();
+    let _ = write!(text, "{all}");
+    fs::write(path(), text).expect("docs/reliability.csv");
+}
+
+#[test]
+fn what_is_printed_is_what_is_kept() {
+    let log = "test a::b ... ok\nFIGURE measured flood,local,p99_ms: 8.5\n\
+               FIGURE other: 3\nFIGURE measured flood,redirect,p99_ms: 9\n";
+    let printed = Figures::printed(log);
+    assert_eq!(printed.higher("flood", "p99_ms"), 9.0);
+    let text = printed.to_string();
+    let rows = text.lines().skip(1).map(|row| parse(row).expect(row));
+    assert_eq!(Figures(rows.collect()), printed);
+    assert_eq!(thousands(1_234_567.0), "1,234,567");
+    assert_eq!(thousands(84.0), "84");
+}

@@ -1,0 +1,62 @@
+//! What upgrades, restarts and crashes interrupt; the tests are
+//! `userspace::{succession,gap,upgrades}`, `modes::surge` and `modes::switching`.
+
+use std::fmt::Write as _;
+
+use super::{Figures, thousands};
+use crate::lab::Capture;
+
+const HEAD: &str = "
+## Upgrades, restarts and crashes
+
+In ipvs, nftables and iptables mode the kernel forwards the traffic: rules and virtual
+servers stay while no process runs, and nothing is lost. In every mode, if a new process
+starts next to a running one, the old process stops writing before the first sync of the new
+one. The new process answers `/healthz`, metrics and health-check node ports when its first
+sync is in force in both IP families (or in one of them, if the other one has failed for
+15 s); until then the old process answers. If the new process ends, also by `kill -9`, the
+old one takes everything back at once. `make lab T=modes::surge` tests this in each mode
+(ipvs mode: `make guest T=modes::guest::guest_full_surge`) with continuous calls and probes:
+no call is refused or reset, and every probe is answered with 200. In userspace mode:
+
+| what happens | new TCP connections | open TCP connections | UDP |
+|---|---|---|---|
+| a new process starts next to the old one, which is asked to end (`maxSurge: 1`) | the new process accepts them | the old process relays them until they end, for `--userspace-drain-timeout` at most | clients keep their endpoints in the new process, which calls them from other source ports; with redirect capture an answer that is in transit at that moment can be lost |
+| the old process ends, then the new one starts (`maxUnavailable: 1`), with a holder | wait for the new process | as above | datagrams wait for the new process; clients keep their endpoints, which are called from other source ports |
+| the same without a holder | are refused in between | as above | datagrams are lost in between |
+| the process is killed (`kill -9`), with a holder | wait for the next process; those that the killed process had accepted are reset | are reset | datagrams wait for the next process; flows begin anew |
+| the same without a holder | are refused until the next process listens | are reset | datagrams are lost until then |
+| the next process does not use the holder of the previous one, or has no version of its protocol in common | the share that the kernel assigned to the holder's sockets is reset, after 2 to 3 s, or at once if the versions differ; after that all reach the next process | as above | that share is lost |
+
+[Settings](settings.md) describes how to run a holder. `make acceptance` makes 50 upgrades in
+each way with 200 open connections and 1,000 new ones per second, every tenth over UDP. The open
+connections are answered after the old process was asked to end, and are closed before it ends:
+
+| | calls | failed |
+|---|---|---|
+";
+
+const FOOT: &str = "
+The figures are in [reliability.csv](reliability.csv). (Two cores that also ran other programs.)
+";
+
+/// Adds it to the document.
+pub fn write(text: &mut String, figures: &Figures) {
+    text.push_str(HEAD);
+    for (test, title) in [
+        ("side_by_side", "side by side"),
+        ("with_a_gap", "with a gap and a holder"),
+    ] {
+        for capture in [Capture::Local, Capture::Redirect] {
+            let of = |figure| figures.get(test, capture, figure);
+            let failed = match (of("failed"), of("failed_over_udp")) {
+                (0.0, _) => "0".to_owned(),
+                (failed, udp) if failed == udp => format!("{failed}, over UDP"),
+                (failed, udp) => format!("{failed}, of them {udp} over UDP"),
+            };
+            let (capture, calls) = (capture.name(), thousands(of("calls")));
+            let _ = writeln!(text, "| {title}, {capture} capture | {calls} | {failed} |");
+        }
+    }
+    text.push_str(FOOT);
+}
