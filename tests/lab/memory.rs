@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use super::host::Host;
 
@@ -16,7 +17,13 @@ pub struct MemoryCgroup(PathBuf);
 
 impl MemoryCgroup {
     /// Returns why there can be none here.
-    pub fn missing() -> Option<String> {
+    pub fn missing() -> Option<&'static str> {
+        // Once: tests that ask at the same time would try to make the same one.
+        static MISSING: OnceLock<Option<String>> = OnceLock::new();
+        MISSING.get_or_init(MemoryCgroup::found_missing).as_deref()
+    }
+
+    fn found_missing() -> Option<String> {
         let probe = Path::new(CONTROLLER).join(format!("tripod-probe-{}", std::process::id()));
         if !Path::new(CONTROLLER).join("memory.limit_in_bytes").exists() {
             return Some(format!("{CONTROLLER} is no memory controller, version 1"));
