@@ -221,7 +221,7 @@ ACCEPTANCE = $(or $(T),userspace::retry userspace::streams userspace::idle users
     userspace::guest userspace::upgrades userspace::overload)
 acceptance: test-tools
 	$(CARGO) build --release --bin tripod
-	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 TRIPOD_NO_SKIP=1 $(SUITE) $(ACCEPTANCE) \
+	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 $(SUITE) $(ACCEPTANCE) \
 	    > target/acceptance.log 2>&1; ended=$$?; grep 'FIGURE\|^test ' target/acceptance.log; \
 	TRIPOD_ACCEPTANCE_LOG=$(CURDIR)/target/acceptance.log $(SUITE) --exact --ignored \
 	    faults::measured::keep && $(SUITE) --exact --ignored faults::table::write && exit $$ended

@@ -132,7 +132,6 @@ pub(super) fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOn
             .into_iter()
             .flat_map(|caller| caller.join().expect("a caller does not panic"))
             .collect();
-        println!("FIGURE made {}", calls.made.load(Relaxed));
         none_failed(calls.made.load(Relaxed), &failures);
     });
 }

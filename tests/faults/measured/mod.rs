@@ -7,11 +7,15 @@
 //! - [`overload`]: what floods of one Service cost, and how long another one takes.
 
 mod overload;
+// Shared with the benches, which use more of it.
+#[allow(dead_code)]
+#[path = "../../../benches/document/table.rs"]
+mod table;
 mod upgrades;
 
 use std::{
     collections::BTreeMap,
-    fmt::{self, Display, Write as _},
+    fmt::{self, Display},
     fs,
     path::{Path, PathBuf},
 };
@@ -118,15 +122,7 @@ fn parse(row: &str) -> Option<(Name, f64)> {
 
 /// Returns a number of things with its thousands apart.
 fn thousands(number: f64) -> String {
-    let digits = format!("{number:.0}");
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    table::thousands(number as u64)
 }
 
 /// Returns milliseconds as text.
@@ -146,9 +142,7 @@ fn keep() {
     assert!(!new.0.is_empty(), "no figures");
     let mut all = Figures::kept();
     all.0.extend(new.0);
-    let mut text = String::new();
-    let _ = write!(text, "{all}");
-    fs::write(path(), text).expect("docs/reliability.csv");
+    fs::write(path(), all.to_string()).expect("docs/reliability.csv");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub use boot::{Outcome, PROCESSOR, Profile, unavailable};
 
-use super::{SOAK_ENDS, Share, figure, skip, soak_length, tripod_binary};
+use super::{SOAK_ENDS, Share, figure, is_soak, skip, soak_length, tripod_binary};
 
 /// From within a sandbox: boots a guest, runs this test binary there with `arguments` and these
 /// environment variables, and waits for its end, at most `limit`.
@@ -95,7 +95,9 @@ fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment:
         }
         let soak = soak_length();
         let seconds = soak.as_secs().to_string();
-        environment.push(("TRIPOD_SOAK", &seconds));
+        if is_soak() {
+            environment.push(("TRIPOD_SOAK", &seconds));
+        }
         let limit = GUEST.max(soak + SOAK_ENDS);
         let outcome = run_program(profile, program, &arguments, &environment, limit);
         assert_eq!(outcome.status, Some(0), "see the guest's console");
