@@ -108,6 +108,13 @@ impl<P> FamilyState<P> {
         self.unfinished.clear();
     }
 
+    /// A sync failed as a whole: what had failed `before` it is not known to be in force.
+    pub fn restore_failures(&mut self, before: &FailedPorts) {
+        for name in before.over(&self.failed.clone()) {
+            self.failed.add(name.clone(), before[name].clone());
+        }
+    }
+
     /// Adds what is not in force and what is unfinished to a sync's `report`.
     pub fn report(&self, report: &mut SyncReport) {
         report.failed.add_all(&self.failed);
@@ -163,7 +170,16 @@ mod tests {
         assert_eq!(report.failed.len(), 1);
         assert_eq!(report.unfinished, ["a rule"]);
         assert!(state.has_failed(&name("a")) && !state.has_failed(&name("b")));
+        let before = state.failed().clone();
         state.clear_failures();
         assert!(state.is_complete());
+        state.fail(name("a"), "timed out".to_owned());
+        state.fail(name("c"), "timed out".to_owned());
+        state.restore_failures(&before);
+        let failed = ["a", "c"].map(|port| &*state.failed()[&name(port)]);
+        assert_eq!(failed, ["timed out", "timed out"], "what is new counts");
+        state.clear_failures();
+        state.restore_failures(&before);
+        assert_eq!(state.failed(), &before);
     }
 }

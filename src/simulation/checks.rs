@@ -128,12 +128,17 @@ impl Watch {
         let admits = |spec: &Spec| spec.admits(probe.called, probe.caller);
         let lets_in = by_steps && now().flatten().any(admits);
         let has = |to: &SocketAddr| now().flatten().any(|spec| spec.has(to));
+        // Who is let in again is known by an endpoint that may be going, for a moment.
+        let is_let_in = sets.iter().any(|set| !set.is_empty());
         let may = |to: &SocketAddr| {
             let stays = |spec: &Spec| spec.may_stay(probe.called, probe.caller, external, to);
+            let stayed = |spec: &Spec| spec.has_stayed(probe.called, probe.caller, external, to);
             let remembered = history.remembered.iter().map(|spec| &**spec);
+            let mut all = now().flatten().chain(remembered);
             let mut left = history.left.iter();
             sets.iter().any(|set| set.contains(to))
-                || now().flatten().chain(remembered).any(stays)
+                || all.clone().any(stays)
+                || is_let_in && all.any(stayed)
                 || left.any(|spec| reachable(spec).contains(to))
                 || lets_in && has(to)
         };

@@ -1,8 +1,12 @@
 //! How often what happened in a run.
 
+use std::time::Duration;
+
 /// How often what happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
+    /// Steps of the run, once it has ended.
+    pub(super) steps: u64,
     pub(super) changes: u64,
     pub(super) calls: u64,
     /// Calls that failed, but for those while all are refused.
@@ -19,5 +23,38 @@ impl Counts {
     /// Returns how much happened for which a sync may follow.
     pub(super) fn happened(&self) -> u64 {
         self.faults + self.edits + self.changes
+    }
+
+    /// Adds what happened in a run of so many steps.
+    pub(super) fn add(&mut self, steps: usize, run: Counts) {
+        self.steps += steps as u64;
+        self.changes += run.changes;
+        self.calls += run.calls;
+        self.faults += run.faults;
+        self.edits += run.edits;
+        self.kills += run.kills;
+        self.syncs += run.syncs;
+        self.failed_syncs += run.failed_syncs;
+        self.packets += run.packets;
+    }
+
+    /// Prints them as `make simulate` keeps them for docs/reliability.md: the figures of the
+    /// mode `name`, of a run that took so long.
+    pub(super) fn print(&self, name: &str, took: Duration) {
+        let figures = [
+            ("steps", self.steps),
+            ("seconds", took.as_secs()),
+            ("changes", self.changes),
+            ("calls", self.calls),
+            ("faults", self.faults),
+            ("edits", self.edits),
+            ("kills", self.kills),
+            ("syncs", self.syncs),
+            ("failed_syncs", self.failed_syncs),
+            ("packets", self.packets),
+        ];
+        for (figure, value) in figures {
+            println!("FIGURE measured simulation,{name},{figure}: {value}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use super::{process::SYNC_PERIOD, random::Random};
 use crate::{
     kernel::{
-        simulated::{State, xtables::Edit},
+        simulated::{State, prints, xtables::Edit},
         xtables::Engine,
     },
     net::Family,
@@ -39,6 +39,9 @@ pub(super) fn edit(
             return None;
         }
     };
+    if prints() {
+        println!("{family}: {edit:?} of table {table}");
+    }
     state.edit(family, table, edit).then_some(family)
 }
 

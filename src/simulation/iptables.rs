@@ -128,10 +128,15 @@ fn a_seed_reproduces_a_run() {
 
 #[test]
 fn random_runs_keep_what_is_promised_with_legacy_tables() {
-    super::all(SEEDS, STEPS, OfIptables(Engine::Legacy));
+    super::all("iptables legacy", SEEDS, STEPS, OfIptables(Engine::Legacy));
 }
 
 #[test]
 fn random_runs_keep_what_is_promised_with_nf_tables() {
-    super::all(SEEDS, STEPS, OfIptables(Engine::NfTables));
+    super::all(
+        "iptables nf_tables",
+        SEEDS,
+        STEPS,
+        OfIptables(Engine::NfTables),
+    );
 }

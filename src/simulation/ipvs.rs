@@ -257,10 +257,10 @@ fn a_seed_reproduces_a_run() {
 
 #[test]
 fn random_runs_keep_what_is_promised_with_legacy_tables() {
-    super::all(SEEDS, STEPS, OfIpvs(Engine::Legacy));
+    super::all("ipvs legacy", SEEDS, STEPS, OfIpvs(Engine::Legacy));
 }
 
 #[test]
 fn random_runs_keep_what_is_promised_with_nf_tables() {
-    super::all(SEEDS, STEPS, OfIpvs(Engine::NfTables));
+    super::all("ipvs nf_tables", SEEDS, STEPS, OfIpvs(Engine::NfTables));
 }

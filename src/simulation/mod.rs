@@ -54,6 +54,10 @@ use crate::{
 const SETTLED: Duration = Duration::from_secs(75);
 /// So many steps are between the times at which faults stop.
 const STEPS_TO_SETTLE: usize = 25;
+/// So many steps of a long run follow from one seed.
+const STEPS_OF_SEED: usize = 10_000;
+/// A run of so many steps is kept in docs/reliability.csv.
+const MEASURED: u64 = 1_000_000;
 
 /// One run of the simulation: a mode on a simulated kernel, with the faults of one seed.
 struct Simulation<S> {
@@ -112,20 +116,33 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
     })
 }
 
-/// Runs several seeds, or the one that the environment asks for: `TRIPOD_SIMULATE_SEED` and
-/// `TRIPOD_SIMULATE_STEPS`.
-fn all(seeds: u64, steps: usize, subject: impl Subject) {
+/// Runs `seeds` seeds of `steps` steps each, or what the environment asks for:
+/// `TRIPOD_SIMULATE_STEPS` steps, of which every [`STEPS_OF_SEED`] follow from a seed of their
+/// own, the first from `TRIPOD_SIMULATE_SEED`. So who looks into a failure need not wait for a
+/// long run. What a run of [`MEASURED`] steps did is a figure of docs/reliability.md, in the row
+/// `name`.
+fn all(name: &str, seeds: u64, steps: usize, subject: impl Subject) {
     let asked = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let seeds = match asked("TRIPOD_SIMULATE_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..seeds,
+    let first = asked("TRIPOD_SIMULATE_SEED");
+    let (of_seed, mut left) = match asked("TRIPOD_SIMULATE_STEPS") {
+        Some(steps) => (STEPS_OF_SEED, steps as usize),
+        None if first.is_some() => (steps, steps),
+        None => (steps, seeds as usize * steps),
     };
-    let steps = asked("TRIPOD_SIMULATE_STEPS").map_or(steps, |steps| steps as usize);
-    for seed in seeds {
+    let (mut all, begun) = (Counts::default(), std::time::Instant::now());
+    for seed in first.unwrap_or(0).. {
+        let steps = left.min(of_seed);
+        if steps == 0 {
+            break;
+        }
         println!("TRIPOD_SIMULATE_SEED={seed} TRIPOD_SIMULATE_STEPS={steps}");
-        let begun = std::time::Instant::now();
         let counts = run(seed, steps, subject);
         println!("{:?}: {counts:?}", begun.elapsed());
+        all.add(steps, counts);
+        left -= steps;
+    }
+    if all.steps >= MEASURED {
+        all.print(name, begun.elapsed());
     }
 }
 

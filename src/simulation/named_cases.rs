@@ -43,6 +43,8 @@ struct Refused {
     passed: usize,
     /// So many are refused then.
     times: usize,
+    /// What becomes of them.
+    fault: Fault,
 }
 
 impl Refusing {
@@ -58,7 +60,16 @@ impl Refusing {
             is_one: Box::new(is_one),
             passed,
             times,
+            fault: Fault::Refused(Errno::EBUSY, 0),
         });
+    }
+
+    /// Has the next call lose its answer, of those that `is_one` names.
+    pub(super) fn lose_answer(&self, is_one: impl Fn(Call) -> bool + Send + 'static) {
+        self.refuse(is_one, 0, 1);
+        if let Some(refused) = &mut *self.0.lock() {
+            refused.fault = Fault::Unanswered;
+        }
     }
 
     /// Has no more calls refused. Returns how many were left to be refused.
@@ -81,7 +92,7 @@ impl Observer for Refusing {
             return Fault::None;
         }
         refused.times -= 1;
-        Fault::Refused(Errno::EBUSY, 0)
+        refused.fault
     }
 
     fn after(&mut self, _: Call, _: &mut State) {}

@@ -113,5 +113,5 @@ fn a_seed_reproduces_a_run() {
 
 #[test]
 fn random_runs_keep_what_is_promised() {
-    super::all(SEEDS, STEPS, OfNftables);
+    super::all("nftables", SEEDS, STEPS, OfNftables);
 }

@@ -2,6 +2,7 @@
 //! real one. Packets that get to a socket of the node go where the service group leads them that
 //! listens there.
 
+mod left;
 mod local;
 mod node_ports;
 mod redirect;

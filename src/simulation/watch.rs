@@ -22,6 +22,7 @@ use crate::{
     kernel::simulated::{
         State,
         packet::{Disposition, Outcome, Outcomes, Packet},
+        prints,
     },
     modes::Asked,
     net::{Family, PerFamily, Protocol},
@@ -73,6 +74,8 @@ pub(super) struct Watch {
     syncing: PerFamily<Option<Instant>>,
     /// The process was stopped, and no sync of a family came in force after that.
     pub(super) was_stopped: PerFamily<bool>,
+    /// A sync of a family came in force since the process began.
+    has_synced: PerFamily<bool>,
     /// What the last sync of a family said of what goes.
     removals: PerFamily<Removals>,
     /// The rules of a family could not be read or written when that was last tried.
@@ -87,8 +90,6 @@ pub(super) struct Watch {
     visited: BTreeMap<(usize, IpAddr), BTreeSet<SocketAddr>>,
     /// What other processes have there.
     pub(super) foreign: BTreeSet<(Family, &'static str)>,
-    /// Everything is printed, for who compares runs.
-    prints: bool,
     /// What was called last.
     recorded: VecDeque<String>,
     pub(super) counts: Counts,
@@ -116,13 +117,13 @@ impl Watch {
             failing: PerFamily::default(),
             syncing: PerFamily::default(),
             was_stopped: PerFamily::default(),
+            has_synced: PerFamily::default(),
             removals: PerFamily::default(),
             program_failed: PerFamily::default(),
             writing: None,
             left_out: PerFamily::default(),
             visited: BTreeMap::new(),
             foreign: BTreeSet::new(),
-            prints: std::env::var_os("TRIPOD_SIMULATE_PRINT").is_some(),
             recorded: VecDeque::new(),
             counts: Counts::default(),
         }
@@ -138,7 +139,7 @@ impl Watch {
     /// Says what happens, for whoever reads of a failure.
     pub(super) fn record(&mut self, what: impl FnOnce() -> String) {
         let what = what();
-        if self.prints {
+        if prints() {
             println!("{what}");
         }
         // Sets are read one after the other.
@@ -209,10 +210,12 @@ impl Watch {
         *self.syncing.get_mut(family) = None;
         *self.left_out.get_mut(family) = false;
         *self.was_stopped.get_mut(family) = false;
-        // Of what others changed while it ran nothing is known.
+        *self.has_synced.get_mut(family) = true;
+        // Of what others changed while it ran nothing is known. What could not be taken away
+        // may be theirs.
         let known = match self.rules.repairs() {
             Repairs::All => Some(self.at_begin),
-            Repairs::Read => *self.read.get(family),
+            Repairs::Read => self.read.get(family).filter(|_| removals == Removals::Made),
             Repairs::ReadOfAll => self.read.get(family).filter(|_| failed.is_empty()),
             Repairs::FullWithoutFault => {
                 let is_full = *self.is_full.get(family) && !self.may_fail;
@@ -256,6 +259,7 @@ impl Watch {
         self.failing = PerFamily::default();
         self.syncing = PerFamily::default();
         self.was_stopped = PerFamily::default();
+        self.has_synced = PerFamily::default();
         self.removals = PerFamily::default();
         self.is_interrupted(|_| true);
         if !self.rules.outlives_process() {
@@ -267,13 +271,20 @@ impl Watch {
                 history.in_force = false;
             }
         }
-        if self.rules.loses_node_ports() {
-            for (number, history) in self.histories.iter_mut().enumerate() {
-                let is_damaged = self.damaged.get(world::family(number)).is_some();
-                history.has_lost_node_port |= is_damaged;
-            }
-        }
+        self.lose_node_ports();
         self.record(|| "a process begins".to_owned());
+    }
+
+    /// What tells which node ports are ours was taken away before the process read it.
+    fn lose_node_ports(&mut self) {
+        if !self.rules.loses_node_ports() {
+            return;
+        }
+        for (number, history) in self.histories.iter_mut().enumerate() {
+            let family = world::family(number);
+            let is_damaged = self.damaged.get(family).is_some();
+            history.has_lost_node_port |= is_damaged && !self.has_synced.get(family);
+        }
     }
 
     /// Changes something as another process would.
@@ -285,6 +296,7 @@ impl Watch {
         if let Some(family) = was_ours {
             self.edits += 1;
             *self.damaged.get_mut(family) = Some(self.edits);
+            self.lose_node_ports();
             self.sticky
                 .retain(|sticky| world::family(sticky.probe.service) != family);
             self.record(|| format!("another process changes what is ours of {family}"));

@@ -365,14 +365,24 @@ impl Spec {
         external: ExternalPolicy,
         on: &SocketAddr,
     ) -> bool {
-        if !self.affinity || self.reachable(called, caller, external).is_empty() {
-            return false;
-        }
+        let is_let_in = !self.reachable(called, caller, external).is_empty();
+        is_let_in && self.has_stayed(called, caller, external, on)
+    }
+
+    /// Returns whether a client may have been sent to an endpoint to stay there, at a time when
+    /// source ranges let it in.
+    pub(super) fn has_stayed(
+        &self,
+        called: Called,
+        caller: Caller,
+        external: ExternalPolicy,
+        on: &SocketAddr,
+    ) -> bool {
         let open_to_all = Spec {
             ranges: Vec::new(),
             ..self.clone()
         };
-        open_to_all.reachable(called, caller, external).contains(on)
+        self.affinity && open_to_all.reachable(called, caller, external).contains(on)
     }
 
     fn may_call(&self, caller: Caller) -> bool {

@@ -17,7 +17,12 @@ pub(crate) mod route;
 mod socket;
 pub(crate) mod xtables;
 
-use std::{collections::BTreeMap, io, net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::IpAddr,
+    sync::{Arc, OnceLock},
+};
 
 use nix::errno::Errno;
 use parking_lot::{Mutex, MutexGuard};
@@ -291,6 +296,13 @@ impl Kernel {
 /// Returns whether a simulated kernel stands in for the real one in this thread.
 pub(crate) fn is_installed() -> bool {
     netlink::simulated::is_replaced()
+}
+
+/// Returns whether a run is printed as a whole, for who looks into a failure or compares runs:
+/// `TRIPOD_SIMULATE_PRINT` is set.
+pub(crate) fn prints() -> bool {
+    static PRINTS: OnceLock<bool> = OnceLock::new();
+    *PRINTS.get_or_init(|| std::env::var_os("TRIPOD_SIMULATE_PRINT").is_some())
 }
 
 /// The simulated kernel stands in for the real one.

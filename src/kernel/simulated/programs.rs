@@ -11,7 +11,7 @@ use std::{
 use nix::{errno::Errno, libc};
 use tokio::time::sleep;
 
-use super::{Call, Fault, Inner, Kernel, xtables::Batch};
+use super::{Call, Fault, Inner, Kernel, prints, xtables::Batch};
 use crate::{
     kernel::xtables::{
         info::Size,
@@ -186,6 +186,9 @@ impl Inner {
     /// Puts a batch in force, table by table.
     fn restore(&mut self, family: Family, command: &Command, fault: Fault) -> Output {
         let program = &command.program;
+        if prints() {
+            println!("{program} reads\n{}", command.input);
+        }
         let mut batch = Batch::new(family, &command.input);
         if let Fault::Line(at) = fault {
             batch.refuse_line(at);

@@ -31,6 +31,9 @@ pub struct Execution<'a> {
     pub refusals: Refusals<ServicePortName>,
     /// Some of the chains that changed, by name.
     pub changed: Vec<String>,
+    /// Rules of what is gone could not be taken away: they still lead to chains of
+    /// ServicePorts.
+    pub leads_left: bool,
 }
 
 impl Execution<'_> {
@@ -42,6 +45,7 @@ impl Execution<'_> {
             done: Done::default(),
             refusals: Refusals::default(),
             changed: Vec::new(),
+            leads_left: false,
         }
     }
 
@@ -119,10 +123,13 @@ impl Execution<'_> {
             self.heavy(goes, comes).await?;
         }
         let stale = full.stale();
-        for phase in [Phase::Carry, Phase::Open] {
-            for groups in self.writer.chunks(&stale) {
-                self.run(groups, phase).await?;
-            }
+        let refused = self.refusals.refused.len();
+        for groups in self.writer.chunks(&stale) {
+            self.run(groups, Phase::Carry).await?;
+        }
+        self.leads_left = self.refusals.refused.len() > refused;
+        for groups in self.writer.chunks(&stale) {
+            self.run(groups, Phase::Open).await?;
         }
         Ok(())
     }

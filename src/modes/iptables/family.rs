@@ -51,6 +51,9 @@ pub struct FamilyRules {
     /// What was applied, unless the cache's state is unknown.
     applied: Option<Applied>,
     state: FamilyState<()>,
+    /// Rules that are not among the applied ones lead to chains of ServicePorts: what a change
+    /// puts there would be reached by them.
+    leads_left: bool,
     /// Stale flows that could not be deleted yet.
     flows: StaleFlows,
     /// Why node ports are not served on loopback.
@@ -90,6 +93,7 @@ impl FamilyRules {
             watch: SyncWatch::new(family, engine, &Table::ALL, is_watched),
             applied: None,
             state: FamilyState::default(),
+            leads_left: false,
             flows: StaleFlows::default(),
             logged: LogOnce::default(),
             repairs: Repairs::default(),
@@ -269,7 +273,8 @@ impl FamilyRules {
     fn must_observe(&mut self, changes: &Changes) -> bool {
         let is_clean = self.state.cache() == CacheState::Clean;
         let mut names = changes.ports.iter();
-        names.any(|name| self.state.has_failed(name))
+        self.leads_left
+            || names.any(|name| self.state.has_failed(name))
             || self.state.must_observe(changes) && !(is_clean && self.watch.is_unchanged())
     }
 
@@ -328,6 +333,7 @@ impl FamilyRules {
             let repair = format!("rules that another process had changed were restored: {changed}");
             self.repairs.log(self.family, &repair);
         }
+        self.leads_left = execution.leads_left;
         self.state.clear_failures();
         let Refusals {
             refused,

@@ -262,6 +262,7 @@ impl ServedFamily {
             Ok(made) => made,
             Err(error) => {
                 self.state.suspect();
+                self.state.restore_failures(&failed);
                 return Err(error);
             }
         };

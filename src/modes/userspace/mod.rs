@@ -283,17 +283,24 @@ impl Userspace {
     }
 
     /// Returns what capture is to compare.
-    fn scopes(&mut self, extents: PerFamily<Option<Extent>>) -> Scopes {
+    fn scopes(&mut self, asked: Asked<'_>, extents: PerFamily<Option<Extent>>) -> Scopes {
         for frontend in self.executor.take_changed() {
             let state = self.families.get_mut(frontend.family);
             state.pending().changed.insert(frontend);
         }
+        let (families, executor) = (&mut self.families, &self.executor);
         extents.map(|family, extent| {
-            let pending = self.families.get_mut(family).pending();
+            let pending = families.get_mut(family).pending();
+            let changed = extent.and_then(|_| *asked.get(family));
+            // A ServicePort may come to a frontend that could not be captured before, and was
+            // left for connections.
+            let is_changed = |frontend: &&capture::Frontend| {
+                let owner = executor.owner(frontend);
+                owner.is_some_and(|owner| changed.is_some_and(|all| all.ports.contains(&owner)))
+            };
             let again = pending.uncaptured.keys();
-            pending
-                .changed
-                .extend(again.filter(|_| extent >= Some(Extent::Retry)));
+            let again = again.filter(|one| extent >= Some(Extent::Retry) || is_changed(one));
+            pending.changed.extend(again);
             let extent = extent.unwrap_or(Extent::Changed);
             let scope = Scope {
                 extent,
@@ -398,7 +405,7 @@ impl Mode for Userspace {
         let mut reports = PerFamily::default();
         self.executor.take_given();
         self.sync_groups(map, asked, extents, &mut reports);
-        let scopes = self.scopes(extents);
+        let scopes = self.scopes(asked, extents);
         if handed_over {
             self.executor.hand_over(&self.others);
         }

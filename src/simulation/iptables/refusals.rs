@@ -19,7 +19,7 @@ use crate::{
         Changes, Endpoint, ServiceMap, ServicePort, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     },
-    simulation::{named_cases::on_a_node, world::node_address},
+    simulation::{self, named_cases::on_a_node, world::node_address},
 };
 
 /// How many Services there are.
@@ -247,6 +247,56 @@ fn an_address_closes_whose_rules_may_be_there_twice() {
                 assert_eq!(found, [not_led], "{engine:?}, run {run}");
                 assert_ne!(call(state, cluster_ip(1)), found);
             });
+        });
+    }
+}
+
+/// Refuses what is written, and looks where the address of the load balancer leads.
+#[derive(Default)]
+struct Leading {
+    refuses: bool,
+    to: Vec<Disposition>,
+}
+
+impl Onlooker for Leading {
+    fn before(&mut self) -> Fault {
+        if self.refuses {
+            Fault::Line(0)
+        } else {
+            Fault::None
+        }
+    }
+
+    fn after(&mut self, state: &State) {
+        self.to.extend(call(state, LOAD_BALANCER));
+    }
+}
+
+/// Rules of an earlier process lead to a chain that a Service has again.
+#[test]
+fn an_address_whose_rules_could_not_be_taken_away_leads_to_no_new_endpoint() {
+    for engine in [Engine::Legacy, Engine::NfTables] {
+        with_onlooker(engine, Leading::default(), async |_, mode, leading| {
+            let before = ServicePort {
+                load_balancer_ips: [LOAD_BALANCER.into()].into(),
+                ..service(1, TrafficPolicy::Cluster, &[])
+            };
+            assert!(sync(mode, &[before].into_iter().collect(), true).await);
+            *mode = simulation::named_cases::mode(OfIptables(engine));
+            leading.lock().refuses = true;
+            let none = ServiceMap::default();
+            assert!(!sync(mode, &none, true).await, "rules are left");
+            *leading.lock() = Leading::default();
+            let now = ServicePort {
+                endpoints: endpoints([endpoint(([10, 244, 0, 2], 80))]),
+                ..service(1, TrafficPolicy::Cluster, &[])
+            };
+            assert!(sync(mode, &[now].into_iter().collect(), false).await);
+            let to = &leading.lock().to;
+            let new = Disposition::Passes(([10, 244, 0, 2], 80).into());
+            assert!(!to.contains(&new), "{engine:?}: {to:?}");
+            let not_led = Disposition::Passes((LOAD_BALANCER, 80).into());
+            assert_eq!(to.last(), Some(&not_led), "{engine:?}");
         });
     }
 }

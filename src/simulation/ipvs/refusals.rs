@@ -2,20 +2,23 @@
 
 use std::net::IpAddr;
 
+use nix::errno::Errno;
+
 use super::OfIpvs;
 use crate::{
     kernel::{
+        conntrack::flows::{Tuple, UDP},
         simulated::{
-            Call, Kernel,
+            Call, Kernel, State,
             packet::{Disposition, Packet},
         },
         xtables::Engine,
     },
     modes::{
-        FailedPorts,
+        FailedPorts, Mode,
         ipvs::{Ipvs, plan::LINK},
     },
-    net::{Family, Protocol},
+    net::{Family, PerFamily, Protocol},
     services::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, port_name, service_port},
@@ -34,6 +37,8 @@ const OF_IPVS: u16 = 32;
 const MEMBERS_GO: u16 = (nix::libc::NFNL_SUBSYS_IPSET as u16) << 8 | 10;
 
 const LOAD_BALANCER: [u8; 4] = [10, 113, 0, 1];
+/// A cluster IP that is called over UDP.
+const DNS: [u8; 4] = [10, 96, 0, 10];
 /// A caller from outside within the source ranges.
 const WITHIN: [u8; 4] = [10, 9, 0, 1];
 /// One that is in none.
@@ -227,5 +232,54 @@ fn a_service_is_not_in_force_while_its_address_waits_for_the_rules() {
             why.is_some_and(|why| why.contains("10.113.0.1 is not on kube-ipvs0 yet")),
             "{failed:?}"
         );
+    });
+}
+
+/// A sync that failed as a whole says nothing of the Services that were not in force before it.
+#[test]
+fn clients_of_udp_are_led_whose_service_was_refused_before_a_sync_that_failed() {
+    let map = |last| -> ServiceMap {
+        let to = |last| endpoints([endpoint(([10, 244, 0, last], 80))]);
+        let mut ports = ["dns", "other"].map(|name| service_port(name, DNS));
+        ports[0].name.protocol = Protocol::Udp;
+        ports[0].endpoints = to(1);
+        ports[1].cluster_ip = Some([10, 96, 0, 2].into());
+        ports[1].endpoints = to(last);
+        ports.into_iter().collect()
+    };
+    let dns = |failed: &FailedPorts| {
+        let mut names = failed.keys();
+        names.any(|name| &*name.service.name == "dns")
+    };
+    serving(&ServiceMap::default(), async |node| {
+        let refuse = |refused| move |state: &mut State| state.ipvs.refuse(refused);
+        node.kernel
+            .change(refuse(Some((Errno::EINVAL, DNS.into()))));
+        assert!(dns(&node.sync(&map(1), false).await));
+        node.kernel.change(|state| {
+            let (client, called) = ((WITHIN, 40_000).into(), (DNS, 80).into());
+            let tuple = |source, destination| Tuple {
+                source,
+                destination,
+            };
+            let conntrack = &mut state.conntrack;
+            conntrack.enter(UDP, tuple(client, called), tuple(called, client));
+        });
+        let is_of_ipvs = |call| matches!(call, Call::Requests(OF_IPVS, _));
+        node.refusing.lose_answer(is_of_ipvs);
+        let now = map(2);
+        let changes = Changes {
+            ports: now.iter().map(|port| port.name.clone()).collect(),
+            ..Changes::default()
+        };
+        let outcomes = node.mode.sync(&now, PerFamily::each(|_| Some(&changes)));
+        let outcome = outcomes.await.v4.expect("an answer");
+        outcome.expect_err("the answer was lost");
+        node.kernel.change(refuse(None));
+        assert!(!dns(&node.sync(&now, false).await));
+        let mut left = None;
+        node.kernel
+            .change(|state| left = state.conntrack.flows().next().map(ToString::to_string));
+        assert_eq!(left, None, "a client is led past the Service");
     });
 }

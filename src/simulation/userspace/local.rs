@@ -253,5 +253,5 @@ fn a_seed_reproduces_a_run() {
 
 #[test]
 fn random_runs_keep_what_is_promised() {
-    in_node(|| crate::simulation::all(SEEDS, STEPS, OfLocal));
+    in_node(|| crate::simulation::all("local", SEEDS, STEPS, OfLocal));
 }

@@ -167,10 +167,17 @@ fn a_seed_reproduces_a_run() {
 
 #[test]
 fn random_runs_keep_what_is_promised_with_legacy_tables() {
-    in_node(|| crate::simulation::all(SEEDS, STEPS, OfRedirect(Engine::Legacy)));
+    in_node(|| crate::simulation::all("redirect legacy", SEEDS, STEPS, OfRedirect(Engine::Legacy)));
 }
 
 #[test]
 fn random_runs_keep_what_is_promised_with_nf_tables() {
-    in_node(|| crate::simulation::all(SEEDS, STEPS, OfRedirect(Engine::NfTables)));
+    in_node(|| {
+        crate::simulation::all(
+            "redirect nf_tables",
+            SEEDS,
+            STEPS,
+            OfRedirect(Engine::NfTables),
+        )
+    });
 }

@@ -11,11 +11,10 @@ use crate::{
     simulation::named_cases::{Refusing, on_a_node},
 };
 
-/// A sync for another Service compares everything after a refusal, so that nothing is left to be
-/// tried again.
-#[test]
-fn a_frontend_that_was_refused_is_captured_with_the_next_change_of_another_one() {
-    in_node(|| {
+/// Refuses the address of the second Service, and then has a sync for `changed` of all
+/// `numbers`: the refusal has it compare everything, so that nothing is left to be tried again.
+fn is_captured_with_the_next_change(numbers: &'static [u8], changed: &'static [u8]) {
+    in_node(move || {
         let refusing = Refusing::default();
         on_a_node(OfLocal, refusing.clone(), async |_, mode| {
             let mut failed = async |numbers: &[u8], changed: &[u8], full| {
@@ -36,7 +35,17 @@ fn a_frontend_that_was_refused_is_captured_with_the_next_change_of_another_one()
             refusing.refuse(adds, 0, 1);
             assert_eq!(failed(&[1, 2], &[2], false).await, 1);
             assert_eq!(refusing.stop(), 0, "the address was refused");
-            assert_eq!(failed(&[1, 2, 3], &[3], false).await, 0);
+            assert_eq!(failed(numbers, changed, false).await, 0);
         });
     });
+}
+
+#[test]
+fn a_frontend_that_was_refused_is_captured_with_the_next_change_of_another_one() {
+    is_captured_with_the_next_change(&[1, 2, 3], &[3]);
+}
+
+#[test]
+fn a_frontend_that_was_refused_is_captured_with_the_next_change_of_its_service() {
+    is_captured_with_the_next_change(&[1, 2], &[2]);
 }

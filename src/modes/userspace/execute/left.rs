@@ -1,7 +1,7 @@
 //! Local ports to which the rules of an ended process still lead: a service group has the one
 //! of its frontends again, and no other group has it before capture is in force.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{
     super::{
@@ -21,13 +21,15 @@ pub struct LeftPorts {
     /// To which local port the rules of each frontend lead: the wildcard address with it.
     ports: HashMap<Frontend, BoundAddress>,
     frontends: HashMap<BoundAddress, Vec<Frontend>>,
+    /// Those that a group has again. The kernel would let two groups bind one of them.
+    had: HashSet<BoundAddress>,
 }
 
 impl LeftPorts {
     /// Returns the local port that an ended process had for frontends of this group alone, if
-    /// its clients do not call it.
+    /// its clients do not call it and no group had it again.
     pub fn local_port(
-        &self,
+        &mut self,
         ports: &mut RedirectPorts,
         group: &ListenerSet,
     ) -> Option<RedirectPort> {
@@ -35,10 +37,13 @@ impl LeftPorts {
         let port = group.frontends.iter().find_map(led)?;
         let is_of_group = |one: &Frontend| group.frontends.contains(one);
         let is_called = group.is_called_at(port.address.port());
-        if is_called || !self.frontends.get(port)?.iter().all(is_of_group) {
+        let is_had = self.had.contains(port);
+        if is_had || is_called || !self.frontends.get(port)?.iter().all(is_of_group) {
             return None;
         }
-        ports.have_again(*port).ok()
+        let again = ports.have_again(*port).ok()?;
+        self.had.insert(*port);
+        Some(again)
     }
 }
 
@@ -64,6 +69,7 @@ impl Executor {
         let is_of_family = |port: &BoundAddress| Family::of(&port.address.ip()) == family;
         let left = self.left.frontends.extract_if(|port, _| is_of_family(port));
         let left: Vec<BoundAddress> = left.map(|(port, _)| port).collect();
+        self.left.had.retain(|port| !is_of_family(port));
         self.give_up(left);
     }
 }

@@ -1,0 +1,88 @@
+//! Local ports to which rules of an ended process lead.
+
+use std::net::IpAddr;
+
+use super::{in_node, redirect::OfRedirect};
+use crate::{
+    kernel::{
+        simulated::{
+            Call,
+            packet::{Disposition, Packet},
+        },
+        xtables::Engine,
+    },
+    modes::{Mode, userspace::Userspace},
+    net::{Family, PerFamily, Protocol},
+    services::{
+        Changes, ServicePort, TrafficPolicy,
+        service_ports::{endpoint, endpoints, service_port},
+    },
+    simulation::{
+        named_cases::{Refusing, mode, on_a_node},
+        subject::Rules,
+    },
+};
+
+const SUBJECT: OfRedirect = OfRedirect(Engine::NfTables);
+const EXTERNAL: [u8; 4] = [10, 51, 0, 1];
+
+/// A Service with an external IP whose endpoint, if it has one, is on another node, where
+/// cluster IPs do not lead.
+fn web(cluster_ip: [u8; 4], endpoint_there: Option<u8>) -> ServicePort {
+    let there = endpoint_there.map(|last| endpoint(([10, 244, 0, last], 80)));
+    ServicePort {
+        external_ips: [IpAddr::from(EXTERNAL)].into(),
+        internal_traffic_policy: TrafficPolicy::Local,
+        endpoints: endpoints(there),
+        ..service_port("web", cluster_ip)
+    }
+}
+
+/// The port of the external IP goes to the group of both addresses first, which keeps it for the
+/// cluster IP when they are led to different endpoints.
+#[test]
+fn two_groups_never_have_the_same_one() {
+    in_node(|| {
+        let refusing = Refusing::default();
+        on_a_node(SUBJECT, refusing.clone(), async |kernel, process| {
+            let sync = async |mode: &mut Userspace, port: ServicePort| {
+                let map = [port].into_iter().collect();
+                let changes = Changes {
+                    full: true,
+                    ..Changes::default()
+                };
+                let outcomes = Mode::sync(mode, &map, PerFamily::each(|_| Some(&changes))).await;
+                outcomes.v4.expect("an answer").map(|report| report.failed)
+            };
+            let before = sync(process, web([10, 96, 0, 9], Some(1))).await;
+            assert!(before.expect("it is in force").is_empty());
+            *process = mode(SUBJECT);
+            let cluster_ip = [10, 96, 0, 1];
+            // Where rules lead is known, and that is all.
+            refusing.refuse(|call| call == Call::Save(Family::V4), 1, usize::MAX);
+            let unread = sync(process, web(cluster_ip, None)).await;
+            unread.expect_err("rules cannot be read");
+            refusing.stop();
+            let now = sync(process, web(cluster_ip, Some(2))).await;
+            assert!(now.expect("it is in force").is_empty());
+            let reached = |to: [u8; 4]| {
+                let packet = Packet {
+                    source: ([10, 9, 0, 1], 40_000).into(),
+                    destination: (to, 80).into(),
+                    protocol: Protocol::Tcp.number(),
+                    input: Some("eth0"),
+                    established: None,
+                };
+                let mut outcomes = Default::default();
+                kernel.change(|state| {
+                    outcomes = SUBJECT.outcomes(state, Family::V4, &packet, &[]);
+                });
+                let there = Disposition::Passes(([10, 244, 0, 2], 80).into());
+                let mut all = outcomes.iter();
+                all.any(|outcome| outcome.disposition == there)
+            };
+            assert!(reached(EXTERNAL));
+            assert!(!reached(cluster_ip));
+        });
+    });
+}
