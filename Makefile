@@ -219,12 +219,13 @@ instructions: test-tools
 # docs/reliability.md; T names some of the tests.
 ACCEPTANCE = $(or $(T),userspace::retry userspace::streams userspace::idle userspace::udp \
     userspace::guest userspace::upgrades userspace::overload)
+keep-figures = TRIPOD_FIGURES_LOG=$(CURDIR)/target/$(1) $(SUITE) --exact --ignored faults::measured::keep
 acceptance: test-tools
 	$(CARGO) build --release --bin tripod
 	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 $(SUITE) $(ACCEPTANCE) \
 	    > target/acceptance.log 2>&1; ended=$$?; grep 'FIGURE\|^test ' target/acceptance.log; \
-	TRIPOD_ACCEPTANCE_LOG=$(CURDIR)/target/acceptance.log $(SUITE) --exact --ignored \
-	    faults::measured::keep && $(SUITE) --exact --ignored faults::table::write && exit $$ended
+	$(call keep-figures,acceptance.log) && $(SUITE) --exact --ignored faults::table::write \
+	    && exit $$ended
 
 # All modes at once, SOAK seconds each; then docs/soak.csv, its plot and docs/reliability.md.
 SOAK ?= 3600
@@ -235,14 +236,20 @@ soak: test-tools
 	    faults::soak::report::write_samples
 	$(SUITE) --exact --ignored faults::table::write
 
-# The modes on a simulated kernel, STEPS steps that follow from SEED.
+# The modes on a simulated kernel, STEPS steps of each, of which every 10,000 follow from a seed
+# of their own, the first from SEED. What a million steps did goes to docs/reliability.csv and
+# docs/reliability.md.
 SEED ?= 1
 STEPS ?= 100000
+SIMULATED = simulation::nftables::random simulation::iptables::random simulation::ipvs::random \
+    simulation::userspace::redirect::random simulation::userspace::local::random
 simulate:
 	TRIPOD_SIMULATE_SEED=$(SEED) TRIPOD_SIMULATE_STEPS=$(STEPS) CARGO_PROFILE_RELEASE_LTO=off \
-	    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --release --lib -- \
-	    simulation::nftables::random simulation::iptables::random simulation::ipvs::random \
-	    simulation::userspace::redirect::random simulation::userspace::local::random --nocapture
+	    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --release --lib -- $(SIMULATED) \
+	    --nocapture > target/simulate.log 2>&1 || { tail -n 200 target/simulate.log; exit 1; }
+	@grep '^test ' target/simulate.log
+	@! grep -q FIGURE target/simulate.log || { $(call keep-figures,simulate.log) \
+	    && $(SUITE) --exact --ignored faults::table::write; }
 
 # The simulation with one thing broken at a time; then docs/mutants.csv and docs/reliability.md.
 mutants:

@@ -1,7 +1,12 @@
 //! How much memory this process and what the kernel keeps for it may take: the limit of
 //! its cgroup and of those above it.
 
-use std::{fs, path::Path};
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
 
 /// Where the hierarchies of cgroups are mounted.
 const MOUNTED: &str = "/sys/fs/cgroup";
@@ -9,31 +14,61 @@ const MOUNTED: &str = "/sys/fs/cgroup";
 /// Version 1 has such a number where there is no limit: the largest one, in whole pages.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Returns the limit in bytes; `None`: there is none that can be seen.
-pub fn of_this_process() -> Option<u64> {
+/// A limit of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// In bytes.
+    pub bytes: u64,
+    /// The folder of the cgroup that has it.
+    folder: PathBuf,
+    version: Version,
+}
+
+/// Version of the memory controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    /// Buffers of TCP sockets have a limit of their own.
+    One,
+    /// They count as memory of the process.
+    Two,
+}
+
+/// Returns the lowest limit; `None`: there is none that can be seen.
+pub fn of_this_process() -> Option<MemoryLimit> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
     lowest(&cgroups, |file| fs::read_to_string(file).ok())
 }
 
 /// Returns the lowest limit of the `cgroups` that `/proc/<pid>/cgroup` names
 /// (`cgroups(7)`), and of those above them; `read` returns what is in a file.
-fn lowest(cgroups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+fn lowest(cgroups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<MemoryLimit> {
     let limits = cgroups.lines().flat_map(|line| {
         let (controllers, path) = named(line).unzip();
-        let (root, file) = match controllers {
-            Some("") => (MOUNTED.to_owned(), "memory.max"),
-            Some(_) => (format!("{MOUNTED}/memory"), "memory.limit_in_bytes"),
-            None => Default::default(),
+        let (root, file, version) = match controllers {
+            Some("") => (MOUNTED.to_owned(), "memory.max", Version::Two),
+            _ => (
+                format!("{MOUNTED}/memory"),
+                "memory.limit_in_bytes",
+                Version::One,
+            ),
         };
         // In a container the path may be one of the host, where the container's own
         // cgroup is mounted at the root.
         let above = path.map(Path::new).into_iter().flat_map(Path::ancestors);
         let inside = above.map(|path| path.strip_prefix("/").unwrap_or(path));
-        let files = inside.map(|path| Path::new(&root).join(path).join(file));
-        let limits = files.filter_map(|file| read(&file)?.trim().parse::<u64>().ok());
+        let limits = inside.filter_map(|path| {
+            let folder = Path::new(&root).join(path);
+            let bytes = read(&folder.join(file))?.trim().parse().ok()?;
+            Some(MemoryLimit {
+                bytes,
+                folder,
+                version,
+            })
+        });
         limits.collect::<Vec<_>>()
     });
-    limits.filter(|limit| *limit < NO_LIMIT).min()
+    let limits = limits.filter(|limit| limit.bytes < NO_LIMIT);
+    limits.min_by_key(|limit| limit.bytes)
 }
 
 /// Returns the controllers and the path of a line, if it has the memory controller or
@@ -45,15 +80,59 @@ fn named(line: &str) -> Option<(&str, &str)> {
     (memory || controllers.is_empty()).then_some((controllers, path))
 }
 
+/// What of the limit is in use, with the buffers of sockets.
+#[derive(Debug)]
+pub struct Usage {
+    current: File,
+    stat: File,
+}
+
+impl Usage {
+    /// Returns that of the cgroup which has the `limit`; `None`: buffers of sockets are no part
+    /// of it, or it cannot be read.
+    pub fn of(limit: &MemoryLimit) -> Option<Usage> {
+        let open = |file| File::open(limit.folder.join(file)).ok();
+        match limit.version {
+            Version::One => None,
+            Version::Two => Some(Usage {
+                current: open("memory.current")?,
+                stat: open("memory.stat")?,
+            }),
+        }
+    }
+
+    /// Returns how many bytes are in use, but for pages of files, which the kernel takes back
+    /// when it needs them.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn bytes(&self) -> io::Result<u64> {
+        let current = text(&self.current)?;
+        let stat = text(&self.stat)?;
+        let file = stat.lines().find_map(|line| line.strip_prefix("file "));
+        let number = |text: &str| text.trim().parse::<u64>().map_err(io::Error::other);
+        let pages = file.map_or(Ok(0), number)?;
+        Ok(number(&current)?.saturating_sub(pages))
+    }
+}
+
+/// Returns what a file has now, of which the first page says all that is asked for.
+fn text(file: &File) -> io::Result<String> {
+    let mut buffer = [0; 4096];
+    let length = file.read_at(&mut buffer, 0)?;
+    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn limit(cgroups: &str, files: &[(&str, &str)]) -> Option<u64> {
-        lowest(cgroups, |file| {
+        let limit = lowest(cgroups, |file| {
             let found = files.iter().find(|(name, _)| Path::new(name) == file);
             found.map(|(_, text)| format!("{text}\n"))
-        })
+        });
+        limit.map(|limit| limit.bytes)
     }
 
     #[test]
@@ -79,5 +158,28 @@ mod tests {
     fn a_container_sees_its_own_cgroup_at_the_root() {
         let files = [("/sys/fs/cgroup/memory/memory.limit_in_bytes", "700")];
         assert_eq!(limit("4:memory:/kubepods/pod1/c1\n", &files), Some(700));
+    }
+
+    #[test]
+    fn pages_of_files_are_not_in_use() {
+        let folder = std::env::temp_dir().join(format!("tripod-usage-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("memory.current"), "5000\n").unwrap();
+        fs::write(
+            folder.join("memory.stat"),
+            "anon 700\nfile 3000\nsock 1000\n",
+        )
+        .unwrap();
+        let limit = |version| MemoryLimit {
+            bytes: 6000,
+            folder: folder.clone(),
+            version,
+        };
+        let usage = Usage::of(&limit(Version::Two)).unwrap();
+        assert_eq!(usage.bytes().unwrap(), 2000);
+        fs::write(folder.join("memory.current"), "5500\n").unwrap();
+        assert_eq!(usage.bytes().unwrap(), 2500);
+        assert!(Usage::of(&limit(Version::One)).is_none());
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

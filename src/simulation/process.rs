@@ -16,7 +16,11 @@ use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
-use super::{subject::Subject, watch::Watch, world};
+use super::{
+    subject::{self, Subject},
+    watch::Watch,
+    world,
+};
 use crate::{
     kernel::{simulated::Kernel, xtables::Engine},
     modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet, progress::SyncProgress},
@@ -190,7 +194,13 @@ impl<M: Mode> Mode for Reported<M> {
                     if is_complete && position.is_some_and(|at| at.done < at.planned) {
                         watch.fail("a sync that ended counts less than it planned");
                     }
-                    watch.in_force(family, known, &failed, removals);
+                    let reported = subject::Reported {
+                        version: known,
+                        failed: &failed,
+                        removals,
+                        is_finished: report.unfinished.is_empty(),
+                    };
+                    watch.in_force(family, &reported);
                 }
                 Some(Err(error)) => watch.failed(family, &error.to_string()),
             }

@@ -48,6 +48,17 @@ impl Removals {
     }
 }
 
+/// What is said of a sync that came in force.
+pub(super) struct Reported<'a> {
+    /// Everything up to this change is.
+    pub(super) version: u64,
+    /// But for these Services.
+    pub(super) failed: &'a BTreeSet<usize>,
+    pub(super) removals: Removals,
+    /// Nothing is left to be done that is said of no Service.
+    pub(super) is_finished: bool,
+}
+
 /// What goes wrong most of the time where a sync makes few calls.
 const FAULTS: Faults = Faults {
     calls: 60,

@@ -15,7 +15,7 @@ use super::{
     faults::Faults,
     history::History,
     random::Random,
-    subject::{Removals, Repairs, Rules, StaysOn},
+    subject::{Removals, Repairs, Reported, Rules, StaysOn},
     world::{self, Called, Flow, Probe, SERVICES, Spec},
 };
 use crate::{
@@ -165,15 +165,14 @@ impl Watch {
         self.record(|| "sync".to_owned());
     }
 
-    /// A sync of `family`, of everything up to the change `version`, is reported to be in
-    /// force but for the Services `failed`.
-    pub(super) fn in_force(
-        &mut self,
-        family: Family,
-        version: u64,
-        failed: &BTreeSet<usize>,
-        removals: Removals,
-    ) {
+    /// A sync of `family` is reported to be in force.
+    pub(super) fn in_force(&mut self, family: Family, reported: &Reported<'_>) {
+        let &Reported {
+            version,
+            failed,
+            removals,
+            is_finished,
+        } = reported;
         let before = std::mem::replace(self.removals.get_mut(family), removals);
         let is_new = removals == Removals::Left && before == Removals::Made;
         if is_new && !self.recovers() && self.refused.is_none() {
@@ -219,7 +218,7 @@ impl Watch {
             Repairs::ReadOfAll => self.read.get(family).filter(|_| failed.is_empty()),
             Repairs::FullWithoutFault => {
                 let is_full = *self.is_full.get(family) && !self.may_fail;
-                is_full.then_some(self.at_begin)
+                (is_full && is_finished).then_some(self.at_begin)
             }
         };
         let damaged = self.damaged.get_mut(family);

@@ -57,8 +57,9 @@ fn document() -> String {
         }
     }
     node::table::write(&mut text);
-    measured::write(&mut text);
+    measured::write_userspace(&mut text);
     soak::report::write(&mut text);
+    measured::write_simulation(&mut text);
     mutants::report::write(&mut text);
     text
 }

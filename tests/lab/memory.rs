@@ -1,5 +1,6 @@
 //! A limit on the memory of a process and of what the kernel keeps for it: a cgroup of
-//! the memory controller, version 1 (`memory.rst` in Documentation/admin-guide/cgroup-v1).
+//! the memory controller (`cgroup-v1/memory.rst` and `cgroup-v2.rst` in
+//! Documentation/admin-guide).
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -9,11 +10,41 @@ use std::sync::OnceLock;
 
 use super::host::Host;
 
-const CONTROLLER: &str = "/sys/fs/cgroup/memory";
+/// Version of the memory controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupVersion {
+    /// Buffers of TCP sockets have a limit of their own.
+    One,
+    /// Buffers of sockets count as memory of the process.
+    Two,
+}
+
+impl CgroupVersion {
+    /// Returns the one that this kernel has mounted.
+    pub fn mounted() -> Option<CgroupVersion> {
+        if Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
+            return Some(CgroupVersion::One);
+        }
+        let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").ok()?;
+        let has_memory = controllers.split_whitespace().any(|name| name == "memory");
+        has_memory.then_some(CgroupVersion::Two)
+    }
+
+    /// Returns the folder of the cgroup that is above all others.
+    fn root(self) -> &'static Path {
+        Path::new(match self {
+            CgroupVersion::One => "/sys/fs/cgroup/memory",
+            CgroupVersion::Two => "/sys/fs/cgroup",
+        })
+    }
+}
 
 /// A cgroup of this test alone, removed on drop.
 #[derive(Debug)]
-pub struct MemoryCgroup(PathBuf);
+pub struct MemoryCgroup {
+    version: CgroupVersion,
+    folder: PathBuf,
+}
 
 impl MemoryCgroup {
     /// Returns why there can be none here.
@@ -24,23 +55,39 @@ impl MemoryCgroup {
     }
 
     fn found_missing() -> Option<String> {
-        let probe = Path::new(CONTROLLER).join(format!("tripod-probe-{}", std::process::id()));
-        if !Path::new(CONTROLLER).join("memory.limit_in_bytes").exists() {
-            return Some(format!("{CONTROLLER} is no memory controller, version 1"));
-        }
+        let Some(version) = CgroupVersion::mounted() else {
+            return Some("/sys/fs/cgroup has no memory controller".to_owned());
+        };
+        let probe = version.root();
+        let probe = probe.join(format!("tripod-probe-{}", std::process::id()));
         let made = fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe));
-        made.err().map(|error| format!("{CONTROLLER}: {error}"))
+        made.err()
+            .map(|error| format!("{}: {error}", probe.display()))
     }
 
     /// Returns a cgroup with a limit in bytes.
     pub fn new(limit: u64) -> MemoryCgroup {
-        let folder = Path::new(CONTROLLER).join(format!("tripod-test-{}", std::process::id()));
+        let version = CgroupVersion::mounted().expect("a memory controller");
+        let root = version.root();
+        let limits: &[&str] = match version {
+            CgroupVersion::One => &["memory.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"],
+            CgroupVersion::Two => {
+                fs::write(root.join("cgroup.subtree_control"), "+memory").expect("a controller");
+                &["memory.max"]
+            }
+        };
+        let folder = root.join(format!("tripod-test-{}", std::process::id()));
         fs::create_dir(&folder).expect("a cgroup");
-        let cgroup = MemoryCgroup(folder);
-        for file in ["memory.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"] {
-            fs::write(cgroup.0.join(file), limit.to_string()).expect("a limit");
+        let cgroup = MemoryCgroup { version, folder };
+        for file in limits {
+            fs::write(cgroup.folder.join(file), limit.to_string()).expect("a limit");
         }
         cgroup
+    }
+
+    /// Returns the version of the controller.
+    pub fn version(&self) -> CgroupVersion {
+        self.version
     }
 
     /// A command that will run in it on `node`, with that many descriptors. It sees the
@@ -52,7 +99,7 @@ impl MemoryCgroup {
             .args(["--", "sh", "-c"])
             .arg(format!(
                 "echo $$ > {}/cgroup.procs && ulimit -n {descriptors} && exec \"$0\" \"$@\"",
-                self.0.display()
+                self.folder.display()
             ))
             .arg(program);
         command.process_group(0);
@@ -61,33 +108,55 @@ impl MemoryCgroup {
 
     /// Bytes that are in use now.
     pub fn usage(&self) -> u64 {
-        self.number("memory.usage_in_bytes")
+        self.number(match self.version {
+            CgroupVersion::One => "memory.usage_in_bytes",
+            CgroupVersion::Two => "memory.current",
+        })
     }
 
     /// The most bytes that were ever in use.
     pub fn most(&self) -> u64 {
-        self.number("memory.max_usage_in_bytes")
+        self.number(match self.version {
+            CgroupVersion::One => "memory.max_usage_in_bytes",
+            CgroupVersion::Two => "memory.peak",
+        })
     }
 
-    /// Bytes of the kernel's buffers of its TCP sockets, and the most that there ever were.
+    /// Bytes of the kernel's buffers of its TCP sockets, and the most that there ever were;
+    /// in version 2 those of all its sockets now.
     pub fn tcp(&self) -> [u64; 2] {
-        ["usage", "max_usage"].map(|kind| self.number(&format!("memory.kmem.tcp.{kind}_in_bytes")))
+        match self.version {
+            CgroupVersion::One => ["usage", "max_usage"]
+                .map(|kind| self.number(&format!("memory.kmem.tcp.{kind}_in_bytes"))),
+            CgroupVersion::Two => [self.named("memory.stat", "sock"); 2],
+        }
     }
 
     /// How often the limit was reached.
     pub fn reached(&self) -> u64 {
-        self.number("memory.failcnt")
+        match self.version {
+            CgroupVersion::One => self.number("memory.failcnt"),
+            CgroupVersion::Two => self.named("memory.events", "max"),
+        }
     }
 
     /// How many processes were killed for want of memory.
     pub fn killed(&self) -> u64 {
-        let control = self.read("memory.oom_control");
-        let killed = control
-            .lines()
-            .find_map(|line| line.strip_prefix("oom_kill "));
-        killed
-            .and_then(|n| n.parse().ok())
-            .expect("a count of kills")
+        let file = match self.version {
+            CgroupVersion::One => "memory.oom_control",
+            CgroupVersion::Two => "memory.events",
+        };
+        self.named(file, "oom_kill")
+    }
+
+    /// Returns the number in the line of a file that begins with `name`.
+    fn named(&self, file: &str, name: &str) -> u64 {
+        let text = self.read(file);
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        let number = lines.find(|(of, _)| *of == name);
+        number
+            .and_then(|(_, number)| number.trim().parse().ok())
+            .unwrap_or_else(|| panic!("{file} has no {name}: {text:?}"))
     }
 
     fn number(&self, file: &str) -> u64 {
@@ -98,13 +167,14 @@ impl MemoryCgroup {
     }
 
     fn read(&self, file: &str) -> String {
-        fs::read_to_string(self.0.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+        let read = fs::read_to_string(self.folder.join(file));
+        read.unwrap_or_else(|error| panic!("{file}: {error}"))
     }
 }
 
 impl Drop for MemoryCgroup {
     fn drop(&mut self) {
         // Fails while a process is in it, which a test that panics leaves to its end.
-        let _ = fs::remove_dir(&self.0);
+        let _ = fs::remove_dir(&self.folder);
     }
 }

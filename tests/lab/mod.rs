@@ -42,7 +42,7 @@ pub use host::Host;
 pub use installed::{is_installed, path_with_tools};
 pub use machine::Share;
 pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
-pub use memory::MemoryCgroup;
+pub use memory::{CgroupVersion, MemoryCgroup};
 pub use pattern::{Pattern, send_pattern, verify_pattern};
 pub use process::{Group, die_with_parent};
 pub use programs::{ProgramFault, Programs};

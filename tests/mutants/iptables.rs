@@ -38,8 +38,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         EXECUTE,
-        "        for phase in [Phase::Carry, Phase::Open] {",
-        "        for phase in [Phase::Carry] {",
+        "            self.run(groups, Phase::Open).await?;",
+        "            let _ = groups;",
         "rules that keep out stay when nothing needs them",
     ),
     unnoticed(

@@ -25,6 +25,15 @@ const ON_A_KERNEL_WITH_MODULES: [&str; 5] = [
     "userspace::transparent::callers_from_elsewhere_are_seen::redirect",
 ];
 
+/// Where buffers of sockets count as memory of the process.
+const WITH_CGROUPS_OF_VERSION_2: [&str; 1] =
+    ["userspace::overload::backends_that_never_read::local"];
+
+#[test]
+fn guest_full_overload() {
+    uml::in_guest(uml::Profile::Full, &WITH_CGROUPS_OF_VERSION_2, &[]);
+}
+
 #[test]
 fn guest_bare_userspace() {
     in_guest(uml::Profile::Bare, &ON_A_BARE_KERNEL);

@@ -10,6 +10,7 @@ use super::{
         cluster_local::ClusterLocal,
         counters::Counters,
         descriptors::Descriptors,
+        socket_memory::SocketMemory,
         tcp::Limits as DialLimits,
         transparent::Transparent,
         udp,
@@ -78,7 +79,8 @@ impl Options {
     /// counts with `counters`.
     pub(super) fn shared(&self, counters: Counters) -> Arc<Shared> {
         let cluster_local = Arc::new(ClusterLocal::new(self.detect_local.clone()));
-        let memory = memory_limit::of_this_process();
+        let limit = memory_limit::of_this_process();
+        let memory = limit.as_ref().map(|limit| limit.bytes);
         let descriptors = Descriptors::of_this_process(memory);
         let most = descriptors.in_memory().map(i64::try_from);
         counters
@@ -93,6 +95,7 @@ impl Options {
             limits: self.limits,
             pins: Arc::new(PinLimit::new(memory, counters.affinity_evicted.clone())),
             buffered: Buffered::new(counters.buffered.clone(), memory),
+            socket_memory: SocketMemory::new(limit.as_ref()),
             counters,
             udp_timeout: self.udp_timeout,
             dial: self.dial,

@@ -1,12 +1,15 @@
-//! Figures of docs/reliability.md that tests of userspace mode measure.
+//! Figures of docs/reliability.md that tests measure.
 //!
-//! `make acceptance` runs those tests; what they print with [`measured`] is kept in
-//! docs/reliability.csv, from which the document has it.
+//! What `make acceptance` and `make simulate` measure is kept in docs/reliability.csv, from
+//! which the document has it. Tests print it with [`measured`].
 //!
-//! - [`upgrades`]: calls while one process follows another.
-//! - [`overload`]: what floods of one Service cost, and how long another one takes.
+//! - [`upgrades`]: calls in userspace mode while one process follows another.
+//! - [`overload`]: what floods of one Service cost in userspace mode, and how long another one
+//!   takes.
+//! - [`simulation`]: what happened in long runs of the simulation of each mode.
 
 mod overload;
+mod simulation;
 // Shared with the benches, which use more of it.
 #[allow(dead_code)]
 #[path = "../../../benches/document/table.rs"]
@@ -25,13 +28,14 @@ use crate::lab::{Capture, figure};
 /// What the lines begin with that are kept.
 const KEPT: &str = "FIGURE measured ";
 
-const HEADER: &str = "test,capture,figure,value";
+const HEADER: &str = "test,mode,figure,value";
 
 /// Which figure of which test it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     test: String,
-    capture: String,
+    /// The mode, or how userspace mode captures traffic.
+    mode: String,
     figure: String,
 }
 
@@ -45,11 +49,16 @@ pub fn measured(test: &str, capture: Capture, name: &str, value: f64) {
     figure(&format!("measured {test},{},{name}", capture.name()), value);
 }
 
-/// Adds the parts of the document.
-pub fn write(text: &mut String) {
+/// Adds the parts of the document about userspace mode.
+pub fn write_userspace(text: &mut String) {
     let figures = Figures::kept();
     upgrades::write(text, &figures);
     overload::write(text, &figures);
+}
+
+/// Adds the part of the document about the simulation.
+pub fn write_simulation(text: &mut String) {
+    simulation::write(text, &Figures::kept());
 }
 
 fn path() -> PathBuf {
@@ -72,21 +81,27 @@ impl Figures {
 
     /// # Panics
     /// When it was not measured.
-    fn get(&self, test: &str, capture: Capture, figure: &str) -> f64 {
+    fn get(&self, test: &str, mode: &str, figure: &str) -> f64 {
         let name = Name {
             test: test.to_owned(),
-            capture: capture.name().to_owned(),
+            mode: mode.to_owned(),
             figure: figure.to_owned(),
         };
         match self.0.get(&name) {
             Some(value) => *value,
-            None => panic!("docs/reliability.csv has no {name:?}: run `make acceptance`"),
+            None => panic!("docs/reliability.csv lacks {name:?}: see the Makefile"),
         }
+    }
+
+    /// Returns whether something was measured by `test` in `mode`.
+    fn has(&self, test: &str, mode: &str) -> bool {
+        let mut names = self.0.keys();
+        names.any(|name| name.test == test && name.mode == mode)
     }
 
     /// Returns the higher one of both ways to capture traffic.
     fn higher(&self, test: &str, figure: &str) -> f64 {
-        let of = |capture| self.get(test, capture, figure);
+        let of = |capture: Capture| self.get(test, capture.name(), figure);
         of(Capture::Local).max(of(Capture::Redirect))
     }
 }
@@ -95,12 +110,8 @@ impl Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{HEADER}")?;
         for (name, value) in &self.0 {
-            let Name {
-                test,
-                capture,
-                figure,
-            } = name;
-            writeln!(f, "{test},{capture},{figure},{value}")?;
+            let Name { test, mode, figure } = name;
+            writeln!(f, "{test},{mode},{figure},{value}")?;
         }
         Ok(())
     }
@@ -110,14 +121,9 @@ impl Display for Figures {
 fn parse(row: &str) -> Option<(Name, f64)> {
     let mut fields = row.split(',');
     let mut text = || fields.next().map(str::to_owned);
-    let (test, capture, figure) = (text()?, text()?, text()?);
+    let (test, mode, figure) = (text()?, text()?, text()?);
     let value = fields.next()?.trim().parse().ok()?;
-    let name = Name {
-        test,
-        capture,
-        figure,
-    };
-    Some((name, value))
+    Some((Name { test, mode, figure }, value))
 }
 
 /// Returns a number of things with its thousands apart.
@@ -135,9 +141,9 @@ fn milliseconds(value: f64) -> String {
 
 /// Keeps what a run measured; of tests that were not run the older figures stay.
 #[test]
-#[ignore = "writes docs/reliability.csv from the log that TRIPOD_ACCEPTANCE_LOG names"]
+#[ignore = "writes docs/reliability.csv from the log that TRIPOD_FIGURES_LOG names"]
 fn keep() {
-    let log = std::env::var("TRIPOD_ACCEPTANCE_LOG").expect("TRIPOD_ACCEPTANCE_LOG");
+    let log = std::env::var("TRIPOD_FIGURES_LOG").expect("TRIPOD_FIGURES_LOG");
     let new = Figures::printed(&fs::read_to_string(log).expect("the log of a run"));
     assert!(!new.0.is_empty(), "no figures");
     let mut all = Figures::kept();

@@ -93,13 +93,17 @@ pub fn write(text: &mut String, figures: &Figures) {
         text,
         "\nEach figure is the higher one of local and redirect capture. In cgroups version 1 this \
          memory\ndoes not include the kernel's socket buffers, up to {buffers:.0} MiB for 2,000 \
-         connections that one side\ndoes not read; version 2 includes them.\n",
+         connections that one side\ndoes not read. Version 2 includes them: there, connections of a \
+         Service that has many are reset\nwhen their receiver stops reading while memory is short \
+         ([userspace](userspace.md)), so that\nother Services are served and the process is not \
+         ended. `make guest\nT=userspace::guest::guest_full_overload` tests this in a guest kernel, \
+         with 80 MiB.\n",
     );
     text.push_str(FAIRNESS);
     for (load, title) in BESIDE {
-        let of = |capture, figure: &str| {
+        let of = |capture: Capture, figure: &str| {
             let figure = format!("{load}_{figure}_ms");
-            milliseconds(figures.get("calls_beside_a_flood", capture, &figure))
+            milliseconds(figures.get("calls_beside_a_flood", capture.name(), &figure))
         };
         let [local, redirect] = [Capture::Local, Capture::Redirect]
             .map(|capture| format!("{} | {}", of(capture, "p50"), of(capture, "p99")));

@@ -48,7 +48,7 @@ pub fn write(text: &mut String, figures: &Figures) {
         ("with_a_gap", "with a gap and a holder"),
     ] {
         for capture in [Capture::Local, Capture::Redirect] {
-            let of = |figure| figures.get(test, capture, figure);
+            let of = |figure| figures.get(test, capture.name(), figure);
             let failed = match (of("failed"), of("failed_over_udp")) {
                 (0.0, _) => "0".to_owned(),
                 (failed, udp) if failed == udp => format!("{failed}, over UDP"),

@@ -9,6 +9,7 @@ export PATH
 [ "${1-}" = plain ] || exec setpriv --no-new-privs "$0" plain
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
 # Our own things; the job's folder, too, because it is in the host's /run, which
 # is about to be hidden. Not in /run: tests put a fresh one over that.
 mount -t tmpfs tmpfs /mnt

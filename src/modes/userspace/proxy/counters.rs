@@ -37,6 +37,7 @@ counters! {
     dial_failures: IntCounter = "dial_failures_total", "Attempts to reach an endpoint that failed.";
     dial_retries: IntCounter = "dial_retries_total", "Attempts on another endpoint after a failure.";
     buffered: IntGauge = "buffered_bytes", "Bytes that are kept for clients and endpoints that do not take them.";
+    stalled_ended: IntCounter = "stalled_ended_total", "TCP connections that were reset because one end does not read, and the kernel's buffers for it and others take too much of the limit of memory.";
     memory_descriptors: IntGauge = "memory_descriptors", "File descriptors of TCP connections, UDP clients and pipes that the limit of memory leaves room for; 0: there is no limit.";
     accept_paused: IntCounter = "accept_paused_total", "Times that accepting paused because file descriptors, or memory for them, ran out, or were left to other Services.";
     clients: IntGauge = "clients", "Clients that have TCP connections or UDP flows now, each once for each Service that it calls.";

@@ -245,6 +245,13 @@ impl Descriptors {
         self.0.in_memory
     }
 
+    /// Returns how many clients have, where memory has a limit; without one 0.
+    pub fn of_clients(&self) -> usize {
+        let free = self.0.clients.available_permits();
+        self.in_memory()
+            .map_or(0, |total| total.saturating_sub(free))
+    }
+
     /// Returns how many clients may have in all.
     pub fn for_clients(&self) -> usize {
         self.left().min(self.in_memory().unwrap_or(usize::MAX))

@@ -168,6 +168,8 @@ pub struct ServiceGroup {
     pub connections: AtomicUsize,
     /// That new connections wait, to leave descriptors to others, was logged.
     pub waits_logged: LoggedFlag,
+    /// That connections were ended which stalled was logged.
+    pub stalled_logged: LoggedFlag,
     /// That an endpoint was found whose calls come back was logged.
     pub comes_back_logged: LoggedFlag,
 }
@@ -188,6 +190,7 @@ impl ServiceGroup {
             usage,
             connections: AtomicUsize::new(0),
             waits_logged: LoggedFlag::default(),
+            stalled_logged: LoggedFlag::default(),
             comes_back_logged: LoggedFlag::default(),
         }
     }

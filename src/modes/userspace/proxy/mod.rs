@@ -13,6 +13,7 @@ mod failing;
 pub mod group;
 mod placement;
 mod proxy_protocol;
+pub mod socket_memory;
 pub mod tcp;
 pub mod transparent;
 pub mod udp;
@@ -37,6 +38,7 @@ use self::{
     descriptors::Descriptors,
     dials::DialLog,
     group::ServiceGroup,
+    socket_memory::SocketMemory,
     transparent::Transparent,
     usage::{ConnectionLimits, Counted, Place, Usages},
 };
@@ -58,6 +60,8 @@ pub struct Shared {
     pub pins: Arc<PinLimit>,
     /// What relays keep for slow receivers.
     pub buffered: Buffered,
+    /// What the kernel keeps for them.
+    pub socket_memory: SocketMemory,
     /// What is counted for `/metrics`.
     pub counters: Counters,
     /// What all UDP flows share.
@@ -91,6 +95,13 @@ impl Shared {
     /// Returns the worker where the `sockets` of the next listeners begin.
     pub fn next_worker(&self, sockets: usize) -> usize {
         self.next_worker.fetch_add(sockets, Relaxed)
+    }
+
+    /// Returns whether `group` is to leave memory to others: the kernel's buffers of sockets take
+    /// much of it, and the group has more than a quarter of what clients have open.
+    fn lacks_memory_for(&self, group: &ServiceGroup) -> bool {
+        let own = || group.connections.load(Relaxed) * usage::PER_CONNECTION as usize;
+        self.socket_memory.is_short() && own() > self.descriptors.of_clients() / 4
     }
 
     /// Gives a `place` of the Service of `group` to the client of `flow`, if that may have

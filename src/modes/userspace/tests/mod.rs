@@ -86,6 +86,7 @@ impl Proxy {
             limits: Default::default(),
             pins: Arc::new(PinLimit::new(None, counters.affinity_evicted.clone())),
             buffered: Buffered::new(counters.buffered.clone(), None),
+            socket_memory: Default::default(),
             counters,
             udp_timeout,
             dial: DialLimits {

@@ -64,6 +64,9 @@ impl Mover<'_> {
             self.answered = true;
             group.answered(dialed.lease.endpoint().address);
         }
+        if self.relay.has_stalled() && ends_stalled(shared, group) {
+            return Poll::Ready(Step::Relay(Progress::Ended(End::Reset)));
+        }
         progress.map(Step::Relay)
     }
 
@@ -96,6 +99,23 @@ impl Mover<'_> {
         self.relay.take_up(left, client, backend, shared.into());
         client.watch().is_ok() && backend.watch().is_ok()
     }
+}
+
+/// Returns whether a connection of `group` is to end that stalls.
+fn ends_stalled(shared: &Shared, group: &ServiceGroup) -> bool {
+    let ends = shared.lacks_memory_for(group);
+    if ends {
+        shared.counters.stalled_ended.inc();
+        if group.stalled_logged.is_first() {
+            tracing::warn!(
+                service = %group.label,
+                "connections are reset of which one end does not read: the kernel's buffers for \
+                 them are memory of this process, and its limit is near; raise the limit of \
+                 memory; tripod_userspace_stalled_ended_total counts them"
+            );
+        }
+    }
+    ends
 }
 
 /// Moves bytes until the connection ends.

@@ -69,6 +69,8 @@ pub struct Relay {
     back: Direction,
     half_closed_reported: bool,
     stalled_reported: bool,
+    /// Which directions were stalled when that was last asked for.
+    stalled: [bool; 2],
     client_gone: bool,
     /// A send to the backend failed because its connection was reset or timed
     /// out. The kernel reports that once: a read then only returns 0, as at an
@@ -97,6 +99,7 @@ impl Relay {
             back: Direction::new(),
             half_closed_reported: false,
             stalled_reported: false,
+            stalled: [false; 2],
             client_gone: false,
             backend_dead: false,
             since: Instant::now(),
@@ -224,6 +227,14 @@ impl Relay {
     pub fn take_counts(&mut self) -> (usize, usize) {
         let (out, back) = (&mut self.out.uncounted, &mut self.back.uncounted);
         (std::mem::take(out), std::mem::take(back))
+    }
+
+    /// Returns whether the receiver of a direction takes nothing that did when this was last
+    /// asked.
+    pub fn has_stalled(&mut self) -> bool {
+        let now = [&self.out, &self.back].map(Direction::is_stalled);
+        let before = std::mem::replace(&mut self.stalled, now);
+        now.iter().zip(before).any(|(now, before)| *now && !before)
     }
 
     /// Returns whether the backend has answered, by which it does not fail.

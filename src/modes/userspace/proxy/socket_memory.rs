@@ -1,0 +1,74 @@
+//! Whether the kernel's buffers of sockets leave memory to the process.
+//!
+//! With cgroups version 2 they count as memory of the process, which the kernel ends when it
+//! needs more than its limit. What a connection has in them is bounded, and is much only while
+//! one of its ends does not read: such connections of a Service that has many are ended then.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Instant,
+};
+
+use crate::kernel::memory_limit::{MemoryLimit, Usage};
+
+/// So many eighths of the limit may be in use. Connections that stall fill more buffers after
+/// that was looked at.
+const EIGHTHS: u64 = 5;
+
+/// How long an answer of the kernel is good for, in microseconds.
+const FRESH: u64 = 500;
+
+/// Looks at how much memory is in use; where there is no limit, or buffers are no part of it,
+/// nothing is looked at.
+#[derive(Debug, Default)]
+pub struct SocketMemory(Option<Watched>);
+
+#[derive(Debug)]
+struct Watched {
+    usage: Usage,
+    /// More than so many bytes are too many.
+    most: u64,
+    since: Instant,
+    /// When was looked last, in microseconds.
+    looked: AtomicU64,
+    is_short: AtomicBool,
+}
+
+impl SocketMemory {
+    /// Looks at the memory that has this `limit`.
+    pub fn new(limit: Option<&MemoryLimit>) -> SocketMemory {
+        let watched = limit.and_then(|limit| {
+            Some(Watched {
+                usage: Usage::of(limit)?,
+                most: limit.bytes / 8 * EIGHTHS,
+                since: Instant::now(),
+                looked: AtomicU64::new(0),
+                is_short: AtomicBool::new(false),
+            })
+        });
+        SocketMemory(watched)
+    }
+
+    /// Returns whether so much is in use that connections which stall are to be ended.
+    pub fn is_short(&self) -> bool {
+        self.0.as_ref().is_some_and(Watched::is_short)
+    }
+}
+
+impl Watched {
+    fn is_short(&self) -> bool {
+        let now = self.since.elapsed().as_micros() as u64;
+        let looked = self.looked.load(Relaxed);
+        let is_due = now.saturating_sub(looked) >= FRESH;
+        let looks = is_due
+            && self
+                .looked
+                .compare_exchange(looked, now, Relaxed, Relaxed)
+                .is_ok();
+        // What cannot be read says nothing.
+        if looks && let Ok(bytes) = self.usage.bytes() {
+            self.is_short.store(bytes > self.most, Relaxed);
+        }
+        self.is_short.load(Relaxed)
+    }
+}
