@@ -78,8 +78,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     unnoticed(
         noticed(
             FAMILY,
-            "        names.any(|name| self.state.has_failed(name))\n            || self.state",
-            "        let _ = names.next();\n        self.state",
+            "            || names.any(|name| self.state.has_failed(name))\n",
+            "            || names.next().is_some_and(|_| false)\n",
             "what was refused is changed without reading the kernel",
         ),
         "no: everything is read soon after in any case",
