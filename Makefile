@@ -152,7 +152,7 @@ dist: static aarch64 deb
 # For any user: what takes root and does not run says SKIP.
 UNIT := api:: architecture:: conformance::table deploy::command deploy::configuration \
     deploy::objects deploy::rights docs:: faults::table iptables::vectors ipvs::vectors lab:: \
-    userspace::command_line
+    mutants::each userspace::command_line
 unit:
 	$(CARGO) test --lib
 	$(CARGO) test --test suite -- $(UNIT)

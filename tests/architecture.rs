@@ -1,8 +1,10 @@
 //! Which module may know which: the table in ARCHITECTURE.md holds for the `use`
 //! lines of the code, and no files use each other in a circle. `sizes`: neither is long.
+//! `tiers`: what `make unit` runs.
 
 mod map;
 mod sizes;
+mod tiers;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

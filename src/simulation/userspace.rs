@@ -131,11 +131,9 @@ impl<C: Captures> Promises for C {
             let protocols = [Protocol::Tcp, Protocol::Udp].map(|protocol| all.all(protocol));
             protocols.into_iter().flatten().collect::<Vec<_>>()
         });
-        let mut of_service_port = all.iter();
-        // All groups of a ServicePort have one table.
-        if let Some(one) = of_service_port.find(|one| one.service_port() == &*update.set) {
-            one.pin(client, endpoint);
-        }
+        // All groups of a ServicePort have one table, but for those that are yet to be rerouted.
+        let of_service_port = all.iter().filter(|one| one.service_port() == &*update.set);
+        of_service_port.for_each(|one| one.pin(client, endpoint));
     }
 
     /// A ServicePort has one table of clients.

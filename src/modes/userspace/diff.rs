@@ -58,6 +58,8 @@ pub enum Release {
 pub enum Step {
     /// The group exists, owns its frontends, and sends new traffic as planned.
     Route(Box<GroupPlan>),
+    /// The group owns these frontends, and goes on to send its traffic as before.
+    Own(GroupKind, Vec<Frontend>),
     /// The group gets a local port that its clients do not call: a rule would
     /// have nothing to translate then. One that it has is given back.
     TakeLocalPort(GroupKind),
@@ -139,6 +141,8 @@ pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Dif
         };
         let plan = Box::new(plan);
         if losing.contains(&kind) {
+            let frontends = plan.frontends.clone();
+            difference.open.push(Step::Own(kind, frontends));
             difference.close.push(Closing::Route(plan));
         } else {
             difference.open.push(Step::Route(plan));
@@ -440,6 +444,9 @@ mod tests {
             let difference = diff(plans, &there, &node(method));
             assert!(difference.open.contains(&route(&external)), "{method}");
             assert!(!difference.open.contains(&route(&internal)), "{method}");
+            // Else one that it has again would be captured, and never released.
+            let owned = Step::Own(KIND, internal.frontends.clone());
+            assert!(difference.open.contains(&owned), "{method}");
             let closing = [
                 Closing::Route(Box::new(internal.clone())),
                 Closing::Listeners(KIND, local),

@@ -267,7 +267,11 @@ impl Executor {
     fn run(&mut self, port: &ServicePortName, step: Step, failed: &mut Failed) {
         let name = |kind| GroupName::of(port, kind);
         match step {
-            Step::Route(plan) => self.route(&plan),
+            Step::Route(plan) => {
+                self.own(&plan.name, &plan.frontends);
+                self.reroute(&plan);
+            }
+            Step::Own(kind, frontends) => self.own(&name(kind), &frontends),
             Step::TakeLocalPort(kind) => {
                 if let Err(error) = self.take_local_port(&name(kind)) {
                     let why = format!("no local port for it: {error}");
@@ -333,13 +337,12 @@ impl Executor {
         }
     }
 
-    /// Makes the group of `plan` exist and send its traffic as planned.
-    fn route(&mut self, plan: &GroupPlan) {
-        for frontend in &plan.frontends {
-            self.shared.captured.insert(*frontend, &plan.name);
+    /// Records that `frontends` are of the group `name`.
+    fn own(&mut self, name: &GroupName, frontends: &[Frontend]) {
+        for frontend in frontends {
+            self.shared.captured.insert(*frontend, name);
             self.lingering.remove(frontend);
         }
-        self.reroute(plan);
     }
 
     /// Has the group of `plan`, which is made if there is none, send its traffic so.
