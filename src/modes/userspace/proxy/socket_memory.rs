@@ -15,8 +15,13 @@ use crate::kernel::memory_limit::{MemoryLimit, Usage};
 /// that was looked at.
 const EIGHTHS: u64 = 5;
 
-/// How long an answer of the kernel is good for, in microseconds.
+/// How long an answer of the kernel is good for, in microseconds, while memory is not far from
+/// being short.
 const FRESH: u64 = 500;
+
+/// The same while less than half of what would be too much is in use: it takes that long to fill
+/// the rest. The answer costs some tens of microseconds, and is asked for at each connection.
+const FRESH_FAR_AWAY: u64 = 10_000;
 
 /// Looks at how much memory is in use; where there is no limit, or buffers are no part of it,
 /// nothing is looked at.
@@ -31,6 +36,8 @@ struct Watched {
     since: Instant,
     /// When was looked last, in microseconds.
     looked: AtomicU64,
+    /// How long what was seen then is good for, in microseconds.
+    fresh: AtomicU64,
     is_short: AtomicBool,
 }
 
@@ -43,6 +50,7 @@ impl SocketMemory {
                 most: limit.bytes / 8 * EIGHTHS,
                 since: Instant::now(),
                 looked: AtomicU64::new(0),
+                fresh: AtomicU64::new(FRESH),
                 is_short: AtomicBool::new(false),
             })
         });
@@ -59,7 +67,7 @@ impl Watched {
     fn is_short(&self) -> bool {
         let now = self.since.elapsed().as_micros() as u64;
         let looked = self.looked.load(Relaxed);
-        let is_due = now.saturating_sub(looked) >= FRESH;
+        let is_due = now.saturating_sub(looked) >= self.fresh.load(Relaxed);
         let looks = is_due
             && self
                 .looked
@@ -67,6 +75,9 @@ impl Watched {
                 .is_ok();
         // What cannot be read says nothing.
         if looks && let Ok(bytes) = self.usage.bytes() {
+            let is_far_away = bytes < self.most / 2;
+            let fresh = if is_far_away { FRESH_FAR_AWAY } else { FRESH };
+            self.fresh.store(fresh, Relaxed);
             self.is_short.store(bytes > self.most, Relaxed);
         }
         self.is_short.load(Relaxed)
