@@ -17,7 +17,7 @@ const NO_LIMIT: u64 = 1 << 60;
 /// A limit of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// In bytes.
+    /// How many bytes may be in use.
     pub bytes: u64,
     /// The folder of the cgroup that has it.
     folder: PathBuf,

@@ -131,14 +131,14 @@ impl Watch {
         // Who is let in again is known by an endpoint that may be going, for a moment.
         let is_let_in = sets.iter().any(|set| !set.is_empty());
         let may = |to: &SocketAddr| {
-            let stays = |spec: &Spec| spec.may_stay(probe.called, probe.caller, external, to);
-            let stayed = |spec: &Spec| spec.has_stayed(probe.called, probe.caller, external, to);
+            let stays = |spec: &Spec| {
+                let has_stayed = spec.has_stayed(probe.called, probe.caller, external, to);
+                has_stayed && (is_let_in || !reachable(spec).is_empty())
+            };
             let remembered = history.remembered.iter().map(|spec| &**spec);
-            let mut all = now().flatten().chain(remembered);
             let mut left = history.left.iter();
             sets.iter().any(|set| set.contains(to))
-                || all.clone().any(stays)
-                || is_let_in && all.any(stayed)
+                || now().flatten().chain(remembered).any(stays)
                 || left.any(|spec| reachable(spec).contains(to))
                 || lets_in && has(to)
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// How often what happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Steps of the run, once it has ended.
+    /// How long the run was, known when it has ended.
     pub(super) steps: u64,
     pub(super) changes: u64,
     pub(super) calls: u64,
@@ -25,9 +25,9 @@ impl Counts {
         self.faults + self.edits + self.changes
     }
 
-    /// Adds what happened in a run of so many steps.
-    pub(super) fn add(&mut self, steps: usize, run: Counts) {
-        self.steps += steps as u64;
+    /// Adds what happened in another run.
+    pub(super) fn add(&mut self, run: Counts) {
+        self.steps += run.steps;
         self.changes += run.changes;
         self.calls += run.calls;
         self.faults += run.faults;

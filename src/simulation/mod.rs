@@ -112,7 +112,11 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
         }
         simulation.settle().await;
         simulation.clean_up().await;
-        simulation.watch.lock().counts
+        let counts = simulation.watch.lock().counts;
+        Counts {
+            steps: steps as u64,
+            ..counts
+        }
     })
 }
 
@@ -138,7 +142,7 @@ fn all(name: &str, seeds: u64, steps: usize, subject: impl Subject) {
         println!("TRIPOD_SIMULATE_SEED={seed} TRIPOD_SIMULATE_STEPS={steps}");
         let counts = run(seed, steps, subject);
         println!("{:?}: {counts:?}", begun.elapsed());
-        all.add(steps, counts);
+        all.add(counts);
         left -= steps;
     }
     if all.steps >= MEASURED {

@@ -8,7 +8,8 @@ use prometheus::Registry;
 
 use super::{stopped_clock, subject::Subject};
 use crate::{
-    kernel::simulated::{Call, Fault, Kernel, Observer, State},
+    kernel::simulated::{Call, Fault, Kernel, Observer, State, packet::Packet},
+    net::Protocol,
     runner::metrics::Metrics,
 };
 
@@ -30,6 +31,17 @@ pub(super) fn on_a_node<S: Subject, T>(
         kernel.change(|state| subject.prepare(state));
         body(&kernel, &mut mode(subject)).await
     })
+}
+
+/// Returns the first packet of a call over TCP from outside.
+pub(super) fn from_outside(to: [u8; 4]) -> Packet {
+    Packet {
+        source: ([10, 9, 0, 1], 40_000).into(),
+        destination: (to, 80).into(),
+        protocol: Protocol::Tcp.number(),
+        input: Some("eth0"),
+        established: None,
+    }
 }
 
 /// Refuses calls, when asked to.

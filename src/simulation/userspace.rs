@@ -19,6 +19,7 @@ use std::{
 use prometheus::Registry;
 
 use super::{
+    named_cases::from_outside,
     subject::{PROGRAM_HANGS, Promises, Rules, StaysOn, Subject},
     world::{self, Called, Flow, Spec},
 };
@@ -27,7 +28,7 @@ use crate::{
         namespace::{in_namespace, ip},
         probe::Kernel,
         simulated::{
-            State,
+            Kernel as SimulatedKernel, State,
             packet::{Disposition, Outcome, Packet, Update},
         },
         xtables::Engine,
@@ -99,6 +100,17 @@ fn mode_with(kernel: &Kernel, capture: Requested, node_ports: Arc<NodePorts>) ->
     }
     HANDOVER.set(Some(handover));
     mode
+}
+
+/// Returns whether a call from outside may get to an endpoint, both by their addresses and
+/// port 80.
+fn is_led(subject: &impl Rules, kernel: &SimulatedKernel, called: [u8; 4], to: [u8; 4]) -> bool {
+    let mut outcomes = Default::default();
+    kernel.change(|state| {
+        outcomes = subject.outcomes(state, Family::V4, &from_outside(called), &[]);
+    });
+    let there = Disposition::Passes((to, 80).into());
+    outcomes.iter().any(|outcome| outcome.disposition == there)
 }
 
 impl<C: Captures + Rules> Subject for C {

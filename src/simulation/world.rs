@@ -356,19 +356,6 @@ impl Spec {
         }
     }
 
-    /// Returns whether a client may stay on an endpoint: one that was sent there stays while
-    /// calls of its kind may reach it, whatever the source ranges are.
-    pub(super) fn may_stay(
-        &self,
-        called: Called,
-        caller: Caller,
-        external: ExternalPolicy,
-        on: &SocketAddr,
-    ) -> bool {
-        let is_let_in = !self.reachable(called, caller, external).is_empty();
-        is_let_in && self.has_stayed(called, caller, external, on)
-    }
-
     /// Returns whether a client may have been sent to an endpoint to stay there, at a time when
     /// source ranges let it in.
     pub(super) fn has_stayed(

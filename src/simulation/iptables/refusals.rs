@@ -7,19 +7,19 @@ use parking_lot::Mutex;
 use super::OfIptables;
 use crate::{
     kernel::{
-        simulated::{
-            Call, Fault, Kernel, Observer, State,
-            packet::{Disposition, Packet},
-        },
+        simulated::{Call, Fault, Kernel, Observer, State, packet::Disposition},
         xtables::Engine,
     },
     modes::{Mode, iptables::Iptables},
-    net::{Family, PerFamily, Protocol},
+    net::{Family, PerFamily},
     services::{
         Changes, Endpoint, ServiceMap, ServicePort, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     },
-    simulation::{self, named_cases::on_a_node, world::node_address},
+    simulation::{
+        named_cases::{from_outside, mode, on_a_node},
+        world::node_address,
+    },
 };
 
 /// How many Services there are.
@@ -86,15 +86,8 @@ async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) -> bool {
 
 /// Returns all that may become of a call from outside.
 fn call(state: &State, to: [u8; 4]) -> Vec<Disposition> {
-    let packet = Packet {
-        source: ([10, 9, 0, 1], 40_000).into(),
-        destination: (to, 80).into(),
-        protocol: Protocol::Tcp.number(),
-        input: Some("eth0"),
-        established: None,
-    };
     let own = [node_address(Family::V4)];
-    let outcomes = state.outcomes_by_rules(Family::V4, &packet, &own);
+    let outcomes = state.outcomes_by_rules(Family::V4, &from_outside(to), &own);
     let outcomes = outcomes.into_iter();
     outcomes.map(|outcome| outcome.disposition).collect()
 }
@@ -276,22 +269,22 @@ impl Onlooker for Leading {
 #[test]
 fn an_address_whose_rules_could_not_be_taken_away_leads_to_no_new_endpoint() {
     for engine in [Engine::Legacy, Engine::NfTables] {
-        with_onlooker(engine, Leading::default(), async |_, mode, leading| {
+        with_onlooker(engine, Leading::default(), async |_, process, leading| {
             let before = ServicePort {
                 load_balancer_ips: [LOAD_BALANCER.into()].into(),
                 ..service(1, TrafficPolicy::Cluster, &[])
             };
-            assert!(sync(mode, &[before].into_iter().collect(), true).await);
-            *mode = simulation::named_cases::mode(OfIptables(engine));
+            assert!(sync(process, &[before].into_iter().collect(), true).await);
+            *process = mode(OfIptables(engine));
             leading.lock().refuses = true;
             let none = ServiceMap::default();
-            assert!(!sync(mode, &none, true).await, "rules are left");
+            assert!(!sync(process, &none, true).await, "rules are left");
             *leading.lock() = Leading::default();
             let now = ServicePort {
                 endpoints: endpoints([endpoint(([10, 244, 0, 2], 80))]),
                 ..service(1, TrafficPolicy::Cluster, &[])
             };
-            assert!(sync(mode, &[now].into_iter().collect(), false).await);
+            assert!(sync(process, &[now].into_iter().collect(), false).await);
             let to = &leading.lock().to;
             let new = Disposition::Passes(([10, 244, 0, 2], 80).into());
             assert!(!to.contains(&new), "{engine:?}: {to:?}");

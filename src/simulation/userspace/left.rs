@@ -2,25 +2,16 @@
 
 use std::net::IpAddr;
 
-use super::{in_node, redirect::OfRedirect};
+use super::{in_node, is_led, redirect::OfRedirect};
 use crate::{
-    kernel::{
-        simulated::{
-            Call,
-            packet::{Disposition, Packet},
-        },
-        xtables::Engine,
-    },
+    kernel::{simulated::Call, xtables::Engine},
     modes::{Mode, userspace::Userspace},
-    net::{Family, PerFamily, Protocol},
+    net::{Family, PerFamily},
     services::{
         Changes, ServicePort, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     },
-    simulation::{
-        named_cases::{Refusing, mode, on_a_node},
-        subject::Rules,
-    },
+    simulation::named_cases::{Refusing, mode, on_a_node},
 };
 
 const SUBJECT: OfRedirect = OfRedirect(Engine::NfTables);
@@ -65,22 +56,7 @@ fn two_groups_never_have_the_same_one() {
             refusing.stop();
             let now = sync(process, web(cluster_ip, Some(2))).await;
             assert!(now.expect("it is in force").is_empty());
-            let reached = |to: [u8; 4]| {
-                let packet = Packet {
-                    source: ([10, 9, 0, 1], 40_000).into(),
-                    destination: (to, 80).into(),
-                    protocol: Protocol::Tcp.number(),
-                    input: Some("eth0"),
-                    established: None,
-                };
-                let mut outcomes = Default::default();
-                kernel.change(|state| {
-                    outcomes = SUBJECT.outcomes(state, Family::V4, &packet, &[]);
-                });
-                let there = Disposition::Passes(([10, 244, 0, 2], 80).into());
-                let mut all = outcomes.iter();
-                all.any(|outcome| outcome.disposition == there)
-            };
+            let reached = |to| is_led(&SUBJECT, kernel, to, [10, 244, 0, 2]);
             assert!(reached(EXTERNAL));
             assert!(!reached(cluster_ip));
         });

@@ -4,15 +4,9 @@ use nix::libc;
 
 use super::{in_node, local::OfLocal, redirect::OfRedirect};
 use crate::{
-    kernel::{
-        simulated::{
-            Call,
-            packet::{Disposition, Packet},
-        },
-        xtables::Engine,
-    },
+    kernel::{simulated::Call, xtables::Engine},
     modes::{Mode, userspace::Userspace},
-    net::{Family, PerFamily, Protocol},
+    net::PerFamily,
     services::{
         Changes, ServiceMap,
         service_ports::{endpoint, endpoints, service_port},
@@ -56,20 +50,8 @@ where
             outcomes.map(|_, outcome| outcome.expect("an answer"))
         };
         let is_led = |number: u8| {
-            let packet = Packet {
-                source: ([10, 9, 0, 1], 40_000).into(),
-                destination: ([10, 96, 0, number], 80).into(),
-                protocol: Protocol::Tcp.number(),
-                input: Some("eth0"),
-                established: None,
-            };
-            let mut outcomes = Default::default();
-            kernel.change(|state| {
-                outcomes = subject.outcomes(state, Family::V4, &packet, &[]);
-            });
-            let to = ([10, 244, 0, number], 80).into();
-            let reaches = |disposition: &Disposition| *disposition == Disposition::Passes(to);
-            outcomes.iter().any(|outcome| reaches(&outcome.disposition))
+            let cluster_ip = [10, 96, 0, number];
+            super::is_led(&subject, kernel, cluster_ip, [10, 244, 0, number])
         };
 
         unlist();

@@ -5,7 +5,10 @@
 use std::{
     convert::Infallible,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Weak, atomic::AtomicUsize},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use arc_swap::ArcSwap;
@@ -17,7 +20,7 @@ use super::{
     backends::{Backends, Endpoint, Loads, Tried, real_server},
     cluster_local::ClusterLocal,
     failing::Failing,
-    usage::{ConnectionLimits, Usage},
+    usage::{ConnectionLimits, PER_CONNECTION, Usage},
 };
 use crate::{
     log_once::LoggedFlag,
@@ -193,6 +196,11 @@ impl ServiceGroup {
             stalled_logged: LoggedFlag::default(),
             comes_back_logged: LoggedFlag::default(),
         }
+    }
+
+    /// Returns how many descriptors its TCP connections have that are open now.
+    pub fn descriptors(&self) -> usize {
+        self.connections.load(Relaxed) * PER_CONNECTION as usize
     }
 
     /// Returns where traffic goes now.

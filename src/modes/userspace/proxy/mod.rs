@@ -100,8 +100,7 @@ impl Shared {
     /// Returns whether `group` is to leave memory to others: the kernel's buffers of sockets take
     /// much of it, and the group has more than a quarter of what clients have open.
     fn lacks_memory_for(&self, group: &ServiceGroup) -> bool {
-        let own = || group.connections.load(Relaxed) * usage::PER_CONNECTION as usize;
-        self.socket_memory.is_short() && own() > self.descriptors.of_clients() / 4
+        self.socket_memory.is_short() && group.descriptors() > self.descriptors.of_clients() / 4
     }
 
     /// Gives a `place` of the Service of `group` to the client of `flow`, if that may have

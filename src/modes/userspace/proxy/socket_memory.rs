@@ -5,7 +5,7 @@
 //! one of its ends does not read: such connections of a Service that has many are ended then.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Instant,
 };
 
@@ -36,22 +36,21 @@ struct Watched {
     since: Instant,
     /// When was looked last, in microseconds.
     looked: AtomicU64,
-    /// How long what was seen then is good for, in microseconds.
-    fresh: AtomicU64,
-    is_short: AtomicBool,
+    /// How many bytes were in use then.
+    bytes: AtomicU64,
 }
 
 impl SocketMemory {
     /// Looks at the memory that has this `limit`.
     pub fn new(limit: Option<&MemoryLimit>) -> SocketMemory {
         let watched = limit.and_then(|limit| {
+            let most = limit.bytes / 8 * EIGHTHS;
             Some(Watched {
                 usage: Usage::of(limit)?,
-                most: limit.bytes / 8 * EIGHTHS,
+                most,
                 since: Instant::now(),
                 looked: AtomicU64::new(0),
-                fresh: AtomicU64::new(FRESH),
-                is_short: AtomicBool::new(false),
+                bytes: AtomicU64::new(most),
             })
         });
         SocketMemory(watched)
@@ -66,8 +65,10 @@ impl SocketMemory {
 impl Watched {
     fn is_short(&self) -> bool {
         let now = self.since.elapsed().as_micros() as u64;
+        let is_far_away = self.bytes.load(Relaxed) < self.most / 2;
+        let fresh = if is_far_away { FRESH_FAR_AWAY } else { FRESH };
         let looked = self.looked.load(Relaxed);
-        let is_due = now.saturating_sub(looked) >= self.fresh.load(Relaxed);
+        let is_due = now.saturating_sub(looked) >= fresh;
         let looks = is_due
             && self
                 .looked
@@ -75,11 +76,8 @@ impl Watched {
                 .is_ok();
         // What cannot be read says nothing.
         if looks && let Ok(bytes) = self.usage.bytes() {
-            let is_far_away = bytes < self.most / 2;
-            let fresh = if is_far_away { FRESH_FAR_AWAY } else { FRESH };
-            self.fresh.store(fresh, Relaxed);
-            self.is_short.store(bytes > self.most, Relaxed);
+            self.bytes.store(bytes, Relaxed);
         }
-        self.is_short.load(Relaxed)
+        self.bytes.load(Relaxed) > self.most
     }
 }

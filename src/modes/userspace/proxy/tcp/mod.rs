@@ -137,7 +137,7 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
 /// does not keep out the clients of others.
 fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
     let connections = group.connections.load(Relaxed);
-    let descriptors = connections * PER_CONNECTION as usize;
+    let descriptors = group.descriptors();
     let waits = shared.descriptors.are_for_others(descriptors) || shared.lacks_memory_for(group);
     if waits && group.waits_logged.is_first() {
         tracing::warn!(
