@@ -1,6 +1,6 @@
 //! What stays as it was while the kernel refuses one request.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use nix::errno::Errno;
 
@@ -20,7 +20,7 @@ use crate::{
     },
     net::{Family, PerFamily, Protocol},
     services::{
-        Changes, ServiceMap, ServicePort,
+        Changes, Endpoint, ServiceMap, ServicePort, TrafficPolicy,
         service_ports::{endpoint, endpoints, port_name, service_port},
     },
     simulation::{
@@ -106,6 +106,10 @@ fn serving(map: &ServiceMap, body: impl AsyncFnOnce(&mut Node<'_>)) {
         node.sync(map, true).await;
         body(&mut node).await;
     });
+}
+
+fn reads_rules(call: Call) -> bool {
+    matches!(call, Call::Save(Family::V4))
 }
 
 fn to(last: u8) -> Disposition {
@@ -224,13 +228,60 @@ fn a_service_is_not_in_force_while_its_address_waits_for_the_rules() {
             },
         );
         node.restart();
-        let reads = |call| matches!(call, Call::Save(Family::V4));
-        node.refusing.refuse(reads, 0, 8);
+        node.refusing.refuse(reads_rules, 0, 8);
         let failed = node.sync(&map, true).await;
         let why = failed.get(&port_name("web"));
         assert!(
             why.is_some_and(|why| why.contains("10.113.0.1 is not on kube-ipvs0 yet")),
             "{failed:?}"
+        );
+    });
+}
+
+/// What an earlier process left in force says what was asked for before.
+#[test]
+fn a_service_is_not_in_force_while_the_rules_of_an_earlier_process_may_masquerade() {
+    serving(&load_balancer(&[1], &[]), async |node| {
+        node.restart();
+        node.refusing.refuse(reads_rules, 0, 8);
+        let here = Endpoint {
+            local: true,
+            ..endpoint(([10, 244, 0, 1], 80))
+        };
+        let local = |port: &Arc<ServicePort>| ServicePort {
+            external_traffic_policy: TrafficPolicy::Local,
+            endpoints: endpoints([here.clone()]),
+            ..ServicePort::clone(port)
+        };
+        let now: ServiceMap = load_balancer(&[1], &[]).iter().map(local).collect();
+        let failed = node.sync(&now, true).await;
+        let why = failed.get(&port_name("web"));
+        assert!(
+            why.is_some_and(|why| why.contains("whether its callers are masqueraded")),
+            "{failed:?}"
+        );
+    });
+}
+
+/// All Services are in force as far as is known, but another process may have changed rules.
+#[test]
+fn rules_that_cannot_be_read_are_reported_though_older_ones_are_in_force() {
+    let map = load_balancer(&[1], &[]);
+    serving(&map, async |node| {
+        node.refusing.refuse(reads_rules, 0, 8);
+        let full = Changes {
+            full: true,
+            ..Changes::default()
+        };
+        let reports = sync(node.mode, &map, &full).await;
+        let report = reports.get(Family::V4);
+        assert!(report.failed.is_empty(), "{:?}", report.failed);
+        let unfinished = &report.unfinished;
+        assert!(
+            unfinished[..]
+                .iter()
+                .any(|what| what.contains("the rules could not be written")),
+            "{unfinished:?}"
         );
     });
 }

@@ -150,8 +150,8 @@ impl Execution<'_> {
             .ask(self.desired.node(), needed.filled(self.family), observed);
         self.rules.wait().await;
         self.open(&(&steps.open | &closed))?;
-        self.report_unguarded();
         self.add_addresses(&steps.add_addresses)?;
+        self.report_unguarded();
         if let Some(full) = self.full {
             self.retire_addresses(&full.eligible)?;
         }
@@ -171,6 +171,9 @@ impl Execution<'_> {
                 .await;
         }
         self.change_members(&after, dirty)?;
+        if let Some(unwritten) = self.rules.unwritten() {
+            self.state.leave_unfinished(unwritten);
+        }
         taken_over
     }
 

@@ -136,7 +136,7 @@ impl Execution<'_> {
         };
         let masquerade_all = self.desired.node().masquerade_all;
         let lacking = |set: &Set| {
-            let guards = keeps_out(*set) || known.is_some() && guards(*set, masquerade_all);
+            let guards = keeps_out(*set) || guards(*set, masquerade_all);
             guards && needed.contains(*set) && !in_force.contains(*set)
         };
         let lacking: FilledSets = Set::ALL.into_iter().filter(lacking).collect();

@@ -6,8 +6,6 @@ mod writer;
 
 use std::time::Duration;
 
-use tracing::{error, info};
-
 pub use self::writer::RuleWriter;
 use self::{
     tables::Previous,
@@ -97,6 +95,17 @@ impl FamilyRules {
         self.in_force.failure.as_deref()
     }
 
+    /// Returns what is reported of rules that could not be written; `None` where they are in
+    /// force, or no program writes them: then only what needs some is reported.
+    pub fn unwritten(&self) -> Option<String> {
+        self.writer.as_ref()?;
+        let why = self.failure()?;
+        Some(format!(
+            "the rules could not be written and are tried again; addresses that need them and are \
+             not open yet wait: {why}"
+        ))
+    }
+
     /// Returns, once, what other programs had changed and was repaired.
     pub fn take_repaired(&mut self) -> Vec<String> {
         std::mem::take(&mut self.repaired)
@@ -148,7 +157,7 @@ impl FamilyRules {
         let outcome = writer.wait(longest).await;
         if outcome.is_none() && writer.is_overdue() {
             let why = "the program that writes them does not end".to_owned();
-            self.failed(why, Previous::InForce);
+            self.in_force.failed(why, Previous::InForce);
         }
         self.answered(outcome);
     }
@@ -170,7 +179,7 @@ impl FamilyRules {
             Some(Outcome::Failed { error, .. }) => error,
             None => writer.unanswered(),
         };
-        self.failed(source.to_string(), Previous::Lost);
+        self.in_force.failed(source.to_string(), Previous::Lost);
         Err(Error::Rules {
             family: self.family,
             source,
@@ -215,9 +224,6 @@ impl FamilyRules {
     fn answered(&mut self, outcome: Option<Outcome>) {
         match outcome {
             Some(Outcome::InForce { sets, repaired }) => {
-                if self.in_force.failure.is_some() {
-                    info!("{} rules are in force again", self.family);
-                }
                 self.in_force.set(sets);
                 if let Some(watch) = &mut self.watch {
                     watch.record();
@@ -226,20 +232,11 @@ impl FamilyRules {
                 let named = repaired.iter().map(|what| format!("{what} ({family})"));
                 self.repaired.extend(named);
             }
-            Some(Outcome::Failed { error, previous }) => self.failed(error.to_string(), previous),
+            Some(Outcome::Failed { error, previous }) => {
+                self.in_force.failed(error.to_string(), previous);
+            }
             None => {}
         }
-    }
-
-    fn failed(&mut self, why: String, previous: Previous) {
-        if self.failure() != Some(&why) {
-            error!(
-                "{} rules could not be written and are tried again: {why}; only addresses that \
-                 need them and are not open yet wait",
-                self.family
-            );
-        }
-        self.in_force.failed(why, previous);
     }
 }
 
