@@ -107,13 +107,13 @@ impl<M: Mode> Mode for Yielding<M> {
 
     async fn externally_modified(&mut self) {
         if self.yields {
-            return self.handover.until_yielding(false).await;
+            return self.handover.until_not_yielding().await;
         }
         // Before it serves, the process that gave way may have taken everything back.
         let reacts = !self.handover.is_on_trial();
         tokio::select! {
             () = self.mode.externally_modified(), if reacts => {}
-            () = self.handover.until_yielding(true) => {}
+            () = self.handover.until_yielding() => {}
         }
     }
 

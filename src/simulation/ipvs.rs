@@ -133,9 +133,10 @@ impl Promises for OfIpvs {
         ExternalPolicy::OfAll
     }
 
-    /// Rules are written beside the syncs, and after a failure once in half a minute at least.
+    /// Rules are written beside the syncs, by a program that may hang, and after a failure once
+    /// in half a minute at least.
     fn recovers_within(&self) -> Duration {
-        Duration::from_secs(45)
+        PROGRAM_HANGS + Duration::from_secs(45)
     }
 
     fn patience(&self) -> Duration {

@@ -165,8 +165,12 @@ async fn in_scratch(xtables: &Xtables) -> Probed {
         }
         batch += "COMMIT\n";
     }
-    let all = xtables.tried(&batch).await.is_ok();
-    one_by_one(xtables, all, account).await
+    let mut probed = match xtables.tried(&batch).await {
+        Ok(_) => all(xtables),
+        Err(_) => one_by_one(xtables).await,
+    };
+    complete(&mut probed, xtables, account).await;
+    probed
 }
 
 /// Among the node's own rules, in a chain that goes again.
@@ -174,29 +178,37 @@ async fn here(xtables: &Xtables) -> Probed {
     let account = account(xtables.family());
     let created = nfacct::create(&[account]);
     let is_created = created.is_ok();
-    let probed = one_by_one(xtables, false, created).await;
+    let mut probed = one_by_one(xtables).await;
+    complete(&mut probed, xtables, created).await;
     if is_created {
         let _ = nfacct::delete(account);
     }
     probed
 }
 
-/// Tries each feature, unless `all` but sets are known to be there. `account`: what came of
-/// making the counter.
-async fn one_by_one(xtables: &Xtables, all: bool, account: Result<(), netlink::Error>) -> Probed {
+/// Returns all features that are probed for by a rule.
+fn all(xtables: &Xtables) -> Probed {
+    let mut probed = Probed::known(Features::NONE);
+    for (_, _, feature) in probes(xtables.family()) {
+        probed.record(feature, Ok(()));
+    }
+    probed
+}
+
+/// Tries each feature that is probed for by a rule.
+async fn one_by_one(xtables: &Xtables) -> Probed {
     let mut probed = Probed::known(Features::NONE);
     for (table, rule, feature) in probes(xtables.family()) {
         let words = rule.words(xtables.family()).to_string();
-        let tried = if all {
-            Ok(())
-        } else {
-            xtables.check(table.name(), &words).await
-        };
-        probed.record(feature, tried);
+        probed.record(feature, xtables.check(table.name(), &words).await);
     }
+    probed
+}
+
+/// Adds to `probed` what no rule alone shows. `account`: what came of making the counter.
+async fn complete(probed: &mut Probed, xtables: &Xtables, account: Result<(), netlink::Error>) {
     probed.without_account(account.err());
     probed.record(Extension::Set, knows_sets(xtables).await);
-    probed
 }
 
 /// Finds out whether rules in table mangle can mark packets for transparent sockets, for

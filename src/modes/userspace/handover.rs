@@ -174,10 +174,18 @@ impl Handover {
         self.other_processes().has_predecessor() && !self.0.serves.load(Relaxed)
     }
 
-    /// Waits until a process that takes over is there; with `false` until none is.
-    pub(in crate::modes) async fn until_yielding(&self, yields: bool) {
+    /// Waits until a process that takes over is there.
+    pub(in crate::modes) async fn until_yielding(&self) {
+        self.until(|now| now.yields_to().is_some()).await;
+    }
+
+    /// Waits until no process that takes over is there.
+    pub(in crate::modes) async fn until_not_yielding(&self) {
+        self.until(|now| now.yields_to().is_none()).await;
+    }
+
+    async fn until(&self, is: impl FnMut(&OtherProcesses) -> bool) {
         let mut others = self.0.others.subscribe();
-        let is = |now: &OtherProcesses| now.yields_to().is_some() == yields;
         // Fails only if the sender is gone, which `self` holds.
         let _ = others.wait_for(is).await;
     }

@@ -322,7 +322,11 @@ impl Userspace {
         let state = self.families.get_mut(family);
         state.applied();
         if let Some(captured) = captured {
-            state.pending().record(captured.is_of_all, captured.failed);
+            if captured.is_of_all {
+                state.pending().record_all(captured.failed);
+            } else {
+                state.pending().record_changed(captured.failed);
+            }
             report.unfinished.extend(captured.unfinished);
             for message in captured.messages {
                 tracing::warn!("{message}");

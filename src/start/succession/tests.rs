@@ -1,6 +1,12 @@
 //! The present process with one at the other end that says what was recorded of each version.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
 use prometheus::IntGauge;
 
@@ -67,13 +73,16 @@ async fn this_process_gives_way_to_a_successor_of_each_version() {
     }
 }
 
-/// A listener in a folder of its own.
+/// A listener at a path of its own.
 struct Predecessor(PathBuf);
 
 impl Predecessor {
-    fn listen(test: &str) -> (Predecessor, UnixListener) {
-        let name = format!("tripod-succession-{}-{test}", std::process::id());
+    fn listen() -> (Predecessor, UnixListener) {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tripod-succession-{}-{count}", std::process::id());
         let path = std::env::temp_dir().join(name);
+        // Of an earlier process with this number.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).expect("a listener");
         (Predecessor(path), listener)
@@ -94,7 +103,7 @@ impl Drop for Predecessor {
 async fn this_process_takes_over_from_a_predecessor_of_each_version() {
     for version in 1..=VERSION {
         let said = conversation(PROTOCOL, version);
-        let (predecessor, listener) = Predecessor::listen("takes-over");
+        let (predecessor, listener) = Predecessor::listen();
         let there = async {
             let (mut stream, _) = listener.accept().await.expect("a successor");
             replay(&mut stream, "predecessor", &said).await;
@@ -118,7 +127,7 @@ async fn this_process_takes_over_from_a_predecessor_of_each_version() {
 /// As one that is in the middle of a long sync.
 #[tokio::test(start_paused = true)]
 async fn who_gives_way_late_is_held_to_it_all_the_same() {
-    let (predecessor, listener) = Predecessor::listen("late");
+    let (predecessor, listener) = Predecessor::listen();
     let (asked, mut theirs) = tokio::join!(ask(predecessor.name(), 2), async {
         let (mut stream, _) = listener.accept().await.expect("a successor");
         stream.read_u32().await.expect("the number of sockets");
@@ -173,7 +182,7 @@ async fn who_says_something_else_is_passed_over() {
     give_way(ours, handover.clone()).await;
     assert!(!handover.has_successor(), "it goes on serving");
 
-    let (predecessor, listener) = Predecessor::listen("declines");
+    let (predecessor, listener) = Predecessor::listen();
     let there = async { drop(listener.accept().await.expect("a successor")) };
     let (asked, ()) = tokio::join!(ask(predecessor.name(), 2), there);
     assert!(
@@ -235,7 +244,7 @@ async fn assignments_come_as_processes_of_each_version_send_them() {
             stream.extend((record.len() as u16).to_be_bytes());
             stream.extend(record);
         }
-        let (predecessor, listener) = Predecessor::listen("assignments");
+        let (predecessor, listener) = Predecessor::listen();
         let there = async {
             let (mut connected, _) = listener.accept().await.expect("a successor");
             connected.write_all(&stream).await.expect("it is read");
@@ -265,7 +274,7 @@ async fn assignments_come_as_processes_of_each_version_send_them() {
 
 /// Sends `stream` to who reads assignments, and then keeps the connection, or ends it.
 async fn received(stream: &[u8], keeps: bool, within: Duration) -> assignments::Received {
-    let (predecessor, listener) = Predecessor::listen("assignments");
+    let (predecessor, listener) = Predecessor::listen();
     let there = async {
         let (mut connected, _) = listener.accept().await.expect("a successor");
         connected.write_all(stream).await.expect("it is read");

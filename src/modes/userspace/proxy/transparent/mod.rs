@@ -25,7 +25,10 @@ use hashbrown::HashSet;
 use parking_lot::Mutex;
 use socket2::Socket;
 
-use self::{paths::Paths, unanswered::Unanswered};
+use self::{
+    paths::{EndpointNetwork, Paths},
+    unanswered::Unanswered,
+};
 use super::cluster_local::ClusterLocal;
 use crate::{
     kernel::netlink,
@@ -71,7 +74,11 @@ impl Transparent {
         {
             return false;
         }
-        let pod = self.cluster_local.has_pod(&endpoint.ip());
+        let network = if self.cluster_local.has_pod(&endpoint.ip()) {
+            EndpointNetwork::OfPods
+        } else {
+            EndpointNetwork::Unknown
+        };
         let mut paths = self.paths.lock();
         let paths = match &mut *paths {
             Some(paths) => paths,
@@ -80,7 +87,7 @@ impl Transparent {
                 Err(_) => return false,
             },
         };
-        paths.come_back(client, endpoint.ip(), pod)
+        paths.answers_pass_here(client, endpoint.ip(), network)
     }
 
     /// Remembers that `endpoint` did not answer when it saw the client of `flow`.

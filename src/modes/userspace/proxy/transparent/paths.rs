@@ -42,13 +42,22 @@ pub struct Path {
     pub pods: bool,
 }
 
-/// Returns whether what comes from `endpoint` and is for `client` comes through this
-/// node. `pod`: the endpoint is known to be in the pods' networks, so that it
-/// knows the way to pods elsewhere.
-pub fn comes_back(client: Path, endpoint: Path, pod: bool) -> bool {
+/// In which network an endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndpointNetwork {
+    /// That of the pods, so that it knows the way to pods elsewhere.
+    OfPods,
+    /// Not known to be that of the pods.
+    Unknown,
+}
+
+/// Returns whether what comes from `endpoint`, which is in `network`, and is for `client`
+/// comes through this node.
+pub fn answers_pass_here(client: Path, endpoint: Path, network: EndpointNetwork) -> bool {
+    let is_pod = network == EndpointNetwork::OfPods;
     let behind = |path: Path| path.pods && matches!(path.hop, NextHop::Neighbour(_));
     match (client.hop.link(), endpoint.hop.link()) {
-        (Some(c), Some(e)) => c != e && (behind(endpoint) || behind(client) && pod),
+        (Some(c), Some(e)) => c != e && (behind(endpoint) || behind(client) && is_pod),
         _ => false,
     }
 }
@@ -79,10 +88,15 @@ impl Paths {
         }
     }
 
-    /// [`comes_back`] of these addresses; false when the kernel does not say.
-    pub fn come_back(&mut self, client: IpAddr, endpoint: IpAddr, pod: bool) -> bool {
+    /// Returns [`answers_pass_here`] of these addresses; false when the kernel does not say.
+    pub fn answers_pass_here(
+        &mut self,
+        client: IpAddr,
+        endpoint: IpAddr,
+        network: EndpointNetwork,
+    ) -> bool {
         match (self.path(client), self.path(endpoint)) {
-            (Some(client), Some(endpoint)) => comes_back(client, endpoint, pod),
+            (Some(client), Some(endpoint)) => answers_pass_here(client, endpoint, network),
             _ => false,
         }
     }
@@ -130,7 +144,10 @@ impl Paths {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        EndpointNetwork::{OfPods, Unknown},
+        *,
+    };
 
     #[test]
     fn which_answers_come_through_this_node() {
@@ -142,23 +159,24 @@ mod tests {
         let overlay = path(NextHop::Gateway(2), false);
         let behind_a_pod = path(NextHop::Gateway(8), true);
         let cases = [
-            ("outside to a pod here", far, pod(7), true, true),
-            ("... whose network is unknown", far, pod(7), false, true),
-            ("the LAN to a pod here", neighbour, pod(7), true, true),
-            ("pod to pod, each with a link", pod(8), pod(7), true, true),
-            ("pod to pod on one bridge", pod(7), pod(7), true, false),
-            ("pod to a pod elsewhere", pod(7), far, true, true),
-            ("... by an overlay", pod(7), overlay, true, true),
-            ("pod to what may not know pods", pod(7), far, false, false),
-            ("outside to a pod elsewhere", far, overlay, true, false),
-            ("LAN to a pod elsewhere", neighbour, overlay, true, false),
-            ("pod to behind a pod", pod(7), behind_a_pod, false, false),
-            ("the node to a pod", here, pod(7), true, false),
-            ("outside to the node", far, here, true, false),
-            ("pod to the node", pod(7), here, true, false),
+            ("outside to a pod here", far, pod(7), OfPods, true),
+            ("... whose network is unknown", far, pod(7), Unknown, true),
+            ("the LAN to a pod here", neighbour, pod(7), OfPods, true),
+            ("pod to pod, each with a link", pod(8), pod(7), OfPods, true),
+            ("pod to pod on one bridge", pod(7), pod(7), OfPods, false),
+            ("pod to a pod elsewhere", pod(7), far, OfPods, true),
+            ("... by an overlay", pod(7), overlay, OfPods, true),
+            ("pod to what may not know pods", pod(7), far, Unknown, false),
+            ("outside to a pod elsewhere", far, overlay, OfPods, false),
+            ("LAN to a pod elsewhere", neighbour, overlay, OfPods, false),
+            ("pod to behind a pod", pod(7), behind_a_pod, Unknown, false),
+            ("the node to a pod", here, pod(7), OfPods, false),
+            ("outside to the node", far, here, OfPods, false),
+            ("pod to the node", pod(7), here, OfPods, false),
         ];
-        for (what, client, endpoint, pod, expected) in cases {
-            assert_eq!(comes_back(client, endpoint, pod), expected, "{what}");
+        for (what, client, endpoint, network, expected) in cases {
+            let pass = answers_pass_here(client, endpoint, network);
+            assert_eq!(pass, expected, "{what}");
         }
     }
 }
