@@ -97,7 +97,8 @@ impl Watch {
         for probe in probes.cloned().collect::<Vec<_>>() {
             let is_damaged = self.damaged.get(world::family(probe.service)).is_some();
             let history = &self.histories[probe.service];
-            let is_lost = history.has_lost_node_port && probe.called == Called::NodePort;
+            let is_lost = history.has_lost_addresses
+                || history.has_lost_node_port && probe.called == Called::NodePort;
             if is_damaged || history.is_damaged || is_lost {
                 continue;
             }
@@ -155,7 +156,8 @@ impl Watch {
                 "{probe:?} has another source than it may: {odd:?}, is {versions:?}, left {left:?}"
             ));
         }
-        let may_close = self.may_be_left_out(probe.service) || !history.in_force;
+        let lacks_ranges = || self.lacks_members && now().flatten().any(Spec::has_ranges);
+        let may_close = self.may_be_left_out(probe.service) || !history.in_force || lacks_ranges();
         let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
         let is_closed = |outcome: &&Outcome| match outcome.disposition {
             Disposition::Passes(to) => !may(&to),

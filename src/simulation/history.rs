@@ -19,6 +19,8 @@ pub(super) struct History {
     ///
     /// [`Promises::loses_node_ports`]: super::subject::Promises::loses_node_ports
     pub(super) has_lost_node_port: bool,
+    /// All its addresses may: what says of one in two ways that it is ours was taken away.
+    pub(super) has_lost_addresses: bool,
     /// Earlier ones of which not all rules could be taken away yet, as the last sync said.
     pub(super) left: Vec<Arc<Spec>>,
     /// Earlier ones whose clients stayed on their endpoints: their entries are deleted
@@ -35,6 +37,7 @@ impl History {
             is_interrupted: false,
             is_damaged: false,
             has_lost_node_port: false,
+            has_lost_addresses: false,
             left: Vec::new(),
             remembered: Vec::new(),
         }

@@ -7,6 +7,7 @@
 //! that stays open, that connections go on, that a sync which fails has a reason, and that
 //! retries grow apart. Whenever faults stop, everything is as it is to be soon after.
 
+mod calls;
 mod checks;
 mod counts;
 mod docker;
@@ -37,7 +38,7 @@ use self::{
     faults::Faults,
     process::{Process, SYNC_PERIOD},
     random::Random,
-    subject::{Repairs, Subject},
+    subject::Subject,
     watch::Watch,
     watching::Watching,
     world::{SERVICES, Spec},
@@ -201,6 +202,7 @@ impl<S: Subject> Simulation<S> {
     /// Lets time pass; a process that was killed meanwhile begins anew.
     async fn pass(&mut self, time: Duration) {
         sleep(time).await;
+        assert!(!self.watch.lock().has_failed(), "a task of the mode ended");
         let ended = self.process.as_ref().is_none_or(Process::has_ended);
         if ended || self.kernel.is_dead() {
             self.kill().await;
@@ -387,13 +389,11 @@ impl<S: Subject> Simulation<S> {
         self.pass(Duration::from_secs(2)).await;
         self.watch.lock().faults = Faults::default();
         self.pass(self.subject.noticed_after_a_sync()).await;
-        if self.subject.repairs() == Repairs::ReadOfAll {
-            // That sync may have been about to remove what was changed.
-            let differs = self.differences().await;
-            self.watch
-                .lock()
-                .is_whole(|family| !differs.iter().any(|(one, _)| *one == family));
-        }
+        // That sync may have been about to remove what was changed.
+        let differs = self.differences().await;
+        self.watch
+            .lock()
+            .is_whole(|family| !differs.iter().any(|(one, _)| *one == family));
         self.watch.lock().check_repaired();
     }
 

@@ -2,6 +2,7 @@
 //! that must be closed, and nothing is closed that was open and stays so.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -15,23 +16,32 @@ use super::{
     faults::Faults,
     history::History,
     random::Random,
-    subject::{Removals, Repairs, Reported, Rules, StaysOn},
+    subject::{Removals, Repairs, Reported, Rules},
     world::{self, Called, Flow, Probe, SERVICES, Spec},
 };
 use crate::{
     kernel::simulated::{
         State,
-        packet::{Disposition, Outcome, Outcomes, Packet},
+        packet::{Disposition, Outcomes, Packet},
         prints,
     },
     modes::Asked,
-    net::{Family, PerFamily, Protocol},
+    net::{Family, PerFamily},
 };
 
 /// More calls than a sync ever needs.
 pub(super) const CALLS: usize = 400;
 /// So many lines are shown of what happened before something was found.
 const RECORDED: usize = 80;
+
+/// What another process changed since that was last repaired.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Damage {
+    /// The number of the last change.
+    last: u64,
+    /// How many changes there were.
+    times: u32,
+}
 
 /// A client that stays on an endpoint.
 pub(super) struct Sticky {
@@ -53,7 +63,7 @@ pub(super) struct Watch {
     pub(super) refused: Option<usize>,
     /// Another process changed what is ours, and that was not repaired yet: the number of
     /// that change.
-    pub(super) damaged: PerFamily<Option<u64>>,
+    pub(super) damaged: PerFamily<Option<Damage>>,
     /// Changes by other processes so far.
     pub(super) edits: u64,
     /// The value of `edits` at the beginning of the sync that runs.
@@ -85,13 +95,19 @@ pub(super) struct Watch {
     /// A transaction of a family was refused since a sync of it last came in force: what is to
     /// blame may be left out.
     pub(super) left_out: PerFamily<bool>,
+    /// A member of a set was refused since a sync last came in force. If it is a source range,
+    /// callers in it are kept out with all others that are in none.
+    pub(super) lacks_members: bool,
     /// Where each client of each Service was sent so far, if clients may be sent to any
     /// of these again.
-    visited: BTreeMap<(usize, IpAddr), BTreeSet<SocketAddr>>,
+    pub(super) visited: BTreeMap<(usize, IpAddr), BTreeSet<SocketAddr>>,
     /// What other processes have there.
     pub(super) foreign: BTreeSet<(Family, &'static str)>,
     /// What was called last.
     recorded: VecDeque<String>,
+    /// Something that must hold did not. The task that found it ended, which may be one that
+    /// nothing waits for.
+    has_failed: Cell<bool>,
     pub(super) counts: Counts,
 }
 
@@ -122,9 +138,11 @@ impl Watch {
             program_failed: PerFamily::default(),
             writing: None,
             left_out: PerFamily::default(),
+            lacks_members: false,
             visited: BTreeMap::new(),
             foreign: BTreeSet::new(),
             recorded: VecDeque::new(),
+            has_failed: Cell::new(false),
             counts: Counts::default(),
         }
     }
@@ -204,10 +222,14 @@ impl Watch {
             if served.is_some_and(|spec| spec.has_address(Called::NodePort)) {
                 history.has_lost_node_port = false;
             }
+            if served.is_some() {
+                history.has_lost_addresses = false;
+            }
         }
         *self.failing.get_mut(family) = None;
         *self.syncing.get_mut(family) = None;
         *self.left_out.get_mut(family) = false;
+        self.lacks_members = false;
         *self.was_stopped.get_mut(family) = false;
         *self.has_synced.get_mut(family) = true;
         // Of what others changed while it ran nothing is known. What could not be taken away
@@ -218,11 +240,13 @@ impl Watch {
             Repairs::ReadOfAll => self.read.get(family).filter(|_| failed.is_empty()),
             Repairs::FullWithoutFault => {
                 let is_full = *self.is_full.get(family) && !self.may_fail;
-                (is_full && is_finished).then_some(self.at_begin)
+                // The program that reads the rules may still wait for those of a sync before.
+                let has_read = self.read.get(family).is_some();
+                (is_full && has_read && is_finished).then_some(self.at_begin)
             }
         };
         let damaged = self.damaged.get_mut(family);
-        let repaired = damaged.take_if(|at| known.is_some_and(|known| *at <= known));
+        let repaired = damaged.take_if(|damage| known.is_some_and(|known| damage.last <= known));
         for number in failed.iter().filter(|_| repaired.is_some()) {
             self.histories[*number].is_damaged = true;
         }
@@ -281,8 +305,10 @@ impl Watch {
         }
         for (number, history) in self.histories.iter_mut().enumerate() {
             let family = world::family(number);
-            let is_damaged = self.damaged.get(family).is_some();
-            history.has_lost_node_port |= is_damaged && !self.has_synced.get(family);
+            let times = self.damaged.get(family).map_or(0, |damage| damage.times);
+            let is_new = !self.has_synced.get(family);
+            history.has_lost_node_port |= is_new && times > 0;
+            history.has_lost_addresses |= is_new && times > 1;
         }
     }
 
@@ -294,7 +320,11 @@ impl Watch {
         self.foreign = self.rules.foreign(state);
         if let Some(family) = was_ours {
             self.edits += 1;
-            *self.damaged.get_mut(family) = Some(self.edits);
+            let damage = self.damaged.get_mut(family).get_or_insert_default();
+            *damage = Damage {
+                last: self.edits,
+                times: damage.times + 1,
+            };
             self.lose_node_ports();
             self.sticky
                 .retain(|sticky| world::family(sticky.probe.service) != family);
@@ -383,110 +413,19 @@ impl Watch {
         self.rules.refuse(state, refused);
     }
 
-    /// Has a client call: it is remembered where it was led, and its connection goes on.
-    pub(super) fn call(&mut self, state: &mut State) {
-        // One that the kernel refuses is called more often than others.
-        let of_refused = |probe: &&Probe| Some(probe.service) == self.refused;
-        let mut some: Vec<&Probe> = self.probes.iter().filter(of_refused).collect();
-        if some.is_empty() || self.random.chance(500) {
-            some = self.probes.iter().collect();
-        }
-        let probe = some[self.random.below(some.len())].clone();
-        self.call_by(state, probe);
-    }
-
-    /// Has all clients of UDP call.
-    pub(super) fn call_over_udp(&mut self, state: &mut State) {
-        let is_udp = |probe: &&Probe| world::protocol(probe.service) == Protocol::Udp;
-        let probes: Vec<Probe> = self.probes.iter().filter(is_udp).cloned().collect();
-        for probe in probes {
-            self.call_by(state, probe);
-        }
-    }
-
-    fn call_by(&mut self, state: &mut State, probe: Probe) {
-        let family = world::family(probe.service);
-        let found = self.outcomes(state, probe.service, &probe.packet);
-        let found: Vec<_> = found.into_iter().collect();
-        let Outcome {
-            disposition,
-            updates,
-            ..
-        } = &found[self.random.below(found.len())];
-        let Disposition::Passes(to) = *disposition else {
-            return;
-        };
-        for update in updates {
-            self.rules.remember(state, family, update);
-        }
-        if !updates.is_empty() {
-            let client = (probe.service, probe.packet.source.ip());
-            let is_of_client = |one: &Probe| (one.service, one.packet.source.ip()) == client;
-            match self.rules.stays_on() {
-                StaysOn::OfKind => {}
-                StaysOn::Any => drop(self.visited.entry(client).or_default().insert(to)),
-                StaysOn::Last => {
-                    let all = self.sticky.iter_mut();
-                    let of_client = all.filter(|sticky| is_of_client(&sticky.probe));
-                    of_client.for_each(|sticky| sticky.on = to);
-                }
-            }
-            let same = |one: &Sticky| one.probe.packet == probe.packet;
-            self.sticky.retain(|sticky| !same(sticky));
-        }
-        // What leads clients back may be missing.
-        if !updates.is_empty() && self.damaged.get(family).is_none() {
-            self.sticky.push(Sticky {
-                probe: probe.clone(),
-                on: to,
-                until: Instant::now() + world::AFFINITY,
-            });
-        }
-        if world::protocol(probe.service) == Protocol::Udp {
-            let tuple = |source, destination| crate::kernel::conntrack::flows::Tuple {
-                source,
-                destination,
-            };
-            let packet = &probe.packet;
-            let original = tuple(packet.source, packet.destination);
-            let led = self.rules.tracked(state, family, packet, to);
-            let reply = tuple(led, packet.source);
-            state.conntrack.enter(packet.protocol, original, reply);
-        }
-        self.record(|| format!("{:?} calls {:?} and gets {to}", probe.caller, probe.packet));
-        if to == probe.packet.destination {
-            return;
-        }
-        if self.flows.len() == 6 {
-            let Flow { packet, .. } = self.flows.remove(0);
-            let mut others = self.flows.iter();
-            if let Some(led) = packet.established
-                && others.all(|other| other.packet != packet)
-            {
-                self.rules.disconnect(state, &packet, led);
-            }
-        }
-        self.rules.connect(state, &probe.packet, to);
-        let open = self.rules.accept(&probe.packet);
-        self.flows.push(Flow {
-            open,
-            service: probe.service,
-            called: probe.called,
-            caller: probe.caller,
-            packet: Packet {
-                established: Some(to),
-                ..probe.packet
-            },
-        });
-    }
-
     /// Returns since when no sync of a family came in force, although one was due.
     pub(super) fn overdue(&self, family: Family) -> Option<Instant> {
         self.failing.get(family).or(*self.syncing.get(family))
     }
 
+    /// Returns whether something that must hold did not.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.get()
+    }
+
     /// Ends the run.
     pub(super) fn fail(&self, why: &str) -> ! {
+        self.has_failed.set(true);
         let recorded: Vec<&str> = self.recorded.iter().map(String::as_str).collect();
         panic!("{why}\nwhat happened last:\n  {}", recorded.join("\n  "));
     }

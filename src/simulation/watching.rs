@@ -10,6 +10,12 @@ use crate::{
     net::Family,
 };
 
+/// Returns whether a call adds a member to a set (`IPSET_CMD_ADD`).
+fn is_new_member(call: Call) -> bool {
+    const ADD: u16 = (nix::libc::NFNL_SUBSYS_IPSET as u16) << 8 | 9;
+    matches!(call, Call::Requests(ADD, _))
+}
+
 /// Has the watch decide about the calls of a simulated kernel.
 pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);
 
@@ -69,6 +75,9 @@ impl Observer for Watching {
                     (Call::Restore(family), _) => &[family],
                     _ => &[],
                 };
+                if is_new_member(call) {
+                    watch.lacks_members = true;
+                }
                 for family in left_out {
                     *watch.left_out.get_mut(*family) = true;
                 }

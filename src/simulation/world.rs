@@ -312,6 +312,11 @@ impl Spec {
         }
     }
 
+    /// Returns whether only some may call its load balancer.
+    pub(super) fn has_ranges(&self) -> bool {
+        !self.ranges.is_empty()
+    }
+
     /// Returns whether the Service may be called so, if it has endpoints.
     pub(super) fn admits(&self, called: Called, caller: Caller) -> bool {
         match called {

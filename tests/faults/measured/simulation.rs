@@ -36,10 +36,13 @@ choices, and these properties are checked:
   current version or in any version since it was last in force. (In iptables mode, versions
   count as well during which a sync reported rules that it could not remove. In ipvs mode, while
   the rules of source ranges cannot be written, callers that were allowed before are directed to
-  the current endpoints of the Service.) No caller that `loadBalancerSourceRanges` exclude
+  the current endpoints of the Service; and the virtual server of a Service stays after the
+  Service was removed if other processes removed both its address and the members of sets that
+  name it before a new process read them.) No caller that `loadBalancerSourceRanges` exclude
   reaches any endpoint.
 - Packets to Services that were in force and still exist are never refused, dropped or sent
-  past the Service.
+  past the Service. (In ipvs mode, callers in a source range that the kernel refuses are dropped
+  until it takes the range.)
 - Packets to endpoints are masqueraded if the Service, in its current or a previous version,
   requires it, and only then. (In ipvs mode, this is not checked for cluster IPs, and not while
   the last run of the program that writes rules has failed.)
