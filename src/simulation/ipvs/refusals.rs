@@ -280,7 +280,7 @@ fn rules_that_cannot_be_read_are_reported_though_older_ones_are_in_force() {
         assert!(
             unfinished[..]
                 .iter()
-                .any(|what| what.contains("the rules could not be written")),
+                .any(|what| what.contains("the IPv4 rules could not be written")),
             "{unfinished:?}"
         );
     });

@@ -101,8 +101,9 @@ impl FamilyRules {
         self.writer.as_ref()?;
         let why = self.failure()?;
         Some(format!(
-            "the rules could not be written and are tried again; addresses that need them and are \
-             not open yet wait: {why}"
+            "the {} rules could not be written and are tried again; addresses that need them and \
+             are not open yet wait: {why}",
+            self.family
         ))
     }
 
