@@ -321,10 +321,8 @@ impl Watch {
         if let Some(family) = was_ours {
             self.edits += 1;
             let damage = self.damaged.get_mut(family).get_or_insert_default();
-            *damage = Damage {
-                last: self.edits,
-                times: damage.times + 1,
-            };
+            damage.last = self.edits;
+            damage.times += 1;
             self.lose_node_ports();
             self.sticky
                 .retain(|sticky| world::family(sticky.probe.service) != family);

@@ -127,8 +127,7 @@ impl Execution<'_> {
     /// source ranges or another policy came to what was open before.
     pub(super) fn report_unguarded(&mut self) {
         let needed = self.desired.needs().filled(self.family);
-        let known = self.rules.in_force();
-        let in_force = match known {
+        let in_force = match self.rules.in_force() {
             Some(sets) => sets,
             None if self.rules.failure().is_some() => FilledSets::default(),
             // Those of an earlier process may be, which was not read yet.
