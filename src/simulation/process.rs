@@ -163,7 +163,10 @@ impl<M: Mode> Mode for Reported<M> {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        self.count();
+        // One that was killed may go on until its task is aborted, and all fails at once.
+        if !self.kernel.is_dead() {
+            self.count();
+        }
         let known = self.known();
         self.watch.lock().sync_begins(asked);
         let outcomes = self.mode.sync(map, asked).await;

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! On sockets of their own it is sent which clients have which endpoint
-//! ([`assignments`]), and what both answer on about themselves ([`ports`]).
+//! ([`assignments`]), the sockets of UDP flows ([`flows`]), and what both answer on about themselves ([`ports`]).
 //!
 //! Whoever connects can end the service of this node and read which client has which
 //! endpoint. Who may is decided by the socket's file: its folder is root's and must be in
@@ -28,6 +28,7 @@
 //! mount namespace leads nowhere in this one.
 
 mod assignments;
+mod flows;
 mod ports;
 #[cfg(test)]
 mod tests;
@@ -189,6 +190,7 @@ async fn ask_all(sockets: usize, handover: &Handover) -> Vec<GaveWay> {
         );
         if let Some(assignments) = handover.assignments() {
             assignments::inherit(assignments).await;
+            flows::inherit(assignments).await;
         }
     }
     predecessors
@@ -285,6 +287,7 @@ fn is_ours(stream: &UnixStream) -> bool {
 fn listen(handover: Handover) -> io::Result<()> {
     let listener = UnixListener::from_std(open(SOCKET, Type::STREAM)?.into())?;
     assignments::listen(handover.clone())?;
+    flows::listen(handover.clone())?;
     tokio::spawn(async move {
         loop {
             match listener.accept().await {

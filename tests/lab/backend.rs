@@ -230,6 +230,7 @@ fn who(name: &str, peer: SocketAddr, port: u16) -> String {
 
 fn answer_datagrams(socket: &UdpSocket, port: u16, name: &str) {
     let mut buffer = vec![0; 65_536];
+    let mut subscribed = Vec::new();
     loop {
         let Ok((n, from)) = socket.recv_from(&mut buffer) else {
             continue;
@@ -243,6 +244,15 @@ fn answer_datagrams(socket: &UdpSocket, port: u16, name: &str) {
         }
         if &buffer[..n] == b"peer" {
             answer = format!("{name} {from}").into_bytes();
+        }
+        match &buffer[..n] {
+            b"subscribe" => subscribed.push(from),
+            b"notify" => {
+                for subscriber in &subscribed {
+                    let _ = socket.send_to(&answer, subscriber);
+                }
+            }
+            _ => {}
         }
         let _ = socket.send_to(&answer, from);
     }

@@ -1,7 +1,7 @@
 //! From one process to the next while clients go on calling: none is refused,
 //! reset or led to an endpoint that is gone.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use super::{SOON, comes_to_fail, comes_to_reach, reaches};
-use crate::lab::{Lab, Service, Tripod, ask, eventually, say, tcp, tripod_binary, udp_ask};
+use crate::lab::{
+    Lab, Service, Tripod, ask, eventually, say, tcp, tripod_binary, udp, udp_ask, udp_say,
+};
 
 on_each_capture!(
     a_new_process_first_and_nobody_notices,
@@ -18,6 +20,7 @@ on_each_capture!(
     a_successor_that_is_killed_leaves_the_addresses_to_the_old_one,
     a_changed_configuration_file_lets_connections_end,
     only_root_of_the_node_has_a_process_give_way,
+    udp_flows_go_on_with_their_sockets,
 );
 
 /// Callers at a time.
@@ -190,6 +193,54 @@ fn only_root_of_the_node_has_a_process_give_way(lab: &mut Lab) {
     // Abstract sockets can be connected to from any mount namespace.
     let table = lab.node.show("cat /proc/net/unix");
     assert!(!table.contains("@tripod"), "{table}");
+}
+
+/// Returns whom the endpoint of a UDP client sees.
+fn seen(client: &UdpSocket) -> String {
+    client.send(b"peer").expect("sending");
+    answer(client)
+}
+
+fn answer(client: &UdpSocket) -> String {
+    let mut buffer = [0; 512];
+    let length = client.recv(&mut buffer).expect("an answer");
+    String::from_utf8_lossy(&buffer[..length]).into_owned()
+}
+
+fn udp_flows_go_on_with_their_sockets(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish(&web, &["a"]);
+    let lab = &*lab;
+    let flags = ["--userspace-drain-timeout=1s"];
+    let mut proxy = start(lab, 0, &flags);
+    let client = |to| udp(&lab.client, to).expect("a socket");
+    // One that asks now and then, and one that is answered without asking again.
+    let clients = web.cluster().into_iter().map(|to| {
+        let (asks, listens) = (client(to), client(to));
+        let from = seen(&asks);
+        udp_say(&listens, "subscribe").expect("an answer");
+        (to, asks, from, listens)
+    });
+    let clients: Vec<_> = clients.collect();
+    // Without other local ports, connection tracking stays correct for what is in transit.
+    let rules = || lab.node.show("iptables-save -t nat | grep '^-A TRIPOD' | sort");
+    let rules_before = rules();
+    let are_served = |when: &str| {
+        for (to, asks, from, listens) in &clients {
+            udp_say(&client(*to), "notify").expect("an answer");
+            assert_eq!(answer(listens), "a notify", "{to}: {when}");
+            assert_eq!(seen(asks), *from, "{to}: {when}");
+        }
+    };
+    for number in [1, 0] {
+        let next = start(lab, number, &flags);
+        are_served("both processes run");
+        proxy.ask_to_end();
+        assert!(proxy.ended().success(), "the old process ended badly");
+        are_served("the old process is gone");
+        assert_eq!(rules(), rules_before);
+        proxy = next;
+    }
 }
 
 fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {

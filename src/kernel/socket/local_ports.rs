@@ -144,6 +144,25 @@ impl LocalPorts {
         Ok((socket, lease))
     }
 
+    /// Takes over `socket` of another process that is connected to `remote`. Returns its port;
+    /// `None`: it is no such socket, or a flow to `remote` has that port already.
+    pub fn adopt(self: &Arc<Self>, socket: &Socket, remote: SocketAddr) -> Option<PortLease> {
+        let is_connected =
+            socket.r#type().ok()? == Type::DGRAM && socket.peer_addr().ok()?.as_socket()? == remote;
+        let port = socket.local_addr().ok()?.as_socket()?.port();
+        let mut table = self.table(&remote);
+        let used = table.remotes.get(&remote);
+        if !is_connected || used.is_some_and(|used| used.contains(&port)) {
+            return None;
+        }
+        table.take(port, remote);
+        Some(PortLease {
+            all: Arc::clone(self),
+            port,
+            remote,
+        })
+    }
+
     /// Binds `socket` to a local port, which it answers with.
     fn bind(&self, socket: &Socket, remote: SocketAddr) -> Result<u16, Failure> {
         let mut table = self.table(&remote);

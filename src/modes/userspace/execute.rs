@@ -460,7 +460,11 @@ impl Executor {
 
     /// Has new connections of all addresses go where they should while there are
     /// `others`: to the sockets of a successor, or to any.
-    pub fn hand_over(&self, others: &OtherProcesses) {
+    pub fn hand_over(&mut self, others: &OtherProcesses) {
+        if !others.has_predecessor() {
+            let groups = self.groups.values_mut();
+            groups.for_each(|group| group.reserve_local_port());
+        }
         let theirs = others.yields_to();
         if theirs.is_none() && others.has_predecessor() {
             // Its sockets are its own to hand over.

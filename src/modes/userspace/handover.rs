@@ -126,8 +126,8 @@ impl Handover {
     }
 
     /// Returns which endpoint each client is assigned to; `None`: the kernel knows.
-    pub fn assignments(&self) -> Option<&Assignments> {
-        self.0.relay.as_ref().map(|relay| &*relay.assignments)
+    pub fn assignments(&self) -> Option<&Arc<Assignments>> {
+        self.0.relay.as_ref().map(|relay| &relay.assignments)
     }
 
     /// Leaves what comes in from now on to the holder, for the next process, which goes
@@ -182,6 +182,11 @@ impl Handover {
     /// Waits until no process that takes over is there.
     pub(in crate::modes) async fn until_not_yielding(&self) {
         self.until(|now| now.yields_to().is_none()).await;
+    }
+
+    /// Waits until a successor's listeners are open.
+    pub async fn until_succeeded(&self) {
+        self.until(|now| now.serving > 0).await;
     }
 
     async fn until(&self, is: impl FnMut(&OtherProcesses) -> bool) {

@@ -36,7 +36,7 @@ pub use self::assignments::read_anything;
 #[cfg(test)]
 pub(crate) use self::execute::listening::Listening;
 pub use self::{
-    assignments::{Assignments, MOST_RECORDS},
+    assignments::{Assignments, FlowToPass, LONGEST_FLOW, MOST_RECORDS},
     capture::Capture,
     cleanup::{cleanup, cleanup_except, is_there, prepare_successor, retire, rules_may_be_there},
     handover::{Handover, Predecessor, Successor},
@@ -48,6 +48,7 @@ pub use self::{
         descriptors::Descriptors,
         dials::{Dial, Dials},
         tcp::Limits as DialLimits,
+        udp::{Association, Reader},
         usage::ConnectionLimits,
     },
     rings::{Io, Rings},
@@ -197,7 +198,7 @@ impl Userspace {
             }
             match self.capture.left(family).await {
                 Ok(left) => {
-                    self.executor.take_left(family, left);
+                    self.executor.take_left(family, left, &self.others);
                     *self.knows_left.get_mut(family) = true;
                 }
                 Err(error) => *unknown.get_mut(family) = Some(error),

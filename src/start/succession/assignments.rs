@@ -101,7 +101,7 @@ pub(super) fn listen(handover: Handover) -> io::Result<()> {
             match listener.accept().await {
                 Ok((stream, _)) if is_ours(&stream) => {
                     let assignments = handover.assignments();
-                    let records = assignments.map(Assignments::records).unwrap_or_default();
+                    let records = assignments.map(|all| all.records()).unwrap_or_default();
                     tokio::spawn(timeout(TIME, send(stream, records)));
                 }
                 Ok(_) => {}

@@ -232,6 +232,7 @@ fn the_sockets_have_the_names_that_other_versions_look_for() {
         name(assignments::SOCKET),
         "/run/tripod/succession/assignments-"
     );
+    assert_eq!(name(flows::SOCKET), "/run/tripod/succession/flows-");
 }
 
 #[tokio::test]

@@ -1,27 +1,32 @@
 //! Which endpoint each client is assigned to, by affinity or as a flow of UDP: what the
 //! next process goes on with.
 
+mod flow_record;
 mod record;
 #[cfg(test)]
 mod tests;
 
-#[cfg(fuzzing)]
-pub use self::record::read_anything;
-
 use std::{
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use tokio::sync::mpsc::UnboundedSender;
 
-use self::record::{Assignment, Kind, Subject};
+pub use self::flow_record::LONGEST as LONGEST_FLOW;
+use self::{
+    flow_record::FlowRecord,
+    record::{Assignment, Kind, Subject},
+};
 use super::{
     plan::GroupName,
     proxy::{
         affinity::{Affinity, PinLimit},
-        udp::Associations,
+        udp::{Association, Associations, PassedFlow, Taken},
     },
 };
 use crate::{hold::MOST_NOTES, kernel::uptime::uptime, net::Family, services::ServicePortName};
@@ -40,6 +45,16 @@ struct Known {
     flows: HashMap<GroupName, Weak<Associations>>,
     /// Of another process, until there is a Service to which it belongs.
     inherited: HashMap<Subject, Vec<Assignment>>,
+    /// Flows of another process with their sockets, likewise.
+    passed: HashMap<Subject, Vec<(Assignment, PassedFlow)>>,
+}
+
+/// A flow that another process can go on with, and the record of it.
+pub struct FlowToPass {
+    /// Whose socket goes along.
+    pub flow: Arc<Association>,
+    /// What the other process must know.
+    pub record: Vec<u8>,
 }
 
 impl Assignments {
@@ -83,12 +98,12 @@ impl Assignments {
     /// Records that a group has these UDP flows, and gives it what another process had.
     pub fn add_flows(&self, name: &GroupName, flows: &Arc<Associations>) {
         let mut known = self.0.lock();
-        if let Some(inherited) = known.inherited.remove(&of_flows(name)) {
-            let flow = |flow: Assignment| {
-                let key = (flow.client, flow.called);
-                (key, flow.endpoint, age(flow.last_used))
-            };
-            flows.inherit(inherited.into_iter().map(flow));
+        let subject = of_flows(name);
+        for (client, flow) in known.passed.remove(&subject).into_iter().flatten() {
+            flows.inherit_flow(client.of_flow(), flow);
+        }
+        if let Some(inherited) = known.inherited.remove(&subject) {
+            flows.inherit(inherited.iter().map(Assignment::of_flow));
         }
         known.flows.insert(name.clone(), Arc::downgrade(flows));
     }
@@ -117,12 +132,7 @@ impl Assignments {
         });
         let flows = known.flows.iter().filter_map(|(name, flows)| {
             let flows = flows.upgrade()?.assigned().into_iter();
-            let flows = flows.map(|((client, called), endpoint, idle)| Assignment {
-                client,
-                called,
-                endpoint,
-                last_used: at(idle),
-            });
+            let flows = flows.map(|assigned| Assignment::to_flow(assigned, now));
             Some((of_flows(name), flows.collect::<Vec<_>>()))
         });
         // Of Services that this process does not serve yet.
@@ -147,17 +157,97 @@ impl Assignments {
         clients
     }
 
+    /// Returns the flows of which another process can have the sockets.
+    pub fn flows_to_pass(&self) -> Vec<FlowToPass> {
+        let Some(now) = uptime() else {
+            return Vec::new();
+        };
+        let known = self.0.lock();
+        let groups = known.flows.iter();
+        let groups = groups.filter_map(|(name, flows)| Some((name, flows.upgrade()?)));
+        let passed = groups.flat_map(|(name, flows)| {
+            let subject = of_flows(name);
+            let flows = flows.to_pass_on().into_iter();
+            flows.filter_map(move |flow| {
+                let record = FlowRecord {
+                    number: flow.number(),
+                    listener: flow.listener()?,
+                    subject: subject.clone(),
+                    assignment: Assignment::to_flow(flow.assigned(), now),
+                };
+                let record = record.encode()?;
+                Some(FlowToPass { flow, record })
+            })
+        });
+        passed.take(MOST_RECORDS).collect()
+    }
+
+    /// Takes over a flow that another process passed on with its socket; what is no record of
+    /// one is passed over. `taken` gets the flow's number once this process goes on with it.
+    pub fn inherit_flow(&self, record: &[u8], socket: OwnedFd, taken: &UnboundedSender<u64>) {
+        let Some(record) = FlowRecord::parse(record) else {
+            return;
+        };
+        let flow = PassedFlow {
+            listener: record.listener,
+            socket: socket.into(),
+            taken: Taken {
+                number: record.number,
+                sender: taken.clone(),
+            },
+        };
+        let mut known = self.0.lock();
+        let mut groups = known.flows.iter();
+        let group = groups.find(|(name, _)| of_flows(name) == record.subject);
+        if let Some(flows) = group.and_then(|(_, flows)| flows.upgrade()) {
+            drop(known);
+            flows.inherit_flow(record.assignment.of_flow(), flow);
+        } else {
+            let passed = known.passed.entry(record.subject).or_default();
+            passed.push((record.assignment, flow));
+        }
+    }
+
     /// Forgets what another process had assigned of Services of `family` that there are
     /// none of.
     pub fn drop_inherited(&self, family: Family) {
-        let inherited = &mut self.0.lock().inherited;
-        inherited.retain(|subject, _| subject.family != family);
+        let mut known = self.0.lock();
+        let is_of_another = |subject: &Subject| subject.family != family;
+        known.inherited.retain(|subject, _| is_of_another(subject));
+        known.passed.retain(|subject, _| is_of_another(subject));
     }
+}
+
+/// Reads `bytes` as each of the records; for tests with bytes from anywhere.
+#[cfg(fuzzing)]
+pub fn read_anything(bytes: &[u8]) {
+    record::read_anything(bytes);
+    flow_record::read_anything(bytes);
 }
 
 /// Returns the time since `then`, both after the machine's start.
 fn age(then: Duration) -> Duration {
     uptime().map_or(Duration::ZERO, |now| now.saturating_sub(then))
+}
+
+impl Assignment {
+    /// Returns a UDP client's flow with its endpoint, and how long it was idle.
+    fn of_flow(&self) -> ((SocketAddr, IpAddr), SocketAddr, Duration) {
+        let key = (self.client, self.called);
+        (key, self.endpoint, age(self.last_used))
+    }
+
+    fn to_flow(
+        ((client, called), endpoint, idle): ((SocketAddr, IpAddr), SocketAddr, Duration),
+        now: Duration,
+    ) -> Assignment {
+        Assignment {
+            client,
+            called,
+            endpoint,
+            last_used: now.saturating_sub(idle),
+        }
+    }
 }
 
 fn of_affinity(name: &ServicePortName) -> Subject {

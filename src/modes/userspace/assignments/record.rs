@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The longest record, in bytes.
-const LONGEST: usize = 1000;
+pub const LONGEST: usize = 1000;
 
 /// The longest label, in bytes: room for entries is left.
 const LONGEST_LABEL: usize = 500;

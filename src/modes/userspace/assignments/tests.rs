@@ -71,6 +71,29 @@ fn records_of_each_version_are_read() {
 }
 
 #[test]
+fn flows_are_written_and_read_as_they_were_recorded() {
+    let [_, (subject, assignment)] = recorded();
+    let record = FlowRecord {
+        number: 7,
+        listener: "[fd00::10]:53".parse().expect("an address"),
+        subject,
+        assignment,
+    };
+    let said = conversation("flows", VERSION);
+    let said = said
+        .iter()
+        .find(|said| said.what == "flow")
+        .expect("a flow");
+    assert_same(&record.encode().expect("a short name"), said, "flows");
+    assert_eq!(FlowRecord::parse(&said.bytes), Some(record));
+    for length in 0..said.bytes.len() {
+        assert_eq!(FlowRecord::parse(&said.bytes[..length]), None, "{length}");
+    }
+    let twice = [&said.bytes[..], &said.bytes[said.bytes.len() - 63..]].concat();
+    assert_eq!(FlowRecord::parse(&twice), None, "it has one client");
+}
+
+#[test]
 fn what_no_service_has_taken_yet_goes_on_to_the_next_process() {
     let records = || recorded().map(|(subject, one)| record::encode(&subject, &[one]).concat());
     let assignments = Assignments::default();

@@ -1,11 +1,13 @@
-//! Local ports to which the rules of an ended process still lead: a service group has the one
-//! of its frontends again, and no other group has it before capture is in force.
+//! Local ports to which the rules of an earlier process lead: a service group has the one of its
+//! frontends again, and no other group has it before capture is in force. A process that gave
+//! way still listens there: connection tracking stays correct for flows of UDP.
 
 use std::collections::{HashMap, HashSet};
 
 use super::{
     super::{
         capture::Frontend,
+        handover::OtherProcesses,
         listeners::{
             ListenerSet,
             redirect_ports::{RedirectPort, RedirectPorts},
@@ -15,7 +17,7 @@ use super::{
 };
 use crate::{kernel::socket::bound::BoundAddress, net::Family};
 
-/// The ports of ended processes.
+/// The ports of earlier processes.
 #[derive(Debug, Default)]
 pub struct LeftPorts {
     /// To which local port the rules of each frontend lead: the wildcard address with it.
@@ -23,10 +25,22 @@ pub struct LeftPorts {
     frontends: HashMap<BoundAddress, Vec<Frontend>>,
     /// Those that a group has again. The kernel would let two groups bind one of them.
     had: HashSet<BoundAddress>,
+    /// Who listens there.
+    by: ListenedOn,
+}
+
+/// Who may listen on the local ports to which rules lead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ListenedOn {
+    /// Nobody: the process that had them has ended.
+    #[default]
+    ByNobody,
+    /// The process that gave way to this one.
+    ByPredecessor,
 }
 
 impl LeftPorts {
-    /// Returns the local port that an ended process had for frontends of this group alone, if
+    /// Returns the local port that an earlier process had for frontends of this group alone, if
     /// its clients do not call it and no group had it again.
     pub fn local_port(
         &mut self,
@@ -41,16 +55,30 @@ impl LeftPorts {
         if is_had || is_called || !self.frontends.get(port)?.iter().all(is_of_group) {
             return None;
         }
-        let again = ports.have_again(*port).ok()?;
+        let again = match self.by {
+            ListenedOn::ByNobody => ports.have_again(*port),
+            ListenedOn::ByPredecessor => ports.share_with_predecessor(*port),
+        };
+        let again = again.ok()?;
         self.had.insert(*port);
         Some(again)
     }
 }
 
 impl Executor {
-    /// Takes in where the rules of an ended process lead, before there are groups of this
+    /// Takes in where the rules of an earlier process lead, before there are groups of this
     /// family.
-    pub fn take_left(&mut self, family: Family, left: Vec<(Frontend, u16)>) {
+    pub fn take_left(
+        &mut self,
+        family: Family,
+        left: Vec<(Frontend, u16)>,
+        others: &OtherProcesses,
+    ) {
+        self.left.by = if others.has_predecessor() {
+            ListenedOn::ByPredecessor
+        } else {
+            ListenedOn::ByNobody
+        };
         for (frontend, port) in left {
             let port = BoundAddress {
                 protocol: frontend.protocol,

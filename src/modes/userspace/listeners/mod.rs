@@ -16,7 +16,7 @@ use std::{
 
 use socket2::Socket;
 
-use self::redirect_ports::RedirectPort;
+use self::{on_worker::go_on, redirect_ports::RedirectPort};
 use super::{
     capture::Frontend,
     plan::GroupPlan,
@@ -355,6 +355,7 @@ impl ListenerSet {
                     let listener = self.on_udp(&listeners, worker, socket, associations)?;
                     listeners.on.push(listener);
                 }
+                go_on(&listeners, associations);
             }
             (Protocol::Udp | Protocol::Sctp, _) => {
                 return Err(io::Error::new(
@@ -456,6 +457,16 @@ impl ListenerSet {
             port.reserve();
         }
         Some(self.open.swap_remove(at).in_use.clone())
+    }
+
+    /// Reserves its local port, if nothing does and nothing listens there.
+    pub fn reserve_local_port(&mut self) {
+        let open: Vec<_> = self.listens_on().collect();
+        if let Some(port) = &mut self.local_port
+            && !open.contains(&port.address)
+        {
+            port.reserve();
+        }
     }
 
     /// Returns its local port if that is at `address`.

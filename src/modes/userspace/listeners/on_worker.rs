@@ -15,6 +15,20 @@ use crate::{
     modes::userspace::proxy::{tcp, udp, workers::Worker},
 };
 
+/// Has the workers of `listeners` go on with the flows that came in at their address in another
+/// process.
+pub(super) fn go_on(listeners: &Listeners, associations: &Arc<udp::Associations>) {
+    let clients = associations.passed_at(listeners.bind.address);
+    let each = clients.len().div_ceil(listeners.on.len().max(1)).max(1);
+    for (clients, WorkerListener { worker, token, .. }) in clients.chunks(each).zip(&listeners.on) {
+        let Some(listener) = worker.udp.get(*token) else {
+            continue;
+        };
+        let (associations, clients) = (Arc::clone(associations), clients.to_vec());
+        worker.spawn(|| async move { associations.go_on(&listener, &clients) });
+    }
+}
+
 impl ListenerSet {
     /// Has `worker` accept connections from a bound socket at the address of `listeners`.
     pub(super) fn on_tcp(

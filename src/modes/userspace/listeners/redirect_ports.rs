@@ -53,9 +53,12 @@ impl RedirectPort {
         self.reservation = None;
     }
 
-    /// Reserves the port anew, before what listens on it closes. Where that fails, another
+    /// Reserves the port, before what listens on it closes. Where that fails, another
     /// program may get it, as it may where [`reserve_udp`] cannot reserve one.
     pub fn reserve(&mut self) {
+        if self.reservation.is_some() {
+            return;
+        }
         let reserved = reserve(self.protocol, self.address);
         self.reservation = reserved.ok().and_then(|(_, socket)| socket);
     }
@@ -156,6 +159,27 @@ impl RedirectPorts {
         let BoundAddress { protocol, address } = port;
         self.check_range(address)?;
         self.bind(protocol, Family::of(&address.ip()), address.port())
+    }
+
+    /// Returns a port on which a process listens that gave way to this one, and which was
+    /// kept. Of UDP it is not reserved: the other process might have the kernel direct
+    /// datagrams to the reservation, as to any socket of this process.
+    ///
+    /// # Errors
+    /// When it is not in the range, or a program of others listens there.
+    pub fn share_with_predecessor(&mut self, port: BoundAddress) -> io::Result<RedirectPort> {
+        let BoundAddress { protocol, address } = port;
+        self.check_range(address)?;
+        if protocol == Protocol::Tcp {
+            return self.share(protocol, Family::of(&address.ip()), address.port());
+        }
+        drop(listening::udp(Bind::of_node(address))?);
+        Ok(RedirectPort {
+            address,
+            protocol,
+            reservation: None,
+            _descriptor: self.descriptors.take_for_service(1)?,
+        })
     }
 
     fn check_range(&self, address: SocketAddr) -> io::Result<()> {

@@ -1,10 +1,16 @@
 //! UDP: which endpoint has a client, and for how long.
 
-use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+use std::{net::IpAddr, os::fd::AsFd, sync::atomic::Ordering::Relaxed};
 
 use prometheus::IntCounter;
 
-use super::{super::proxy::affinity::Affinity, *};
+use super::{
+    super::proxy::{
+        affinity::Affinity,
+        udp::{PassedFlow, Reader, Taken},
+    },
+    *,
+};
 
 fn udp_backend(answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -220,6 +226,48 @@ fn udp_backend_of_ports() -> SocketAddr {
         }
     });
     address
+}
+
+/// The endpoint sees the same source port, and the other process is told to read no more.
+#[test]
+fn a_flow_that_another_process_passed_on_keeps_its_socket() {
+    let backend = udp_backend_of_ports();
+    let new = || Proxy::with_udp_timeout(DEADLINE, Protocol::Udp, &[backend]);
+    let (old, next) = (new(), new());
+    let asked = ask(&old.udp_client(), b"?");
+    let associations =
+        |proxy: &Proxy| Arc::clone(proxy.listeners.associations().expect("it is UDP"));
+    let passed = associations(&old).to_pass_on().pop().expect("a flow");
+    let (sender, mut taken) = tokio::sync::mpsc::unbounded_channel();
+    let inherit = |client: &UdpSocket, endpoint| {
+        let socket = passed.as_fd().try_clone_to_owned().unwrap();
+        let flow = PassedFlow {
+            listener: passed.listener().expect("an address"),
+            socket: socket.into(),
+            taken: Taken {
+                number: passed.number(),
+                sender: sender.clone(),
+            },
+        };
+        let key = (client.local_addr().unwrap(), [127, 0, 0, 1].into());
+        associations(&next).inherit_flow((key, endpoint, Duration::ZERO), flow);
+    };
+    let (client, other) = (next.udp_client(), next.udp_client());
+    inherit(&client, backend);
+    // One port cannot be that of two flows to one endpoint.
+    inherit(&other, backend);
+    passed.leave_answers(Reader::Successor);
+    for _ in 0..100 {
+        assert_eq!(ask(&client, b"?"), asked, "and the old process takes none");
+    }
+    assert_eq!(taken.try_recv(), Ok(passed.number()));
+    assert_ne!(ask(&other, b"?"), asked);
+    assert!(taken.try_recv().is_err());
+
+    // Its socket leads elsewhere than it was said to.
+    let third = next.udp_client();
+    inherit(&third, udp_backend_of_ports());
+    assert_ne!(ask(&third, b"?"), asked);
 }
 
 /// The second datagram of a client that got an answer to the first one, as of SIP or TURN,

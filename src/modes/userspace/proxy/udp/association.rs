@@ -1,5 +1,7 @@
 //! Which backend a UDP client talks to, and for how long.
 
+mod inherited;
+mod pass;
 mod search;
 
 use std::{
@@ -16,7 +18,14 @@ use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
-use self::search::{Begun, Found};
+use self::{
+    inherited::{Inherited, InheritedClients},
+    search::{Begun, Found},
+};
+pub use self::{
+    inherited::{PassedFlow, Taken},
+    pass::Reader,
+};
 use super::super::{
     Shared,
     backends::{Lease, Tried},
@@ -56,11 +65,13 @@ const SHORT_OF_DESCRIPTORS: Duration = Duration::from_secs(1);
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// One client's conversation with one backend.
-struct Association {
+pub struct Association {
+    /// Which of this process's it is.
+    number: u64,
     key: Key,
     backend: UdpSocket,
     /// What `backend` is bound to.
-    _local: Local,
+    local: Local,
     lease: Lease,
     /// Where the client's datagrams come in and answers go out.
     listener: Arc<Listener>,
@@ -73,6 +84,8 @@ struct Association {
     converses: AtomicBool,
     /// Its endpoint has left the Service: the client's next datagram goes to another one.
     leaves: AtomicBool,
+    /// Another process reads the answers.
+    is_left: AtomicBool,
     /// The first datagram, until the backend answers.
     unanswered: Mutex<Vec<u8>>,
     /// Endpoints that refused this client before, for the next association.
@@ -90,15 +103,7 @@ pub struct Associations {
     table: Mutex<HashMap<Key, Arc<Association>>>,
     /// Those whose endpoint has left, for answers that are on the way.
     leaving: Mutex<Vec<Arc<Association>>>,
-    inherited: Mutex<Inherited>,
-}
-
-/// Clients of another process that have not sent anything to this one yet.
-#[derive(Default)]
-struct Inherited {
-    endpoints: HashMap<Key, SocketAddr>,
-    /// From then on they are like new ones.
-    until: Option<Instant>,
+    inherited: Mutex<InheritedClients>,
 }
 
 impl Associations {
@@ -128,28 +133,7 @@ impl Associations {
     pub fn assigned(&self) -> Vec<(Key, SocketAddr, Duration)> {
         let table = self.table.lock();
         let all = table.values();
-        all.map(|a| (a.key, a.lease.endpoint().address, a.place.idle()))
-            .collect()
-    }
-
-    /// Has clients go on with their endpoints, as [`Associations::assigned`] of another
-    /// process says.
-    pub fn inherit(&self, clients: impl Iterator<Item = (Key, SocketAddr, Duration)>) {
-        let timeout = self.shared.udp_timeout;
-        let mut inherited = self.inherited.lock();
-        for (key, endpoint, _) in clients.filter(|(.., idle)| *idle < timeout) {
-            inherited.endpoints.entry(key).or_insert(endpoint);
-        }
-        inherited.until = Some(Instant::now() + timeout);
-    }
-
-    /// Returns the endpoint that a client had in another process.
-    fn inherited(&self, key: &Key) -> Option<SocketAddr> {
-        let mut inherited = self.inherited.lock();
-        if inherited.until? < Instant::now() {
-            *inherited = Inherited::default();
-        }
-        inherited.endpoints.remove(key)
+        all.map(|one| one.assigned()).collect()
     }
 
     /// Returns the ServicePort, for logs.
@@ -174,7 +158,7 @@ impl Associations {
                 self.shared.counters.datagrams_dropped.inc();
                 return;
             }
-            None => match self.begin(key, listener, Tried::default(), None) {
+            None => match self.begin_first(key, listener) {
                 Some(association) => association,
                 None => {
                     self.shared.counters.datagrams_dropped.inc();
@@ -206,12 +190,13 @@ impl Associations {
         }
     }
 
-    /// Begins an association with an endpoint that is not among `tried`, in place of the one
-    /// that `counted` is of.
+    /// Begins an association as another process had it, or with an endpoint that is not among
+    /// `tried`, in place of the one that `counted` is of.
     fn begin(
         self: &Arc<Self>,
         key: Key,
         listener: &Arc<Listener>,
+        inherited: Option<Inherited>,
         mut tried: Tried,
         counted: Option<Counted>,
     ) -> Option<Arc<Association>> {
@@ -219,26 +204,29 @@ impl Associations {
         let Some(descriptor) = self.shared.descriptors.try_take(1) else {
             return self.exhausted("file descriptors");
         };
-        let Found { endpoint, flow } = self.find(key, &mut tried)?;
+        let Found { endpoint, flow } = self.find(key, inherited, &mut tried)?;
         let Begun {
             backend,
             local,
             place,
+            is_continued,
         } = flow;
         let lease = endpoint.lease();
         lease.connected();
         let association = Arc::new(Association {
+            number: self.shared.udp.next_number(),
             key,
             backend,
-            _local: local,
+            local,
             lease,
             listener: Arc::clone(listener),
             place,
             sent: AtomicU32::new(0),
             received: AtomicU32::new(0),
             answered: AtomicBool::new(false),
-            converses: AtomicBool::new(false),
+            converses: AtomicBool::new(is_continued),
             leaves: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
             unanswered: Mutex::default(),
             tried: Mutex::new(tried),
             _descriptor: descriptor,
@@ -281,7 +269,7 @@ impl Associations {
         let mut tried = std::mem::take(&mut *old.tried.lock());
         tried.add(endpoint);
         let counted = old.counted.lock().take();
-        let Some(next) = self.begin(old.key, &old.listener, tried, counted) else {
+        let Some(next) = self.begin(old.key, &old.listener, None, tried, counted) else {
             return;
         };
         self.shared.counters.dial_retries.inc();
@@ -319,7 +307,9 @@ impl Associations {
         let leaves = || association.leaves.load(Relaxed);
         loop {
             tokio::select! {
-                ready = association.backend.ready(ANSWER_OR_REFUSAL) => {
+                ready = association.backend.ready(ANSWER_OR_REFUSAL),
+                    if !association.is_left.load(Relaxed) =>
+                {
                     let Ok(ready) = ready else { break };
                     let received = receive_answer(&association.backend, ready, |bytes| {
                         self.answered(&association);

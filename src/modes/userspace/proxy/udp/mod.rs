@@ -11,7 +11,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -23,7 +23,10 @@ use tokio::{
     net::UdpSocket,
 };
 
-pub use self::{association::Associations, flows::Flows};
+pub use self::{
+    association::{Association, Associations, PassedFlow, Reader, Taken},
+    flows::Flows,
+};
 #[cfg(test)]
 use super::group::ServiceGroup;
 use super::{Shared, descriptors::Descriptors, transparent::Bound};
@@ -44,6 +47,8 @@ pub struct Resources {
     ports: Arc<LocalPorts>,
     /// That they run out was logged.
     exhaustion_logged: LoggedFlag,
+    /// How many associations have begun.
+    begun: AtomicU64,
 }
 
 /// Returns how many flows half of the descriptors that clients may have are.
@@ -77,7 +82,13 @@ impl Resources {
             flows: Flows::new(most(descriptors), ports.most(), timeout),
             ports,
             exhaustion_logged: LoggedFlag::default(),
+            begun: AtomicU64::new(0),
         }
+    }
+
+    /// Returns the number of a new association, from 1 on.
+    fn next_number(&self) -> u64 {
+        self.begun.fetch_add(1, Relaxed) + 1
     }
 }
 

@@ -15,6 +15,7 @@ use super::{
         flows::{Full, Place},
     },
     Associations, Key, flow,
+    inherited::{Inherited, Passed},
 };
 use crate::{kernel::socket::local_ports::Failure, net::Protocol, sched::Flow};
 
@@ -35,6 +36,8 @@ pub(super) struct Begun {
     /// What `backend` is bound to.
     pub(super) local: Local,
     pub(super) place: Place,
+    /// It began in another process.
+    pub(super) is_continued: bool,
 }
 
 /// Why a flow to an endpoint does not begin.
@@ -47,12 +50,16 @@ enum NotBegun {
 
 impl Associations {
     /// Returns the endpoint for a client that is not among `tried`, to which those are added
-    /// that cannot be reached.
-    pub(super) fn find(&self, key: Key, tried: &mut Tried) -> Option<Found> {
-        let mut preferred = self.inherited(&key).filter(|_| tried.is_empty());
+    /// that cannot be reached: the one that it had in another process, if it can.
+    pub(super) fn find(
+        &self,
+        key: Key,
+        mut inherited: Option<Inherited>,
+        tried: &mut Tried,
+    ) -> Option<Found> {
         let mut full = 0;
         loop {
-            let (endpoint, begun) = match self.choose(key, preferred.take(), tried) {
+            let (endpoint, begun) = match self.choose(key, inherited.take(), tried) {
                 Some(chosen) => chosen,
                 None if full > 0 => return self.exhausted("local ports"),
                 None => return None,
@@ -91,28 +98,36 @@ impl Associations {
         }
     }
 
-    /// Returns the endpoint for a client, the one that is `preferred` if flows go on there, and
+    /// Returns the endpoint for a client, the one that was `inherited` if flows go on there, and
     /// the flow to it.
     fn choose(
         &self,
         key: Key,
-        preferred: Option<SocketAddr>,
+        inherited: Option<Inherited>,
         tried: &mut Tried,
     ) -> Option<(Endpoint, Result<Begun, NotBegun>)> {
         let flow = flow(key);
-        match preferred.and_then(|address| self.group.prefer(address)) {
-            Some(endpoint) => {
-                let begun = self.begin_flow(&flow, &endpoint);
+        let inherited = inherited.and_then(|Inherited { endpoint, passed }| {
+            Some((self.group.prefer(endpoint)?, passed))
+        });
+        match inherited {
+            Some((endpoint, passed)) => {
+                let begun = self.begin_flow(&flow, &endpoint, passed);
                 Some((endpoint, begun))
             }
             None => {
-                let begin = |endpoint: &Endpoint| self.begin_flow(&flow, endpoint);
+                let begin = |endpoint: &Endpoint| self.begin_flow(&flow, endpoint, None);
                 self.group.begin(&flow, tried, begin)
             }
         }
     }
 
-    fn begin_flow(&self, flow: &Flow, endpoint: &Endpoint) -> Result<Begun, NotBegun> {
+    fn begin_flow(
+        &self,
+        flow: &Flow,
+        endpoint: &Endpoint,
+        passed: Option<Passed>,
+    ) -> Result<Begun, NotBegun> {
         let (shared, address) = (&self.shared, endpoint.address);
         if shared.comes_back(&self.group, Protocol::Udp, address) {
             return Err(NotBegun::ComesBack);
@@ -120,11 +135,17 @@ impl Associations {
         let (place, ended) = shared.udp.flows.begin(&self.group.label, address);
         self.count_ended(ended);
         let place = place.map_err(NotBegun::Full)?;
-        let (backend, local) = connected(shared, flow, address).map_err(NotBegun::Failed)?;
+        let is_continued = passed.is_some();
+        let connected = match passed {
+            Some(passed) => passed.take_over().map_err(Failure::Other),
+            None => connected(shared, flow, address),
+        };
+        let (backend, local) = connected.map_err(NotBegun::Failed)?;
         Ok(Begun {
             backend,
             local,
             place,
+            is_continued,
         })
     }
 

@@ -1,0 +1,62 @@
+//! A UDP flow that goes on in another process with its socket, as bytes beside it. Pure.
+
+use std::net::SocketAddr;
+
+use super::record::{self, Assignment, Subject};
+use crate::hold::bytes::{append_ip, take, take_ip};
+
+/// The longest record, in bytes: a number, an address behind its length, a port, and what is
+/// recorded of an assignment.
+pub const LONGEST: usize = 8 + 17 + 2 + record::LONGEST;
+
+/// What another process must know of a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowRecord {
+    /// Names the flow on this connection.
+    pub number: u64,
+    /// The address of the socket at which its client's datagrams come in.
+    pub listener: SocketAddr,
+    /// The service group.
+    pub subject: Subject,
+    pub assignment: Assignment,
+}
+
+impl FlowRecord {
+    /// Returns the record's bytes; `None`: the name of its group is too long.
+    pub fn encode(&self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::from(self.number.to_be_bytes());
+        append_ip(&mut bytes, self.listener.ip());
+        bytes.extend(self.listener.port().to_be_bytes());
+        let records = record::encode(&self.subject, &[self.assignment]);
+        bytes.extend(records.first()?);
+        Some(bytes)
+    }
+
+    /// Returns what `bytes` say; `None`: they are no such record.
+    pub fn parse(mut bytes: &[u8]) -> Option<FlowRecord> {
+        let number = u64::from_be_bytes(take(&mut bytes)?);
+        let ip = take_ip(&mut bytes)?;
+        let port = u16::from_be_bytes(take(&mut bytes)?);
+        let (subject, assignments) = record::parse(bytes)?;
+        let &[assignment] = assignments.as_slice() else {
+            return None;
+        };
+        Some(FlowRecord {
+            number,
+            listener: (ip, port).into(),
+            subject,
+            assignment,
+        })
+    }
+}
+
+/// Reads `bytes` as a record, which must be the same once written and read; for tests
+/// with bytes from anywhere.
+#[cfg(fuzzing)]
+pub fn read_anything(bytes: &[u8]) {
+    if let Some(read) = FlowRecord::parse(bytes)
+        && let Some(written) = read.encode()
+    {
+        assert_eq!(FlowRecord::parse(&written), Some(read));
+    }
+}

@@ -1,0 +1,175 @@
+//! Clients of another process that have not sent anything to this one yet: the endpoints that
+//! they had, and the flows that the other process passed on with their sockets.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use hashbrown::HashMap;
+use socket2::Socket;
+use tokio::{net::UdpSocket, sync::mpsc::UnboundedSender, time::Instant};
+
+use super::{
+    super::{
+        super::{backends::Tried, descriptors::Permits},
+        Listener, Local,
+    },
+    Association, Associations, Key, flow,
+};
+use crate::kernel::socket::local_ports::PortLease;
+
+/// A flow that another process passed on.
+#[derive(Debug)]
+pub struct PassedFlow {
+    /// The address of the socket at which its client's datagrams came in.
+    pub listener: SocketAddr,
+    /// Is connected to the endpoint.
+    pub socket: Socket,
+    /// Tells the other process when this one goes on with the flow.
+    pub taken: Taken,
+}
+
+/// Tells another process that this one reads the answers of a flow.
+#[derive(Debug)]
+pub struct Taken {
+    /// Which flow it is, for the other process.
+    pub number: u64,
+    /// Takes the number.
+    pub sender: UnboundedSender<u64>,
+}
+
+/// What another process had for a client.
+pub(super) struct Inherited {
+    pub(super) endpoint: SocketAddr,
+    pub(super) passed: Option<Passed>,
+}
+
+/// A flow that can be gone on with.
+pub(super) struct Passed {
+    flow: PassedFlow,
+    lease: PortLease,
+    _descriptor: Permits,
+}
+
+impl Passed {
+    /// Returns its socket, of which the other process reads no more answers.
+    pub(super) fn take_over(self) -> io::Result<(UdpSocket, Local)> {
+        let PassedFlow { socket, taken, .. } = self.flow;
+        socket.set_nonblocking(true)?;
+        let backend = UdpSocket::from_std(socket.into())?;
+        // Fails if the other process has ended.
+        let _ = taken.sender.send(taken.number);
+        Ok((backend, Local::Port { _lease: self.lease }))
+    }
+}
+
+/// All of them of one service group.
+#[derive(Default)]
+pub(super) struct InheritedClients {
+    clients: HashMap<Key, Inherited>,
+    /// From then on they are like new ones.
+    until: Option<Instant>,
+}
+
+impl InheritedClients {
+    /// Returns whether there were any within the time that a flow may be idle.
+    fn are_any(&self) -> bool {
+        self.until.is_some()
+    }
+
+    fn take(&mut self, key: &Key) -> Option<Inherited> {
+        if self.until? < Instant::now() {
+            *self = InheritedClients::default();
+        }
+        self.clients.remove(key)
+    }
+}
+
+impl Associations {
+    /// Has clients go on with their endpoints, as [`Associations::assigned`] of another
+    /// process says.
+    pub fn inherit(&self, clients: impl Iterator<Item = (Key, SocketAddr, Duration)>) {
+        for (key, endpoint, idle) in clients {
+            self.add_inherited(key, endpoint, idle, None);
+        }
+    }
+
+    /// Has a client go on with its flow, of which another process passed on the socket: at once
+    /// when this process listens where its datagrams come in, or with its next datagram.
+    pub fn inherit_flow(
+        &self,
+        (key, endpoint, idle): (Key, SocketAddr, Duration),
+        flow: PassedFlow,
+    ) {
+        let lease = self.shared.udp.ports.adopt(&flow.socket, endpoint);
+        let descriptor = self.shared.descriptors.try_take(1);
+        let passed = lease.zip(descriptor).map(|(lease, descriptor)| Passed {
+            flow,
+            lease,
+            _descriptor: descriptor,
+        });
+        self.add_inherited(key, endpoint, idle, passed);
+    }
+
+    fn add_inherited(
+        &self,
+        key: Key,
+        endpoint: SocketAddr,
+        idle: Duration,
+        passed: Option<Passed>,
+    ) {
+        let timeout = self.shared.udp_timeout;
+        if idle >= timeout {
+            return;
+        }
+        let mut inherited = self.inherited.lock();
+        inherited.until = Some(Instant::now() + timeout);
+        let client = Inherited { endpoint, passed };
+        inherited.clients.entry(key).or_insert(client);
+    }
+
+    /// Returns the clients whose flows can be gone on with where a socket listens at `address`.
+    pub fn passed_at(&self, address: SocketAddr) -> Vec<Key> {
+        let inherited = self.inherited.lock();
+        let came_in_there = |client: &Inherited| {
+            let passed = client.passed.as_ref();
+            passed.is_some_and(|passed| passed.flow.listener == address)
+        };
+        let all = inherited.clients.iter();
+        let there = all.filter(|(_, client)| came_in_there(client));
+        there.map(|(key, _)| *key).collect()
+    }
+
+    /// Goes on with the flows of `clients` that another process passed on. Answers go out by
+    /// `listener`. Runs inside a worker's runtime.
+    pub fn go_on(self: &Arc<Self>, listener: &Arc<Listener>, clients: &[Key]) {
+        for key in clients {
+            // Held until its association is there: the client's next datagram may be at another
+            // worker, which would choose an endpoint.
+            let mut inherited = self.inherited.lock();
+            let Some(client) = inherited.take(key) else {
+                continue;
+            };
+            if self.serves(client.endpoint) && self.group.admits(&flow(*key)) {
+                self.begin(*key, listener, Some(client), Tried::default(), None);
+            }
+        }
+    }
+
+    /// Begins the association of a client that has none here.
+    pub(super) fn begin_first(
+        self: &Arc<Self>,
+        key: Key,
+        listener: &Arc<Listener>,
+    ) -> Option<Arc<Association>> {
+        let begin = |client| self.begin(key, listener, client, Tried::default(), None);
+        let mut inherited = self.inherited.lock();
+        let client = inherited.take(&key);
+        if client.is_some() {
+            return begin(client);
+        }
+        let may_be_known = inherited.are_any();
+        drop(inherited);
+        // Another worker may have gone on with its flow a moment ago.
+        let known = may_be_known.then(|| self.table.lock().get(&key).cloned());
+        known.flatten().or_else(|| begin(None))
+    }
+}

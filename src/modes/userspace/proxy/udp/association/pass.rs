@@ -1,0 +1,61 @@
+//! Flows that this process passes on to the one that takes over, with their sockets: endpoints
+//! see the same source port as before.
+
+use std::{
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use super::{super::Local, Association, Associations, Key};
+
+impl Associations {
+    /// Returns the flows that another process can go on with. Those that are bound to the
+    /// client's own address are none: that process binds the same one.
+    pub fn to_pass_on(&self) -> Vec<Arc<Association>> {
+        let table = self.table.lock();
+        let all = table.values();
+        let ours = all.filter(|one| matches!(one.local, Local::Port { .. }));
+        ours.cloned().collect()
+    }
+}
+
+impl Association {
+    /// Returns which of this process's flows it is.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the address at which its client's datagrams come in; `None`: the kernel does
+    /// not say.
+    pub fn listener(&self) -> Option<SocketAddr> {
+        self.listener.socket.local_addr().ok()
+    }
+
+    /// Returns its client with its endpoint, and how long it was silent.
+    pub fn assigned(&self) -> (Key, SocketAddr, Duration) {
+        (self.key, self.lease.endpoint().address, self.place.idle())
+    }
+
+    /// Leaves the answers to another process, or takes them back.
+    pub fn leave_answers(&self, to: Reader) {
+        self.is_left.store(to == Reader::Successor, Relaxed);
+        self.place.activity().wake();
+    }
+}
+
+impl AsFd for Association {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.backend.as_fd()
+    }
+}
+
+/// Who reads the answers of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// This process.
+    ThisProcess,
+    /// The one that takes over.
+    Successor,
+}

@@ -1,0 +1,229 @@
+//! UDP flows with their sockets, from a process that has given way to the one that takes over:
+//! the endpoint sees the same source port as before. On a connection of its own, so that
+//! processes of versions without it go together with others:
+//!
+//! ```text
+//! successor                              predecessor
+//!                                 ◄──    a record and a descriptor, for each flow
+//!                                 ◄──    number 0: these are all that there are now
+//! numbers of flows                ──►    leaves their answers to the successor
+//! end of the connection           ──►    reads all answers again
+//! ```
+//!
+//! Flows that begin before the successor serves follow when it does. Until a flow's number
+//! comes, the predecessor reads the answers: nothing is lost where the successor does not go
+//! on with it.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    io,
+    os::fd::AsFd,
+    path::Path,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::timeout,
+};
+
+use super::{open, present};
+use crate::{
+    kernel::socket::records::{self, Channel},
+    modes::userspace::{Assignments, Association, FlowToPass, Handover, LONGEST_FLOW, Reader},
+};
+
+/// The socket, without its number.
+pub(super) const SOCKET: &str = "flows-";
+
+/// Bytes of a number.
+const NUMBER: usize = size_of::<u64>();
+
+/// There are no others now.
+const ALL: [u8; NUMBER] = [0; NUMBER];
+
+/// Numbers that one record may have.
+const MOST: usize = LONGEST_FLOW / NUMBER;
+
+/// How long it may take to pass on all flows that there are. Clients whose flows have not come
+/// by then keep their endpoints, which see another source port.
+const TIME: Duration = Duration::from_secs(2);
+
+/// Takes over the flows of processes that run. Returns when those are there that exist now.
+pub(super) async fn inherit(assignments: &Arc<Assignments>) {
+    for name in present(SOCKET).unwrap_or_default() {
+        // It may have ended meanwhile, or be in another mount namespace, of which is logged
+        // where service addresses are taken over.
+        let Ok(channel) = Channel::connect(Path::new(&name)) else {
+            continue;
+        };
+        if !channel.is_same_user() {
+            continue;
+        }
+        let (sender, taken) = unbounded_channel();
+        let all = receive_all(&channel, assignments, &sender);
+        match timeout(TIME, all).await {
+            Ok(Ok(flows)) => {
+                tracing::debug!(flows, "UDP flows go on with their sockets");
+                tokio::spawn(go_on(channel, Arc::clone(assignments), sender, taken));
+            }
+            Ok(Err(error)) => tracing::warn!("{LOST}: {error}"),
+            Err(_) => tracing::warn!("{LOST} within {TIME:?}"),
+        }
+    }
+}
+
+const LOST: &str = "the running process did not pass on all sockets of UDP flows; nothing is to be \
+     done about it: clients keep their endpoints, which see another source port";
+
+/// Takes over flows until all that there are have come. Returns how many there were.
+pub(super) async fn receive_all(
+    channel: &Channel,
+    assignments: &Assignments,
+    taken: &UnboundedSender<u64>,
+) -> io::Result<usize> {
+    let mut flows = 0;
+    while receive(channel, assignments, taken).await? == Came::Flow {
+        flows += 1;
+    }
+    Ok(flows)
+}
+
+/// What a record of the predecessor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    Flow,
+    All,
+}
+
+async fn receive(
+    channel: &Channel,
+    assignments: &Assignments,
+    taken: &UnboundedSender<u64>,
+) -> io::Result<Came> {
+    let mut buffer = [0; LONGEST_FLOW];
+    let received = channel.receive(&mut buffer).await?;
+    let received = received.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let record = buffer.get(..received.len).unwrap_or_default();
+    if record == ALL {
+        return Ok(Came::All);
+    }
+    // Without one, this process may open no more.
+    if let Some(socket) = received.descriptor {
+        assignments.inherit_flow(record, socket, taken);
+    }
+    Ok(Came::Flow)
+}
+
+/// Says which flows this process has taken over, and takes over those that follow, until the
+/// other process ends.
+pub(super) async fn go_on(
+    channel: Channel,
+    assignments: Arc<Assignments>,
+    sender: UnboundedSender<u64>,
+    mut taken: UnboundedReceiver<u64>,
+) {
+    let mut numbers = Vec::with_capacity(MOST);
+    loop {
+        numbers.clear();
+        let done = tokio::select! {
+            received = receive(&channel, &assignments, &sender) => received.map(drop),
+            _ = taken.recv_many(&mut numbers, MOST) => {
+                let record: Vec<u8> = numbers.iter().flat_map(|one| one.to_be_bytes()).collect();
+                channel.send(&record, None).await
+            }
+        };
+        if done.is_err() {
+            return;
+        }
+    }
+}
+
+/// Passes on flows to each process that asks.
+pub(super) fn listen(handover: Handover) -> io::Result<()> {
+    let Some(assignments) = handover.assignments().cloned() else {
+        return Ok(());
+    };
+    let listener = records::Listener::over(open(SOCKET, records::KIND)?)?;
+    tokio::spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok(channel) if channel.is_same_user() => {
+                    let (assignments, handover) = (Arc::clone(&assignments), handover.clone());
+                    tokio::spawn(async move {
+                        // Whichever way the other process ends, this one goes on.
+                        let _ = pass_on(&channel, &assignments, &handover).await;
+                    });
+                }
+                Ok(_) => {}
+                // Most likely there is no descriptor left.
+                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Flows that were passed on. This process reads their answers again when this is dropped.
+#[derive(Default)]
+struct PassedOn(HashMap<u64, Weak<Association>>);
+
+impl Drop for PassedOn {
+    fn drop(&mut self) {
+        let flows = self.0.values().filter_map(Weak::upgrade);
+        flows.for_each(|flow| flow.leave_answers(Reader::ThisProcess));
+    }
+}
+
+impl PassedOn {
+    /// Sends the flows that were not sent before.
+    async fn send(&mut self, channel: &Channel, assignments: &Assignments) -> io::Result<()> {
+        for FlowToPass { flow, record } in assignments.flows_to_pass() {
+            if let Entry::Vacant(entry) = self.0.entry(flow.number()) {
+                channel.send(&record, Some(flow.as_fd())).await?;
+                entry.insert(Arc::downgrade(&flow));
+            }
+        }
+        channel.send(&ALL, None).await
+    }
+
+    /// Leaves the answers of flows to the other process.
+    fn leave(&self, numbers: &[u8]) {
+        let numbers = numbers.as_chunks::<NUMBER>().0.iter();
+        let flows = numbers.filter_map(|number| self.0.get(&u64::from_be_bytes(*number)));
+        let flows = flows.filter_map(Weak::upgrade);
+        flows.for_each(|flow| flow.leave_answers(Reader::Successor));
+    }
+}
+
+/// Passes on flows to the process at the other end, and leaves to it the answers of those that
+/// it goes on with, until it ends.
+pub(super) async fn pass_on(
+    channel: &Channel,
+    assignments: &Assignments,
+    handover: &Handover,
+) -> io::Result<()> {
+    let mut passed = PassedOn::default();
+    passed.send(channel, assignments).await?;
+    let mut buffer = [0; LONGEST_FLOW];
+    let mut serves = std::pin::pin!(handover.until_succeeded());
+    let mut follow = true;
+    loop {
+        tokio::select! {
+            received = channel.receive(&mut buffer) => {
+                let Some(received) = received? else {
+                    return Ok(());
+                };
+                passed.leave(buffer.get(..received.len).unwrap_or_default());
+            }
+            () = &mut serves, if follow => {
+                follow = false;
+                passed.send(channel, assignments).await?;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
