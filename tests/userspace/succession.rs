@@ -1,6 +1,7 @@
 //! From one process to the next while clients go on calling: none is refused,
 //! reset or led to an endpoint that is gone.
 
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -180,14 +181,14 @@ fn only_root_of_the_node_has_a_process_give_way(lab: &mut Lab) {
     lab.three_backends().publish_all(&web);
     let tripod = start(lab, 0, &[]);
     let folder = Path::new("/run/tripod/succession");
-    let sockets = ["userspace-0", "assignments-0"].map(|name| folder.join(name));
+    let sockets = ["userspace-0", "assignments-0", "flows-0"].map(|name| folder.join(name));
     let modes = || {
         let paths = sockets.iter().map(PathBuf::as_path).chain([folder]);
         let modes = paths.map(|path| fs::metadata(path).map(|found| found.mode() & 0o777));
         modes.collect::<io::Result<Vec<_>>>()
     };
     eventually("the process waits for others", SOON, || match modes() {
-        Ok(modes) if modes == [0o600, 0o600, 0o700] => Ok(()),
+        Ok(modes) if modes == [0o600, 0o600, 0o600, 0o700] => Ok(()),
         other => Err(format!("{other:?}\n{}", tripod.log())),
     });
     // Abstract sockets can be connected to from any mount namespace.
@@ -223,7 +224,11 @@ fn udp_flows_go_on_with_their_sockets(lab: &mut Lab) {
     });
     let clients: Vec<_> = clients.collect();
     // Without other local ports, connection tracking stays correct for what is in transit.
-    let rules = || lab.node.show("iptables-save -t nat | grep '^-A TRIPOD' | sort");
+    let rules = || {
+        let saved = lab.node.show("iptables-save -t nat");
+        let ours = saved.lines().filter(|line| line.starts_with("-A TRIPOD"));
+        ours.map(str::to_owned).collect::<BTreeSet<_>>()
+    };
     let rules_before = rules();
     let are_served = |when: &str| {
         for (to, asks, from, listens) in &clients {

@@ -128,7 +128,12 @@ pub(super) async fn go_on(
     loop {
         numbers.clear();
         let done = tokio::select! {
-            received = receive(&channel, &assignments, &sender) => received.map(drop),
+            received = receive(&channel, &assignments, &sender) => {
+                if matches!(received, Ok(Came::All)) {
+                    assignments.give_passed();
+                }
+                received.map(drop)
+            }
             _ = taken.recv_many(&mut numbers, MOST) => {
                 let record: Vec<u8> = numbers.iter().flat_map(|one| one.to_be_bytes()).collect();
                 channel.send(&record, None).await

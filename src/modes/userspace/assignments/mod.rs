@@ -182,8 +182,9 @@ impl Assignments {
         passed.take(MOST_RECORDS).collect()
     }
 
-    /// Takes over a flow that another process passed on with its socket; what is no record of
-    /// one is passed over. `taken` gets the flow's number once this process goes on with it.
+    /// Takes over a flow that another process passed on with its socket, for a group that is
+    /// added later or by [`Assignments::give_passed`]; what is no record of one is passed over.
+    /// `taken` gets the flow's number once this process goes on with it.
     pub fn inherit_flow(&self, record: &[u8], socket: OwnedFd, taken: &UnboundedSender<u64>) {
         let Some(record) = FlowRecord::parse(record) else {
             return;
@@ -196,15 +197,24 @@ impl Assignments {
                 sender: taken.clone(),
             },
         };
+        let passed = &mut self.0.lock().passed;
+        let passed = passed.entry(record.subject).or_default();
+        passed.push((record.assignment, flow));
+    }
+
+    /// Gives the groups that there are the flows that were passed on since they were added.
+    pub fn give_passed(&self) {
         let mut known = self.0.lock();
-        let mut groups = known.flows.iter();
-        let group = groups.find(|(name, _)| of_flows(name) == record.subject);
-        if let Some(flows) = group.and_then(|(_, flows)| flows.upgrade()) {
-            drop(known);
-            flows.inherit_flow(record.assignment.of_flow(), flow);
-        } else {
-            let passed = known.passed.entry(record.subject).or_default();
-            passed.push((record.assignment, flow));
+        let Known { flows, passed, .. } = &mut *known;
+        if passed.is_empty() {
+            return;
+        }
+        for (name, flows) in flows {
+            let passed = passed.remove(&of_flows(name)).into_iter().flatten();
+            let Some(flows) = flows.upgrade() else {
+                continue;
+            };
+            passed.for_each(|(client, flow)| flows.inherit_flow(client.of_flow(), flow));
         }
     }
 
