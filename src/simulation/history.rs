@@ -21,7 +21,8 @@ pub(super) struct History {
     pub(super) has_lost_node_port: bool,
     /// All its addresses may: what says of one in two ways that it is ours was taken away.
     pub(super) has_lost_addresses: bool,
-    /// Earlier ones of which not all rules could be taken away yet, as the last sync said.
+    /// Earlier ones of which not all rules could be taken away yet, as the last sync said, or
+    /// one before it, if the Service failed since.
     pub(super) left: Vec<Arc<Spec>>,
     /// Earlier ones whose clients stayed on their endpoints: their entries are deleted
     /// now and then only, and that may fail.

@@ -200,13 +200,14 @@ impl Watch {
             if world::family(number) != family {
                 continue;
             }
-            if removals == Removals::Made {
-                history.left.clear();
-            }
             if failed.contains(&number) {
                 history.in_force = false;
                 self.sticky.retain(|sticky| sticky.probe.service != number);
                 continue;
+            }
+            // What one that failed cannot change may be left of an earlier one.
+            if removals == Removals::Made {
+                history.left.clear();
             }
             while history.versions.len() > 1 && history.versions[1].0 <= version {
                 let earlier = history.versions.pop_front().and_then(|(_, spec)| spec);

@@ -15,7 +15,7 @@ use crate::{
         xtables::Engine,
     },
     modes::{
-        FailedPorts, Mode,
+        FailedPorts, Mode, SyncReport,
         ipvs::{Ipvs, plan::LINK},
     },
     net::{Family, PerFamily, Protocol},
@@ -25,8 +25,11 @@ use crate::{
     },
     simulation::{
         named_cases::{Refusing, mode, on_a_node},
+        random::Random,
+        subject::{Reported, Rules},
         sync,
-        world::node_address,
+        watch::Watch,
+        world::{Spec, node_address},
     },
 };
 
@@ -65,13 +68,17 @@ impl Node<'_> {
 
     /// Returns why Services of IPv4 are not in force.
     async fn sync(&mut self, map: &ServiceMap, full: bool) -> FailedPorts {
+        self.report(map, full).await.failed
+    }
+
+    /// Syncs, and returns what is reported of IPv4.
+    async fn report(&mut self, map: &ServiceMap, full: bool) -> SyncReport {
         let changes = Changes {
             ports: map.iter().map(|port| port.name.clone()).collect(),
             full,
             ..Changes::default()
         };
-        let reports = sync(self.mode, map, &changes).await;
-        reports.get(Family::V4).failed.clone()
+        sync(self.mode, map, &changes).await.v4
     }
 
     /// Returns all that may become of a call.
@@ -145,6 +152,60 @@ fn the_last_real_servers_stay_while_all_new_ones_are_refused() {
         assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
         node.sync(&now, false).await;
         assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(2)]);
+    });
+}
+
+/// That a virtual server could not be deleted is said of no Service. When the Service has its
+/// address again, the next refusal is said of it: then nothing else is unfinished, and the old
+/// endpoint is still called.
+#[test]
+fn what_an_earlier_service_left_may_be_open_until_the_one_that_failed_is_in_force() {
+    const WEB: usize = 0;
+    serving(&load_balancer(&[1], &[]), async |node| {
+        let mut watch = Watch::new(0, Box::new(SUBJECT));
+        let mut random = Random::new(0);
+        let mut is_to_be = |watch: &mut Watch, version| {
+            let spec = Arc::new(Spec::random(WEB, &mut random));
+            watch.desire(WEB, version, Some(spec));
+        };
+        let comes_in_force = |watch: &mut Watch, version, report: &SyncReport| {
+            let web = report.failed.contains_key(&port_name("web"));
+            let reported = Reported {
+                version,
+                failed: &web.then_some(WEB).into_iter().collect(),
+                removals: SUBJECT.removals(&report.unfinished),
+                is_finished: report.unfinished.is_empty(),
+            };
+            watch.in_force(Family::V4, &reported);
+            (web, watch.histories[WEB].left.is_empty())
+        };
+        is_to_be(&mut watch, 0);
+        watch.goes_wrong();
+
+        let without_address = |port: &Arc<ServicePort>| {
+            let mut port = ServicePort::clone(port);
+            if port.name == port_name("web") {
+                port.load_balancer_ips = [].into();
+            }
+            port
+        };
+        let before = load_balancer(&[1], &[]);
+        let now = before.iter().map(without_address).collect();
+        is_to_be(&mut watch, 1);
+        node.refuse(OF_IPVS, 1);
+        let report = node.report(&now, false).await;
+        assert_eq!(comes_in_force(&mut watch, 1, &report), (false, false));
+
+        let now = load_balancer(&[], &[]);
+        is_to_be(&mut watch, 2);
+        node.refuse(OF_IPVS, 1);
+        let report = node.report(&now, false).await;
+        assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
+        assert_eq!(comes_in_force(&mut watch, 2, &report), (true, false));
+
+        let report = node.report(&now, false).await;
+        assert_ne!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
+        assert_eq!(comes_in_force(&mut watch, 2, &report), (false, true));
     });
 }
 
