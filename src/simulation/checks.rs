@@ -156,7 +156,9 @@ impl Watch {
                 "{probe:?} has another source than it may: {odd:?}, is {versions:?}, left {left:?}"
             ));
         }
-        let lacks_ranges = || self.lacks_members && now().flatten().any(Spec::has_ranges);
+        let family = world::family(probe.service);
+        let lacks_members = *self.lacks_members.get(family);
+        let lacks_ranges = || lacks_members && now().flatten().any(Spec::has_ranges);
         let may_close = self.may_be_left_out(probe.service) || !history.in_force || lacks_ranges();
         let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
         let is_closed = |outcome: &&Outcome| match outcome.disposition {

@@ -1,9 +1,9 @@
 //! What goes wrong: which calls fail, and how.
 
-use nix::{errno::Errno, libc};
+use nix::errno::Errno;
 
 use super::random::Random;
-use crate::kernel::simulated::{Call, Fault};
+use crate::kernel::simulated::{Call, Fault, ipset::LIST_SETS};
 
 /// Reasons for which a kernel refuses, most of them passing ones.
 const REASONS: [Errno; 6] = [
@@ -14,9 +14,6 @@ const REASONS: [Errno; 6] = [
     Errno::ENOENT,
     Errno::ENOMEM,
 ];
-
-/// The type of the message that asks for sets (`IPSET_CMD_LIST`).
-const SETS: u16 = (libc::NFNL_SUBSYS_IPSET as u16) << 8 | 7;
 
 /// What goes wrong now.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,7 +31,7 @@ pub(super) struct Faults {
 }
 
 fn is_of_sets(call: Call) -> bool {
-    matches!(call, Call::Dump(SETS) | Call::Members(_))
+    matches!(call, Call::Dump(LIST_SETS) | Call::Members(_))
 }
 
 impl Faults {

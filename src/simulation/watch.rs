@@ -97,7 +97,7 @@ pub(super) struct Watch {
     pub(super) left_out: PerFamily<bool>,
     /// A member of a set was refused since a sync last came in force. If it is a source range,
     /// callers in it are kept out with all others that are in none.
-    pub(super) lacks_members: bool,
+    pub(super) lacks_members: PerFamily<bool>,
     /// Where each client of each Service was sent so far, if clients may be sent to any
     /// of these again.
     pub(super) visited: BTreeMap<(usize, IpAddr), BTreeSet<SocketAddr>>,
@@ -138,7 +138,7 @@ impl Watch {
             program_failed: PerFamily::default(),
             writing: None,
             left_out: PerFamily::default(),
-            lacks_members: false,
+            lacks_members: PerFamily::default(),
             visited: BTreeMap::new(),
             foreign: BTreeSet::new(),
             recorded: VecDeque::new(),
@@ -230,7 +230,7 @@ impl Watch {
         *self.failing.get_mut(family) = None;
         *self.syncing.get_mut(family) = None;
         *self.left_out.get_mut(family) = false;
-        self.lacks_members = false;
+        *self.lacks_members.get_mut(family) = false;
         *self.was_stopped.get_mut(family) = false;
         *self.has_synced.get_mut(family) = true;
         // Of what others changed while it ran nothing is known. What could not be taken away

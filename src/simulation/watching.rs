@@ -6,15 +6,9 @@ use parking_lot::Mutex;
 
 use super::watch::{CALLS, Watch};
 use crate::{
-    kernel::simulated::{Call, Fault, Observer, State},
-    net::Family,
+    kernel::simulated::{Call, Fault, Observer, State, ipset::ADD_MEMBERS},
+    net::{Family, PerFamily},
 };
-
-/// Returns whether a call adds a member to a set (`IPSET_CMD_ADD`).
-fn is_new_member(call: Call) -> bool {
-    const ADD: u16 = (nix::libc::NFNL_SUBSYS_IPSET as u16) << 8 | 9;
-    matches!(call, Call::Requests(ADD, _))
-}
 
 /// Has the watch decide about the calls of a simulated kernel.
 pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);
@@ -75,8 +69,9 @@ impl Observer for Watching {
                     (Call::Restore(family), _) => &[family],
                     _ => &[],
                 };
-                if is_new_member(call) {
-                    watch.lacks_members = true;
+                if matches!(call, Call::Requests(ADD_MEMBERS, _)) {
+                    // Of which family its set is the call does not say.
+                    watch.lacks_members = PerFamily::each(|_| true);
                 }
                 for family in left_out {
                     *watch.left_out.get_mut(*family) = true;

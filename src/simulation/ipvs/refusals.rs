@@ -10,6 +10,7 @@ use crate::{
         conntrack::flows::{Tuple, UDP},
         simulated::{
             Call, Kernel, State,
+            ipset::DELETE_MEMBERS,
             packet::{Disposition, Packet},
         },
         xtables::Engine,
@@ -36,8 +37,6 @@ use crate::{
 const SUBJECT: OfIpvs = OfIpvs(Engine::NfTables);
 /// Changes of virtual servers (the number of IPVS's generic netlink family here).
 const OF_IPVS: u16 = 32;
-/// Members of a set go (`IPSET_CMD_DEL`).
-const MEMBERS_GO: u16 = (nix::libc::NFNL_SUBSYS_IPSET as u16) << 8 | 10;
 
 const LOAD_BALANCER: [u8; 4] = [10, 113, 0, 1];
 /// A cluster IP that is called over UDP.
@@ -227,7 +226,7 @@ fn no_caller_is_kept_out_while_source_ranges_could_not_be_taken_away() {
     serving(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
         let now = load_balancer(&[1], &[]);
         // A list of members that is refused is asked for one by one.
-        node.refuse(MEMBERS_GO, 2);
+        node.refuse(DELETE_MEMBERS, 2);
         node.sync(&now, false).await;
         assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
         assert_eq!(node.call(STRANGER, LOAD_BALANCER), [Disposition::Dropped]);
@@ -241,7 +240,7 @@ fn a_service_is_not_in_force_while_its_source_ranges_could_not_be_taken_away() {
     serving(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
         let now = load_balancer(&[1], &[]);
         // Of two sets, neither as a list nor one by one, for this process and for the next.
-        node.refuse(MEMBERS_GO, 8);
+        node.refuse(DELETE_MEMBERS, 8);
         for full in [false, true] {
             let failed = node.sync(&now, full).await;
             let names: Vec<_> = failed.keys().collect();

@@ -9,7 +9,10 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use nix::{errno::Errno, libc};
+use nix::{
+    errno::Errno,
+    libc::{self, c_int},
+};
 
 use super::message::{ByKind, Refusal, answer, datagram, list};
 use crate::{
@@ -30,6 +33,13 @@ const LIST: u16 = 7;
 const ADD: u16 = 9;
 const DEL: u16 = 10;
 const TYPE: u16 = 13;
+
+/// Messages that list sets.
+pub(crate) const LIST_SETS: u16 = netfilter_kind(libc::NFNL_SUBSYS_IPSET, LIST as c_int);
+/// Messages that add members.
+pub(crate) const ADD_MEMBERS: u16 = netfilter_kind(libc::NFNL_SUBSYS_IPSET, ADD as c_int);
+/// Messages that delete members.
+pub(crate) const DELETE_MEMBERS: u16 = netfilter_kind(libc::NFNL_SUBSYS_IPSET, DEL as c_int);
 
 /// Numbers of the attributes `IPSET_ATTR_*` of `linux/netfilter/ipset/ip_set.h`.
 mod attribute {
