@@ -19,8 +19,9 @@ use tokio::{
 };
 
 use super::{
+    flows::{PassedFlow, PassedFlows},
     greet,
-    message::{GIVEN, LONGEST, Message, OLDEST, SocketDescription, is_spoken},
+    message::{FLOWS_SINCE, GIVEN, LONGEST, Message, OLDEST, SocketDescription, is_spoken},
     others::Others,
 };
 use crate::{
@@ -114,6 +115,7 @@ impl HeldSocket {
 #[derive(Debug)]
 enum Offer {
     Socket(HeldSocket),
+    Flow(PassedFlow),
     /// What a proxy before recorded.
     Note(Vec<u8>),
     /// That was all there is now.
@@ -127,11 +129,20 @@ struct Pool {
     unserved: Vec<HeldSocket>,
     /// What the proxy recorded that was the last to record something.
     notes: Vec<Vec<u8>>,
+    /// UDP flows that no proxy goes on with.
+    flows: PassedFlows,
     /// The proxies that are connected, in the order in which they came.
-    proxies: BTreeMap<u64, UnboundedSender<Offer>>,
+    proxies: BTreeMap<u64, Proxy>,
     next: u64,
     /// Which processes have sockets at the addresses of `unserved`.
     others: Others,
+}
+
+/// A proxy that is connected.
+#[derive(Debug)]
+struct Proxy {
+    version: u16,
+    offers: UnboundedSender<Offer>,
 }
 
 impl Pool {
@@ -139,6 +150,7 @@ impl Pool {
     /// them. Where both listen at an address (SO_REUSEPORT), the kernel would send a share
     /// of the connections to sockets from which none is accepted.
     fn give_up(&mut self, why: &str) {
+        self.flows = PassedFlows::default();
         let sockets = self.unserved.len();
         // Such a proxy may come again every second.
         if sockets == 0 {
@@ -152,6 +164,7 @@ impl Pool {
     /// Closes the sockets that no proxy serves at addresses where another process waits for
     /// clients: a proxy that does not talk to this holder.
     fn close_shared(&mut self) {
+        self.flows.expire();
         if self.unserved.is_empty() || !self.proxies.is_empty() {
             self.others.forget();
             return;
@@ -182,17 +195,28 @@ impl Pool {
     }
 
     /// Offers what no proxy serves to a new one. Returns its number and the offers.
-    fn join(&mut self) -> (u64, UnboundedReceiver<Offer>) {
+    fn join(&mut self, version: u16) -> (u64, UnboundedReceiver<Offer>) {
         let (send, offers) = unbounded_channel();
         let sockets = mem::take(&mut self.unserved).into_iter();
         let notes = self.notes.iter().cloned().map(Offer::Note);
-        for offer in sockets.map(Offer::Socket).chain(notes).chain([Offer::All]) {
+        let flows = if version >= FLOWS_SINCE {
+            self.flows.take()
+        } else {
+            Vec::new()
+        };
+        let flows = flows.into_iter().map(Offer::Flow);
+        let all = sockets.map(Offer::Socket).chain(flows).chain(notes);
+        for offer in all.chain([Offer::All]) {
             // The receiver is here.
             let _ = send.send(offer);
         }
         let number = self.next;
         self.next += 1;
-        self.proxies.insert(number, send);
+        let proxy = Proxy {
+            version,
+            offers: send,
+        };
+        self.proxies.insert(number, proxy);
         (number, offers)
     }
 
@@ -206,10 +230,39 @@ impl Pool {
             self.unserved.push(held);
             return;
         };
-        if let Err(refused) = last.send(Offer::Socket(held))
+        if let Err(refused) = last.offers.send(Offer::Socket(held))
             && let Offer::Socket(held) = refused.0
         {
             self.unserved.push(held);
+        }
+    }
+
+    /// Offers a flow to the proxy that came last, or keeps it for the next one.
+    fn pass(&mut self, flow: PassedFlow) {
+        match self.proxies.values().next_back() {
+            Some(last) if last.version >= FLOWS_SINCE => {
+                // It ends if it cannot be sent, and the flow with it.
+                let _ = last.offers.send(Offer::Flow(flow));
+            }
+            Some(_) => {}
+            None => self.flows.add(flow),
+        }
+    }
+}
+
+/// What a proxy is sent.
+#[derive(Debug)]
+struct Sent {
+    message: Message,
+    /// Goes along, and is not kept.
+    socket: Option<OwnedFd>,
+}
+
+impl From<Message> for Sent {
+    fn from(message: Message) -> Sent {
+        Sent {
+            message,
+            socket: None,
         }
     }
 }
@@ -222,20 +275,22 @@ struct Session {
     offers: UnboundedReceiver<Offer>,
     sockets: HashMap<u64, HeldSocket>,
     notes: Vec<Vec<u8>>,
+    flows: Vec<PassedFlow>,
     next_given: u64,
     /// It was logged that sockets come without their descriptors: all others do, too.
     is_short: bool,
 }
 
 impl Session {
-    fn new(pool: Arc<Mutex<Pool>>) -> Session {
-        let (number, offers) = pool.lock().join();
+    fn new(pool: Arc<Mutex<Pool>>, version: u16) -> Session {
+        let (number, offers) = pool.lock().join(version);
         Session {
             pool,
             number,
             offers,
             sockets: HashMap::new(),
             notes: Vec::new(),
+            flows: Vec::new(),
             next_given: GIVEN,
             is_short: false,
         }
@@ -284,22 +339,33 @@ impl Session {
                 }
                 Ok(None)
             }
+            Some(Message::Flow(record)) => {
+                // Without one, this process may open no more; the endpoint sees another port.
+                let flow = descriptor.map(|socket| PassedFlow { record, socket });
+                self.flows.extend(flow);
+                Ok(None)
+            }
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 
-    /// Keeps what is offered under a number of this connection. Returns what is sent.
-    fn give(&mut self, offer: Offer) -> Message {
+    /// Keeps sockets that are offered under a number of this connection, but for those of flows.
+    /// Returns what is sent.
+    fn give(&mut self, offer: Offer) -> Sent {
         match offer {
             Offer::Socket(held) => {
                 let number = self.next_given;
                 self.next_given += 1;
                 let message = Message::Give(number, held.description.clone());
                 self.sockets.insert(number, held);
-                message
+                message.into()
             }
-            Offer::Note(note) => Message::Note(note),
-            Offer::All => Message::All,
+            Offer::Flow(PassedFlow { record, socket }) => Sent {
+                message: Message::Flow(record),
+                socket: Some(socket),
+            },
+            Offer::Note(note) => Message::Note(note).into(),
+            Offer::All => Message::All.into(),
         }
     }
 }
@@ -314,9 +380,12 @@ impl Drop for Session {
         for (_, held) in self.sockets.drain() {
             pool.add(held);
         }
+        self.flows.drain(..).for_each(|flow| pool.pass(flow));
         while let Ok(offer) = self.offers.try_recv() {
-            if let Offer::Socket(held) = offer {
-                pool.add(held);
+            match offer {
+                Offer::Socket(held) => pool.add(held),
+                Offer::Flow(flow) => pool.pass(flow),
+                Offer::Note(_) | Offer::All => {}
             }
         }
         let (sockets, proxies) = (pool.unserved.len(), pool.proxies.len());
@@ -331,8 +400,8 @@ impl Drop for Session {
 /// Serves one proxy until it ends.
 async fn serve(channel: Channel, pool: Arc<Mutex<Pool>>) {
     let mut buffer = [0; LONGEST];
-    match timeout(GREETING, greet(&channel, &mut buffer)).await {
-        Ok(Ok(version)) if is_spoken(version) => {}
+    let version = match timeout(GREETING, greet(&channel, &mut buffer)).await {
+        Ok(Ok(version)) if is_spoken(version) => version,
         Ok(Ok(other)) => {
             // It serves by sockets of its own, and connects again every second, so that
             // those of a proxy that ends later are closed, too.
@@ -343,27 +412,28 @@ async fn serve(channel: Channel, pool: Arc<Mutex<Pool>>) {
             return;
         }
         _ => return,
-    }
+    };
     tracing::info!("a proxy is connected");
-    let mut session = Session::new(pool);
+    let mut session = Session::new(pool, version);
     if let Err(error) = exchange(&channel, &mut buffer, &mut session).await {
         tracing::warn!("the connection of a proxy ends: {error}");
     }
 }
 
 async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -> io::Result<()> {
-    let mut answers = VecDeque::new();
+    let mut answers = VecDeque::<Sent>::new();
     let mut reached = true;
     loop {
         let sending = async {
-            let Some(message) = answers.front().filter(|_| reached) else {
+            let Some(Sent { message, socket }) = answers.front().filter(|_| reached) else {
                 return pending().await;
             };
-            let descriptor = match message {
+            let held = match message {
                 Message::Give(number, _) => session.sockets.get(number),
                 _ => None,
             };
-            let descriptor = descriptor.map(|held| held.socket.as_fd());
+            let held = held.map(|held| &held.socket).or(socket.as_ref());
+            let descriptor = held.map(AsFd::as_fd);
             channel.send(&Message::encode(message), descriptor).await
         };
         tokio::select! {
@@ -382,11 +452,11 @@ async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -
                     Err(error) => return Err(error),
                 };
                 let record = buffer.get(..received.len).unwrap_or_default();
-                answers.extend(session.act(record, received.descriptor)?);
+                let answer = session.act(record, received.descriptor)?;
+                answers.extend(answer.map(Sent::from));
             }
             Some(offer) = session.offers.recv() => {
-                let message = session.give(offer);
-                answers.push_back(message);
+                answers.push_back(session.give(offer));
             }
         }
     }
@@ -407,7 +477,7 @@ mod tests {
             address: listener.local_addr().unwrap(),
             label: String::new(),
         };
-        let mut session = Session::new(Arc::default());
+        let mut session = Session::new(Arc::default(), OLDEST);
         let log = lines(0, || {
             for (number, is_there) in [(1, false), (2, false), (3, true), (4, true)] {
                 let record = Message::Hold(number, description.clone()).encode();

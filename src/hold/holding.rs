@@ -16,17 +16,17 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
+    given::{Given, Held, Release},
     greet,
-    message::{GIVEN, LONGEST, LONGEST_LABEL, Message, OLDEST, SocketDescription, is_spoken},
+    message::{
+        FLOWS_SINCE, GIVEN, LONGEST, LONGEST_LABEL, Message, OLDEST, SocketDescription, is_spoken,
+    },
 };
-use crate::{
-    kernel::socket::records::{self, Channel},
-    net::Protocol,
-};
+use crate::{kernel::socket::records::Channel, net::Protocol};
 
 /// Pause before the holder is looked for again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -37,12 +37,15 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// A socket that the holder is to have while it is open.
 type Socket = Weak<dyn AsFd + Send + Sync>;
 
+/// A flow's socket, and what the next process must know of it.
+type Flow<Socket> = (Vec<u8>, Socket);
+
 /// What the holder keeps for this process. Clones share it; the default has no holder.
 #[derive(Clone, Debug, Default)]
 pub struct Holding(Option<Arc<State>>);
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     path: PathBuf,
     table: Mutex<Table>,
     /// Changes when something is to be sent.
@@ -66,7 +69,11 @@ struct Table {
     /// Counts connections; on 0 there was none.
     connection: u64,
     connected: bool,
+    /// Of the records that both sides speak.
+    version: u16,
     given: Vec<Given>,
+    /// UDP flows of an ended process.
+    flows: Vec<Flow<OwnedFd>>,
     /// What the process before recorded.
     notes: Vec<Vec<u8>>,
 }
@@ -90,6 +97,7 @@ enum Job {
     Hold(u64),
     Release(u64),
     Note(Vec<u8>),
+    Flow(Flow<Arc<dyn AsFd + Send + Sync>>),
 }
 
 impl Holding {
@@ -167,6 +175,26 @@ impl Holding {
         state.queued.send_replace(());
     }
 
+    /// Leaves the sockets of UDP flows to the next process, each with what that must know.
+    pub fn pass(&self, flows: impl Iterator<Item = Flow<Arc<dyn AsFd + Send + Sync>>>) {
+        let Some(state) = &self.0 else { return };
+        let mut table = state.table.lock();
+        if table.version < FLOWS_SINCE {
+            return;
+        }
+        for flow in flows.filter(|(record, _)| record.len() < LONGEST) {
+            table.queue(Job::Flow(flow));
+        }
+        drop(table);
+        state.queued.send_replace(());
+    }
+
+    /// Returns the UDP flows of ended processes that came since the last call.
+    pub fn take_flows(&self) -> Vec<Flow<OwnedFd>> {
+        let state = self.0.as_ref();
+        state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().flows))
+    }
+
     /// Returns what the process before this one recorded, once.
     pub fn take_notes(&self) -> Vec<Vec<u8>> {
         let state = self.0.as_ref();
@@ -201,13 +229,16 @@ impl Holding {
         state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().given))
     }
 
-    /// Waits until there are sockets to be taken.
+    /// Waits until there are sockets or flows to be taken.
     pub async fn arrived(&self) {
         let Some(state) = &self.0 else {
             return pending().await;
         };
         let mut arrived = state.arrived.subscribe();
-        let some = |_: &()| !state.table.lock().given.is_empty();
+        let some = |_: &()| {
+            let table = state.table.lock();
+            !table.given.is_empty() || !table.flows.is_empty()
+        };
         // As above.
         let _ = arrived.wait_for(some).await;
     }
@@ -255,6 +286,9 @@ impl Table {
         Some(match self.queue.front()? {
             Job::Release(number) => (Message::Release(*number), None),
             Job::Note(note) => (Message::Note(note.clone()), None),
+            Job::Flow((record, socket)) => {
+                (Message::Flow(record.clone()), Some(Arc::clone(socket)))
+            }
             Job::Hold(number) => {
                 let entry = self.sockets.get(number);
                 match entry.and_then(|entry| Some((entry, entry.socket.upgrade()?))) {
@@ -275,10 +309,39 @@ impl Table {
 }
 
 impl State {
+    /// The process has closed a socket that the holder was to keep.
+    pub(super) fn release_held(&self, number: u64) {
+        if self.left.load(Relaxed) {
+            return;
+        }
+        let mut table = self.table.lock();
+        let entry = table.sockets.remove(&number);
+        if entry.is_some_and(|entry| !entry.held) {
+            table.missing -= 1;
+        }
+        self.release(table, number);
+    }
+
+    /// The process has done with a socket that the holder gave on a connection.
+    pub(super) fn release_given(&self, connection: u64, number: u64) {
+        let table = self.table.lock();
+        // Another holder has no such number, and one that ended holds nothing.
+        if table.connection == connection {
+            self.release(table, number);
+        }
+    }
+
+    fn release(&self, mut table: MutexGuard<'_, Table>, number: u64) {
+        table.queue(Job::Release(number));
+        drop(table);
+        self.queued.send_replace(());
+    }
+
     /// A holder is there: it is to have everything.
-    fn connected(&self) {
+    fn connected(&self, version: u16) {
         let mut table = self.table.lock();
         table.connected = true;
+        table.version = version;
         table.connection += 1;
         let mut all: Vec<u64> = table.sockets.keys().copied().collect();
         all.sort_unstable();
@@ -329,6 +392,13 @@ impl State {
                 }
             }
             Some(Message::Note(note)) => table.notes.push(note),
+            Some(Message::Flow(record)) => {
+                if let Some(socket) = descriptor {
+                    table.flows.push((record, socket));
+                    drop(table);
+                    self.arrived.send_replace(());
+                }
+            }
             Some(Message::All) => {
                 let sockets = table.given.len();
                 drop(table);
@@ -353,8 +423,8 @@ async fn attend(state: &Arc<State>) -> io::Result<()> {
     }
     let mut buffer = [0; LONGEST];
     let greeted = timeout(ANSWER, meet(&channel, &mut buffer)).await;
-    greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-    state.connected();
+    let version = greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+    state.connected(version);
     let mut queued = state.queued.subscribe();
     queued.mark_changed();
     loop {
@@ -384,10 +454,11 @@ async fn attend(state: &Arc<State>) -> io::Result<()> {
     }
 }
 
-/// Fails unless the other side is a holder that speaks a version of this process.
-async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<()> {
+/// Returns the version of the other side. Fails unless it is a holder that speaks one of this
+/// process.
+async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
     match greet(channel, buffer).await {
-        Ok(version) if is_spoken(version) => Ok(()),
+        Ok(version) if is_spoken(version) => Ok(version),
         Ok(other) => Err(io::Error::other(format!(
             "it has version {other} of the records, this process none before {OLDEST}; run both \
              from the same image"
@@ -396,76 +467,5 @@ async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<()> {
             Err(io::Error::other("it is no holder"))
         }
         Err(error) => Err(error),
-    }
-}
-
-/// A socket that the holder keeps, until this is dropped.
-#[derive(Debug)]
-pub struct Held {
-    state: Arc<State>,
-    number: u64,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if self.state.left.load(Relaxed) {
-            return;
-        }
-        let mut table = self.state.table.lock();
-        let entry = table.sockets.remove(&self.number);
-        if entry.is_some_and(|entry| !entry.held) {
-            table.missing -= 1;
-        }
-        table.queue(Job::Release(self.number));
-        drop(table);
-        self.state.queued.send_replace(());
-    }
-}
-
-/// A socket of an ended process.
-#[derive(Debug)]
-pub struct Given {
-    description: SocketDescription,
-    socket: OwnedFd,
-    release: Release,
-}
-
-impl Given {
-    /// Returns what it is, which was checked.
-    pub fn description(&self) -> &SocketDescription {
-        &self.description
-    }
-
-    /// Returns the socket, and what has the holder close its own descriptor when it is
-    /// dropped.
-    pub fn into_parts(self) -> (OwnedFd, Release) {
-        (self.socket, self.release)
-    }
-
-    /// Closes it here and there. Connections that wait are reset.
-    pub fn close(self) {
-        if self.description.protocol == Protocol::Tcp {
-            records::stop_listening(&self.socket);
-        }
-    }
-}
-
-/// Has the holder close the descriptor that it gave when this is dropped.
-#[derive(Debug)]
-pub struct Release {
-    state: Arc<State>,
-    connection: u64,
-    number: u64,
-}
-
-impl Drop for Release {
-    fn drop(&mut self) {
-        let mut table = self.state.table.lock();
-        // Another holder has no such number, and one that ended holds nothing.
-        if table.connection == self.connection {
-            table.queue(Job::Release(self.number));
-            drop(table);
-            self.state.queued.send_replace(());
-        }
     }
 }

@@ -6,6 +6,8 @@
 //!                                      ◄──   Hello: its version
 //!                                      ◄──   Give: a socket that no process serves,
 //!                                            for each of them
+//!                                      ◄──   Flow: a UDP flow that an ended proxy passed
+//!                                            on, for each of them (since version 2)
 //!                                      ◄──   Note: what the proxy before it recorded
 //!                                      ◄──   All
 //! Hold: a socket that it has opened    ──►
@@ -14,6 +16,8 @@
 //!          given
 //! Note: for the next proxy, in place   ──►
 //!       of what the one before recorded
+//! Flow: a UDP flow with its socket,    ──►
+//!       for the next proxy (likewise)
 //! ```
 //!
 //! A number names a socket on one connection; the proxy chooses those of what it has
@@ -27,11 +31,14 @@ use crate::net::Protocol;
 /// The version of the records. Both sides speak the lower of theirs, so that proxy and
 /// holder work together while only one of them is upgraded: a later version has to speak all
 /// from [`OLDEST`] on.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// The oldest version that is spoken. A proxy that the holder is too old for greets it with
 /// version 0, and the holder closes what it has: see [`is_spoken`].
 pub const OLDEST: u16 = 1;
+
+/// The first version with flows.
+pub const FLOWS_SINCE: u16 = 2;
 
 /// Returns whether records are exchanged with a side that greets with `version`.
 pub fn is_spoken(version: u16) -> bool {
@@ -76,6 +83,9 @@ pub enum Message {
     All,
     /// Something that a proxy has the next one know, in its own words.
     Note(Vec<u8>),
+    /// Comes with the socket of a UDP flow, of which the next proxy reads this, in the
+    /// proxy's own words.
+    Flow(Vec<u8>),
 }
 
 /// Kinds of records, as their first byte.
@@ -87,6 +97,7 @@ mod kind {
     pub(super) const GIVE: u8 = 5;
     pub(super) const ALL: u8 = 6;
     pub(super) const NOTE: u8 = 7;
+    pub(super) const FLOW: u8 = 8;
 }
 
 impl Message {
@@ -113,6 +124,7 @@ impl Message {
             Message::Release(number) => numbered(kind::RELEASE, number),
             Message::All => vec![kind::ALL],
             Message::Note(note) => [&[kind::NOTE][..], note].concat(),
+            Message::Flow(flow) => [&[kind::FLOW][..], flow].concat(),
         }
     }
 
@@ -139,6 +151,7 @@ impl Message {
             kind::RELEASE => Message::Release(u64::from_be_bytes(rest.try_into().ok()?)),
             kind::ALL if rest.is_empty() => Message::All,
             kind::NOTE => Message::Note(rest.to_vec()),
+            kind::FLOW => Message::Flow(rest.to_vec()),
             _ => return None,
         })
     }
@@ -208,6 +221,7 @@ mod tests {
             Message::Release(0),
             Message::All,
             Message::Note(b"note".to_vec()),
+            Message::Flow(b"flow".to_vec()),
         ] {
             assert_eq!(Message::parse(&message.encode()), Some(message));
         }
@@ -248,7 +262,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_record_that_is_written_the_same_or_none(
-            kind in 0..8_u8,
+            kind in 0..9_u8,
             bytes in proptest::collection::vec(any::<u8>(), 0..60),
         ) {
             let bytes = [&[kind][..], &bytes].concat();

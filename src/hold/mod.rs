@@ -4,9 +4,12 @@
 //! The *holder* is a small process that keeps descriptors of the proxy's listening
 //! sockets. While no proxy runs, the kernel completes connections there and keeps them
 //! in the backlog, and datagrams in the buffer; the next proxy gets the sockets and
-//! serves what waits. The holder itself never accepts or reads.
+//! serves what waits. The holder itself never accepts or reads. A proxy that ends also
+//! leaves the sockets of its UDP flows there.
 
 pub mod bytes;
+mod flows;
+mod given;
 mod holder;
 mod holding;
 mod message;
@@ -22,8 +25,9 @@ use std::{io, os::fd::AsFd};
 pub use self::message::read_anything;
 use self::message::{Message, VERSION};
 pub use self::{
+    given::{Given, Held},
     holder::{MOST_NOTES, hold},
-    holding::{Given, Held, Holding},
+    holding::Holding,
     message::SocketDescription,
 };
 use crate::kernel::socket::{listening, records::Channel};

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::succession::{Calls, under_load};
+use super::succession::{Calls, answer, seen, under_load};
 use super::{SOON, comes_to_fail, comes_to_reach, reaches};
 use crate::lab::{
     Lab, Service, Tripod, ask, eventually, say, tcp, tcp_from, tripod_binary, udp, udp_ask, udp_say,
@@ -17,6 +17,7 @@ on_each_capture!(
     a_service_that_goes_in_the_gap_is_closed,
     another_holder_gets_the_sockets,
     clients_keep_their_endpoints_with_a_gap_and_without,
+    udp_flows_go_on_after_the_gap,
     without_a_gap_the_sockets_of_the_old_process_are_closed,
 );
 
@@ -303,4 +304,40 @@ fn clients_keep_their_endpoints_with_a_gap_and_without(lab: &mut Lab) {
     let _third = start(lab, 2);
     assert_eq!(pinned(1), before.0, "over the holder");
     assert_eq!(assigned(1), before.1, "over the holder");
+}
+
+/// The endpoint sees the same source ports, and what it sends in the gap waits for the next
+/// process.
+fn udp_flows_go_on_after_the_gap(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish(&web, &["a"]);
+    let lab = &*lab;
+    let _holder = start_holder(lab);
+    let mut proxy = start(lab, 2);
+    are_held(&proxy, 8);
+    let client = |to| udp(&lab.client, to).expect("a socket");
+    let endpoints = ["10.244.0.11:8080", "[fd00:244::11]:8080"];
+    let clients = web
+        .cluster()
+        .into_iter()
+        .zip(endpoints)
+        .map(|(to, endpoint)| {
+            let (asks, listens) = (client(to), client(to));
+            let from = seen(&asks);
+            udp_say(&listens, "subscribe").expect("an answer");
+            (endpoint.parse().expect("an address"), asks, from, listens)
+        });
+    let clients: Vec<(SocketAddr, _, _, _)> = clients.collect();
+    for workers in [1, 3] {
+        assert!(proxy.terminate().success(), "the old process ended badly");
+        for (endpoint, ..) in &clients {
+            let beside = udp(&lab.node, *endpoint).expect("a socket");
+            udp_say(&beside, "notify").expect("an answer");
+        }
+        proxy = start(lab, workers);
+        for (endpoint, asks, from, listens) in &clients {
+            assert_eq!(answer(listens), "a notify", "{endpoint}, in the gap");
+            assert_eq!(seen(asks), *from, "{endpoint}");
+        }
+    }
 }

@@ -197,12 +197,13 @@ fn only_root_of_the_node_has_a_process_give_way(lab: &mut Lab) {
 }
 
 /// Returns whom the endpoint of a UDP client sees.
-fn seen(client: &UdpSocket) -> String {
+pub(super) fn seen(client: &UdpSocket) -> String {
     client.send(b"peer").expect("sending");
     answer(client)
 }
 
-fn answer(client: &UdpSocket) -> String {
+/// Returns what a client is answered.
+pub(super) fn answer(client: &UdpSocket) -> String {
     let mut buffer = [0; 512];
     let length = client.recv(&mut buffer).expect("an answer");
     String::from_utf8_lossy(&buffer[..length]).into_owned()

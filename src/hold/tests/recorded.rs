@@ -16,17 +16,28 @@ const PROTOCOL: &str = "holder";
 /// Held by the test that has a socket at [`AT`].
 static ALONE: Mutex<()> = Mutex::const_new(());
 const NOTE: &[u8] = b"note";
+const FLOW: &[u8] = b"flow";
 
 /// Returns what is said in each version until one side ends, and what is said afterwards; the
 /// newest also by a `side` that greets with the version after it, and speaks this one.
 fn sessions(side: &str) -> Vec<[Vec<Said>; 2]> {
     let of_versions = (OLDEST..=VERSION).map(|version| conversation(PROTOCOL, version));
-    let mut later = conversation(PROTOCOL, VERSION);
-    let greets = |said: &&mut Said| said.by == side && said.what == "hello";
-    for said in later.iter_mut().filter(greets) {
-        said.bytes = Message::Hello(VERSION + 1).encode();
+    let later = with_version(VERSION + 1, conversation(PROTOCOL, VERSION), |by| {
+        by == side
+    });
+    let all = of_versions.chain([later]);
+    // What is not recorded but runs says the newest one.
+    let all = all.map(|said| with_version(VERSION, said, |by| by != side));
+    all.map(in_two).collect()
+}
+
+/// Has one side greet with a version.
+fn with_version(version: u16, mut all: Vec<Said>, is: impl Fn(&str) -> bool) -> Vec<Said> {
+    let greetings = all.iter_mut().filter(|said| said.what == "hello");
+    for said in greetings.filter(|said| is(&said.by)) {
+        said.bytes = Message::Hello(version).encode();
     }
-    of_versions.chain([later]).map(in_two).collect()
+    all
 }
 
 fn in_two(all: Vec<Said>) -> [Vec<Said>; 2] {
@@ -118,7 +129,12 @@ async fn replay_holder(holder: &Channel, proxy: &Holding, said: &[Said], socket:
             }
             "release" => drop(held.pop()),
             "release-given" => drop(proxy.take_given()),
-            "note" => proxy.note(vec![NOTE.to_vec()]),
+            "note" => {
+                proxy.note(vec![NOTE.to_vec()]);
+                // Is sent only to a holder whose version has it.
+                let socket: Arc<dyn AsFd + Send + Sync> = Arc::<UdpSocket>::clone(socket);
+                proxy.pass([(FLOW.to_vec(), socket)].into_iter());
+            }
             _ => {}
         }
         drop(hears(holder, said).await);
@@ -145,6 +161,10 @@ async fn a_proxy_has_its_sockets_kept_and_given_by_a_holder_of_each_version() {
             if is_next {
                 proxy.answered().await;
                 assert_eq!(proxy.take_notes(), [NOTE]);
+                let flows = said.iter().filter(|said| said.what == "flow").count();
+                let taken = proxy.take_flows();
+                assert_eq!(taken.len(), flows);
+                assert!(taken.iter().all(|(record, _)| record == FLOW));
             }
             running.abort();
             let _ = running.await;

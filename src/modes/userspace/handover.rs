@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::assignments::Assignments;
+use super::assignments::{Assignments, FlowToPass};
 use crate::hold::Holding;
 
 /// How long a successor waits for the sync that hands connections to it.
@@ -143,6 +143,8 @@ impl Handover {
         };
         if !holding.is_left() {
             holding.note(assignments.records());
+            let flows = assignments.flows_to_pass().into_iter();
+            holding.pass(flows.map(|FlowToPass { flow, record }| (record, flow as _)));
             holding.leave();
         }
     }

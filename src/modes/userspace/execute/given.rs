@@ -2,6 +2,7 @@
 //! addresses, and the others are closed.
 
 use hashbrown::{HashMap, HashSet};
+use tokio::sync::mpsc::unbounded_channel;
 
 use super::{
     super::{
@@ -37,6 +38,12 @@ impl Executor {
     /// listen where the sockets are get them.
     pub fn take_given(&mut self) {
         self.assignments.inherit(self.shared.holding.take_notes());
+        // Nobody reads the answers any more that is to be told.
+        let (nobody, _) = unbounded_channel();
+        for (record, socket) in self.shared.holding.take_flows() {
+            self.assignments.inherit_flow(&record, socket, &nobody);
+        }
+        self.assignments.give_passed();
         for given in self.shared.holding.take_given() {
             if let Some(port) = self.given.add(given) {
                 self.ports.keep(port);

@@ -1,0 +1,61 @@
+//! What the proxy has of the holder: sockets that are kept there, and those that it gave.
+
+use std::{os::fd::OwnedFd, sync::Arc};
+
+use super::{holding::State, message::SocketDescription};
+use crate::{kernel::socket::records, net::Protocol};
+
+/// A socket that the holder keeps, until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    pub(super) state: Arc<State>,
+    pub(super) number: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.state.release_held(self.number);
+    }
+}
+
+/// A socket of an ended process.
+#[derive(Debug)]
+pub struct Given {
+    pub(super) description: SocketDescription,
+    pub(super) socket: OwnedFd,
+    pub(super) release: Release,
+}
+
+impl Given {
+    /// Returns what it is, which was checked.
+    pub fn description(&self) -> &SocketDescription {
+        &self.description
+    }
+
+    /// Returns the socket, and what has the holder close its own descriptor when it is
+    /// dropped.
+    pub fn into_parts(self) -> (OwnedFd, Release) {
+        (self.socket, self.release)
+    }
+
+    /// Closes it here and there. Connections that wait are reset.
+    pub fn close(self) {
+        if self.description.protocol == Protocol::Tcp {
+            records::stop_listening(&self.socket);
+        }
+    }
+}
+
+/// Has the holder close the descriptor that it gave when this is dropped.
+#[derive(Debug)]
+pub struct Release {
+    pub(super) state: Arc<State>,
+    pub(super) connection: u64,
+    pub(super) number: u64,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.state.release_given(self.connection, self.number);
+    }
+}
