@@ -1,20 +1,30 @@
 //! What the proxy has of the holder: sockets that are kept there, and those that it gave.
 
-use std::{os::fd::OwnedFd, sync::Arc};
+use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
-use super::{holding::State, message::SocketDescription};
+use super::message::SocketDescription;
 use crate::{kernel::socket::records, net::Protocol};
+
+/// Has the holder close what need not be kept any more.
+pub(super) trait Released: fmt::Debug + Send + Sync {
+    /// The process has closed the socket that it had the holder keep under `number`.
+    fn held(&self, number: u64);
+
+    /// The process has done with the socket that the holder gave under `number` on a
+    /// `connection`.
+    fn given(&self, connection: u64, number: u64);
+}
 
 /// A socket that the holder keeps, until this is dropped.
 #[derive(Debug)]
 pub struct Held {
-    pub(super) state: Arc<State>,
+    pub(super) released: Arc<dyn Released>,
     pub(super) number: u64,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.state.release_held(self.number);
+        self.released.held(self.number);
     }
 }
 
@@ -49,13 +59,13 @@ impl Given {
 /// Has the holder close the descriptor that it gave when this is dropped.
 #[derive(Debug)]
 pub struct Release {
-    pub(super) state: Arc<State>,
+    pub(super) released: Arc<dyn Released>,
     pub(super) connection: u64,
     pub(super) number: u64,
 }
 
 impl Drop for Release {
     fn drop(&mut self) {
-        self.state.release_given(self.connection, self.number);
+        self.released.given(self.connection, self.number);
     }
 }

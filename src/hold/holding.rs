@@ -20,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    given::{Given, Held, Release},
+    given::{Given, Held, Release, Released},
     greet,
     message::{
         FLOWS_SINCE, GIVEN, LONGEST, LONGEST_LABEL, Message, OLDEST, SocketDescription, is_spoken,
@@ -45,7 +45,7 @@ type Flow<Socket> = (Vec<u8>, Socket);
 pub struct Holding(Option<Arc<State>>);
 
 #[derive(Debug)]
-pub(super) struct State {
+struct State {
     path: PathBuf,
     table: Mutex<Table>,
     /// Changes when something is to be sent.
@@ -143,7 +143,7 @@ impl Holding {
         drop(table);
         state.queued.send_replace(());
         Some(Held {
-            state: Arc::clone(state),
+            released: Arc::<State>::clone(state),
             number,
         })
     }
@@ -308,9 +308,8 @@ impl Table {
     }
 }
 
-impl State {
-    /// The process has closed a socket that the holder was to keep.
-    pub(super) fn release_held(&self, number: u64) {
+impl Released for State {
+    fn held(&self, number: u64) {
         if self.left.load(Relaxed) {
             return;
         }
@@ -322,15 +321,16 @@ impl State {
         self.release(table, number);
     }
 
-    /// The process has done with a socket that the holder gave on a connection.
-    pub(super) fn release_given(&self, connection: u64, number: u64) {
+    fn given(&self, connection: u64, number: u64) {
         let table = self.table.lock();
         // Another holder has no such number, and one that ended holds nothing.
         if table.connection == connection {
             self.release(table, number);
         }
     }
+}
 
+impl State {
     fn release(&self, mut table: MutexGuard<'_, Table>, number: u64) {
         table.queue(Job::Release(number));
         drop(table);
@@ -379,7 +379,7 @@ impl State {
                         description,
                         socket,
                         release: Release {
-                            state: Arc::clone(self),
+                            released: Arc::<State>::clone(self),
                             connection: table.connection,
                             number,
                         },

@@ -22,7 +22,7 @@ no call is refused or reset, and every probe is answered with 200. In userspace 
 | what happens | new TCP connections | open TCP connections | UDP |
 |---|---|---|---|
 | a new process starts next to the old one, which is asked to end (`maxSurge: 1`) | the new process accepts them | the old process relays them until they end, for `--userspace-drain-timeout` at most | clients keep their endpoints, which see the same source ports; answers in transit arrive |
-| the old process ends, then the new one starts (`maxUnavailable: 1`), with a holder | wait for the new process | as above | datagrams wait for the new process; clients keep their endpoints, which are called from other source ports |
+| the old process ends, then the new one starts (`maxUnavailable: 1`), with a holder | wait for the new process | as above | datagrams wait for the new process, and answers as well; endpoints see the same source ports |
 | the same without a holder | are refused in between | as above | datagrams are lost in between |
 | the process is killed (`kill -9`), with a holder | wait for the next process; those that the killed process had accepted are reset | are reset | datagrams wait for the next process; flows begin anew |
 | the same without a holder | are refused until the next process listens | are reset | datagrams are lost until then |
