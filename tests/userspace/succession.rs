@@ -247,6 +247,10 @@ fn udp_flows_go_on_with_their_sockets(lab: &mut Lab) {
         assert_eq!(rules(), rules_before);
         proxy = next;
     }
+    let mut next = start(lab, 1, &flags);
+    are_served("both processes run");
+    next.kill();
+    are_served("by the old one again");
 }
 
 fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {

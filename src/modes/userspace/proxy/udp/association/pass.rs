@@ -12,11 +12,15 @@ use super::{super::Local, Association, Associations, Key};
 
 impl Associations {
     /// Returns the flows that another process can go on with. Those that are bound to the
-    /// client's own address are none: that process binds the same one.
+    /// client's own address are none: that process binds the same one. Nor are those that one
+    /// goes on with already, which passes them on itself.
     pub fn to_pass_on(&self) -> Vec<Arc<Association>> {
         let table = self.table.lock();
         let all = table.values();
-        let ours = all.filter(|one| matches!(one.local, Local::Port { .. }));
+        let is_ours = |one: &&Arc<Association>| {
+            matches!(one.local, Local::Port { .. }) && !one.is_left.load(Relaxed)
+        };
+        let ours = all.filter(is_ours);
         ours.cloned().collect()
     }
 }
