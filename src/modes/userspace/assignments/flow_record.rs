@@ -3,11 +3,14 @@
 use std::net::SocketAddr;
 
 use super::record::{self, Assignment, Subject};
-use crate::hold::bytes::{append_ip, take, take_ip};
+use crate::{
+    hold::bytes::{append_ip, take, take_ip},
+    modes::userspace::proxy::udp::Exchange,
+};
 
-/// The longest record, in bytes: a number, an address behind its length, a port, and what is
-/// recorded of an assignment.
-pub const LONGEST: usize = 8 + 17 + 2 + record::LONGEST;
+/// The longest record, in bytes: a number, an address behind its length, a port, what was
+/// exchanged, and what is recorded of an assignment.
+pub const LONGEST: usize = 8 + 17 + 2 + 9 + record::LONGEST;
 
 /// What another process must know of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +19,7 @@ pub struct FlowRecord {
     pub number: u64,
     /// The address of the socket at which its client's datagrams come in.
     pub listener: SocketAddr,
+    pub exchange: Exchange,
     /// The service group.
     pub subject: Subject,
     pub assignment: Assignment,
@@ -27,6 +31,9 @@ impl FlowRecord {
         let mut bytes = Vec::from(self.number.to_be_bytes());
         append_ip(&mut bytes, self.listener.ip());
         bytes.extend(self.listener.port().to_be_bytes());
+        bytes.extend(self.exchange.sent.to_be_bytes());
+        bytes.extend(self.exchange.received.to_be_bytes());
+        bytes.push(self.exchange.converses.into());
         let records = record::encode(&self.subject, &[self.assignment]);
         bytes.extend(records.first()?);
         Some(bytes)
@@ -37,6 +44,15 @@ impl FlowRecord {
         let number = u64::from_be_bytes(take(&mut bytes)?);
         let ip = take_ip(&mut bytes)?;
         let port = u16::from_be_bytes(take(&mut bytes)?);
+        let exchange = Exchange {
+            sent: u32::from_be_bytes(take(&mut bytes)?),
+            received: u32::from_be_bytes(take(&mut bytes)?),
+            converses: match take(&mut bytes)? {
+                [0] => false,
+                [1] => true,
+                _ => return None,
+            },
+        };
         let (subject, assignments) = record::parse(bytes)?;
         let &[assignment] = assignments.as_slice() else {
             return None;
@@ -44,6 +60,7 @@ impl FlowRecord {
         Some(FlowRecord {
             number,
             listener: (ip, port).into(),
+            exchange,
             subject,
             assignment,
         })

@@ -172,6 +172,7 @@ impl Assignments {
                 let record = FlowRecord {
                     number: flow.number(),
                     listener: flow.listener()?,
+                    exchange: flow.exchange(),
                     subject: subject.clone(),
                     assignment: Assignment::to_flow(flow.assigned(), now),
                 };
@@ -191,6 +192,7 @@ impl Assignments {
         };
         let flow = PassedFlow {
             listener: record.listener,
+            exchange: record.exchange,
             socket: socket.into(),
             taken: Taken {
                 number: record.number,

@@ -5,7 +5,7 @@ use prometheus::IntCounter;
 use super::*;
 use crate::{
     hold::recorded::{assert_same, conversation},
-    modes::userspace::plan::GroupKind,
+    modes::userspace::{plan::GroupKind, proxy::udp::Exchange},
     net::Protocol,
     services::ServiceName,
 };
@@ -76,6 +76,11 @@ fn flows_are_written_and_read_as_they_were_recorded() {
     let record = FlowRecord {
         number: 7,
         listener: "[fd00::10]:53".parse().expect("an address"),
+        exchange: Exchange {
+            sent: 2,
+            received: 1,
+            converses: true,
+        },
         subject,
         assignment,
     };

@@ -166,14 +166,13 @@ impl RedirectPorts {
     /// datagrams to the reservation, as to any socket of this process.
     ///
     /// # Errors
-    /// When it is not in the range, or a program of others listens there.
+    /// When it is not in the range, or the socket to reserve it cannot be made.
     pub fn share_with_predecessor(&mut self, port: BoundAddress) -> io::Result<RedirectPort> {
         let BoundAddress { protocol, address } = port;
         self.check_range(address)?;
         if protocol == Protocol::Tcp {
             return self.share(protocol, Family::of(&address.ip()), address.port());
         }
-        drop(listening::udp(Bind::of_node(address))?);
         Ok(RedirectPort {
             address,
             protocol,

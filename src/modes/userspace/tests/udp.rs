@@ -7,7 +7,7 @@ use prometheus::IntCounter;
 use super::{
     super::proxy::{
         affinity::Affinity,
-        udp::{PassedFlow, Reader, Taken},
+        udp::{Exchange, PassedFlow, Reader, Taken},
     },
     *,
 };
@@ -243,6 +243,7 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
         let socket = passed.as_fd().try_clone_to_owned().unwrap();
         let flow = PassedFlow {
             listener: passed.listener().expect("an address"),
+            exchange: passed.exchange(),
             socket: socket.into(),
             taken: Taken {
                 number: passed.number(),
@@ -261,6 +262,20 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
         assert_eq!(ask(&client, b"?"), asked, "and the old process takes none");
     }
     assert_eq!(taken.try_recv(), Ok(passed.number()));
+    // Whether it may end early follows from what was exchanged before as well.
+    let exchange = |proxy: &Proxy| {
+        associations(proxy)
+            .to_pass_on()
+            .pop()
+            .map(|one| one.exchange())
+    };
+    let (sent, received) = (101, 101);
+    let expected = Exchange {
+        sent,
+        received,
+        converses: true,
+    };
+    assert_eq!(exchange(&next), Some(expected));
     assert_ne!(ask(&other, b"?"), asked);
     assert!(taken.try_recv().is_err());
 

@@ -18,13 +18,13 @@ use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
+pub use self::{
+    inherited::{Exchange, PassedFlow, Taken},
+    pass::Reader,
+};
 use self::{
     inherited::{Inherited, InheritedClients},
     search::{Begun, Found},
-};
-pub use self::{
-    inherited::{PassedFlow, Taken},
-    pass::Reader,
 };
 use super::super::{
     Shared,
@@ -209,8 +209,9 @@ impl Associations {
             backend,
             local,
             place,
-            is_continued,
+            exchange,
         } = flow;
+        let exchange = exchange.unwrap_or_default();
         let lease = endpoint.lease();
         lease.connected();
         let association = Arc::new(Association {
@@ -221,10 +222,10 @@ impl Associations {
             lease,
             listener: Arc::clone(listener),
             place,
-            sent: AtomicU32::new(0),
-            received: AtomicU32::new(0),
-            answered: AtomicBool::new(false),
-            converses: AtomicBool::new(is_continued),
+            sent: AtomicU32::new(exchange.sent),
+            received: AtomicU32::new(exchange.received),
+            answered: AtomicBool::new(exchange.received > 0),
+            converses: AtomicBool::new(exchange.converses),
             leaves: AtomicBool::new(false),
             is_left: AtomicBool::new(false),
             unanswered: Mutex::default(),

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 pub use self::{
-    association::{Association, Associations, PassedFlow, Reader, Taken},
+    association::{Association, Associations, Exchange, PassedFlow, Reader, Taken},
     flows::Flows,
 };
 #[cfg(test)]

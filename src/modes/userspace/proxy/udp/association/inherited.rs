@@ -23,8 +23,21 @@ pub struct PassedFlow {
     pub listener: SocketAddr,
     /// Is connected to the endpoint.
     pub socket: Socket,
+    /// What was exchanged.
+    pub exchange: Exchange,
     /// Tells the other process when this one goes on with the flow.
     pub taken: Taken,
+}
+
+/// What a client and its endpoint exchanged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exchange {
+    /// Datagrams of the client.
+    pub sent: u32,
+    /// Answers.
+    pub received: u32,
+    /// The client sent something after an answer.
+    pub converses: bool,
 }
 
 /// Tells another process that this one reads the answers of a flow.
@@ -46,18 +59,40 @@ pub(super) struct Inherited {
 pub(super) struct Passed {
     flow: PassedFlow,
     lease: PortLease,
+    /// The time for which it was not used, when it was passed on.
+    idle: Duration,
+    since: Instant,
     _descriptor: Permits,
 }
 
+/// A flow that goes on.
+pub(super) struct Continued {
+    pub(super) backend: UdpSocket,
+    pub(super) local: Local,
+    pub(super) exchange: Exchange,
+    /// The time for which it was not used.
+    pub(super) idle: Duration,
+}
+
 impl Passed {
-    /// Returns its socket, of which the other process reads no more answers.
-    pub(super) fn take_over(self) -> io::Result<(UdpSocket, Local)> {
-        let PassedFlow { socket, taken, .. } = self.flow;
+    /// Returns the flow, of which the other process reads no more answers.
+    pub(super) fn take_over(self) -> io::Result<Continued> {
+        let PassedFlow {
+            socket,
+            exchange,
+            taken,
+            ..
+        } = self.flow;
         socket.set_nonblocking(true)?;
         let backend = UdpSocket::from_std(socket.into())?;
         // Fails if the other process has ended.
         let _ = taken.sender.send(taken.number);
-        Ok((backend, Local::Port { _lease: self.lease }))
+        Ok(Continued {
+            backend,
+            local: Local::Port { _lease: self.lease },
+            exchange,
+            idle: self.idle.saturating_add(self.since.elapsed()),
+        })
     }
 }
 
@@ -104,6 +139,8 @@ impl Associations {
         let passed = lease.zip(descriptor).map(|(lease, descriptor)| Passed {
             flow,
             lease,
+            idle,
+            since: Instant::now(),
             _descriptor: descriptor,
         });
         self.add_inherited(key, endpoint, idle, passed);

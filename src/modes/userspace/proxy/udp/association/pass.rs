@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{super::Local, Association, Associations, Key};
+use super::{super::Local, Association, Associations, Exchange, Key};
 
 impl Associations {
     /// Returns the flows that another process can go on with. Those that are bound to the
@@ -40,6 +40,15 @@ impl Association {
     /// Returns its client with its endpoint, and how long it was silent.
     pub fn assigned(&self) -> (Key, SocketAddr, Duration) {
         (self.key, self.lease.endpoint().address, self.place.idle())
+    }
+
+    /// Returns what was exchanged.
+    pub fn exchange(&self) -> Exchange {
+        Exchange {
+            sent: self.sent.load(Relaxed),
+            received: self.received.load(Relaxed),
+            converses: self.converses.load(Relaxed),
+        }
     }
 
     /// Leaves the answers to another process, or takes them back.

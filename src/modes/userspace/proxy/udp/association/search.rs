@@ -15,7 +15,7 @@ use super::{
         flows::{Full, Place},
     },
     Associations, Key, flow,
-    inherited::{Inherited, Passed},
+    inherited::{Continued, Exchange, Inherited, Passed},
 };
 use crate::{kernel::socket::local_ports::Failure, net::Protocol, sched::Flow};
 
@@ -36,8 +36,8 @@ pub(super) struct Begun {
     /// What `backend` is bound to.
     pub(super) local: Local,
     pub(super) place: Place,
-    /// It began in another process.
-    pub(super) is_continued: bool,
+    /// What was exchanged in another process; `None`: it begins here.
+    pub(super) exchange: Option<Exchange>,
 }
 
 /// Why a flow to an endpoint does not begin.
@@ -135,17 +135,29 @@ impl Associations {
         let (place, ended) = shared.udp.flows.begin(&self.group.label, address);
         self.count_ended(ended);
         let place = place.map_err(NotBegun::Full)?;
-        let is_continued = passed.is_some();
-        let connected = match passed {
-            Some(passed) => passed.take_over().map_err(Failure::Other),
-            None => connected(shared, flow, address),
+        let Some(passed) = passed else {
+            let (backend, local) = connected(shared, flow, address).map_err(NotBegun::Failed)?;
+            return Ok(Begun {
+                backend,
+                local,
+                place,
+                exchange: None,
+            });
         };
-        let (backend, local) = connected.map_err(NotBegun::Failed)?;
+        let continued = passed.take_over();
+        let continued = continued.map_err(|error| NotBegun::Failed(Failure::Other(error)))?;
+        let Continued {
+            backend,
+            local,
+            exchange,
+            idle,
+        } = continued;
+        place.was_used(idle);
         Ok(Begun {
             backend,
             local,
             place,
-            is_continued,
+            exchange: Some(exchange),
         })
     }
 
