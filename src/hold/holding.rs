@@ -229,16 +229,14 @@ impl Holding {
         state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().given))
     }
 
-    /// Waits until there are sockets or flows to be taken.
+    /// Waits until there are listening sockets to be taken. Flows that come without any are taken
+    /// with the next ones: a sync for each of thousands would be too many.
     pub async fn arrived(&self) {
         let Some(state) = &self.0 else {
             return pending().await;
         };
         let mut arrived = state.arrived.subscribe();
-        let some = |_: &()| {
-            let table = state.table.lock();
-            !table.given.is_empty() || !table.flows.is_empty()
-        };
+        let some = |_: &()| !state.table.lock().given.is_empty();
         // As above.
         let _ = arrived.wait_for(some).await;
     }
@@ -395,8 +393,6 @@ impl State {
             Some(Message::Flow(record)) => {
                 if let Some(socket) = descriptor {
                     table.flows.push((record, socket));
-                    drop(table);
-                    self.arrived.send_replace(());
                 }
             }
             Some(Message::All) => {

@@ -39,9 +39,15 @@ pub fn each_bound(mut each: impl FnMut(BoundAddress, u64)) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        for line in BufReader::new(file).lines() {
-            if let Some((address, inode)) = parse(&line?, state) {
-                each(BoundAddress { protocol, address }, inode);
+        // Behind a heading.
+        for line in BufReader::new(file).lines().skip(1) {
+            match parse(&line?, state) {
+                Some((address, inode)) => each(BoundAddress { protocol, address }, inode),
+                // Sockets that listen come first (`tcp_get_idx` in net/ipv4/tcp_ipv4.c). A node
+                // may have so many connections, those in TIME_WAIT included, that reading them
+                // takes seconds.
+                None if protocol == Protocol::Tcp => break,
+                None => {}
             }
         }
     }
