@@ -127,7 +127,9 @@ impl Watch {
         let is_whole = history.in_force && !history.is_interrupted;
         let by_steps = self.rules.changes_by_steps(is_whole) && history.is_pending();
         let admits = |spec: &Spec| spec.admits(probe.called, probe.caller);
-        let lets_in = by_steps && now().flatten().any(admits);
+        // Whom one lets in that could not be taken away is let in as before.
+        let left = || history.left.iter().map(|spec| &**spec);
+        let lets_in = by_steps && now().flatten().chain(left()).any(admits);
         let has = |to: &SocketAddr| now().flatten().any(|spec| spec.has(to));
         // Who is let in again is known by an endpoint that may be going, for a moment.
         let is_let_in = sets.iter().any(|set| !set.is_empty());
@@ -137,10 +139,9 @@ impl Watch {
                 has_stayed && (is_let_in || !reachable(spec).is_empty())
             };
             let remembered = history.remembered.iter().map(|spec| &**spec);
-            let mut left = history.left.iter();
             sets.iter().any(|set| set.contains(to))
                 || now().flatten().chain(remembered).any(stays)
-                || left.any(|spec| reachable(spec).contains(to))
+                || left().any(|spec| reachable(spec).contains(to))
                 || lets_in && has(to)
         };
         let is_open = |outcome: &&Outcome| match outcome.disposition {

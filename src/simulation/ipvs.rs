@@ -104,7 +104,8 @@ impl Promises for OfIpvs {
 
     /// While the rules of source ranges cannot be written, virtual servers that are open go on,
     /// and follow their endpoints. So do those whose change was interrupted: that they get
-    /// source ranges at the same time is known to one process until a sync fails.
+    /// source ranges at the same time is known to one process until a sync fails, or compares
+    /// everything. One that could not be deleted is open as well, to those whom it let in.
     fn changes_by_steps(&self, is_whole: bool) -> bool {
         !is_whole
     }
