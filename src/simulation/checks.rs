@@ -115,6 +115,13 @@ impl Watch {
         is_refused && self.rules.closes_what_is_left_out()
     }
 
+    /// Returns whether source ranges of a Service may be missing, in which callers are dropped.
+    fn lacks_ranges(&self, service: usize) -> bool {
+        let versions = self.histories[service].versions.iter();
+        let mut now = versions.filter_map(|(_, spec)| spec.as_deref());
+        *self.lacks_members.get(world::family(service)) && now.any(Spec::has_ranges)
+    }
+
     /// Looks at what may become of a call.
     fn check_probe(&self, probe: &Probe, found: &Outcomes) {
         let external = self.rules.external_policy();
@@ -157,10 +164,9 @@ impl Watch {
                 "{probe:?} has another source than it may: {odd:?}, is {versions:?}, left {left:?}"
             ));
         }
-        let family = world::family(probe.service);
-        let lacks_members = *self.lacks_members.get(family);
-        let lacks_ranges = || lacks_members && now().flatten().any(Spec::has_ranges);
-        let may_close = self.may_be_left_out(probe.service) || !history.in_force || lacks_ranges();
+        let may_close = self.may_be_left_out(probe.service)
+            || !history.in_force
+            || self.lacks_ranges(probe.service);
         let stays_open = !may_close && sets.iter().all(|set| !set.is_empty());
         let is_closed = |outcome: &&Outcome| match outcome.disposition {
             Disposition::Passes(to) => !may(&to),
@@ -243,6 +249,7 @@ impl Watch {
             let others = self.visited(&probe);
             let stays = |disposition: &Disposition| match disposition {
                 Disposition::Passes(to) => *to == on || others.contains(to),
+                Disposition::Dropped => self.lacks_ranges(probe.service),
                 _ => false,
             };
             if !may_go && !dispositions.iter().all(stays) {

@@ -1,0 +1,192 @@
+//! What the watch of a run says of refusals.
+
+use std::{iter, sync::Arc};
+
+use tokio::time::Instant;
+
+use super::{LOAD_BALANCER, OF_IPVS, STRANGER, SUBJECT, WITHIN, load_balancer, serving, to};
+use crate::{
+    kernel::simulated::{Call, ipset::ADD_MEMBERS, packet::Disposition},
+    modes::SyncReport,
+    net::Family,
+    services::{ServiceMap, ServicePort, Tracker, service_ports::port_name},
+    simulation::{
+        random::Random,
+        subject::{Promises, Reported, Rules},
+        watch::{Sticky, Watch},
+        world::{AFFINITY, Called, Caller, NODE, Probe, Spec},
+    },
+};
+
+/// The number of the Service that is watched: its load balancer is at [`LOAD_BALANCER`].
+const WEB: usize = 0;
+
+/// Tells `watch` what a sync of IPv4 reported up to the change `version`.
+fn is_reported(watch: &mut Watch, version: u64, report: &SyncReport, failed: Option<usize>) {
+    let reported = Reported {
+        version,
+        failed: &failed.into_iter().collect(),
+        removals: SUBJECT.removals(&report.unfinished),
+        is_finished: report.unfinished.is_empty(),
+    };
+    watch.in_force(Family::V4, &reported);
+}
+
+/// Has the watched Service be so from the change `version` on. Returns what is to be served.
+fn is_to_be(watch: &mut Watch, tracker: &mut Tracker, version: u64, spec: &Spec) -> ServiceMap {
+    tracker.apply(spec.events());
+    watch.desire(WEB, version, Some(Arc::new(spec.clone())));
+    tracker.map().clone()
+}
+
+/// That a virtual server could not be deleted is said of no Service. When the Service has its
+/// address again, the next refusal is said of it: then nothing else is unfinished, and the old
+/// endpoint is still called.
+#[test]
+fn what_an_earlier_service_left_may_be_open_until_the_one_that_failed_is_in_force() {
+    serving(&load_balancer(&[1], &[]), async |node| {
+        let mut watch = Watch::new(0, Box::new(SUBJECT));
+        let mut random = Random::new(0);
+        let mut is_to_be = |watch: &mut Watch, version| {
+            let spec = Arc::new(Spec::random(WEB, &mut random));
+            watch.desire(WEB, version, Some(spec));
+        };
+        let comes_in_force = |watch: &mut Watch, version, report: &SyncReport| {
+            let web = report.failed.contains_key(&port_name("web"));
+            is_reported(watch, version, report, web.then_some(WEB));
+            (web, watch.histories[WEB].left.is_empty())
+        };
+        is_to_be(&mut watch, 0);
+        watch.goes_wrong();
+
+        let without_address = |port: &Arc<ServicePort>| {
+            let mut port = ServicePort::clone(port);
+            if port.name == port_name("web") {
+                port.load_balancer_ips = [].into();
+            }
+            port
+        };
+        let before = load_balancer(&[1], &[]);
+        let now = before.iter().map(without_address).collect();
+        is_to_be(&mut watch, 1);
+        node.refuse(OF_IPVS, 1);
+        let report = node.report(&now, false).await;
+        assert_eq!(comes_in_force(&mut watch, 1, &report), (false, false));
+
+        let now = load_balancer(&[], &[]);
+        is_to_be(&mut watch, 2);
+        node.refuse(OF_IPVS, 1);
+        let report = node.report(&now, false).await;
+        assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
+        assert_eq!(comes_in_force(&mut watch, 2, &report), (true, false));
+
+        let report = node.report(&now, false).await;
+        assert_ne!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
+        assert_eq!(comes_in_force(&mut watch, 2, &report), (false, true));
+    });
+}
+
+/// A virtual server that could not be deleted is open when the next Service comes to its address.
+/// A full sync, and another process, does not know that the source ranges of that Service are
+/// new: while their rules cannot be written, whom the earlier one let in gets its endpoints.
+#[test]
+fn whom_an_earlier_service_let_in_gets_the_endpoints_of_the_next_while_rules_are_refused() {
+    let mut random = Random::new(0);
+    let to_caller = |spec: &Spec, caller| {
+        let all = spec.reachable(Called::LoadBalancer, caller, SUBJECT.external_policy());
+        all.into_iter().map(Disposition::Passes).collect::<Vec<_>>()
+    };
+    let to_stranger = |spec: &Spec| to_caller(spec, Caller::Stranger);
+    let mut of_random = |is_one: &dyn Fn(&Spec) -> bool| {
+        let mut all = iter::repeat_with(|| Spec::random(WEB, &mut random));
+        all.find(is_one).expect("there is always another one")
+    };
+    let earlier = of_random(&|spec| !to_stranger(spec).is_empty() && !spec.has_ranges());
+    let last = of_random(&|spec| {
+        let to_those_within = to_caller(spec, Caller::Outside);
+        let mut before = to_stranger(&earlier).into_iter();
+        let are_new = !before.any(|to| to_those_within.contains(&to));
+        !to_those_within.is_empty() && are_new && to_stranger(spec).is_empty()
+    });
+    let mut all = iter::repeat_with(|| earlier.changed(&mut random));
+    let without_address = all
+        .find(|spec| !spec.has_address(Called::LoadBalancer))
+        .expect("there is always another one");
+    serving(&ServiceMap::default(), async |node| {
+        let mut watch = Watch::new(0, Box::new(SUBJECT));
+        watch.goes_wrong();
+        let mut tracker = Tracker::new(NODE);
+        let now = is_to_be(&mut watch, &mut tracker, 1, &earlier);
+        let report = node.report(&now, false).await;
+        is_reported(&mut watch, 1, &report, None);
+        assert_eq!(node.call(STRANGER, LOAD_BALANCER), to_stranger(&earlier));
+
+        let now = is_to_be(&mut watch, &mut tracker, 2, &without_address);
+        node.refuse(OF_IPVS, 1);
+        let report = node.report(&now, false).await;
+        is_reported(&mut watch, 2, &report, None);
+
+        let now = is_to_be(&mut watch, &mut tracker, 3, &last);
+        let writes_rules = |call| matches!(call, Call::Restore(Family::V4));
+        node.refusing.refuse(writes_rules, 0, usize::MAX);
+        for (full, of) in [(false, &earlier), (true, &last)] {
+            let report = node.report(&now, full).await;
+            assert!(!report.failed.is_empty());
+            is_reported(&mut watch, 3, &report, Some(WEB));
+            let may = to_caller(of, Caller::Outside);
+            assert_eq!(node.call(STRANGER, LOAD_BALANCER), may);
+            node.kernel
+                .change(|state| watch.check(state, &[Family::V4]));
+        }
+    });
+}
+
+/// A client that stays on its endpoint is dropped while the kernel refuses the source range that
+/// it is in, as others in that are, and is on that endpoint again afterwards.
+#[test]
+fn a_client_with_affinity_is_dropped_while_its_source_range_is_refused() {
+    let mut random = Random::new(0);
+    let reached = |spec: &Spec, caller| {
+        spec.reachable(Called::LoadBalancer, caller, SUBJECT.external_policy())
+    };
+    let earlier = iter::repeat_with(|| Spec::random(WEB, &mut random))
+        .find(|spec| {
+            spec.has_affinity() && !spec.has_ranges() && reached(spec, Caller::Stranger).len() == 1
+        })
+        .expect("there is always another one");
+    // It gets one source range.
+    let last = iter::repeat_with(|| earlier.changed(&mut random))
+        .find(|spec| spec.has_ranges() && reached(spec, Caller::Outside).is_empty())
+        .expect("there is always another one");
+    let on = reached(&last, Caller::Stranger)[0];
+    serving(&ServiceMap::default(), async |node| {
+        let mut watch = Watch::new(0, Box::new(SUBJECT));
+        let mut tracker = Tracker::new(NODE);
+        let now = is_to_be(&mut watch, &mut tracker, 1, &earlier);
+        let report = node.report(&now, false).await;
+        is_reported(&mut watch, 1, &report, None);
+        let is_one = |probe: &&Probe| {
+            (probe.service, probe.called, probe.caller)
+                == (WEB, Called::LoadBalancer, Caller::Stranger)
+        };
+        let probe = watch.probes.iter().find(is_one).expect("it is watched");
+        watch.sticky.push(Sticky {
+            probe: probe.clone(),
+            on,
+            until: Instant::now() + AFFINITY,
+        });
+
+        let now = is_to_be(&mut watch, &mut tracker, 2, &last);
+        // A list of members that is refused is asked for one by one.
+        for (refused, becomes) in [(2, Disposition::Dropped), (0, Disposition::Passes(on))] {
+            node.refuse(ADD_MEMBERS, refused);
+            *watch.lacks_members.get_mut(Family::V4) = refused > 0;
+            let report = node.report(&now, false).await;
+            assert_eq!(node.call(STRANGER, LOAD_BALANCER), [becomes]);
+            node.kernel
+                .change(|state| watch.check(state, &[Family::V4]));
+            let failed = (!report.failed.is_empty()).then_some(WEB);
+            assert_eq!(failed.is_some(), refused > 0);
+        }
+    });
+}
