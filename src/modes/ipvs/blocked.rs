@@ -92,6 +92,11 @@ impl Blocked {
         self.unguarded.extend(frontends);
     }
 
+    /// Returns the frontends that a member is about which was refused.
+    pub fn lacking(&self) -> &BTreeSet<Frontend> {
+        &self.unguarded
+    }
+
     /// Takes in that a member was refused that guards all frontends at `address`.
     pub fn lacks_address(&mut self, address: IpAddr) {
         self.unguarded_addresses.insert(address);

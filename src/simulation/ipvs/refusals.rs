@@ -12,7 +12,7 @@ use crate::{
         conntrack::flows::{Tuple, UDP},
         simulated::{
             Call, Kernel, State,
-            ipset::DELETE_MEMBERS,
+            ipset::{ADD_MEMBERS, DELETE_MEMBERS},
             packet::{Disposition, Packet},
         },
         xtables::Engine,
@@ -241,6 +241,39 @@ fn a_service_is_not_in_force_while_its_address_waits_for_the_rules() {
             "{failed:?}"
         );
     });
+}
+
+/// The sets that name an external IP say whether its callers are masqueraded, and that the address
+/// is one of a Service: in none of them it is refused.
+#[test]
+fn an_external_ip_whose_policy_changes_stays_open_while_a_member_is_refused() {
+    let here = Endpoint {
+        local: true,
+        ..endpoint(([10, 244, 0, 1], 80))
+    };
+    let external = |policy| -> ServiceMap {
+        let port = ServicePort {
+            external_ips: [LOAD_BALANCER.into()].into(),
+            external_traffic_policy: policy,
+            endpoints: endpoints([here.clone()]),
+            ..service_port("web", [10, 96, 0, 1])
+        };
+        [port].into_iter().collect()
+    };
+    let policies = [TrafficPolicy::Local, TrafficPolicy::Cluster];
+    for [before, after] in [policies, [policies[1], policies[0]]] {
+        serving(&external(before), async |node| {
+            assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
+            // Once more one by one.
+            node.refuse(ADD_MEMBERS, 2);
+            let failed = node.sync(&external(after), false).await;
+            assert!(failed.contains_key(&port_name("web")), "{failed:?}");
+            assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)], "{after:?}");
+            let failed = node.sync(&external(after), false).await;
+            assert!(failed.is_empty(), "{failed:?}");
+            assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)], "{after:?}");
+        });
+    }
 }
 
 /// What an earlier process left in force says what was asked for before.

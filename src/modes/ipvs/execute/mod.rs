@@ -179,17 +179,21 @@ impl Execution<'_> {
 
     /// Returns `steps` without those that virtual servers still need: what guards and
     /// masquerades the callers of one that could not be closed stays until it is, and whom
-    /// source ranges let in is let in while they could not be taken away.
+    /// source ranges let in is let in while they could not be taken away. Of one that lacks a
+    /// member, as the policy of its Service changed, those stay by which it was served before:
+    /// in none of the sets its callers would be refused.
     fn members_to_change(&mut self, close: &[Frontend], steps: &[MemberStep]) -> Vec<MemberStep> {
         let left = close.iter().filter(|one| self.servers.contains_key(*one));
         let left: Vec<Frontend> = left.copied().collect();
         let guarded = &self.results.still_guarded | &self.results.not_followed;
+        let lacking = self.results.blocked.lacking().clone();
         self.without(steps, |member| {
             let is_about = |one: &Frontend| member.is_about(one);
             // By the set of addresses it is found again by a process that begins.
             let is_at = |one: &Frontend| member.element == Element::Ip(one.address);
             left.iter().any(|one| is_about(one) || is_at(one))
                 || member.set.admits() && guarded.iter().any(is_about)
+                || !keeps_out(member.set) && lacking.iter().any(is_about)
         })
     }
 
