@@ -73,10 +73,9 @@ build):
 ";
 
 const FOOT: &str = "
-The last runs of ipvs mode and of redirect capture with nf_tables ended at a violation, after
-70,000 to 870,000 steps. Those were steps in which the simulation expected more than the mode
-promises, or rules that could not be read and that no report named; both are mended, but these
-runs were not repeated to their end yet.
+The last run of ipvs mode with nf_tables ended at a defect, after 450,000 steps: an external IP whose
+policy changed was refused while the kernel did not take its member of a set. It is mended; the run
+was not repeated to its end yet.
 ";
 
 /// Modes by the names that `src/simulation/` gives them.
