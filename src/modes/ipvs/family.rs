@@ -255,13 +255,19 @@ impl ServedFamily {
         let failed = self.state.failed().clone();
         let applied = match observation {
             Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,
-            Some(Err(error)) => Err(error.into()),
+            Some(Err(error)) => {
+                self.state.suspect();
+                self.state.restore_failures(&failed);
+                return Err(error.into());
+            }
             None => self.execute(&work.dirty, None, shared).await,
         };
         let made = match applied {
             Ok(made) => made,
             Err(error) => {
-                self.state.suspect();
+                // What was asked for and not answered may have been made: virtual servers that
+                // are not on record would stay without what masquerades and guards.
+                self.state.forget();
                 self.state.restore_failures(&failed);
                 return Err(error);
             }

@@ -276,6 +276,37 @@ fn an_external_ip_whose_policy_changes_stays_open_while_a_member_is_refused() {
     }
 }
 
+/// The kernel made it, and the process does not know.
+#[test]
+fn a_virtual_server_whose_making_was_not_answered_goes_with_its_service() {
+    let port = |node_port| -> ServiceMap {
+        let port = ServicePort {
+            node_port,
+            endpoints: endpoints([endpoint(([10, 244, 0, 1], 80))]),
+            ..service_port("web", [10, 96, 0, 1])
+        };
+        [port].into_iter().collect()
+    };
+    serving(&port(None), async |node| {
+        let IpAddr::V4(own) = node_address(Family::V4) else {
+            unreachable!("an address of IPv4");
+        };
+        node.refusing
+            .lose_answer(|call| matches!(call, Call::Requests(OF_IPVS, _)));
+        let changes = Changes {
+            ports: [port_name("web")].into(),
+            ..Changes::default()
+        };
+        let with_node_port = port(Some(80));
+        let asked = PerFamily::each(|_| Some(&changes));
+        let outcomes = node.mode.sync(&with_node_port, asked);
+        assert!(matches!(outcomes.await.v4, Some(Err(_))));
+        assert_eq!(node.call(WITHIN, own.octets()), [to(1)], "it was made");
+        node.sync(&port(None), false).await;
+        assert_ne!(node.call(WITHIN, own.octets()), [to(1)]);
+    });
+}
+
 /// What an earlier process left in force says what was asked for before.
 #[test]
 fn a_service_is_not_in_force_while_the_rules_of_an_earlier_process_may_masquerade() {
