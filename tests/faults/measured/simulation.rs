@@ -73,9 +73,9 @@ build):
 ";
 
 const FOOT: &str = "
-The last run of ipvs mode with nf_tables ended at a defect, after 450,000 steps: an external IP whose
-policy changed was refused while the kernel did not take its member of a set. It is mended; the run
-was not repeated to its end yet.
+The last run of ipvs mode with nf_tables ended at a defect, after 350,000 steps: a virtual server
+whose making was not answered stayed when its Service was removed. It is mended; the run was not
+repeated to its end yet.
 ";
 
 /// Modes by the names that `src/simulation/` gives them.
