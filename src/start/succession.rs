@@ -48,7 +48,10 @@ use tokio::{
 };
 
 use crate::{
-    kernel::socket::unix,
+    kernel::socket::{
+        records::{self, Channel},
+        unix,
+    },
     modes::userspace::{Handover, Predecessor},
     net::{Family, PerFamily},
     runner::AfterSync,
@@ -275,6 +278,34 @@ async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, Ow
         ),
     }
     Ok(Some((read, write)))
+}
+
+/// Returns connections to the processes of this user that listen on a socket of this `kind`.
+/// One that is not there may have ended meanwhile, or be in another mount namespace, of which is
+/// logged where service addresses are taken over.
+fn channels(kind: &str) -> impl Iterator<Item = Channel> {
+    let names = present(kind).unwrap_or_default().into_iter();
+    let channels = names.filter_map(|name| Channel::connect(Path::new(&name)).ok());
+    channels.filter(Channel::is_same_user)
+}
+
+/// Listens on a socket of this `kind`, and serves each process of this user that connects.
+fn serve_channels<F>(kind: &str, serve: impl Fn(Channel) -> F + Send + 'static) -> io::Result<()>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = records::Listener::over(open(kind, records::KIND)?)?;
+    tokio::spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok(channel) if channel.is_same_user() => drop(tokio::spawn(serve(channel))),
+                Ok(_) => {}
+                // Most likely there is no descriptor left.
+                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        }
+    });
+    Ok(())
 }
 
 /// Returns whether the same user is at the other end.

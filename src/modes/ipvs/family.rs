@@ -253,21 +253,22 @@ impl ServedFamily {
         let metrics = shared.metrics;
         let observes = observation.is_some();
         let failed = self.state.failed().clone();
+        let is_observed = !matches!(observation, Some(Err(_)));
         let applied = match observation {
             Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,
-            Some(Err(error)) => {
-                self.state.suspect();
-                self.state.restore_failures(&failed);
-                return Err(error.into());
-            }
+            Some(Err(error)) => Err(error.into()),
             None => self.execute(&work.dirty, None, shared).await,
         };
         let made = match applied {
             Ok(made) => made,
             Err(error) => {
-                // What was asked for and not answered may have been made: virtual servers that
-                // are not on record would stay without what masquerades and guards.
-                self.state.forget();
+                if is_observed {
+                    // What was asked for and not answered may have been made: virtual servers
+                    // that are not on record would stay without what masquerades and guards.
+                    self.state.forget();
+                } else {
+                    self.state.suspect();
+                }
                 self.state.restore_failures(&failed);
                 return Err(error);
             }

@@ -18,7 +18,6 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     io,
     os::fd::AsFd,
-    path::Path,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -28,9 +27,9 @@ use tokio::{
     time::timeout,
 };
 
-use super::{open, present};
+use super::{channels, serve_channels};
 use crate::{
-    kernel::socket::records::{self, Channel},
+    kernel::socket::records::Channel,
     modes::userspace::{Assignments, Association, FlowToPass, Handover, LONGEST_FLOW, Reader},
 };
 
@@ -52,15 +51,7 @@ const TIME: Duration = Duration::from_secs(2);
 
 /// Takes over the flows of processes that run. Returns when those are there that exist now.
 pub(super) async fn inherit(assignments: &Arc<Assignments>) {
-    for name in present(SOCKET).unwrap_or_default() {
-        // It may have ended meanwhile, or be in another mount namespace, of which is logged
-        // where service addresses are taken over.
-        let Ok(channel) = Channel::connect(Path::new(&name)) else {
-            continue;
-        };
-        if !channel.is_same_user() {
-            continue;
-        }
+    for channel in channels(SOCKET) {
         let (sender, taken) = unbounded_channel();
         let all = receive_all(&channel, assignments, &sender);
         match timeout(TIME, all).await {
@@ -150,24 +141,13 @@ pub(super) fn listen(handover: Handover) -> io::Result<()> {
     let Some(assignments) = handover.assignments().cloned() else {
         return Ok(());
     };
-    let listener = records::Listener::over(open(SOCKET, records::KIND)?)?;
-    tokio::spawn(async move {
-        loop {
-            match listener.accept().await {
-                Ok(channel) if channel.is_same_user() => {
-                    let (assignments, handover) = (Arc::clone(&assignments), handover.clone());
-                    tokio::spawn(async move {
-                        // Whichever way the other process ends, this one goes on.
-                        let _ = pass_on(&channel, &assignments, &handover).await;
-                    });
-                }
-                Ok(_) => {}
-                // Most likely there is no descriptor left.
-                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
-            }
+    serve_channels(SOCKET, move |channel| {
+        let (assignments, handover) = (Arc::clone(&assignments), handover.clone());
+        async move {
+            // Whichever way the other process ends, this one goes on.
+            let _ = pass_on(&channel, &assignments, &handover).await;
         }
-    });
-    Ok(())
+    })
 }
 
 /// Flows that were passed on. This process reads their answers again when this is dropped.

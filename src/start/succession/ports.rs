@@ -19,17 +19,16 @@ use std::{
     io,
     net::SocketAddr,
     os::fd::AsFd,
-    path::Path,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use tokio::{net::TcpListener, time::timeout};
 
-use super::{open, present};
+use super::{channels, serve_channels};
 use crate::{
     hold::bytes::{append_ip, take, take_ip},
-    kernel::socket::records::{self, Channel},
+    kernel::socket::records::Channel,
     serve::Listeners,
 };
 
@@ -50,15 +49,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Has `listeners` be given the sockets of the process that serves now, if there is one.
 /// Returns when they are there.
 pub(in crate::start) async fn inherit(listeners: &Listeners) {
-    for name in present(SOCKET).unwrap_or_default() {
-        // It may have ended meanwhile, or be in another mount namespace, of which is logged
-        // where service addresses are taken over.
-        let Ok(channel) = Channel::connect(Path::new(&name)) else {
-            continue;
-        };
-        if !channel.is_same_user() {
-            continue;
-        }
+    for channel in channels(SOCKET) {
         match timeout(ANSWER, receive_all(&channel, listeners)).await {
             Ok(Ok(())) => {
                 tokio::spawn(take_over(channel, listeners.clone()));
@@ -125,24 +116,13 @@ fn address(mut record: &[u8]) -> Option<SocketAddr> {
 
 /// Gives `listeners` to each process that asks.
 pub(super) fn listen(listeners: Listeners) -> io::Result<()> {
-    let listener = records::Listener::over(open(SOCKET, records::KIND)?)?;
-    tokio::spawn(async move {
-        loop {
-            match listener.accept().await {
-                Ok(channel) if channel.is_same_user() => {
-                    let listeners = listeners.clone();
-                    tokio::spawn(async move {
-                        // Whichever way the other process ends, this one goes on.
-                        let _ = give(channel, listeners).await;
-                    });
-                }
-                Ok(_) => {}
-                // Most likely there is no descriptor left.
-                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
-            }
+    serve_channels(SOCKET, move |channel| {
+        let listeners = listeners.clone();
+        async move {
+            // Whichever way the other process ends, this one goes on.
+            let _ = give(channel, listeners).await;
         }
-    });
-    Ok(())
+    })
 }
 
 /// Gives `listeners` to the process at the other end, and leaves to it what comes in where

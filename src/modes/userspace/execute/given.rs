@@ -38,10 +38,10 @@ impl Executor {
     /// listen where the sockets are get them.
     pub fn take_given(&mut self) {
         self.assignments.inherit(self.shared.holding.take_notes());
-        // Nobody reads the answers any more that is to be told.
-        let (nobody, _) = unbounded_channel();
+        // No process reads their answers any more that would have to be told.
+        let (unread, _) = unbounded_channel();
         for (record, socket) in self.shared.holding.take_flows() {
-            self.assignments.inherit_flow(&record, socket, &nobody);
+            self.assignments.inherit_flow(&record, socket, &unread);
         }
         self.assignments.give_passed();
         for given in self.shared.holding.take_given() {

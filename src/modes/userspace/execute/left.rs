@@ -25,18 +25,16 @@ pub struct LeftPorts {
     frontends: HashMap<BoundAddress, Vec<Frontend>>,
     /// Those that a group has again. The kernel would let two groups bind one of them.
     had: HashSet<BoundAddress>,
-    /// Who listens there.
-    by: ListenedOn,
+    of: EarlierProcess,
 }
 
-/// Who may listen on the local ports to which rules lead.
+/// Whether the process to whose local ports rules lead still listens there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum ListenedOn {
-    /// Nobody: the process that had them has ended.
+enum EarlierProcess {
     #[default]
-    ByNobody,
-    /// The process that gave way to this one.
-    ByPredecessor,
+    Ended,
+    /// It gave way to this one.
+    Runs,
 }
 
 impl LeftPorts {
@@ -55,9 +53,9 @@ impl LeftPorts {
         if is_had || is_called || !self.frontends.get(port)?.iter().all(is_of_group) {
             return None;
         }
-        let again = match self.by {
-            ListenedOn::ByNobody => ports.have_again(*port),
-            ListenedOn::ByPredecessor => ports.share_with_predecessor(*port),
+        let again = match self.of {
+            EarlierProcess::Ended => ports.have_again(*port),
+            EarlierProcess::Runs => ports.share_with_predecessor(*port),
         };
         let again = again.ok()?;
         self.had.insert(*port);
@@ -74,10 +72,10 @@ impl Executor {
         left: Vec<(Frontend, u16)>,
         others: &OtherProcesses,
     ) {
-        self.left.by = if others.has_predecessor() {
-            ListenedOn::ByPredecessor
+        self.left.of = if others.has_predecessor() {
+            EarlierProcess::Runs
         } else {
-            ListenedOn::ByNobody
+            EarlierProcess::Ended
         };
         for (frontend, port) in left {
             let port = BoundAddress {

@@ -169,10 +169,10 @@ impl RedirectPorts {
     /// When it is not in the range, or the socket to reserve it cannot be made.
     pub fn share_with_predecessor(&mut self, port: BoundAddress) -> io::Result<RedirectPort> {
         let BoundAddress { protocol, address } = port;
-        self.check_range(address)?;
         if protocol == Protocol::Tcp {
-            return self.share(protocol, Family::of(&address.ip()), address.port());
+            return self.adopt(protocol, address);
         }
+        self.check_range(address)?;
         Ok(RedirectPort {
             address,
             protocol,

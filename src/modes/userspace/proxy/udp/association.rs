@@ -211,7 +211,6 @@ impl Associations {
             place,
             exchange,
         } = flow;
-        let exchange = exchange.unwrap_or_default();
         let lease = endpoint.lease();
         lease.connected();
         let association = Arc::new(Association {

@@ -34,7 +34,7 @@ pub struct PassedFlow {
 pub struct Exchange {
     /// Datagrams of the client.
     pub sent: u32,
-    /// Answers.
+    /// Answers that were passed on to it.
     pub received: u32,
     /// The client sent something after an answer.
     pub converses: bool,

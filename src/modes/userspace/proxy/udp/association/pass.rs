@@ -67,7 +67,7 @@ impl AsFd for Association {
 /// Who reads the answers of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// This process.
+    /// This process, as before it gave way.
     ThisProcess,
     /// The one that takes over.
     Successor,

@@ -36,8 +36,8 @@ pub(super) struct Begun {
     /// What `backend` is bound to.
     pub(super) local: Local,
     pub(super) place: Place,
-    /// What was exchanged in another process; `None`: it begins here.
-    pub(super) exchange: Option<Exchange>,
+    /// What was exchanged in another process.
+    pub(super) exchange: Exchange,
 }
 
 /// Why a flow to an endpoint does not begin.
@@ -141,7 +141,7 @@ impl Associations {
                 backend,
                 local,
                 place,
-                exchange: None,
+                exchange: Exchange::default(),
             });
         };
         let continued = passed.take_over();
@@ -157,7 +157,7 @@ impl Associations {
             backend,
             local,
             place,
-            exchange: Some(exchange),
+            exchange,
         })
     }
 
