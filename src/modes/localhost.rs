@@ -157,7 +157,7 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
 mod tests {
     use super::*;
     use crate::services::{
-        Changes, Endpoint, ServicePortName, TrafficPolicy,
+        Changes, Endpoint, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     };
 
@@ -174,10 +174,7 @@ mod tests {
     }
 
     fn over(protocol: Protocol) -> ServicePort {
-        let name = ServicePortName {
-            protocol,
-            ..web().name
-        };
+        let name = web().name.over(protocol);
         ServicePort { name, ..web() }
     }
 

@@ -86,16 +86,10 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
-    use crate::services::{
-        ServicePortName,
-        service_ports::{port_name, service_name as service},
-    };
+    use crate::services::service_ports::{port_name, service_name as service};
 
     fn changed(ports: &[(&str, Family)]) -> Changes {
-        let name = |(service, family): &(&str, Family)| ServicePortName {
-            family: *family,
-            ..port_name(service)
-        };
+        let name = |(service, family): &(&str, Family)| port_name(service).in_family(*family);
         Changes {
             ports: ports.iter().map(name).collect(),
             ..Changes::default()

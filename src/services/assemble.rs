@@ -66,12 +66,7 @@ fn without_endpoints(
     };
     let ranges = serving.load_balancer_source_ranges.iter();
     ServicePort {
-        name: ServicePortName {
-            service: service.name.clone(),
-            port: Arc::clone(&port.name),
-            protocol: port.protocol,
-            family,
-        },
+        name: ServicePortName::new(&service.name, port, family),
         cluster_ip: Some(cluster_ip),
         port: port.port,
         node_port: port.node_port,

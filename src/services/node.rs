@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as api;
 
 use super::{
-    extensions,
+    Named, extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
 };
@@ -37,6 +37,14 @@ pub struct Node {
     /// The weight of each endpoint that runs on it, from `tripod.proxy/weight`; `None`: not given,
     /// or malformed.
     pub weight: Option<u16>,
+}
+
+impl Named for Node {
+    type Name = Arc<str>;
+
+    fn own_name(&self) -> &Arc<str> {
+        &self.name
+    }
 }
 
 impl Node {

@@ -148,12 +148,8 @@ impl Contender {
     fn name(&self, ip: &IpAddr) -> Option<ServicePortName> {
         let serving = self.service.serving.as_ref().ok()?;
         let port = serving.ports.get(usize::from(self.port))?;
-        Some(ServicePortName {
-            service: self.service.name.clone(),
-            port: Arc::clone(&port.name),
-            protocol: port.protocol,
-            family: Family::of(ip),
-        })
+        let family = Family::of(ip);
+        Some(ServicePortName::new(&self.service.name, port, family))
     }
 }
 

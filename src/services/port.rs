@@ -5,9 +5,10 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 
-use crate::net::{Family, Protocol};
+use crate::net::Protocol;
 
 use super::{
+    Named, ServicePortName,
     endpoint::Endpoints,
     extensions::Preferences,
     owners::{AddressKind, Conflict},
@@ -25,30 +26,6 @@ pub struct ServiceName {
 impl fmt::Display for ServiceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-/// Identity of a ServicePort. Prints as kube-proxy prints it
-/// (`namespace/name:port`, without the colon for an unnamed port).
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ServicePortName {
-    /// The Service that the port belongs to.
-    pub service: ServiceName,
-    /// Name of the port; empty for a Service's only, unnamed port.
-    pub port: Arc<str>,
-    /// Protocol of the port.
-    pub protocol: Protocol,
-    /// Family of the addresses.
-    pub family: Family,
-}
-
-impl fmt::Display for ServicePortName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.service)?;
-        if !self.port.is_empty() {
-            write!(f, ":{}", self.port)?;
-        }
-        Ok(())
     }
 }
 
@@ -111,6 +88,14 @@ pub struct ServicePort {
     pub endpoints: Arc<Endpoints>,
     /// Addresses that its Service names and other ServicePorts own.
     pub conflicts: Box<[Conflict]>,
+}
+
+impl Named for ServicePort {
+    type Name = ServicePortName;
+
+    fn own_name(&self) -> &ServicePortName {
+        &self.name
+    }
 }
 
 impl ServicePort {

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use k8s_openapi::{api::core::v1 as api, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{
-    ServiceName, SessionAffinity, TrafficPolicy,
+    Named, ServiceName, SessionAffinity, TrafficPolicy,
     extensions::{self, Preferences},
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
@@ -111,6 +111,14 @@ pub struct Port {
     pub port: u16,
     /// Port on the node's addresses; `None`: it has no node port.
     pub node_port: Option<u16>,
+}
+
+impl Named for Service {
+    type Name = ServiceName;
+
+    fn own_name(&self) -> &ServiceName {
+        &self.name
+    }
 }
 
 impl Service {

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::networking::v1 as api;
 
 use super::{
+    Named,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
 };
@@ -18,6 +19,14 @@ pub struct ServiceCidr {
     pub name: Arc<str>,
     /// One network, or one of each family.
     pub networks: Box<[IpNet]>,
+}
+
+impl Named for ServiceCidr {
+    type Name = Arc<str>;
+
+    fn own_name(&self) -> &Arc<str> {
+        &self.name
+    }
 }
 
 impl ServiceCidr {

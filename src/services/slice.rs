@@ -7,7 +7,7 @@ use k8s_openapi::api::discovery::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
-    ServiceName, extensions,
+    Named, ServiceName, extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
     service::OTHER_PROXY_LABEL,
@@ -110,6 +110,14 @@ pub struct Hints {
     pub zones: Box<[Arc<str>]>,
     /// Nodes that should use it.
     pub nodes: Box<[Arc<str>]>,
+}
+
+impl Named for EndpointSlice {
+    type Name = SliceName;
+
+    fn own_name(&self) -> &SliceName {
+        &self.name
+    }
 }
 
 impl EndpointSlice {

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use tracing::info;
 
 use super::{
-    Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
+    ByName, Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
     ServiceMap, ServiceName, ServicePort, SliceName,
     assemble::service_ports,
     owners::AddressOwnership,
@@ -25,8 +25,8 @@ use super::{
 pub struct Tracker {
     this: ThisNode,
     services: HashMap<ServiceName, Entry>,
-    /// Which Service each slice is filed under; `None`: under no Service.
-    slices: HashMap<SliceName, Option<ServiceName>>,
+    /// All slices, of whichever Service, or of none.
+    slices: ByName<Arc<EndpointSlice>>,
     /// Weights of the nodes that have one.
     weights: NodeWeights,
     service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
@@ -59,7 +59,7 @@ impl Tracker {
                 zone: None,
             },
             services: HashMap::new(),
-            slices: HashMap::new(),
+            slices: ByName::default(),
             weights: NodeWeights::new(),
             service_cidrs: BTreeMap::new(),
             ownership: AddressOwnership::default(),
@@ -215,36 +215,31 @@ impl Tracker {
         dirty: &mut HashSet<ServiceName>,
         odd: &mut Vec<Oddity>,
     ) {
-        let owner = match &slice.owner {
-            Owner::Service(service) => Some(service.clone()),
-            Owner::NotServed | Owner::Unlabelled => None,
-        };
-        let filed = self.slices.get(&slice.name);
-        if filed.is_some_and(|filed| *filed != owner) {
+        let before = self.slices.get(&slice.name);
+        if before.is_some_and(|before| before.owner != slice.owner) {
             self.remove_slice(&slice.name, dirty);
         }
-        let new = !self.slices.contains_key(&slice.name);
-        if new && slice.owner == Owner::Unlabelled {
-            odd.push(Oddity::NoServiceLabel(slice.name.clone()));
-        }
-        if let Some(service) = &owner {
+        if let Owner::Service(service) = &slice.owner {
             let entry = self.services.entry(service.clone()).or_default();
             if entry.put_slice(&slice) {
                 dirty.insert(service.clone());
             }
         }
-        if new {
-            self.slices.insert(slice.name.clone(), owner);
+        let before = self.slices.insert(Arc::clone(&slice));
+        if slice.owner == Owner::Unlabelled && before.is_none() {
+            odd.push(Oddity::NoServiceLabel(slice.name.clone()));
         }
     }
 
     fn remove_slice(&mut self, name: &SliceName, dirty: &mut HashSet<ServiceName>) {
-        let Some(Some(service)) = self.slices.remove(name) else {
+        let Some(slice) = self.slices.remove(name) else {
             return;
         };
-        if let Some(entry) = self.services.get_mut(&service) {
+        if let Owner::Service(service) = &slice.owner
+            && let Some(entry) = self.services.get_mut(service)
+        {
             entry.slices.retain(|slice| slice.name != *name);
-            dirty.insert(service);
+            dirty.insert(service.clone());
         }
     }
 
@@ -290,6 +285,8 @@ impl Tracker {
                     ports.push(Arc::clone(old));
                     continue;
                 }
+                // The tables of the modes have the old one as their key.
+                new.name = old.name.clone();
                 if old.endpoints == new.endpoints {
                     new.endpoints = Arc::clone(&old.endpoints);
                 }

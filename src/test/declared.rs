@@ -116,12 +116,7 @@ impl Objects {
         for cluster_ip in &serving.cluster_ips {
             let family = Family::of(cluster_ip);
             for port in &serving.ports {
-                let name = ServicePortName {
-                    service: service.name.clone(),
-                    port: Arc::clone(&port.name),
-                    protocol: port.protocol,
-                    family,
-                };
+                let name = ServicePortName::new(&service.name, port, family);
                 let at = |kind, ip| Frontend {
                     kind,
                     ip: Some(ip),

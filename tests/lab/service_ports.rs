@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use tripod::net::{Family, Protocol};
 use tripod::services::{
-    Endpoint, Endpoints, ServiceName, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy,
+    Endpoint, Endpoints, NameParts, ServiceName, ServicePort, ServicePortName, SessionAffinity,
+    TrafficPolicy,
 };
 
 /// Returns the name that prints as `text`: `namespace/name`, or the name of a
@@ -26,12 +27,13 @@ pub fn service_name(text: &str) -> ServiceName {
 /// `namespace/name:port`, where namespace and port may be left out.
 pub fn port_name(text: &str) -> ServicePortName {
     let (service, port) = text.split_once(':').unwrap_or((text, ""));
-    ServicePortName {
+    let parts = NameParts {
         service: service_name(service),
         port: port.into(),
         protocol: Protocol::Tcp,
         family: Family::V4,
-    }
+    };
+    parts.into()
 }
 
 /// Returns a ServicePort named by `text` as in [`port_name`], with port 80 on
@@ -39,10 +41,7 @@ pub fn port_name(text: &str) -> ServicePortName {
 pub fn service_port(text: &str, cluster_ip: impl Into<IpAddr>) -> ServicePort {
     let cluster_ip = cluster_ip.into();
     ServicePort {
-        name: ServicePortName {
-            family: Family::of(&cluster_ip),
-            ..port_name(text)
-        },
+        name: port_name(text).in_family(Family::of(&cluster_ip)),
         cluster_ip: Some(cluster_ip),
         port: 80,
         node_port: None,

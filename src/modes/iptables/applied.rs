@@ -1,6 +1,6 @@
 //! What was applied.
 
-use std::{borrow::Borrow, hash::Hash, hash::Hasher, sync::Arc};
+use std::sync::Arc;
 
 use hashbrown::HashSet;
 
@@ -9,7 +9,7 @@ use crate::{
     kernel::xtables::{desired::Entry, rule::Table},
     modes::references::References,
     net::Family,
-    services::{ServiceMap, ServicePort, ServicePortName},
+    services::{ByName, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// What was applied. The rules themselves are not stored: they follow from
@@ -19,7 +19,7 @@ pub struct Applied {
     pub options: Options,
     /// How many rules there are.
     pub rules: RuleCount,
-    ports: HashSet<ByName>,
+    ports: ByName<Arc<ServicePort>>,
     /// How many ServicePorts take the step that leads to a chain of the index.
     pub steps: References<IndexChain>,
     endpoints: usize,
@@ -71,7 +71,7 @@ impl Applied {
         Applied {
             options,
             rules,
-            ports: HashSet::new(),
+            ports: ByName::default(),
             steps: References::default(),
             endpoints: 0,
         }
@@ -79,26 +79,30 @@ impl Applied {
 
     /// Returns the ServicePort of this name, as it was applied.
     pub fn port(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
-        self.ports.get(name).map(|ByName(port)| port)
+        self.ports.get(name)
     }
 
     /// Returns the names of all ServicePorts.
     pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
-        self.ports.iter().map(|ByName(port)| &port.name)
+        self.ports.iter().map(|port| &port.name)
     }
 
     /// `port` is applied.
     pub fn insert(&mut self, port: Arc<ServicePort>) {
-        self.remove(&port.name);
         self.endpoints += port.endpoints.all.len();
-        self.ports.insert(ByName(port));
+        let before = self.ports.insert(port);
+        self.forget(before);
     }
 
     /// The ServicePort of this name is not applied any more.
     pub fn remove(&mut self, name: &ServicePortName) {
-        if let Some(ByName(port)) = self.ports.take(name) {
-            self.endpoints = self.endpoints.saturating_sub(port.endpoints.all.len());
-        }
+        let before = self.ports.remove(name);
+        self.forget(before);
+    }
+
+    fn forget(&mut self, before: Option<Arc<ServicePort>>) {
+        let endpoints = before.map_or(0, |port| port.endpoints.all.len());
+        self.endpoints = self.endpoints.saturating_sub(endpoints);
     }
 
     /// Counts one more user of each of `steps`. Returns those whose first it is.
@@ -112,7 +116,7 @@ impl Applied {
     pub fn size_after(&self, map: &ServiceMap, changed: &HashSet<ServicePortName>) -> Size {
         let endpoints = |port: &Arc<ServicePort>| port.endpoints.all.len();
         let mut size = Size {
-            ports: self.ports.len(),
+            ports: self.ports.iter().len(),
             endpoints: self.endpoints,
         };
         let of_family = |name: &&ServicePortName| name.family == self.options.family;
@@ -129,26 +133,3 @@ impl Applied {
         size
     }
 }
-
-/// A ServicePort, found by its name.
-struct ByName(Arc<ServicePort>);
-
-impl Borrow<ServicePortName> for ByName {
-    fn borrow(&self) -> &ServicePortName {
-        &self.0.name
-    }
-}
-
-impl Hash for ByName {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.name.hash(state);
-    }
-}
-
-impl PartialEq for ByName {
-    fn eq(&self, other: &ByName) -> bool {
-        self.0.name == other.0.name
-    }
-}
-
-impl Eq for ByName {}

@@ -400,7 +400,7 @@ mod tests {
             (false, true, false),
         ] {
             let mut plan = plan(&[cluster_ip()], 0);
-            plan.name.port.protocol = Protocol::Udp;
+            plan.name.port = plan.name.port.over(Protocol::Udp);
             plan.keep_flows = [address([10, 1, 0, 1], 80)][..usize::from(keeps)].into();
             for method in [Method::Local, Method::Redirect] {
                 let mut there = match method {

@@ -128,10 +128,7 @@ impl ServiceHealth {
     fn update_both(&mut self, name: &ServicePortName, map: &ServiceMap) -> bool {
         let mut concerned = false;
         for family in Family::ALL {
-            let name = ServicePortName {
-                family,
-                ..name.clone()
-            };
+            let name = name.in_family(family);
             concerned |= self.update(&name, map.get(&name).map(|port| &**port));
         }
         concerned

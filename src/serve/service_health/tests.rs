@@ -28,10 +28,7 @@ fn here() -> IpAddr {
 }
 
 fn name(service: &str, port: &str, family: Family) -> ServicePortName {
-    ServicePortName {
-        family,
-        ..port_name(&format!("hc/{service}:{port}"))
-    }
+    port_name(&format!("hc/{service}:{port}")).in_family(family)
 }
 
 /// An endpoint as `address`, and words about it.
@@ -327,7 +324,7 @@ async fn a_port_that_is_taken_is_named_once_and_tried_again() {
     let event = bench.events.recv().await.unwrap();
     assert_eq!(
         event.regarding,
-        crate::events::Regarding::Service(web.service)
+        crate::events::Regarding::Service(web.service.clone())
     );
     assert!(event.note.contains(&check.to_string()), "{}", event.note);
     let listeners = bench.serving.listeners();

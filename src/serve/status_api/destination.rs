@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::{
         services::{
-            AddressKind, Conflict, ServiceMap, ServicePortName,
+            AddressKind, Conflict, ServiceMap,
             service_ports::{port_name, service_port},
         },
         status_api::{Addressee, Destination},
@@ -127,10 +127,7 @@ mod tests {
     fn port(name: &str, protocol: Protocol, ip: &str, number: u16) -> ServicePort {
         let port = service_port(&format!("shop/{name}"), ip.parse::<IpAddr>().unwrap());
         ServicePort {
-            name: ServicePortName {
-                protocol,
-                ..port.name
-            },
+            name: port.name.over(protocol),
             port: number,
             ..port
         }

@@ -71,7 +71,7 @@ fn call(state: &mut State) {
 fn services(count: u8, others: u8) -> ServiceMap {
     let all = (1..=count).map(|last| endpoint(([10, 244, 0, last], 80)));
     let mut dns = service_port("dns", DNS);
-    dns.name.protocol = Protocol::Udp;
+    dns.name = dns.name.over(Protocol::Udp);
     dns.endpoints = endpoints(all);
     let other = |number| service_port(&format!("s{number}"), [10, 96, 1, number]);
     let others = (0..others).map(other);

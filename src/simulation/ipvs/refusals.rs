@@ -361,7 +361,7 @@ fn clients_of_udp_are_led_whose_service_was_refused_before_a_sync_that_failed() 
     let map = |last| -> ServiceMap {
         let to = |last| endpoints([endpoint(([10, 244, 0, last], 80))]);
         let mut ports = ["dns", "other"].map(|name| service_port(name, DNS));
-        ports[0].name.protocol = Protocol::Udp;
+        ports[0].name = ports[0].name.over(Protocol::Udp);
         ports[0].endpoints = to(1);
         ports[1].cluster_ip = Some([10, 96, 0, 2].into());
         ports[1].endpoints = to(last);

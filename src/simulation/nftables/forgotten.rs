@@ -31,7 +31,7 @@ const CHECKS: Duration = Duration::from_secs(5);
 /// The Service with endpoints that have these last numbers.
 fn service(all: &[u8]) -> ServiceMap {
     let mut dns = service_port("dns", DNS);
-    dns.name.protocol = Protocol::Udp;
+    dns.name = dns.name.over(Protocol::Udp);
     dns.session_affinity = SessionAffinity::ClientIp {
         timeout: Duration::from_secs(10_800),
     };

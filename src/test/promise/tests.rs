@@ -4,8 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::*;
 use crate::{
-    net::Family,
-    services::{Preferences, ProxyProtocol, ServiceName, ServicePortName},
+    services::{Preferences, ProxyProtocol, service_ports::port_name},
     status_api::{Candidate, Listed, VERSION},
     test::declared::{Endpoint, Frontend},
 };
@@ -25,15 +24,7 @@ fn web(external: TrafficPolicy) -> Declared {
     ];
     let endpoints = endpoints.map(|(at, one)| (at.parse().expect("an address"), one));
     Declared {
-        name: ServicePortName {
-            service: ServiceName {
-                namespace: "default".into(),
-                name: "web".into(),
-            },
-            port: "".into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        },
+        name: port_name("web"),
         frontends: Vec::<Frontend>::new(),
         endpoints: BTreeMap::from(endpoints),
         is_plain: true,
@@ -261,7 +252,7 @@ fn what_servers_here_cannot_do_is_not_tried() {
     assert!(why(ModeName::Nftables, header()).is_none());
     assert!(why(ModeName::Ipvs, direct()).is_some());
     assert!(why(ModeName::Nftables, direct()).is_none());
-    port.name.protocol = Protocol::Sctp;
+    port.name = port.name.over(Protocol::Sctp);
     let call = call(&port, AddressKind::ClusterIp, Caller::Pod);
     assert!(call.not_tried().is_some());
 }

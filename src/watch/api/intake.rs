@@ -209,7 +209,7 @@ impl<'a, K: Kind> Intake<'a, K> {
                 }
                 let mut known = self.known.lock();
                 if reduced.object.is_used() {
-                    known.put(name, reduced.object);
+                    known.put(reduced.object);
                 } else {
                     known.remove(name);
                 }

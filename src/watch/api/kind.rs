@@ -2,22 +2,21 @@
 
 use std::{
     fmt::{self, Display},
-    hash::Hash,
     sync::Arc,
 };
 
 use serde::de::DeserializeOwned;
 
 use crate::services::{
-    EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceCidr, ServiceName,
+    EndpointSlice, Event, Invalid, Named, Names, Node, Reduced, Service, ServiceCidr, ServiceName,
     SliceName,
 };
 use crate::watch::wire;
 
 /// A kind of objects.
-pub(super) trait Kind: Sized + PartialEq + Send + Sync + 'static {
-    /// The name of an object.
-    type Name: Clone + Eq + Hash + fmt::Debug + Display + Send + Sync;
+pub(super) trait Kind:
+    Named<Name: Clone + fmt::Debug + Display + Send + Sync> + Sized + PartialEq + Send + Sync + 'static
+{
     /// The object in the form in which it is decoded.
     type Wire: DeserializeOwned;
     /// Name of the kind in the plural, for the log.
@@ -60,7 +59,6 @@ fn namespaced(meta: &wire::Meta) -> Option<(&str, &str)> {
 }
 
 impl Kind for Service {
-    type Name = ServiceName;
     type Wire = wire::Service;
     const PLURAL: &str = "Services";
     const PATH: &str = "/api/v1/services";
@@ -92,7 +90,6 @@ impl Kind for Service {
 }
 
 impl Kind for EndpointSlice {
-    type Name = SliceName;
     type Wire = wire::EndpointSlice;
     const PLURAL: &str = "EndpointSlices";
     const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
@@ -125,7 +122,6 @@ impl Kind for EndpointSlice {
 
 /// Servers before 1.33 have none in this version.
 impl Kind for ServiceCidr {
-    type Name = Arc<str>;
     type Wire = wire::ServiceCidr;
     const PLURAL: &str = "ServiceCIDRs";
     const PATH: &str = "/apis/networking.k8s.io/v1/servicecidrs";
@@ -154,7 +150,6 @@ impl Kind for ServiceCidr {
 }
 
 impl Kind for Node {
-    type Name = Arc<str>;
     type Wire = wire::Node;
     const PLURAL: &str = "Nodes";
     const PATH: &str = "/api/v1/nodes";
@@ -188,8 +183,15 @@ impl Kind for Node {
 #[derive(PartialEq)]
 pub(super) struct Elsewhere(Arc<Node>);
 
-impl Kind for Elsewhere {
+impl Named for Elsewhere {
     type Name = Arc<str>;
+
+    fn own_name(&self) -> &Arc<str> {
+        self.0.own_name()
+    }
+}
+
+impl Kind for Elsewhere {
     type Wire = wire::Bare;
     const PLURAL: &str = "weights of other Nodes";
     const PATH: &str = Node::PATH;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::kind::Kind;
-use crate::services::Event;
+use crate::services::{ByName, Event, Named};
 
 /// The objects of one kind.
 ///
@@ -14,7 +14,7 @@ use crate::services::Event;
 /// are: however slow the receiver, no more waits for it than there are objects,
 /// and a storm of changes to one object is a single event.
 pub(super) struct Known<K: Kind> {
-    objects: HashMap<K::Name, Entry<K>>,
+    objects: ByName<Entry<K>>,
     unsent: HashSet<K::Name>,
     /// What changed before a list was begun, as it was then; `None`: it was gone.
     before_list: HashMap<K::Name, Option<Arc<K>>>,
@@ -33,10 +33,18 @@ struct Entry<K> {
     list: u32,
 }
 
+impl<K: Kind> Named for Entry<K> {
+    type Name = K::Name;
+
+    fn own_name(&self) -> &K::Name {
+        self.object.own_name()
+    }
+}
+
 impl<K: Kind> Known<K> {
     pub(super) fn new() -> Known<K> {
         Known {
-            objects: HashMap::new(),
+            objects: ByName::default(),
             unsent: HashSet::new(),
             before_list: HashMap::new(),
             list: 0,
@@ -67,10 +75,10 @@ impl<K: Kind> Known<K> {
     /// Ends a complete list: what was not in it is gone.
     pub(super) fn end_list(&mut self) {
         let (list, unsent) = (self.list, &mut self.unsent);
-        self.objects.retain(|name, entry| {
+        self.objects.retain(|entry| {
             let is_listed = entry.list == list;
             if !is_listed {
-                unsent.insert(name.clone());
+                unsent.insert(entry.own_name().clone());
             }
             is_listed
         });
@@ -80,8 +88,8 @@ impl<K: Kind> Known<K> {
     }
 
     /// Adds or replaces an object.
-    pub(super) fn put(&mut self, name: K::Name, object: K) {
-        let list = self.list;
+    pub(super) fn put(&mut self, object: K) {
+        let (list, name) = (self.list, object.own_name().clone());
         if let Some(entry) = self.objects.get_mut(&name) {
             entry.list = list;
             if *entry.object == object {
@@ -90,7 +98,7 @@ impl<K: Kind> Known<K> {
             entry.object = Arc::new(object);
         } else {
             let object = Arc::new(object);
-            self.objects.insert(name.clone(), Entry { object, list });
+            self.objects.insert(Entry { object, list });
         }
         self.unsent.insert(name);
     }
@@ -149,8 +157,8 @@ mod tests {
     use super::*;
     use crate::services::Node;
 
-    fn node(name: &str, zone: &str) -> (Arc<str>, Node) {
-        let node = Node {
+    fn node(name: &str, zone: &str) -> Node {
+        Node {
             name: name.into(),
             zone: Some(zone.into()),
             pod_cidrs: Box::default(),
@@ -158,13 +166,11 @@ mod tests {
             deleting: false,
             to_be_deleted: false,
             weight: None,
-        };
-        (name.into(), node)
+        }
     }
 
     fn put(known: &mut Known<Node>, name: &str, zone: &str) {
-        let (name, node) = node(name, zone);
-        known.put(name, node);
+        known.put(node(name, zone));
     }
 
     /// Returns what is sent, as `name=zone` or `-name`, sorted.

@@ -46,7 +46,8 @@ pub fn plain(family: Family, number: u16) -> ServicePort {
         &format!("web-{service}:p{number}"),
         ip(family, 96, service + 1),
     );
-    port.name.protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp][usize::from(number % 3)];
+    let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp][usize::from(number % 3)];
+    port.name = port.name.over(protocol);
     port
 }
 

@@ -7,7 +7,7 @@ use crate::{
     hold::recorded::{assert_same, conversation},
     modes::userspace::{plan::GroupKind, proxy::udp::Exchange},
     net::Protocol,
-    services::ServiceName,
+    services::{NameParts, ServiceName},
 };
 
 /// The newest version. It has no number in its records: the socket over which they are sent has
@@ -17,7 +17,7 @@ const VERSION: u16 = 1;
 const PROTOCOL: &str = "assignments";
 
 fn port(protocol: Protocol, family: Family, service: [&str; 2], port: &str) -> ServicePortName {
-    ServicePortName {
+    let parts = NameParts {
         service: ServiceName {
             namespace: service[0].into(),
             name: service[1].into(),
@@ -25,7 +25,8 @@ fn port(protocol: Protocol, family: Family, service: [&str; 2], port: &str) -> S
         port: port.into(),
         protocol,
         family,
-    }
+    };
+    parts.into()
 }
 
 /// Returns what the newest version has recorded.

@@ -334,12 +334,9 @@ fn targets(endpoints: &Endpoints, policy: TrafficPolicy) -> Vec<Target> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        net::Family,
-        services::{
-            Endpoint,
-            service_ports::{endpoint, port_name, service_port},
-        },
+    use crate::services::{
+        Endpoint,
+        service_ports::{endpoint, port_name, service_port},
     };
 
     #[test]
@@ -369,11 +366,7 @@ mod tests {
         };
         let kept = |protocol, policy| {
             let port = ServicePort {
-                name: ServicePortName {
-                    protocol,
-                    family: Family::V4,
-                    ..port_name("dns")
-                },
+                name: port_name("dns").over(protocol),
                 internal_traffic_policy: policy,
                 endpoints: Arc::new(endpoints.clone()),
                 ..service_port("dns", [10, 96, 0, 10])

@@ -153,7 +153,7 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> GroupPlan {
     let targets = targets.iter();
     let targets = targets.map(|&address| Target { address, weight: 1 });
     let mut plan = GroupPlan::of_cluster_ip("test", &[frontend], targets.collect());
-    plan.name.port.protocol = protocol;
+    plan.name.port = plan.name.port.over(protocol);
     plan
 }
 

@@ -75,7 +75,7 @@ fn service(protocol: Protocol, last: u8) -> ServicePort {
         endpoints: endpoints([endpoint(([10, 244, 0, 1], 8080))]),
         ..service_port("web", [10, 96, 0, last])
     };
-    port.name.protocol = protocol;
+    port.name = port.name.over(protocol);
     port
 }
 

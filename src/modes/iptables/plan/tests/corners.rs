@@ -250,7 +250,7 @@ fn each_protocol_is_its_own() {
             endpoints: endpoints(&[(HERE, true, 1)]),
             ..service("web")
         };
-        port.name.protocol = protocol;
+        port.name = port.name.over(protocol);
         for called in Protocol::ALL {
             let packet = Packet {
                 protocol: called,

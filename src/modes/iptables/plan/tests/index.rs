@@ -37,7 +37,8 @@ fn any_port(n: u16) -> impl Strategy<Value = ServicePort> {
             let base = if shown { exposed("s") } else { service("s") };
             let [hi, lo] = n.to_be_bytes();
             let own = |first: u8| Ipv4Addr::new(first, 96 + far, hi, lo).into();
-            let mut port = ServicePort {
+            ServicePort {
+                name: base.name.of_port(&format!("p{n}")).over(protocol),
                 cluster_ip: Some(own(10)),
                 external_ips: base.external_ips.iter().map(|_| own(198)).collect(),
                 load_balancer_ips: base.load_balancer_ips.iter().map(|_| own(203)).collect(),
@@ -51,10 +52,7 @@ fn any_port(n: u16) -> impl Strategy<Value = ServicePort> {
                 external_traffic_policy: external,
                 endpoints: endpoints(&at),
                 ..base
-            };
-            port.name.protocol = protocol;
-            port.name.port = format!("p{n}").into();
-            port
+            }
         },
     )
 }
@@ -137,13 +135,13 @@ fn costs(addresses: &[Ipv4Addr], options: &Options) -> (usize, usize) {
     let ports: Vec<ServicePort> = (0..)
         .zip(addresses)
         .map(|(n, address): (u32, _)| {
-            let mut port = ServicePort {
+            let base = service(&format!("s{n}"));
+            ServicePort {
+                name: base.name.of_port(""),
                 cluster_ip: Some((*address).into()),
                 endpoints: endpoints(&[("10.244.0.6:8080", true, 1)]),
-                ..service(&format!("s{n}"))
-            };
-            port.name.port = "".into();
-            port
+                ..base
+            }
         })
         .collect();
     let rules = Ruleset::new(&ports, options);
@@ -206,13 +204,13 @@ fn auto_changes_its_mind_late() {
 fn ipv6_is_indexed_too() {
     let ports: Vec<ServicePort> = (1..200u16)
         .map(|n| {
-            let mut port = ServicePort {
+            let base = service(&format!("s{n}"));
+            ServicePort {
+                name: base.name.in_family(Family::V6),
                 cluster_ip: Some(ip(&format!("fd00:10:96::{n:x}"))),
                 endpoints: endpoints(&[("[fd00:10:244::6]:8080", true, 1)]),
-                ..service(&format!("s{n}"))
-            };
-            port.name.family = Family::V6;
-            port
+                ..base
+            }
         })
         .collect();
     let options = Options {

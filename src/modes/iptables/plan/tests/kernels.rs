@@ -50,8 +50,8 @@ fn ports() -> ServiceMap {
     six[2].cluster_ip = Some(ip("fd00:10:96::3"));
     six[2].endpoints = endpoints(&[]);
     for (n, port) in (0..).zip(&mut six) {
-        port.name.family = Family::V6;
-        port.name.port = format!("p{n}").into();
+        port.name = port.name.in_family(Family::V6);
+        port.name = port.name.of_port(&format!("p{n}"));
     }
     four.into_iter().chain(six).collect()
 }

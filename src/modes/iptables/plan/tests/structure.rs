@@ -19,7 +19,7 @@ use crate::{
     },
     modes::iptables::plan::{Dispatch, Options, fixed, names, plan},
     net::{Family, Protocol},
-    services::{ServicePort, TrafficPolicy},
+    services::{NameParts, ServiceName, ServicePort, TrafficPolicy},
 };
 
 /// Longest name of a chain: `XT_EXTENSION_MAXNAMELEN` of
@@ -96,8 +96,11 @@ proptest! {
         name in "[a-z0-9.-]{1,253}", port in "[a-z0-9-]{0,63}", options in any_options(),
     ) {
         let mut busy = busy();
-        busy.name.service.name = name.as_str().into();
-        busy.name.port = port.as_str().into();
+        busy.name = NameParts {
+            service: ServiceName { name: name.as_str().into(), ..busy.name.service.clone() },
+            ..NameParts::clone(&busy.name.of_port(&port))
+        }
+        .into();
         let plain = ServicePort { endpoints: busy.endpoints.clone(), ..service("plain") };
         let refused = service("refused");
         let set = Ruleset::new([&busy, &plain, &refused], &options);
@@ -174,8 +177,8 @@ fn ports_and_protocols_have_chains_of_their_own() {
     for name in ["", "a", "b"] {
         for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
             let mut port = busy();
-            port.name.port = name.into();
-            port.name.protocol = protocol;
+            port.name = port.name.of_port(name);
+            port.name = port.name.over(protocol);
             for chain in plan(&port, &options()).chains {
                 assert!(seen.insert(chain.name.clone()), "{}", chain.name);
             }
