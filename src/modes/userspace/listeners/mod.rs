@@ -366,6 +366,8 @@ impl ListenerSet {
         }
         // By now the holder is sent each of them anew.
         drop(releases);
+        // Nearly every group listens at one address; a vector that grows makes room for four.
+        self.open.reserve_exact(1);
         self.open.push(listeners);
         self.unreserve(bind.address);
         if let Some(port) = self.local_port_at(bind.address) {
