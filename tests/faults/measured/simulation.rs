@@ -72,12 +72,6 @@ build):
 |---|---|---|---|---|---|---|---|---|---|---|
 ";
 
-const FOOT: &str = "
-The last run of ipvs mode with nf_tables ended at a defect, after 350,000 steps: a virtual server
-whose making was not answered stayed when its Service was removed. It is mended; the run was not
-repeated to its end yet.
-";
-
 /// Modes by the names that `src/simulation/` gives them.
 const MODES: [(&str, &str); 8] = [
     ("nftables", "nftables"),
@@ -123,5 +117,4 @@ pub fn write(text: &mut String, figures: &Figures) {
             counts.join(" | ")
         );
     }
-    text.push_str(FOOT);
 }
