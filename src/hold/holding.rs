@@ -120,10 +120,11 @@ impl Holding {
         &self,
         protocol: Protocol,
         address: SocketAddr,
-        label: &Arc<str>,
+        label: impl FnOnce() -> Arc<str>,
         socket: Socket,
     ) -> Option<Held> {
         let state = self.0.as_ref()?;
+        let label = label();
         if label.len() > LONGEST_LABEL {
             return None;
         }
@@ -133,7 +134,7 @@ impl Holding {
         let entry = Entry {
             protocol,
             address,
-            label: Arc::clone(label),
+            label,
             socket,
             held: false,
         };

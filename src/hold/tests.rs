@@ -155,7 +155,9 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
         let running = tokio::spawn(proxy.clone().run());
         let keep = |socket: &Arc<TcpListener>, address| {
             let socket: Weak<TcpListener> = Arc::downgrade(socket);
-            proxy.hold(Protocol::Tcp, address, &label, socket).unwrap()
+            proxy
+                .hold(Protocol::Tcp, address, || Arc::clone(&label), socket)
+                .unwrap()
         };
         let entries = (keep(&closed, at_closed), keep(&left, at_left));
         assert!(!proxy.is_complete());

@@ -125,7 +125,7 @@ async fn replay_holder(holder: &Channel, proxy: &Holding, said: &[Said], socket:
             "hold" => {
                 let label: Arc<str> = LABEL.into();
                 let socket: Weak<UdpSocket> = Arc::downgrade(socket);
-                held.extend(proxy.hold(Protocol::Udp, at, &label, socket));
+                held.extend(proxy.hold(Protocol::Udp, at, || Arc::clone(&label), socket));
             }
             "release" => drop(held.pop()),
             "release-given" => drop(proxy.take_given()),

@@ -26,7 +26,7 @@ pub fn local_port(
     group: &ListenerSet,
 ) -> Option<RedirectPort> {
     let (protocol, family) = (name.port.protocol, name.port.family);
-    let address = given.local_port(protocol, family, group.held_as())?;
+    let address = given.local_port(protocol, family, name.label())?;
     if group.is_called_at(address.port()) {
         return None;
     }
@@ -62,13 +62,14 @@ impl Executor {
         let groups = self.groups.iter();
         let groups: HashMap<_, _> = groups
             .filter(|(name, _)| name.port.family == family)
-            .map(|(name, group)| ((name.port.protocol, &**group.held_as()), group))
+            .map(|(name, group)| ((name.port.protocol, name.label()), group))
             .collect();
         let mut ports = HashSet::new();
         for given in left {
             let description = given.description();
             let (protocol, address) = (description.protocol, description.address);
-            let group = groups.get(&(protocol, &*description.label));
+            let label = (&*description.label).into();
+            let group = groups.get(&(protocol, label));
             if address.ip().is_unspecified() {
                 ports.insert(BoundAddress { protocol, address });
             }

@@ -39,7 +39,7 @@ impl ListenerSet {
     fn reopen(&self, listeners: &mut Listeners) -> io::Result<()> {
         for number in 0..listeners.on.len() {
             let on = &listeners.on[number];
-            if !on.has_ended(self.protocol) {
+            if !on.has_ended(self.name.port.protocol) {
                 continue;
             }
             let worker = Arc::clone(&on.worker);

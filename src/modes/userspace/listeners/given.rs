@@ -42,9 +42,9 @@ impl GivenSockets {
         &self,
         protocol: Protocol,
         family: Family,
-        label: &Arc<str>,
+        label: Arc<str>,
     ) -> Option<SocketAddr> {
-        let purpose = (protocol, family, Arc::clone(label));
+        let purpose = (protocol, family, label);
         let address = *self.local_ports.get(&purpose)?;
         self.sockets
             .contains_key(&BoundAddress { protocol, address })

@@ -19,7 +19,7 @@ use socket2::Socket;
 use self::{on_worker::go_on, redirect_ports::RedirectPort};
 use super::{
     capture::Frontend,
-    plan::GroupPlan,
+    plan::{GroupName, GroupPlan},
     proxy::{
         Shared,
         affinity::Affinity,
@@ -150,9 +150,7 @@ pub struct ListenerSet {
     pub frontends: Box<[Frontend]>,
     /// Its local port with redirect capture; `None`: it has none.
     pub local_port: Option<RedirectPort>,
-    protocol: Protocol,
-    /// What the holder knows its sockets by.
-    held_as: Arc<str>,
+    name: GroupName,
     group: Arc<ServiceGroup>,
     /// Where its schedulers begin.
     seed: Seed,
@@ -174,14 +172,12 @@ impl ListenerSet {
         let cluster_local = Arc::clone(&shared.cluster_local);
         let usage = shared.usages.of(&plan.name.port.service);
         let group = Arc::new(ServiceGroup::new(label, cluster_local, usage, routing));
-        let protocol = plan.name.port.protocol;
-        let associations = (protocol == Protocol::Udp)
+        let associations = (plan.name.port.protocol == Protocol::Udp)
             .then(|| udp::Associations::new(Arc::clone(shared), Arc::clone(&group)));
         ListenerSet {
             frontends: plan.frontends.as_slice().into(),
             local_port: None,
-            protocol,
-            held_as: plan.name.label(),
+            name: plan.name.clone(),
             group,
             seed,
             associations,
@@ -189,11 +185,6 @@ impl ListenerSet {
             open: Vec::new(),
             reserved: Vec::new(),
         }
-    }
-
-    /// Returns what the holder knows its sockets by.
-    pub fn held_as(&self) -> &Arc<str> {
-        &self.held_as
     }
 
     /// Returns whether clients call it at this port: a rule that leads there would have
@@ -206,7 +197,7 @@ impl ListenerSet {
     pub fn bound(&self) -> Option<BoundAddress> {
         let port = self.local_port.as_ref()?;
         Some(BoundAddress {
-            protocol: self.protocol,
+            protocol: self.name.port.protocol,
             address: port.address,
         })
     }
@@ -325,7 +316,7 @@ impl ListenerSet {
         // Should anything fail, its drop closes what is open by then.
         let mut listeners = Listeners {
             bind,
-            protocol: self.protocol,
+            protocol: self.name.port.protocol,
             on: Vec::with_capacity(count),
             in_use: Arc::downgrade(&address),
             shared: Arc::clone(shared),
@@ -341,7 +332,7 @@ impl ListenerSet {
             // The process before may have handed what is new to another one.
             let _ = reuseport::reset(socket);
         }
-        match (self.protocol, &self.associations) {
+        match (self.name.port.protocol, &self.associations) {
             (Protocol::Tcp, _) => {
                 // All are bound before the first one listens, so that an
                 // address that is taken leaves nothing behind.
@@ -395,7 +386,7 @@ impl ListenerSet {
     /// its address is not that of this group any more, or this process has sockets of
     /// its own there.
     pub fn serve_rest_of(&self, shared: &Arc<Shared>, workers: &Workers, given: Given) {
-        if self.protocol != Protocol::Tcp {
+        if self.name.port.protocol != Protocol::Tcp {
             return given.close();
         }
         let bound = given.description().address;
@@ -431,7 +422,7 @@ impl ListenerSet {
         if self.reserved().any(|address| address == bind.address) {
             return Ok(());
         }
-        match self.protocol {
+        match self.name.port.protocol {
             Protocol::Tcp => self.reserved.push(Reserved {
                 address: bind.address,
                 _descriptor: shared.descriptors.take_for_service(1)?,

@@ -74,6 +74,11 @@ impl ListenerSet {
     /// Has the holder keep a socket at the address of `listeners`.
     fn hold(&self, listeners: &Listeners, socket: Weak<dyn AsFd + Send + Sync>) -> Option<Held> {
         let (holding, address) = (&listeners.shared.holding, listeners.bind.address);
-        holding.hold(self.protocol, address, &self.held_as, socket)
+        holding.hold(
+            self.name.port.protocol,
+            address,
+            || self.name.label(),
+            socket,
+        )
     }
 }
