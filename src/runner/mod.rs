@@ -214,6 +214,7 @@ impl<M: Mode> Runner<M> {
                     None => return,
                 },
                 Some(question) = self.asked.recv() => self.answer(question).await,
+                () = self.trimmer.settled() => self.trimmer.trim_again(),
             }
         }
     }
@@ -388,6 +389,7 @@ impl<M: Mode> Runner<M> {
             scheduler.was_full(ended);
         }
         self.count_pending();
+        self.trimmer.trim();
         // For what the node's addresses changed of a family that was not due.
         self.ask(scheduler);
     }

@@ -1,27 +1,55 @@
 //! Returns memory to the system that was needed for a moment.
 
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
 use crate::services::Changes;
 
 /// After so many changed ServicePorts memory is returned.
 const MANY: usize = 2_000;
+/// It is returned once more after this time: what looks at the kernel after such a sync, or
+/// decodes what others changed meanwhile, needs memory for a moment, too.
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// Counts what was synced since memory was returned last.
 #[derive(Debug, Default)]
 pub(super) struct Trimmer {
     changed: usize,
+    is_due: bool,
+    again: Option<Instant>,
 }
 
 impl Trimmer {
-    /// Has the allocator return what is free to the system, after a sync of `changes`
-    /// with which a list of a large cluster came, or after many small ones. glibc
-    /// keeps freed memory, which is right for what comes and goes; but those take
-    /// more for a moment than all that follows.
+    /// Records a sync of `changes`.
     pub(super) fn synced(&mut self, changes: &Changes) {
         self.changed += changes.ports.len();
-        if changes.full || self.changed >= MANY {
+        self.is_due |= changes.full || self.changed >= MANY;
+    }
+
+    /// Has the allocator return what is free to the system, after a sync with which a list of
+    /// a large cluster came, or after many small ones. glibc keeps freed memory, which is right
+    /// for what comes and goes; but those take more for a moment than all that follows.
+    pub(super) fn trim(&mut self) {
+        if std::mem::take(&mut self.is_due) {
             self.changed = 0;
+            self.again = Some(Instant::now() + SETTLED);
             trim();
         }
+    }
+
+    /// Waits until memory is to be returned once more.
+    pub(super) async fn settled(&self) {
+        match self.again {
+            Some(at) => sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Returns memory once more.
+    pub(super) fn trim_again(&mut self) {
+        self.again = None;
+        trim();
     }
 }
 
@@ -31,5 +59,34 @@ fn trim() {
         // SAFETY: malloc_trim(3) takes no pointers and may be called at any
         // time, from any thread.
         unsafe { nix::libc::malloc_trim(0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_full_sync_memory_is_returned_once_more() {
+        let mut trimmer = Trimmer::default();
+        let is_settled = async |trimmer: &Trimmer| {
+            let waited = timeout(SETTLED * 2, trimmer.settled()).await;
+            waited.is_ok()
+        };
+        trimmer.synced(&Changes::default());
+        trimmer.trim();
+        assert!(!is_settled(&trimmer).await, "little was synced");
+        trimmer.synced(&Changes {
+            full: true,
+            ..Changes::default()
+        });
+        trimmer.trim();
+        let begun = Instant::now();
+        assert!(is_settled(&trimmer).await);
+        assert_eq!(begun.elapsed(), SETTLED);
+        trimmer.trim_again();
+        assert!(!is_settled(&trimmer).await, "it was returned");
     }
 }
