@@ -153,6 +153,7 @@ impl Executor {
             }
             let difference = diff(plans.unwrap_or_default(), &self.applied(&name), node);
             let mut opened = self.open(&name, difference);
+            self.drop_expired_flows(&name);
             if node.opens_listeners {
                 opened = opened.and(self.reopen_ended(&name));
             }

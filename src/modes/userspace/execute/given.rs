@@ -11,11 +11,11 @@ use super::{
             given::GivenSockets,
             redirect_ports::{RedirectPort, RedirectPorts},
         },
-        plan::GroupName,
+        plan::{GroupKind, GroupName},
     },
     Executor,
 };
-use crate::{kernel::socket::bound::BoundAddress, net::Family};
+use crate::{kernel::socket::bound::BoundAddress, net::Family, services::ServicePortName};
 
 /// Returns the local port that an ended process had for a group, if its clients do not
 /// call it: the rules that it left lead there.
@@ -80,6 +80,15 @@ impl Executor {
         }
         drop(groups);
         self.give_up(ports);
+    }
+
+    /// Closes the sockets of flows of an earlier process with which the groups of `port` did not
+    /// go on in time.
+    pub(super) fn drop_expired_flows(&self, port: &ServicePortName) {
+        let names = GroupKind::ALL.map(|kind| GroupName::of(port, kind));
+        let groups = names.iter().filter_map(|name| self.groups.get(name));
+        let flows = groups.filter_map(|group| group.associations());
+        flows.for_each(|flows| flows.drop_expired());
     }
 
     /// Lets other groups have those of these local ports that no group has.

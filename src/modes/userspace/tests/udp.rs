@@ -3,11 +3,12 @@
 use std::{net::IpAddr, os::fd::AsFd, sync::atomic::Ordering::Relaxed};
 
 use prometheus::IntCounter;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::{
     super::proxy::{
         affinity::Affinity,
-        udp::{Exchange, PassedFlow, Reader, Taken},
+        udp::{Association, Exchange, PassedFlow, Reader, Taken},
     },
     *,
 };
@@ -228,6 +229,52 @@ fn udp_backend_of_ports() -> SocketAddr {
     address
 }
 
+/// Gives a flow with its socket to another proxy, as that of `client` to `endpoint`. `taken` gets
+/// its number.
+fn pass_on(
+    passed: &Association,
+    next: &Proxy,
+    client: &UdpSocket,
+    endpoint: SocketAddr,
+    taken: &UnboundedSender<u64>,
+) {
+    let socket = passed.as_fd().try_clone_to_owned().unwrap();
+    let flow = PassedFlow {
+        listener: passed.listener().expect("an address"),
+        exchange: passed.exchange(),
+        socket: socket.into(),
+        taken: Taken {
+            number: passed.number(),
+            sender: taken.clone(),
+        },
+    };
+    let key = (client.local_addr().unwrap(), [127, 0, 0, 1].into());
+    let associations = next.listeners.associations().expect("it is UDP");
+    associations.inherit_flow((key, endpoint, Duration::ZERO), flow);
+}
+
+#[test]
+fn a_flow_with_which_nobody_goes_on_is_closed() {
+    let backend = udp_backend_of_ports();
+    let new = |timeout| Proxy::with_udp_timeout(timeout, Protocol::Udp, &[backend]);
+    let old = new(DEADLINE);
+    ask(&old.udp_client(), b"?");
+    let associations = old.listeners.associations().expect("it is UDP");
+    let passed = associations.to_pass_on().pop().expect("a flow");
+    let next = [UDP_TIMEOUT, DEADLINE].map(new);
+    let [soon, late] = next.each_ref().map(|next| {
+        let (sender, taken) = unbounded_channel();
+        pass_on(&passed, next, &next.udp_client(), backend, &sender);
+        taken
+    });
+    until("the flow is closed", || {
+        let all = next.iter().filter_map(|next| next.listeners.associations());
+        all.for_each(|associations| associations.drop_expired());
+        soon.is_closed()
+    });
+    assert!(!late.is_closed(), "its client may still call");
+}
+
 /// The endpoint sees the same source port, and the other process is told to read no more.
 #[test]
 fn a_flow_that_another_process_passed_on_keeps_its_socket() {
@@ -238,20 +285,9 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     let associations =
         |proxy: &Proxy| Arc::clone(proxy.listeners.associations().expect("it is UDP"));
     let passed = associations(&old).to_pass_on().pop().expect("a flow");
-    let (sender, mut taken) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut taken) = unbounded_channel();
     let inherit = |client: &UdpSocket, endpoint| {
-        let socket = passed.as_fd().try_clone_to_owned().unwrap();
-        let flow = PassedFlow {
-            listener: passed.listener().expect("an address"),
-            exchange: passed.exchange(),
-            socket: socket.into(),
-            taken: Taken {
-                number: passed.number(),
-                sender: sender.clone(),
-            },
-        };
-        let key = (client.local_addr().unwrap(), [127, 0, 0, 1].into());
-        associations(&next).inherit_flow((key, endpoint, Duration::ZERO), flow);
+        pass_on(&passed, &next, client, endpoint, &sender);
     };
     let (client, other) = (next.udp_client(), next.udp_client());
     inherit(&client, backend);

@@ -111,10 +111,14 @@ impl InheritedClients {
     }
 
     fn take(&mut self, key: &Key) -> Option<Inherited> {
-        if self.until? < Instant::now() {
+        self.drop_expired();
+        self.clients.remove(key)
+    }
+
+    fn drop_expired(&mut self) {
+        if self.until.is_some_and(|until| until < Instant::now()) {
             *self = InheritedClients::default();
         }
-        self.clients.remove(key)
     }
 }
 
@@ -161,6 +165,12 @@ impl Associations {
         inherited.until = Some(Instant::now() + timeout);
         let client = Inherited { endpoint, passed };
         inherited.clients.entry(key).or_insert(client);
+    }
+
+    /// Closes the sockets of flows with which this process could not go on: it listens elsewhere,
+    /// and their clients sent nothing within the time that a flow may be idle.
+    pub fn drop_expired(&self) {
+        self.inherited.lock().drop_expired();
     }
 
     /// Returns the clients whose flows can be gone on with where a socket listens at `address`.
