@@ -19,8 +19,23 @@ use crate::{
     services::{ServicePort, ServicePortName},
 };
 
-/// Elements of each set, each with the number of the ServicePort that it is for.
-type BySet = BTreeMap<SetId, Vec<(Element, usize)>>;
+type BySet = BTreeMap<SetId, Owned>;
+
+/// Elements of a set.
+#[derive(Debug, Default)]
+struct Owned {
+    elements: Vec<Element>,
+    /// The number of the ServicePort that each is for. Apart from the elements, which go to the
+    /// kernel as they are: there may be hundreds of thousands.
+    owners: Vec<usize>,
+}
+
+impl Owned {
+    fn push(&mut self, element: Element, owner: usize) {
+        self.elements.push(element);
+        self.owners.push(owner);
+    }
+}
 
 /// What is to be changed for some ServicePorts.
 #[derive(Debug, Default)]
@@ -131,7 +146,7 @@ impl Change {
         };
         for (elements, by_set) in [(gone, &mut self.removed), (come, &mut self.added)] {
             for (set, element) in elements {
-                by_set.entry(set).or_default().push((element, owner));
+                by_set.entry(set).or_default().push(element, owner);
             }
         }
     }
@@ -158,11 +173,10 @@ impl Change {
             for shared in turned {
                 let (set, element) = shared.element();
                 let elements = by_set.entry(set).or_default();
-                elements.push((element, usize::MAX));
+                elements.push(element, usize::MAX);
             }
         }
-        for (set, elements) in removed {
-            let elements = elements.into_iter().map(|(element, _)| element).collect();
+        for (set, Owned { elements, .. }) in removed {
             batch.transaction.delete_elements(sets.get(set), elements);
         }
         batch.add(added, sets);
@@ -272,8 +286,7 @@ impl Batch {
     }
 
     fn add(&mut self, added: BySet, sets: &Sets) {
-        for (set, elements) in added {
-            let (elements, owners): (Vec<_>, Vec<_>) = elements.into_iter().unzip();
+        for (set, Owned { elements, owners }) in added {
             self.owners.insert(self.transaction.steps(), owners);
             self.transaction.add_elements(sets.get(set), elements);
         }
