@@ -1,12 +1,16 @@
 //! Objects that are found by the names that they have, which are stored once.
 
-use std::{hash::BuildHasher, hash::Hash, sync::Arc};
+use std::{
+    hash::{BuildHasher, Hash},
+    mem,
+    sync::Arc,
+};
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::{DefaultHashBuilder, HashTable, hash_table::Entry};
 
 /// What has a name of its own.
 pub trait Named {
-    /// The name.
+    /// What it is found by in a [`ByName`].
     type Name: Eq + Hash;
 
     /// Returns its name.
@@ -52,14 +56,19 @@ impl<T: Named> ByName<T> {
 
     /// Adds an object. Returns the one of its name that it replaces.
     pub fn insert(&mut self, object: T) -> Option<T> {
-        if let Some(known) = self.get_mut(object.own_name()) {
-            return Some(std::mem::replace(known, object));
-        }
-        let hasher = &self.hasher;
-        let hash = hasher.hash_one(object.own_name());
+        let (name, hasher) = (object.own_name(), &self.hasher);
+        let is_of_name = |one: &T| one.own_name() == name;
         let rehash = |one: &T| hasher.hash_one(one.own_name());
-        self.objects.insert_unique(hash, object, rehash);
-        None
+        match self
+            .objects
+            .entry(hasher.hash_one(name), is_of_name, rehash)
+        {
+            Entry::Occupied(mut known) => Some(mem::replace(known.get_mut(), object)),
+            Entry::Vacant(place) => {
+                place.insert(object);
+                None
+            }
+        }
     }
 
     /// Removes the object of that name, and returns it.

@@ -15,7 +15,11 @@ use super::{
     },
     Executor,
 };
-use crate::{kernel::socket::bound::BoundAddress, net::Family, services::ServicePortName};
+use crate::{
+    kernel::socket::bound::BoundAddress,
+    net::{Family, Protocol},
+    services::ServicePortName,
+};
 
 /// Returns the local port that an ended process had for a group, if its clients do not
 /// call it: the rules that it left lead there.
@@ -85,6 +89,9 @@ impl Executor {
     /// Closes the sockets of flows of an earlier process with which the groups of `port` did not
     /// go on in time.
     pub(super) fn drop_expired_flows(&self, port: &ServicePortName) {
+        if port.protocol != Protocol::Udp {
+            return;
+        }
         let names = GroupKind::ALL.map(|kind| GroupName::of(port, kind));
         let groups = names.iter().filter_map(|name| self.groups.get(name));
         let flows = groups.filter_map(|group| group.associations());
