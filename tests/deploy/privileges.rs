@@ -3,48 +3,18 @@
 
 use std::time::Duration;
 
-use super::daemon_set;
 use crate::lab::{
-    self, Capture, Group, Lab, Service, Share, Tripod, ask, eventually, tripod_binary, udp_ask, uml,
+    self, Capture, Group, Lab, Service, Share, Tripod, ask, eventually, in_container,
+    init_container, udp_ask, uml,
 };
 use crate::modes::probe::{KERNEL, kernel};
-
-/// As a runtime starts it: no capability but these, none to be had later, and
-/// /proc/sys cannot be written to.
-const START: &str = r#"
-mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys &&
-set="$1" && shift &&
-exec setpriv --no-new-privs --inh-caps=-all --bounding-set="$set" "$0" "$@""#;
-
-/// Adds what makes `command` run Tripod as the container that stays.
-fn as_container(command: &mut std::process::Command) {
-    let pod = daemon_set().spec.unwrap().template.spec.unwrap();
-    let context = pod.containers[0].security_context.clone().unwrap();
-    let capabilities = context.capabilities.unwrap();
-    assert_eq!(capabilities.drop.as_deref(), Some(&["ALL".to_owned()][..]));
-    let mut set = "-all".to_owned();
-    for capability in capabilities.add.iter().flatten() {
-        set.push_str(&format!(",+{}", capability.to_lowercase()));
-    }
-    command.args(["-c", START]).arg(tripod_binary()).arg(set);
-}
-
-/// The init container's part.
-fn prepare(lab: &Lab, mode: &str) {
-    let mut init = lab.node.command(tripod_binary());
-    let init = init.args(["--init-only", mode]).status();
-    let init = init.expect("running tripod");
-    assert!(init.success(), "{init}");
-}
 
 fn serves(lab: &mut Lab) {
     lab.add_backends(&["a"]);
     let service = Service::new("hello", 7).with_node_port();
     lab.publish_all(&service);
-    prepare(lab, "--proxy-mode=userspace");
-    let mut command = lab.node.command("sh");
-    as_container(&mut command);
-    let tripod = Tripod::start_as(lab, command);
+    init_container(&lab.node, "--proxy-mode=userspace");
+    let tripod = Tripod::start_as(lab, in_container(&lab.node));
     let status = std::fs::read_to_string(format!("/proc/{}/status", tripod.pid())).unwrap();
     for address in service.cluster() {
         for host in lab.cluster_clients() {
@@ -61,8 +31,7 @@ on_each_capture!(serves);
 
 /// Starts it in this mode, or in the one that it chooses.
 fn start_in(lab: &Lab, mode: Option<&str>) -> Tripod {
-    let mut command = lab.node.command("sh");
-    as_container(&mut command);
+    let mut command = in_container(&lab.node);
     command
         .arg("--manifests")
         .arg(lab.manifests())
@@ -91,7 +60,7 @@ const ROUTE_LOCALNET: &str = "cat /proc/sys/net/ipv4/conf/all/route_localnet";
 fn the_best_mode_serves() {
     with_a_service(|lab, service| {
         let ipvs = kernel() == "full";
-        prepare(lab, "--v=2");
+        init_container(&lab.node, "--v=2");
         let tripod = start_in(lab, None);
         assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
         let mode = if ipvs { "ipvs" } else { "nftables" };
@@ -107,7 +76,7 @@ fn the_best_mode_serves() {
 #[test]
 fn iptables_mode_serves() {
     with_a_service(|lab, service| {
-        prepare(lab, "--proxy-mode=iptables");
+        init_container(&lab.node, "--proxy-mode=iptables");
         // Not one without the other.
         let guard = "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8";
         assert!(lab.node.show("iptables-save -t filter").contains(guard));
@@ -181,7 +150,7 @@ fn is_not_tried_again(mode: &'static str, made: &'static str, tried: &'static st
             assert_eq!(tripod.logged(&["starting", &format!("mode={mode}")]), 1);
             assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
         };
-        prepare(lab, &format!("--proxy-mode={mode}"));
+        init_container(&lab.node, &format!("--proxy-mode={mode}"));
         let mut monitor = Monitor::start(lab);
         let mut tripod = start_in(lab, Some(mode));
         serves(&tripod);

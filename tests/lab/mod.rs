@@ -15,6 +15,7 @@ mod backend;
 mod browser;
 mod call;
 mod checks;
+mod container;
 mod host;
 mod installed;
 pub mod machine;
@@ -38,6 +39,7 @@ pub use call::{
     FirstByte, ask, ask_from_within, ask_within, bind_new, connect_from_new_port,
     none_gets_through, say, tcp, tcp_from, tcp_from_new_port, udp, udp_ask, udp_from, udp_say,
 };
+pub use container::{in_container, init_container};
 pub use host::Host;
 pub use installed::{is_installed, path_with_tools};
 pub use machine::Share;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::call;
+use super::container::{in_container, init_container};
 use super::host::Host;
 use super::process::Group;
 use super::topology::Lab;
@@ -92,7 +93,23 @@ impl Tripod {
     /// force. Its ports are those of its `number`, so that it can start while
     /// another runs.
     pub fn start_beside(lab: &Lab, mode: &str, number: u16, flags: &[&str]) -> Tripod {
-        let mut command = lab.node.command(tripod_binary());
+        let command = lab.node.command(tripod_binary());
+        Tripod::start_beside_as(command, lab, mode, number, flags)
+    }
+
+    /// As [`Tripod::start_beside`], as the DaemonSet's pod.
+    pub fn start_pod_beside(lab: &Lab, mode: &str, number: u16, flags: &[&str]) -> Tripod {
+        init_container(&lab.node, &format!("--proxy-mode={mode}"));
+        Tripod::start_beside_as(in_container(&lab.node), lab, mode, number, flags)
+    }
+
+    fn start_beside_as(
+        mut command: Command,
+        lab: &Lab,
+        mode: &str,
+        number: u16,
+        flags: &[&str],
+    ) -> Tripod {
         let port =
             |name: &str, base: u16| format!("--{name}-bind-address=127.0.0.1:{}", base + number);
         command

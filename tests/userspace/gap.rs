@@ -52,7 +52,7 @@ pub(super) fn start_beside(lab: &Lab, number: u16, workers: usize) -> Tripod {
     let workers = format!("--userspace-workers={workers}");
     let pods = "--cluster-cidr=10.244.0.0/24,fd00:244::/64";
     let drain = "--userspace-drain-timeout=5s";
-    Tripod::start_beside(lab, "userspace", number, &[&capture, &workers, pods, drain])
+    Tripod::start_pod_beside(lab, "userspace", number, &[&capture, &workers, pods, drain])
 }
 
 /// Waits until the holder has `sockets` of a proxy.

@@ -36,7 +36,7 @@ fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
     let capture = format!("--userspace-capture={}", lab.capture.flag());
     let pods = "--cluster-cidr=10.244.0.0/24,fd00:244::/64";
     let flags = [&[&capture, "--userspace-workers=2", pods], flags].concat();
-    Tripod::start_beside(lab, "userspace", number, &flags)
+    Tripod::start_pod_beside(lab, "userspace", number, &flags)
 }
 
 /// Waits until `tripod` has compared all it installed once more, and would have

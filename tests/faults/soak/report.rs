@@ -54,8 +54,6 @@ pub fn write(text: &mut String) {
          most descriptors | most objects |\n|---|---|---|---|---|---|---|---|\n",
     );
     let samples = read();
-    let failed = |mode: &str| samples[mode].last().is_some_and(|last| last.failed > 0);
-    let failed_in_ipvs = failed("ipvs");
     for (mode, samples) in samples {
         let (quarter, last) = (samples[samples.len() / 4], samples[samples.len() - 1]);
         let most = |of: fn(&Sample) -> u64| samples.iter().map(of).max().unwrap_or_default();
@@ -77,13 +75,6 @@ pub fn write(text: &mut String) {
         "\nThe samples are in [soak.csv](soak.csv). (Unoptimised build; the modes ran side by side \
          on two cores\nthat also ran other programs, ipvs mode in a guest kernel.)\n",
     );
-    if failed_in_ipvs {
-        text.push_str(
-            "\nWhat failed in ipvs mode timed out. Most likely its answer was taken for that of \
-             another connection\nfrom the same port of the client to the same endpoint, as IPVS \
-             does ([ipvs](ipvs.md)); for short calls\nthe test does not keep that from happening.\n",
-        );
-    }
 }
 
 /// A panel of the plot: its title, and what it shows.
