@@ -3,7 +3,7 @@
 //! and fields given twice are named and ignored, anything else that is wrong
 //! is an error.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use super::{
     KubeProxyConfiguration, Problem, StreamOptions, VmoduleItem, bind,
@@ -190,7 +190,13 @@ fn read(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
 
 /// What is served where depends on the family of `bindAddress`.
 fn addresses(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
-    if top.value("bindAddress", &mut c.bind_address) && c.bind_address.contains(':') {
+    // As in kube-proxy (`To4` of Go's `net.IP`), an IPv4 address that is mapped to IPv6 is one of
+    // IPv4.
+    let is_v6 = |text: &str| match text.parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().is_ipv6(),
+        Err(_) => text.contains(':'),
+    };
+    if top.value("bindAddress", &mut c.bind_address) && is_v6(&c.bind_address) {
         c.healthz_bind_address = format!("[::]:{}", bind::HEALTHZ_PORT);
         c.metrics_bind_address = format!("[::1]:{}", bind::METRICS_PORT);
     }

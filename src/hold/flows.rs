@@ -6,7 +6,7 @@ use std::{mem, os::fd::OwnedFd, time::Duration};
 use tokio::time::Instant;
 
 /// How long they are kept: by then the proxy's own timeout of idle flows is over
-/// (`--udp-timeout`, 250 s unless it is set).
+/// (`--udp-timeout`, 30 s unless it is set). Where that is longer, flows end with a longer gap.
 const KEPT: Duration = Duration::from_secs(300);
 
 /// A flow, and what the next proxy must know of it, in the proxies' own words.

@@ -11,9 +11,10 @@ use prometheus::{
     Opts, Registry, core::Collector,
 };
 
+use super::unwritten::UnwrittenRules;
 use crate::{
-    modes,
-    net::Family,
+    modes::{self, Unwritten},
+    net::{Family, ModeName},
     services::{ServicePort, TrafficPolicy},
 };
 
@@ -46,6 +47,7 @@ pub struct Metrics {
     pub(super) service_ports_conflicting: IntGauge,
     /// Syncs of a family of which nothing took effect.
     failures: IntCounterVec,
+    unwritten: UnwrittenRules,
 }
 
 /// Events about one kind of object.
@@ -190,6 +192,22 @@ impl Metrics {
                 "tripod_sync_failures_total",
                 "Syncs of an IP family of which nothing took effect.",
             )?,
+            unwritten: UnwrittenRules::default(),
+        })
+    }
+
+    /// Returns the same metrics with those that kube-proxy shows in `mode` alone.
+    ///
+    /// # Errors
+    /// When `registry` has metrics of these names already.
+    pub(crate) fn of_mode(
+        &self,
+        registry: &Registry,
+        mode: ModeName,
+    ) -> prometheus::Result<Metrics> {
+        Ok(Metrics {
+            unwritten: UnwrittenRules::register(registry, mode)?,
+            ..self.clone()
         })
     }
 
@@ -251,6 +269,10 @@ impl modes::Metrics for Metrics {
             .with_label_values(&family)
             .inc_by(deleted);
     }
+
+    fn unwritten(&self, family: Family, what: Unwritten) {
+        self.unwritten.count(family, what);
+    }
 }
 
 impl Changes {
@@ -282,7 +304,11 @@ fn registered<C: Collector + Clone + 'static>(registry: &Registry, c: C) -> prom
 
 /// Returns a counter that shows both families from the start, as
 /// [histograms](histogram) do.
-fn counter(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounterVec> {
+pub(super) fn counter(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+) -> prometheus::Result<IntCounterVec> {
     let counter = IntCounterVec::new(Opts::new(name, help), &[FAMILY])?;
     for family in Family::ALL {
         counter.with_label_values(&[family_label(family)]);
@@ -329,7 +355,7 @@ fn family_policies() -> impl Iterator<Item = (Family, Policy)> {
         .flat_map(|f| Policy::ALL.map(|p| (f, p)))
 }
 
-fn family_label(family: Family) -> &'static str {
+pub(super) fn family_label(family: Family) -> &'static str {
     match family {
         Family::V4 => "IPv4",
         Family::V6 => "IPv6",

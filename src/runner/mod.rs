@@ -19,6 +19,7 @@ pub mod status;
 mod this_node;
 mod trim;
 mod unsupported;
+mod unwritten;
 
 use std::{
     sync::Arc,

@@ -43,6 +43,7 @@ impl NodeContext<'_> {
     /// # Errors
     /// When it cannot run here after all.
     pub(super) fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
+        let metrics = Arc::new(self.metrics.of_mode(self.registry, name)?);
         Ok(match name {
             ModeName::Ipvs => {
                 let Settings {
@@ -56,8 +57,7 @@ impl NodeContext<'_> {
                     ..ipvs::Options::new(configuration, effective)
                 };
                 let node_ports = Arc::clone(self.node_ports);
-                let metrics = self.metrics.clone();
-                let mode = Ipvs::new(options, self.kernel, node_ports, Arc::new(metrics))?;
+                let mode = Ipvs::new(options, self.kernel, node_ports, metrics)?;
                 let relay = self.localhost(effective.scheduler)?;
                 let mode = Yielding::new(Offloaded::new(mode), handover(relay.as_ref()));
                 Running::Ipvs(LocalhostNodePorts::new(mode, relay))
@@ -68,7 +68,7 @@ impl NodeContext<'_> {
                     configured: self.settings.effective.clone(),
                     node_ports: Arc::clone(self.node_ports),
                     counted: self.settings.own.counted(),
-                    metrics: Arc::new(self.metrics.clone()),
+                    metrics,
                 };
                 let mode = Nftables::new(setup, self.kernel)?;
                 let relay = self.localhost(SchedulerName::Random)?;
@@ -81,7 +81,7 @@ impl NodeContext<'_> {
                     configured: self.settings.effective.clone(),
                     node_ports: Arc::clone(self.node_ports),
                     dispatch: self.settings.own.iptables_dispatch,
-                    metrics: Arc::new(self.metrics.clone()),
+                    metrics,
                 };
                 let mode = Iptables::new(setup, self.kernel, self.registry)?;
                 Running::Iptables(Box::new(Yielding::new(mode, Handover::of_rules())))

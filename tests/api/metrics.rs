@@ -24,9 +24,17 @@ const SOON: Duration = Duration::from_secs(30);
 const MODES: [&str; 4] = ["iptables", "ipvs", "nftables", "userspace"];
 /// Those that run here: ipvs mode needs a kernel that has IPVS.
 const TRIED: [&str; 3] = ["iptables", "nftables", "userspace"];
-/// What ipvs mode shows beyond nftables mode, which has the same relay and the same ejection
-/// beside it: IPVS knows which connections are open.
-const OF_IPVS: &str = "tripod_endpoint_active_connections";
+/// What ipvs mode shows beyond nftables mode, which has the same relay and the same ejection:
+/// IPVS knows which connections are open, and rules of iptables surround it.
+const OF_IPVS: [&str; 2] = [
+    "tripod_endpoint_active_connections",
+    "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+];
+/// What nftables mode shows beyond ipvs mode.
+const OF_NFTABLES: [&str; 2] = [
+    "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+    "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+];
 const WITH_SERVER: &str = "with an API server";
 
 const HEAD: &str = "\
@@ -87,7 +95,8 @@ fn add(metrics: &mut BTreeMap<String, Metric>, mode: &'static str, scrape: &str)
 /// Adds ipvs mode, which a kernel shows in [`guest_full_metrics`].
 fn add_ipvs(metrics: &mut BTreeMap<String, Metric>) {
     for (name, metric) in metrics {
-        if name == OF_IPVS || metric.modes.contains("nftables") {
+        let is_shared = metric.modes.contains("nftables") && !OF_NFTABLES.contains(&&**name);
+        if is_shared || OF_IPVS.contains(&&**name) {
             metric.modes.insert("ipvs");
         }
     }
@@ -210,7 +219,8 @@ fn ipvs_mode_shows_what_the_document_says() {
         let of_ipvs =
             rows.filter(|(_, row)| row[2].split(", ").any(|m| ["all", "ipvs"].contains(&m)));
         let expected: BTreeSet<&str> = of_ipvs.map(|(name, _)| name).collect();
-        assert!(expected.contains(OF_IPVS), "{expected:?}");
+        let missing = OF_IPVS.iter().find(|name| !expected.contains(*name));
+        assert_eq!(missing, None, "{expected:?}");
         let other: Vec<_> = expected.symmetric_difference(&found).collect();
         assert!(other.is_empty(), "{other:?}");
     });
@@ -239,7 +249,8 @@ fn those_of_kube_proxy_are_there() {
         let row = row.unwrap_or_else(|| panic!("{name} is missing"));
         let shown = row[1].replace(['`', ' '], "");
         assert_eq!((row[0], &*shown), (kind, labels), "{name}");
-        assert!(["all", "iptables", WITH_SERVER].contains(&row[2]), "{name}");
+        let modes = ["all", "iptables", "iptables, ipvs", "nftables", WITH_SERVER];
+        assert!(modes.contains(&row[2]), "{name}: {}", row[2]);
         known.insert(name);
     }
     assert!(known.len() > 30);

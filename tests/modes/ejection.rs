@@ -117,6 +117,40 @@ fn an_endpoint_that_falls_silent_or_refuses_is_avoided_within_three_seconds() {
     });
 }
 
+/// Has a pod answer SYNs with ICMP errors instead.
+fn is_unreachable(pod: &Host) {
+    // The packet filter of the guest's kernel is another.
+    if default_mode() == "nftables" {
+        pod.show("nft add table inet gone");
+        pod.show("nft add chain inet gone in { type filter hook input priority 0 ; }");
+        pod.show("nft add rule inet gone in meta l4proto tcp reject with icmpx host-unreachable");
+    } else {
+        for (program, error) in [
+            ("iptables", "icmp-host-unreachable"),
+            ("ip6tables", "icmp6-addr-unreachable"),
+        ] {
+            let reject = format!("-p tcp -j REJECT --reject-with {error}");
+            pod.show(&format!("{program} -A INPUT {reject}"));
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_of_which_icmp_says_that_it_is_unreachable_is_avoided_within_three_seconds() {
+    with_each_mode(|mode, lab, tripod, web| {
+        is_unreachable(lab.backend("a").host());
+        for to in web.cluster() {
+            let began = Instant::now();
+            let took = all_succeed(lab, to, mode) - began;
+            figure(
+                &format!("{mode}: what is unreachable by {to} is avoided after"),
+                format!("{took:?}"),
+            );
+            assert!(took < AVOIDED, "{mode} {to}: {took:?}\n{}", tripod.log());
+        }
+    });
+}
+
 #[test]
 fn the_last_endpoint_stays_and_one_that_answers_again_comes_back() {
     with_each_mode(|mode, lab, tripod, web| {

@@ -339,7 +339,15 @@ impl Check {
     fn proxy_ports(&mut self, c: &KubeProxyConfiguration) -> Option<std::ops::RangeInclusive<u16>> {
         let parsed = port_range::parse(&c.port_range);
         parsed.unwrap_or_else(|why| {
-            self.invalid("portRange", "proxy-port-range", &c.port_range, why);
+            if c.mode == ModeName::Userspace.name() {
+                self.invalid("portRange", "proxy-port-range", &c.port_range, why);
+            } else {
+                // kube-proxy does not read the field any more.
+                self.warnings.push(format!(
+                    "portRange: {:?} is ignored, as userspace mode alone uses it: {why}",
+                    c.port_range
+                ));
+            }
             None
         })
     }

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     kernel::{ipset::Element, netlink},
     modes::{
-        Difference, Drain, MOST_DRAINS, Metrics, SyncReport, Unsupported,
+        Difference, Drain, MOST_DRAINS, Metrics, SyncReport, Unsupported, Unwritten,
         progress::SyncProgress,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
@@ -259,6 +259,9 @@ impl ServedFamily {
             Some(Err(error)) => Err(error.into()),
             None => self.execute(&work.dirty, None, shared).await,
         };
+        if self.rules.unwritten().is_some() {
+            metrics.unwritten(self.family, Unwritten::Rules);
+        }
         let made = match applied {
             Ok(made) => made,
             Err(error) => {

@@ -19,8 +19,8 @@ use crate::{
         probe::Kernel,
     },
     modes::{
-        Difference, SyncError, SyncReport, contested::Repairs, progress::SyncProgress,
-        stale::StaleFlows, state::FamilyState, tcp_be_liberal, unsupported,
+        Difference, Metrics, SyncError, SyncReport, Unwritten, contested::Repairs,
+        progress::SyncProgress, stale::StaleFlows, state::FamilyState, tcp_be_liberal, unsupported,
     },
     net::Family,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -64,6 +64,13 @@ impl ServedFamily {
         options
     }
 
+    /// Deletes what is remembered of clients whose endpoints are gone, if that is due.
+    pub fn forget(&mut self, metrics: &dyn Metrics) {
+        if self.table.forget().is_err() {
+            metrics.unwritten(self.table.family(), Unwritten::Remnants);
+        }
+    }
+
     /// Puts what `map` has of the family in force, and deletes flows to what is gone.
     ///
     /// # Errors
@@ -78,7 +85,9 @@ impl ServedFamily {
         let family = self.table.family();
         let options = self.options(setup, map, changes);
         let failed = self.table.state.failed().clone();
-        let done = self.table.sync(map, changes, options, watcher)?;
+        let done = self.table.sync(map, changes, options, watcher);
+        let done = done.inspect_err(|_| setup.metrics.unwritten(family, Unwritten::Rules))?;
+        self.forget(&*setup.metrics);
         self.flows
             .came_in_force(failed.over(self.table.state.failed()), map);
         let were_late = self.table.forgotten.take_late();
@@ -218,7 +227,6 @@ impl FamilyTable {
             Some(done) => done,
             None => self.rewrite(map, options, watcher)?,
         };
-        self.forget();
         Ok(done)
     }
 
@@ -394,17 +402,21 @@ impl FamilyTable {
 
     /// Deletes what is remembered of clients whose endpoints are gone, if that was
     /// not done just now. What cannot be deleted is tried again.
-    pub fn forget(&mut self) {
+    ///
+    /// # Errors
+    /// When the kernel refused that.
+    pub fn forget(&mut self) -> Result<(), Error> {
         let Some(applied) = &self.applied else {
             // The table is written anew, with those alone that stay.
-            return;
+            return Ok(());
         };
         let outcome = self
             .forgotten
             .delete(&mut self.rules, &applied.options, &self.sets);
-        if let Err(error) = outcome {
+        if let Err(error) = &outcome {
             let why = format!("clients may be sent to endpoints that are gone: {error}");
             self.state.leave_unfinished(why);
         }
+        outcome
     }
 }

@@ -223,8 +223,12 @@ impl Mode for Nftables {
     async fn externally_modified(&mut self) {
         loop {
             self.checks.due().await;
-            for (_, served) in self.served_mut() {
-                served.table.forget();
+            for served in self
+                .families
+                .iter_mut()
+                .filter_map(|(_, served)| served.as_mut())
+            {
+                served.forget(&*self.setup.metrics);
             }
             // Where they cannot be read, the next sync says so.
             if self.read_notifications().unwrap_or(false) {

@@ -257,7 +257,7 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
         for now in [without, with] {
             table.follow(&now, &changed(&[&now[0]]));
         }
-        table.table.forget();
+        table.table.forget().unwrap();
         // Another process, to which an endpoint less is known.
         let mut table = Watched::open(FAMILY);
         table.full(&port(&[5, 7]));
