@@ -37,6 +37,9 @@ const DESCRIPTORS: usize = 20_000;
 /// Clients of one Service whose connections are all carried with little memory.
 const MANY: usize = 2_000;
 
+/// Clients of each of several Services.
+const EACH: usize = 2_200;
+
 /// How soon a Service is served again after its flood.
 const RECOVERY: Duration = Duration::from_secs(1);
 
@@ -67,6 +70,7 @@ macro_rules! overloads {
 overloads! {
     a_flood_that_memory_ends: LITTLE,
     a_flood_that_descriptors_end: MUCH,
+    floods_of_several_services_that_descriptors_end: MUCH,
     clients_that_never_read: LITTLE,
     clients_that_send_nothing_or_a_byte_now_and_then: LITTLE,
     backends_that_never_read: LITTLE,
@@ -87,6 +91,8 @@ struct Overloaded<'a> {
     cgroup: &'a MemoryCgroup,
     /// The Service that has so many clients.
     flooded: SocketAddr,
+    /// Addresses of that and of further Services.
+    several: Vec<SocketAddr>,
 }
 
 impl Overloaded<'_> {
@@ -143,6 +149,12 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
     lab.three_backends().publish_all(&web);
     lab.publish_all(&other);
+    let mut several = web.cluster().to_vec();
+    for number in 12..14 {
+        let service = Service::new(&format!("further-{number}"), number);
+        lab.publish_all(&service);
+        several.extend(service.cluster());
+    }
     let memory = match CgroupVersion::mounted() {
         Some(CgroupVersion::Two) => memory.max(LITTLE_WITH_ALL),
         _ => memory,
@@ -161,6 +173,7 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
         tripod: &tripod,
         cgroup: &cgroup,
         flooded,
+        several,
     };
     let (idle, before) = (tripod.descriptors(), cgroup.usage());
     overloaded.show("before");
@@ -260,6 +273,29 @@ fn flood(of: &Overloaded) -> loads::Clients {
     // For that long the flood is at its height, while others call.
     std::thread::sleep(Duration::from_secs(3));
     clients
+}
+
+/// Services that are flooded at the same time: nearly all descriptors are in use.
+fn floods_of_several_services_that_descriptors_end(of: &Overloaded) -> impl Sized + use<> {
+    let floods = of.several.iter();
+    let mut floods: Vec<_> = floods.map(|to| connect(of.lab, *to, EACH)).collect();
+    // Each port has three times what stays free.
+    let parts = 1 + 3 * of.several.len();
+    let expected = DESCRIPTORS - DESCRIPTORS / parts - DESCRIPTORS / 50;
+    eventually(
+        "descriptors run out",
+        Duration::from_secs(30),
+        || match of.tripod.descriptors() {
+            open if open >= expected => Ok(()),
+            open => Err(format!("{open} are open, {expected} expected")),
+        },
+    );
+    of.runs_out();
+    for clients in &mut floods {
+        clients.send(b"name\n");
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    floods
 }
 
 fn clients_that_never_read(of: &Overloaded) -> impl Sized + use<> {

@@ -273,17 +273,13 @@ impl Descriptors {
     /// Less than a quarter of what clients may have is free, or has memory left: who can do
     /// with fewer should.
     pub fn short(&self) -> bool {
-        self.are_for_others(usize::MAX)
+        self.rooms().any(|room| room.free < room.total / 4)
     }
 
     /// Returns whether a service group with so many descriptors is to leave those that are
-    /// free to others: they are less than a quarter, and it has more than that itself, be it
-    /// of all or of those that there is memory for.
+    /// free to others, be they of all or of those that there is memory for.
     pub fn are_for_others(&self, descriptors: usize) -> bool {
-        let few = |free, total| free < total / 4 && descriptors > total / 4;
-        let memory = self.in_memory();
-        few(self.free(), self.left())
-            || memory.is_some_and(|total| few(self.0.clients.available_permits(), total))
+        self.rooms().any(|room| room.is_for_others(descriptors))
     }
 }
 

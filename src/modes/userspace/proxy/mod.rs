@@ -123,7 +123,7 @@ impl Shared {
                 _ => {
                     let mut rooms = self.descriptors.rooms();
                     let together = together.descriptors();
-                    rooms.any(|room| room.is_for_others(has.descriptors(), together))
+                    rooms.any(|room| room.is_for_other_clients(has.descriptors(), together))
                 }
             };
             !(too_many || limits.leaves_room && crowded())

@@ -26,6 +26,9 @@ use crate::{
     services::ServiceName,
 };
 
+/// A Service may have so many times what is free.
+const OF_FREE: usize = 3;
+
 /// A client may have so many times what is left to its Service.
 const TIMES: usize = 4;
 
@@ -105,16 +108,24 @@ pub struct Room {
 }
 
 impl Room {
+    /// Returns whether a Service that has `has` leaves the rest to other Services: it has more
+    /// than [`OF_FREE`] times what is free.
+    ///
+    /// One alone gets three quarters of all. Of several that ask for more than there is each gets
+    /// as much as the others, and a third of what each has stays free (the dynamic thresholds of
+    /// Choudhury and Hahne for shared buffers, IEEE/ACM Transactions on Networking 6.2, 1998).
+    pub fn is_for_others(self, has: usize) -> bool {
+        has > OF_FREE * self.free
+    }
+
     /// Returns whether a client that has `has` leaves the rest to other clients of its
     /// Service, which has `of_service`.
     ///
-    /// A Service does not get the last quarter, unless it has less than a quarter itself. Of
-    /// what is so left to it a client may have [`TIMES`] as much: three fifths of all where no
-    /// other one asks for much, and of several each as much as the others.
-    pub fn is_for_others(self, has: usize, of_service: usize) -> bool {
-        let quarter = self.total / 4;
-        let own = quarter.saturating_sub(of_service).min(self.free);
-        let left = self.free.saturating_sub(quarter).max(own);
+    /// Of what the Service gets yet before it leaves the rest to others, a client may have
+    /// [`TIMES`] as much: three fifths of all where no other one asks for much, and of several
+    /// each as much as the others.
+    pub fn is_for_other_clients(self, has: usize, of_service: usize) -> bool {
+        let left = (OF_FREE * self.free).saturating_sub(of_service) / (OF_FREE + 1);
         has >= (TIMES * left).max(self.total / SMALL).max(LEAST)
     }
 }
@@ -414,11 +425,11 @@ mod tests {
                         free: TOTAL - together,
                         total: TOTAL,
                     };
-                    if !room.is_for_others(has[n], together) {
+                    if !room.is_for_other_clients(has[n], together) {
                         has[n] += PER_CONNECTION as usize;
                         took = true;
                     }
-                    assert!(!room.is_for_others(0, together));
+                    assert!(!room.is_for_other_clients(0, together));
                 }
             }
             let (least, most) = (has.iter().min(), has.iter().max());
@@ -430,17 +441,52 @@ mod tests {
     }
 
     #[test]
-    fn where_others_have_nearly_all_a_small_service_has_its_quarter() {
+    fn where_others_have_nearly_all_a_client_of_a_small_service_has_its_part() {
         let room = Room {
             free: 3_000,
             total: 20_000,
         };
-        // Four times what is left of its quarter.
-        assert!(!room.is_for_others(3_998, 3_998) && room.is_for_others(4_002, 4_002));
+        // Half of what the Service gets.
+        assert!(!room.is_for_other_clients(4_498, 4_498));
+        assert!(room.is_for_other_clients(4_502, 4_502));
         // A large one has nothing left, and no client of it more than little.
-        assert!(!room.is_for_others(310, 10_000) && room.is_for_others(314, 10_000));
+        assert!(!room.is_for_other_clients(310, 10_000));
+        assert!(room.is_for_other_clients(314, 10_000));
         let few = Room { free: 0, total: 10 };
-        assert!(!few.is_for_others(LEAST - 1, 10) && few.is_for_others(LEAST, 10));
+        assert!(!few.is_for_other_clients(LEAST - 1, 10));
+        assert!(few.is_for_other_clients(LEAST, 10));
+    }
+
+    /// Services that take all they may of 20,000.
+    #[test]
+    fn several_services_leave_room_to_another_one() {
+        const TOTAL: usize = 20_000;
+        let free = |has: &[usize]| TOTAL - has.iter().sum::<usize>();
+        let take = |has: &mut [usize], n: usize| {
+            let room = Room {
+                free: free(has),
+                total: TOTAL,
+            };
+            let takes = !room.is_for_others(has[n]);
+            has[n] += usize::from(takes) * PER_CONNECTION as usize;
+            takes
+        };
+        for services in [1, 2, 6, 20] {
+            let mut has = vec![0; services];
+            while (0..services).filter(|n| take(&mut has, *n)).count() > 0 {}
+            let each = 3 * TOTAL / (1 + 3 * services);
+            let near = |has: &usize| has.abs_diff(each) <= 8;
+            assert!(has.iter().all(near), "{services}: {has:?}, not {each}");
+            assert!(free(&has).abs_diff(each / 3) <= 8 * services);
+        }
+        // Those that come later get three quarters of what the earlier ones left.
+        let mut has = [0; 4];
+        for n in 0..has.len() {
+            while take(&mut has, n) {}
+        }
+        for (has, expected) in has.into_iter().zip([15_000, 3_750, 938, 234]) {
+            assert!(has.abs_diff(expected) <= 4, "{has}, not {expected}");
+        }
     }
 
     #[test]

@@ -143,9 +143,9 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
         tracing::warn!(
             service = %group.label,
             connections,
-            "new connections wait: this port of the Service uses more than a quarter of the file \
-             descriptors that there are, or that there is memory for, and the last quarter is for \
-             other Services; raise the limit of open files (ulimit -n) or of memory; \
+            "new connections wait: this port of the Service uses more than three times as many \
+             file descriptors as are free, or as there is memory for, and the rest is for other \
+             Services; raise the limit of open files (ulimit -n) or of memory; \
              tripod_userspace_accept_paused_total counts it"
         );
     }

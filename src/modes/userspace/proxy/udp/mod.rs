@@ -61,7 +61,7 @@ impl Resources {
     /// clients of it.
     pub fn is_for_others(&self, service: &Arc<str>, flows: usize) -> bool {
         let (room, of_service) = self.flows.room(service);
-        room.is_for_others(flows, of_service)
+        room.is_for_other_clients(flows, of_service)
     }
 
     /// Has as many flows as the `descriptors` that listeners leave by now allow.
