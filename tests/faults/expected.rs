@@ -19,6 +19,7 @@ pub enum Answer {
 /// Why something waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
+    Kernel,
     Rules,
     Guard,
     Unknown,
@@ -27,7 +28,8 @@ pub enum Why {
 }
 
 impl Why {
-    pub const ALL: [Why; 5] = [
+    pub const ALL: [Why; 6] = [
+        Why::Kernel,
         Why::Rules,
         Why::Guard,
         Why::Unknown,
@@ -37,6 +39,7 @@ impl Why {
 
     pub fn text(self) -> &'static str {
         match self {
+            Why::Kernel => "it needs a change that the kernel does not take",
             Why::Rules => "it needs a rule that must be written",
             Why::Guard => "the rule that blocks other callers is written first",
             Why::Unknown => "only the API server knows about it",
@@ -58,11 +61,22 @@ pub fn answer(mode: Mode, fault: Fault, question: Question) -> Answer {
     match fault {
         Fault::ApiSlow => GoesOn,
         Fault::ApiDown => Waits(Why::Unknown),
+        Fault::Netlink => of_netlink(mode, question),
         Fault::FullSet => match question {
             Question::Guarded => Waits(Why::Members),
             _ => GoesOn,
         },
         Fault::Programs(programs) => of_programs(mode, programs, question),
+    }
+}
+
+fn of_netlink(mode: Mode, question: Question) -> Answer {
+    use Answer::{GoesOn, Waits};
+    match (mode, question) {
+        (Mode::Iptables | Mode::Redirect, _) => GoesOn,
+        (Mode::Local, Question::Endpoints | Question::Closes) => GoesOn,
+        (_, Question::Health) => Waits(Why::LastSync),
+        _ => Waits(Why::Kernel),
     }
 }
 

@@ -13,8 +13,13 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Those in which accesses fail in turn. nftables mode runs no programs.
-    pub const ALL: [Mode; 4] = [Mode::Ipvs, Mode::Iptables, Mode::Redirect, Mode::Local];
+    pub const ALL: [Mode; 5] = [
+        Mode::Ipvs,
+        Mode::Nftables,
+        Mode::Iptables,
+        Mode::Redirect,
+        Mode::Local,
+    ];
 
     pub fn title(self) -> &'static str {
         match self {
@@ -29,7 +34,11 @@ impl Mode {
     pub fn flags(self) -> &'static [&'static str] {
         match self {
             Mode::Ipvs => &["--proxy-mode=ipvs"],
-            Mode::Nftables => &["--proxy-mode=nftables"],
+            Mode::Nftables => &[
+                "--proxy-mode=nftables",
+                // The Node has none that a health-check node port could be at.
+                "--nodeport-addresses=0.0.0.0/0,::/0",
+            ],
             Mode::Iptables => &["--proxy-mode=iptables"],
             Mode::Redirect => &["--proxy-mode=userspace", "--userspace-capture=redirect"],
             Mode::Local => &["--proxy-mode=userspace", "--userspace-capture=local"],
@@ -42,6 +51,8 @@ impl Mode {
 pub enum Fault {
     /// The programs that read and write rules.
     Programs(ProgramFault),
+    /// Each request by netlink: to nf_tables, IPVS, ipset, routing, connection tracking.
+    Netlink,
     /// A set takes no more members, and cannot be replaced by a larger one.
     FullSet,
     /// Each answer and each event of the API server takes long.
@@ -51,7 +62,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub const ALL: [Fault; 11] = [
+    pub const ALL: [Fault; 12] = [
         Fault::Programs(ProgramFault::Locked),
         Fault::Programs(ProgramFault::SaveFails),
         Fault::Programs(ProgramFault::RestoreFails),
@@ -60,6 +71,7 @@ impl Fault {
         Fault::Programs(ProgramFault::NotPermitted),
         Fault::Programs(ProgramFault::Family(0)),
         Fault::Programs(ProgramFault::Family(1)),
+        Fault::Netlink,
         Fault::FullSet,
         Fault::ApiSlow,
         Fault::ApiDown,
@@ -67,9 +79,13 @@ impl Fault {
 
     /// Those that can happen in `mode`.
     pub fn of(mode: Mode) -> impl Iterator<Item = Fault> {
-        let sets = mode == Mode::Ipvs;
-        let all = Fault::ALL.into_iter();
-        all.filter(move |fault| sets || *fault != Fault::FullSet)
+        let can_happen = move |fault: &Fault| match fault {
+            Fault::FullSet => mode == Mode::Ipvs,
+            // nftables mode runs no programs: without them it shows that.
+            Fault::Programs(fault) => mode != Mode::Nftables || *fault == ProgramFault::Missing,
+            _ => true,
+        };
+        Fault::ALL.into_iter().filter(can_happen)
     }
 
     pub fn title(self) -> &'static str {
@@ -84,6 +100,7 @@ impl Fault {
             }
             Fault::Programs(ProgramFault::Family(0)) => "the programs of IPv4 fail",
             Fault::Programs(ProgramFault::Family(_)) => "the programs of IPv6 fail",
+            Fault::Netlink => "the kernel takes no request by netlink (ENOBUFS)",
             Fault::FullSet => "the ipset of IPv4 source ranges is full and cannot grow",
             Fault::ApiSlow => "the API server takes 2 s for each answer and each event",
             Fault::ApiDown => "the API server closes every connection",

@@ -53,6 +53,7 @@ use crate::lab::{
 
 in_each_mode! {
     "faults::inside::",
+    host_nftables: Nftables,
     host_iptables: Iptables,
     host_userspace_redirect: Redirect,
     host_userspace_local: Local,

@@ -15,8 +15,8 @@ use super::{
     questions::Question,
 };
 use crate::lab::{
-    Capture, Host, Lab, Programs, Service, Tripod, eventually, figure, get, say, tcp_from_new_port,
-    tripod_binary,
+    Capture, Host, Lab, Netlink, Programs, Service, Tripod, eventually, figure, get, say,
+    tcp_from_new_port, tripod_binary,
 };
 
 /// For what waits for nothing.
@@ -81,6 +81,7 @@ struct Bench<'a> {
     lab: &'a Lab,
     cluster: &'a Cluster,
     programs: Programs,
+    netlink: Netlink,
     tripod: Tripod,
     /// In force before each fault.
     web: Service,
@@ -102,12 +103,14 @@ impl<'a> Bench<'a> {
         if mode == Mode::Ipvs {
             small_set(&lab.node);
         }
-        let tripod = start(mode, lab, cluster, &programs);
+        let netlink = Netlink::new();
+        let tripod = start(mode, lab, cluster, (&programs, &netlink));
         Bench {
             mode,
             lab,
             cluster,
             programs,
+            netlink,
             tripod,
             web,
             endpoints,
@@ -200,6 +203,7 @@ impl<'a> Bench<'a> {
     fn bring(&mut self, fault: Fault, greedy: &Service) {
         match fault {
             Fault::Programs(fault) => self.programs.break_with(fault),
+            Fault::Netlink => self.netlink.fail(),
             Fault::FullSet => {
                 self.cluster.publish(self.lab, greedy, &["a"]);
                 eventually("the full set is named", LATER, || {
@@ -217,6 +221,7 @@ impl<'a> Bench<'a> {
     fn mend(&mut self, fault: Fault, greedy: &Service) {
         match fault {
             Fault::Programs(_) => self.programs.mend(),
+            Fault::Netlink => self.netlink.mend(),
             Fault::FullSet => self.cluster.withdraw(self.lab, greedy),
             Fault::ApiSlow => self.cluster.slow(Duration::ZERO),
             Fault::ApiDown => self.cluster.up(),
@@ -309,9 +314,15 @@ fn reach(from: &Host, to: SocketAddr) -> Option<String> {
     from.enter(call).ok()
 }
 
-fn start(mode: Mode, lab: &Lab, cluster: &Cluster, programs: &Programs) -> Tripod {
+fn start(
+    mode: Mode,
+    lab: &Lab,
+    cluster: &Cluster,
+    (programs, netlink): (&Programs, &Netlink),
+) -> Tripod {
     let mut command = lab.node.command(tripod_binary());
     programs.come_first(&mut command);
+    netlink.come_between(&mut command);
     command
         .args(mode.flags())
         .arg("--strict-proxy-mode")

@@ -1,0 +1,48 @@
+//! Requests by netlink that fail as a test asks.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// As in preload.rs.
+const FOLDER: &str = "/run/netlink";
+
+/// What comes between a program and its netlink sockets.
+pub struct Netlink {
+    library: PathBuf,
+}
+
+impl Netlink {
+    /// Builds it.
+    pub fn new() -> Netlink {
+        let folder = Path::new(FOLDER);
+        fs::create_dir_all(folder).expect("a folder");
+        fs::write(folder.join("preload.rs"), include_str!("preload.rs")).expect("a file");
+        let built = Command::new("rustc")
+            .args(["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort"])
+            .args(["-o", "libnetlink.so", "preload.rs"])
+            .current_dir(folder)
+            .status();
+        assert!(built.expect("running rustc").success(), "preload.rs");
+        Netlink {
+            library: folder.join("libnetlink.so"),
+        }
+    }
+
+    /// Comes between `command` and its sockets.
+    pub fn come_between(&self, command: &mut Command) {
+        command.env("LD_PRELOAD", &self.library);
+    }
+
+    /// Each request fails from now on.
+    pub fn fail(&self) {
+        fs::write(Path::new(FOLDER).join("fails"), "").expect("a file");
+    }
+
+    /// None fails any more.
+    pub fn mend(&self) {
+        let _ = fs::remove_file(Path::new(FOLDER).join("fails"));
+    }
+}
