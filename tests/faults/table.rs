@@ -18,12 +18,12 @@ use crate::mutants;
 const HEAD: &str = "\
 # Reliability
 
-A failure affects only what depends on it. In each mode, each access to the kernel or
-to the API server fails in turn while Services and endpoints change, and the tests
-observe what keeps working. `make reliability` generates this page by running every
-case with the real program in network namespaces, ipvs mode in a guest kernel. The same
-runs are part of `make test`, which fails if a cell does not hold. The cases are in
-`tests/faults/`.
+A failure affects only what depends on it. In each mode, what it depends on fails in turn while
+Services and endpoints change, and the tests observe what keeps working: the programs that write
+rules, requests to the kernel by netlink, the API server. `make reliability` generates this page by
+running every case with the real program in network namespaces, ipvs mode in a guest kernel. The
+same runs are part of `make test`, which fails if a cell does not hold. The cases are in
+`tests/faults/`. Faults of single requests are part of the [simulation](#simulation).
 
 - **✓** keeps working.
 - **waits 1** waits until the failure has passed, for reason 1, and is then applied.

@@ -74,7 +74,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         FAMILY,
         "            clients.retain(|client| routes.may_stay(client, &options, node));",
-        "            let _ = (&routes, address, &mut clients);",
+        "            let _ = (&routes, node, &mut clients);",
         "a table that is written anew preserves clients of endpoints that are gone",
     ),
     noticed(

@@ -20,7 +20,9 @@ impl Netlink {
         let folder = Path::new(FOLDER);
         fs::create_dir_all(folder).expect("a folder");
         fs::write(folder.join("preload.rs"), include_str!("preload.rs")).expect("a file");
-        let built = Command::new("rustc")
+        // In a guest the toolchain's programs are in no folder of PATH.
+        let rustc = Path::new(env!("CARGO")).with_file_name("rustc");
+        let built = Command::new(rustc)
             .args(["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort"])
             .args(["-o", "libnetlink.so", "preload.rs"])
             .current_dir(folder)
