@@ -23,7 +23,7 @@ Services and endpoints change, and the tests observe what keeps working: the pro
 rules, requests to the kernel by netlink, the API server. `make reliability` generates this page by
 running every case with the real program in network namespaces, ipvs mode in a guest kernel. The
 same runs are part of `make test`, which fails if a cell does not hold. The cases are in
-`tests/faults/`. Faults of single requests are part of the [simulation](#simulation).
+`tests/faults/`. Faults of single requests are part of the [simulation](#faults-by-the-thousand).
 
 - **✓** keeps working.
 - **waits 1** waits until the failure has passed, for reason 1, and is then applied.
