@@ -125,7 +125,7 @@ impl KubeProxyConfiguration {
 }
 
 /// Returns a number as Go writes it: whole ones without a point.
-fn number(value: f32) -> Value {
+pub(super) fn number(value: f32) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e9 {
         json!(value as i64)
     } else {
@@ -134,14 +134,14 @@ fn number(value: f32) -> Value {
 }
 
 /// Returns a list as Go writes it: one that was never made is null.
-fn list(items: &[String]) -> Value {
+pub(super) fn list(items: &[String]) -> Value {
     match items {
         [] => Value::Null,
         items => json!(items),
     }
 }
 
-fn logging(logging: &Logging) -> Value {
+pub(super) fn logging(logging: &Logging) -> Value {
     let mut value = json!({
         "flushFrequency": duration::format(logging.flush_frequency),
         "format": logging.format,

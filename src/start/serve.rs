@@ -280,7 +280,7 @@ fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> In
         passed_over: choice.passed_over,
         wanting: choice.wanting,
     };
-    let configuration = settings.configuration.to_value();
+    let configuration = settings.configuration.to_internal_value();
     Introspection::new(registry.clone(), running, configuration, flags.collect())
 }
 

@@ -26,12 +26,9 @@ const ON_A_KERNEL_WITH_MODULES: [&str; 5] = [
 ];
 
 /// Where buffers of sockets count as memory of the process.
-const WITH_CGROUPS_OF_VERSION_2: [&str; 5] = [
+const WITH_CGROUPS_OF_VERSION_2: [&str; 2] = [
     "userspace::overload::backends_that_never_read::local",
     "userspace::overload::clients_that_never_read::local",
-    "userspace::overload::clients_that_send_nothing_or_a_byte_now_and_then::local",
-    "userspace::overload::datagrams_of_many_clients::local",
-    "userspace::overload::backends_that_never_read::redirect",
 ];
 
 #[test]

@@ -47,6 +47,23 @@ fn all_problems_are_reported_at_once() {
     assert_eq!(text.lines().count(), 22, "{text}");
 }
 
+/// kube-proxy does not read the field any more, and takes whatever it says.
+#[test]
+fn a_bad_port_range_is_an_error_in_userspace_mode_alone() {
+    let file = |mode: &str| format!("{TOP}mode: {mode}\nportRange: 0-70000\n");
+    let text = refusal(&file("userspace"), &["--config=config"]);
+    assert!(text.contains("portRange"), "{text}");
+    for mode in ["ipvs", "nftables", "iptables"] {
+        let warnings = settings_of_file(&file(mode), &[]).warnings;
+        let said = |warning: &&String| warning.starts_with("portRange: \"0-70000\" is ignored");
+        assert_eq!(
+            warnings.iter().filter(said).count(),
+            1,
+            "{mode}: {warnings:?}"
+        );
+    }
+}
+
 #[test]
 fn periods_and_interfaces_are_checked_with_their_mode() {
     for (text, path) in [

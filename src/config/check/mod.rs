@@ -339,7 +339,8 @@ impl Check {
     fn proxy_ports(&mut self, c: &KubeProxyConfiguration) -> Option<std::ops::RangeInclusive<u16>> {
         let parsed = port_range::parse(&c.port_range);
         parsed.unwrap_or_else(|why| {
-            if c.mode == ModeName::Userspace.name() {
+            let others = [ModeName::Ipvs, ModeName::Nftables, ModeName::Iptables];
+            if !others.iter().any(|mode| c.mode == mode.name()) {
                 self.invalid("portRange", "proxy-port-range", &c.port_range, why);
             } else {
                 // kube-proxy does not read the field any more.

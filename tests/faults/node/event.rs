@@ -97,8 +97,7 @@ impl Event {
         }
     }
 
-    /// Returns whether it is tried in `mode` at `place`. A guest kernel has nothing of
-    /// nf_tables, and a link that is up keeps its name (as before Linux 6.2).
+    /// Returns whether it is tried in `mode` at `place`.
     pub fn is_tried_at(self, mode: Mode, place: Place) -> bool {
         let elsewhere = match place {
             Place::Host => self.is_of_kernel(),
@@ -117,13 +116,9 @@ impl Event {
     pub fn is_tried(self, mode: Mode) -> bool {
         let ipvs = mode == Mode::Ipvs;
         match self {
-            // Its guest kernel is slow; of those alike there is one.
-            Event::FlushRuleset
-            | Event::FlushNat
-            | Event::FlushRoutes
-            | Event::AddressAgain
-            | Event::RenameLink
-            | Event::LoopbackDown => !ipvs,
+            // The guest kernel of ipvs mode has no nf_tables, ipvs mode has no routing rules, and
+            // a link that is up keeps its name there (before Linux 6.2).
+            Event::FlushRuleset | Event::FlushRoutes | Event::RenameLink => !ipvs,
             Event::ClearServers
             | Event::FlushSets
             | Event::ServiceLinkDown
