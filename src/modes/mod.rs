@@ -3,7 +3,6 @@
 
 mod checks;
 pub mod comparison;
-mod contested;
 mod detect_local;
 pub mod explain;
 mod failed;
@@ -17,6 +16,7 @@ pub mod offloaded;
 pub mod progress;
 pub mod references;
 pub mod render;
+mod repairs;
 mod stale;
 pub mod state;
 mod unsupported;

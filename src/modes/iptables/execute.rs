@@ -1,5 +1,7 @@
 //! Running steps, in a safe order.
 
+use std::collections::BTreeSet;
+
 use super::{
     Error,
     count::{Done, RuleCount},
@@ -18,9 +20,6 @@ use crate::{
 /// What is counted. How many chains that is becomes known one ServicePort after the other.
 const COUNTED: &str = "ServicePorts";
 
-/// How many names of chains that changed are remembered.
-const NAMED: usize = 5;
-
 /// Runs the steps of one sync of one family.
 pub struct Execution<'a> {
     writer: &'a Writer,
@@ -29,8 +28,8 @@ pub struct Execution<'a> {
     pub done: Done,
     /// What was refused.
     pub refusals: Refusals<ServicePortName>,
-    /// Some of the chains that changed, by name.
-    pub changed: Vec<String>,
+    /// The chains that changed, by name; `None`: nobody asks for them.
+    changed: Option<BTreeSet<String>>,
     /// Rules of what is gone could not be taken away: they still lead to chains of
     /// ServicePorts.
     pub leads_left: bool,
@@ -44,9 +43,19 @@ impl Execution<'_> {
             progress,
             done: Done::default(),
             refusals: Refusals::default(),
-            changed: Vec::new(),
+            changed: None,
             leads_left: false,
         }
+    }
+
+    /// Has [`changed_chains`](Self::changed_chains) name the chains that steps change from now on.
+    pub fn note_changed_chains(&mut self) {
+        self.changed = Some(BTreeSet::new());
+    }
+
+    /// Returns the names of the chains that were changed and noted.
+    pub fn changed_chains(&self) -> impl Iterator<Item = &String> {
+        self.changed.iter().flatten()
     }
 
     /// Runs all steps of `change` at once.
@@ -200,14 +209,8 @@ impl Execution<'_> {
 
     fn count<'a>(&mut self, ops: impl Iterator<Item = &'a Op> + Clone) {
         self.done.written += RuleCount::written(ops.clone());
-        for op in ops {
-            // An operator may want to know of them.
-            let is_named = self.changed.contains(&op.chain);
-            match self.changed.len() {
-                ..NAMED if !is_named => self.changed.push(op.chain.clone()),
-                NAMED => self.changed.push("and more".to_owned()),
-                _ => {}
-            }
+        if let Some(changed) = &mut self.changed {
+            changed.extend(ops.map(|op| op.chain.clone()));
         }
     }
 }

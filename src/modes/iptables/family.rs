@@ -28,8 +28,8 @@ use crate::{
     log_once::LogOnce,
     modes::{
         Difference, SyncReport,
-        contested::Repairs,
         progress::SyncProgress,
+        repairs::Repairs,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
         tcp_be_liberal, unsupported,
@@ -60,6 +60,15 @@ pub struct FamilyRules {
     logged: LogOnce,
     repairs: Repairs,
     progress: SyncProgress,
+}
+
+/// Why the kernel's rules differ from those that a full sync wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Differs {
+    /// The sync asks for something else than the last one, or something was refused before.
+    AsAsked,
+    /// Another process changed them.
+    ByOthers,
 }
 
 /// Returns true for a chain of which changes are noticed: KUBE-FIREWALL, too, which the
@@ -239,17 +248,21 @@ impl FamilyRules {
         options: Options,
     ) -> Result<Done, Error> {
         let family = self.family;
-        self.repairs.check(family);
+        self.repairs.log(&[]);
         let applied = self.applied.take();
         let applied = applied.filter(|applied| applied.options == options);
         // Only then a difference is the work of another process: not what this sync is
         // asked for, or what was refused before.
         let mut pending = changes.ports.iter();
         let is_anew = applied.is_none();
-        let repairs = !is_anew
+        let is_repair = !is_anew
             && changes.full
             && self.state.failed().is_empty()
             && !pending.any(|name| name.family == family);
+        let differs = match is_repair {
+            true => Differs::ByOthers,
+            false => Differs::AsAsked,
+        };
         if let Some(applied) = applied
             && !self.must_observe(changes)
         {
@@ -265,7 +278,7 @@ impl FamilyRules {
         if is_anew {
             self.watch.pause();
         }
-        let outcome = self.full(map, options, repairs).await;
+        let outcome = self.full(map, options, differs).await;
         outcome.inspect_err(|_| counters.failed(family, Failure::Whole))
     }
 
@@ -307,13 +320,12 @@ impl FamilyRules {
         Ok(execution.done)
     }
 
-    /// Reads the kernel and applies the difference. `repairs`: what differs was
-    /// changed by another process.
+    /// Reads the kernel and applies the difference, which `differs` for that reason.
     async fn full(
         &mut self,
         map: &ServiceMap,
         options: Options,
-        repairs: bool,
+        differs: Differs,
     ) -> Result<Done, Error> {
         let fixed = plan::fixed(&options);
         if !fixed.accounts.is_empty() {
@@ -323,16 +335,17 @@ impl FamilyRules {
         let observed = observe(&self.writer).await?;
         let mut full = Full::new(map, observed, &fixed, options);
         let mut execution = Execution::new(&self.writer, &self.progress);
+        if differs == Differs::ByOthers {
+            execution.note_changed_chains();
+        }
         execution.full(&mut full).await?;
         // Now that the rule is there that keeps neighbours from loopback.
         if serves_localhost {
             open_loopback()?;
         }
-        if repairs && !execution.changed.is_empty() {
-            let changed = execution.changed.join(", ");
-            let repair = format!("rules that another process had changed were restored: {changed}");
-            self.repairs.log(self.family, &repair);
-        }
+        let chain = |chain: &String| format!("{} chain {chain}", self.family);
+        let repaired: Vec<_> = execution.changed_chains().map(chain).collect();
+        self.repairs.log(&repaired);
         self.leads_left = execution.leads_left;
         self.state.clear_failures();
         let Refusals {

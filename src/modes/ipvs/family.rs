@@ -16,7 +16,6 @@ use super::{
     execute::{Execution, Full, Made, Results},
     observe::{Listing, RealServers, Servers},
     plan::{FilledSets, Frontend, Options, Set},
-    repairs::Repairs,
     rules::FamilyRules,
 };
 use crate::{
@@ -24,6 +23,7 @@ use crate::{
     modes::{
         Difference, Drain, MOST_DRAINS, Metrics, SyncReport, Unsupported, Unwritten,
         progress::SyncProgress,
+        repairs::Repairs,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
     },

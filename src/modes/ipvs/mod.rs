@@ -21,7 +21,6 @@ mod observe;
 mod own_servers;
 pub mod plan;
 pub mod render;
-mod repairs;
 mod rules;
 mod saved;
 mod settings;
@@ -50,7 +49,6 @@ use self::{
     family::{Observation, ServedFamily, Shared, Work},
     observe::{Listing, RealServers},
     plan::LINK,
-    repairs::Repairs,
     rules::{FamilyRules, RuleWriter},
 };
 use super::{
@@ -64,7 +62,7 @@ use crate::{
         xtables::{self, Engine},
     },
     log_once::LogOnce,
-    modes::Metrics,
+    modes::{Metrics, repairs::Repairs},
     net::{Family, ModeName, PerFamily},
     node::{ActedOn, NodePorts},
     services::{ServiceMap, ServicePort, ServicePortName},

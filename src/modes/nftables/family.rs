@@ -19,8 +19,8 @@ use crate::{
         probe::Kernel,
     },
     modes::{
-        Difference, Metrics, SyncError, SyncReport, Unwritten, contested::Repairs,
-        progress::SyncProgress, stale::StaleFlows, state::FamilyState, tcp_be_liberal, unsupported,
+        Difference, Metrics, SyncError, SyncReport, Unwritten, progress::SyncProgress,
+        repairs::Repairs, stale::StaleFlows, state::FamilyState, tcp_be_liberal, unsupported,
     },
     net::Family,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -198,9 +198,8 @@ impl FamilyTable {
     /// Another process changed the table: the next sync writes it anew.
     pub fn externally_modified(&mut self) {
         if self.applied.take().is_some() {
-            let repair =
-                format!("rules of table {TABLE} that another process had changed are written anew");
-            self.repairs.log(self.family, &repair);
+            self.repairs
+                .log(&[format!("{} table {TABLE}", self.family)]);
         }
     }
 
@@ -215,7 +214,7 @@ impl FamilyTable {
         options: Options,
         watcher: &mut Watcher,
     ) -> Result<Done, Error> {
-        self.repairs.check(self.family);
+        self.repairs.log(&[]);
         if self.options().is_some_and(|applied| *applied != options) {
             self.applied = None;
         }

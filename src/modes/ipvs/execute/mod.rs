@@ -29,13 +29,12 @@ use super::{
     drain::Drains,
     observe::{RealServers, Servers},
     plan::{FilledSets, Frontend, LINK, Member, Options, Set},
-    repairs::Repairs,
     rules::FamilyRules,
     steps::{Action, MemberStep},
 };
 use crate::{
     kernel::{addresses, ipset::Element, netlink},
-    modes::{FailedPorts, progress::SyncProgress, state::FamilyState},
+    modes::{FailedPorts, progress::SyncProgress, repairs::Repairs, state::FamilyState},
     net::Family,
     services::ServicePortName,
 };

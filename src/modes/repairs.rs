@@ -74,7 +74,7 @@ impl Repairs {
             tracing::error!(
                 "repaired {first}{more} again, which another program keeps changing: find it, such as \
                  another proxy of Services or a script, and end it or have it leave them alone; \
-                 further repairs of them are logged with --v=2 alone"
+                 further repairs of them are logged only with --v=2"
             );
         }
     }
