@@ -111,7 +111,7 @@ mod tests {
 
             // A socket keeps its namespace.
             drop((listener, there));
-            // The other end goes with its namespace, which the kernel takes down beside.
+            // The other end goes with its namespace, which the kernel takes down in the background.
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
             while links::index("one").is_ok() {
                 assert!(std::time::Instant::now() < deadline, "the link is left");

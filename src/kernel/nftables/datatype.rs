@@ -1,4 +1,4 @@
-//! What a key or a datum is: how `nft` calls it, and how its octets read.
+//! The types of keys and data: what `nft` calls them, and how their octets read.
 
 use std::{
     fmt,

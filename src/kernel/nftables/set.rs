@@ -53,8 +53,8 @@ const COMMENT: u8 = 7;
 pub enum Type {
     /// Values of these types (`type …`).
     Named(Vec<DataType>),
-    /// What these fields hold (`typeof …`): types that have no name, such as
-    /// what `numgen` makes, can be declared only so.
+    /// What these fields hold (`typeof …`): types that have no name, such as what
+    /// `numgen` makes, can be declared only in this way.
     Of(Vec<Field>),
 }
 

@@ -1,4 +1,4 @@
-//! What a rule says, as far as that distinguishes it from others: whoever made it.
+//! What distinguishes a rule from others, whoever made it.
 
 use super::{expression::Expression, rule, userdata, userdata::Comment};
 use crate::kernel::netlink::{Attribute, Malformed, Message};

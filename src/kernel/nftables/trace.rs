@@ -138,7 +138,7 @@ impl Trace {
 }
 
 impl Headers {
-    /// Returns what the headers at the start of a packet say; `None`: as of [`headers`].
+    /// Returns what the headers at the start of a packet say; `None`: as for [`headers`].
     pub(in crate::kernel) fn of_packet(packet: &[u8]) -> Option<Headers> {
         let first = packet.first()?;
         let length = match first >> 4 {

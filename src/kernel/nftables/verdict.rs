@@ -18,13 +18,13 @@ pub enum Verdict {
     Accept,
     /// The packet is dropped.
     Drop,
-    /// On with the next rule.
+    /// The packet goes on with the next rule.
     Continue,
-    /// Back to the chain that jumped here.
+    /// It goes back to the chain that jumped here.
     Return,
-    /// On in another chain, and back.
+    /// It goes on in another chain, and comes back.
     Jump(Arc<str>),
-    /// On in another chain, whose end is the end of this one.
+    /// It goes on in another chain, whose end is the end of this one.
     Goto(Arc<str>),
 }
 

@@ -119,8 +119,8 @@ fn draft(path: &Path) -> PathBuf {
     path.with_extension("new")
 }
 
-/// Removes the findings at `path`, and what a process that was killed had of them. Returns
-/// whether there were any.
+/// Removes the findings at `path`, and what a process that was killed had written of them.
+/// Returns whether there were any.
 ///
 /// # Errors
 /// When they cannot be removed.

@@ -64,7 +64,7 @@ pub struct Examination<'a> {
     /// Findings of another process, which are used if this process cannot create a network
     /// namespace; `None`: there are none.
     pub findings: Option<&'a Findings>,
-    /// Whether others may follow.
+    /// Whether further attempts may follow.
     pub attempt: Attempt,
     /// What is examined.
     pub scope: Scope,
@@ -260,8 +260,7 @@ impl Kernel {
         self
     }
 
-    /// Returns the same kernel without one of its abilities, to see what would
-    /// be.
+    /// Returns the same kernel without one of its abilities, to see what would follow.
     #[must_use]
     pub fn without(mut self, ability: &Ability) -> Kernel {
         let why = "taken away".to_owned();

@@ -22,7 +22,7 @@ impl From<Errno> for Refusal {
 pub(super) struct Stored(Vec<(u16, Box<[u8]>)>);
 
 impl Stored {
-    /// Returns the attributes of a message, but for those of the types `without`.
+    /// Returns the attributes of a message, except those of the types `without`.
     pub(super) fn of(attributes: Attributes<'_>, without: &[u16]) -> Stored {
         let all = attributes.flatten();
         let kept = all.filter(|attribute| !without.contains(&attribute.kind));

@@ -48,7 +48,7 @@ pub(super) struct Listener {
     incoming: VecDeque<Vec<u8>>,
 }
 
-/// One end of a socket, of which the model is the other.
+/// One end of a socket, the model is the other one.
 struct Socket {
     kernel: Kernel,
     protocol: Protocol,
@@ -251,9 +251,9 @@ impl Inner {
     }
 }
 
-/// Returns which of several messages is refused, for the number `at`. Not the one that deletes
-/// the kernel's own route to the address which the message before it adds: whoever may do that
-/// may do this, and nothing has to be allocated for it.
+/// Returns which of several messages is refused, for the number `at`. It is never the one that
+/// deletes the kernel's own route to the address which the message before it adds: whoever may add
+/// the address may delete the route, and nothing has to be allocated for it.
 fn refused(protocol: Protocol, messages: &[Message<'_>], at: usize) -> usize {
     let at = at % messages.len();
     let withdraws = protocol == Protocol::Route && route::withdraws(&messages[at]);

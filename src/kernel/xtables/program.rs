@@ -12,9 +12,9 @@ use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
 use super::{Error, rule::Table};
 
-/// Longer than any batch takes, beside what its size takes; a program that hangs is ended then.
+/// Longer than any batch takes, besides the time for its size; a program that hangs is ended then.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How many bytes of a batch take a second more, on a slow and busy machine.
+/// How many bytes of a batch take one second more, on a slow and busy machine.
 const A_SECOND: usize = 50_000;
 /// Longer than a rule takes that is tried where there are no others; a program
 /// that hangs must not keep a node from being served.

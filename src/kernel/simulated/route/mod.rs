@@ -1,6 +1,6 @@
 //! Routing netlink: links and their addresses (`net/core/rtnetlink.c`, `net/ipv4/devinet.c`,
-//! `net/ipv6/addrconf.c`), each with the local route that the kernel makes for it, and routes
-//! and rules beside these.
+//! `net/ipv6/addrconf.c`), each with the local route that the kernel makes for it, and other routes
+//! and rules.
 
 mod policy;
 #[cfg(test)]
@@ -44,7 +44,7 @@ const SCOPE_LINK: u8 = libc::RT_SCOPE_LINK;
 pub(crate) struct Links {
     links: BTreeMap<u32, Link>,
     addresses: Vec<Address>,
-    /// Routes beside those of addresses, and rules.
+    /// Routes other than those of addresses, and rules.
     policy: Policy,
     /// The index of the newest link.
     newest: u32,
@@ -140,7 +140,7 @@ impl Links {
         ip.is_ipv6() || self.is_local(ip) || self.addresses.iter().any(|one| one.ip == *ip)
     }
 
-    /// Returns where a packet is led.
+    /// Returns where a packet is routed.
     pub(crate) fn led(&self, family: Family, packet: &Packet) -> Led {
         if self.is_local(&packet.destination.ip()) {
             return Led::Here;
