@@ -90,9 +90,9 @@ pub struct Iptables {
 }
 
 impl Iptables {
-    /// The mode on a `kernel` that was examined; changes nothing yet. A family
-    /// that the kernel, or the node, cannot do is left out, with a warning. Metrics
-    /// are shown by `registry`.
+    /// Returns the mode on a `kernel` that was examined; changes nothing yet. A family
+    /// that the kernel, or the node, cannot do is left out, with a warning. Metrics are
+    /// shown by `registry`.
     ///
     /// # Errors
     /// When neither family works: that of the first, which is the one that the
@@ -167,7 +167,7 @@ impl Mode for Iptables {
         let PerFamily { v4, v6 } = &mut self.families;
         let (v4, v6) = tokio::join!(sync(v4), sync(v6));
         let mut done = PerFamily { v4, v6 };
-        // Of a family that failed it is not known; its count is then not what
+        // For a family that failed, the number is not known; its count is then not what
         // is expected, and everything is read the next time.
         let made = [&done.v4, &done.v6].into_iter().flatten().flatten();
         let made = made.map(|done| done.transactions).sum();

@@ -78,8 +78,8 @@ pub fn settings(options: &Options) -> Option<Setting> {
     needed.then_some(Setting::exactly(ROUTE_LOCALNET, 1))
 }
 
-/// Leaves out what takes a kernel setting that is not to be had here. Returns why
-/// node ports are not served on loopback addresses then.
+/// Leaves out what takes a kernel setting that cannot be made here. Returns why node
+/// ports are not served on loopback addresses then.
 pub fn without_unsettable(options: &mut Options) -> Option<String> {
     if !options.serves_localhost() {
         return None;

@@ -41,7 +41,7 @@ pub struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Returns what differs, but for rules. `applied` are the virtual servers that the
+    /// Returns what differs, except rules. `applied` are the virtual servers that the
     /// mode put there.
     ///
     /// # Errors

@@ -40,7 +40,7 @@ pub fn fixed(options: &Options) -> Fixed {
     Fixed { rules, accounts }
 }
 
-/// Returns, of that, what keeps neighbours from this node's loopback addresses.
+/// Returns the part of it that keeps neighbours from this node's loopback addresses.
 pub fn loopback_guard(options: &Options) -> RuleSet {
     let (mut chains, mut jumps) = (chains(options), jumps(options));
     chains.retain(|chain| chain.name == names::FIREWALL);
