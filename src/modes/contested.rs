@@ -8,7 +8,7 @@ use std::{
 
 use crate::net::Family;
 
-/// So many repairs within [`WITHIN`] are no accident.
+/// This many repairs within [`WITHIN`] are no accident.
 const MANY: usize = 3;
 const WITHIN: Duration = Duration::from_secs(60);
 
@@ -17,7 +17,7 @@ const WITHIN: Duration = Duration::from_secs(60);
 pub struct Repairs {
     /// The times of the last ones.
     recent: VecDeque<Instant>,
-    /// It was logged that they do not end.
+    /// Whether it was logged that they do not end.
     contested: bool,
 }
 
@@ -28,12 +28,12 @@ enum Repair {
     Single,
     /// As the one that shows that they do not end.
     Contested,
-    /// Hardly: it was logged that they do not end.
+    /// At debug level only: it was logged already that they do not end.
     AsBefore,
 }
 
 impl Repairs {
-    /// Logs once that they ended, if they were many. To be asked now and then.
+    /// Logs once that they ended, if they were many. To be called now and then.
     pub fn check(&mut self, family: Family) {
         if self.have_ended(Instant::now()) {
             tracing::info!("{family}: no other program changed our rules for a minute");
@@ -63,7 +63,7 @@ impl Repairs {
         self.have_ended(now);
         self.recent.push_back(now);
         if self.contested {
-            // More would tell nothing.
+            // More of them would add nothing.
             while self.recent.len() > MANY {
                 self.recent.pop_front();
             }

@@ -7,7 +7,7 @@ use crate::{
     services::ServiceMap,
 };
 
-/// Why families are not served. That is no failure: no client of theirs is there.
+/// Why families are not served. That is no failure: no client can use them.
 #[derive(Debug, Default)]
 pub(super) struct Unserved {
     why: PerFamily<Option<String>>,

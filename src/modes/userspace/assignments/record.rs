@@ -49,7 +49,7 @@ pub struct Subject {
     pub label: String,
 }
 
-/// The endpoint of one client, and since when it was not used.
+/// The endpoint of one client, and when it was last used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// Its address; the port is 0 if all of its ports are meant.
@@ -136,7 +136,7 @@ impl Assignment {
         bytes
     }
 
-    /// Takes one from the beginning of `rest`.
+    /// Takes one assignment from the beginning of `rest`.
     fn parse(rest: &mut &[u8]) -> Option<Assignment> {
         let client = (take_ip(rest)?, u16::from_be_bytes(take(rest)?));
         let called = take_ip(rest)?;

@@ -1,9 +1,9 @@
 //! How many connections and UDP clients each Service has now, and each of its clients, and
 //! how many they may have.
 //!
-//! A client is an IPv4 address, or a network of IPv6, which one host may have all of; this node
-//! and its pods, which share one, are counted by address. There is an entry for each client
-//! that has something open, so never more of them than file descriptors.
+//! A client is an IPv4 address, or a network of IPv6, all addresses of which may belong to one
+//! host; this node and its pods, which share one, are counted by address. There is an entry for
+//! each client that has something open, so never more of them than file descriptors.
 
 use std::{
     collections::HashMap,
@@ -26,16 +26,16 @@ use crate::{
     services::ServiceName,
 };
 
-/// A Service may have so many times what is free.
+/// A Service may have this many times what is free.
 const OF_FREE: usize = 3;
 
-/// A client may have so many times what is left to its Service.
+/// A client may have this many times what is left to its Service.
 const TIMES: usize = 4;
 
-/// A client may have this fraction of all in any case.
+/// A client may have one in this many of all in any case.
 const SMALL: usize = 64;
 
-/// And it may have so many, however few there are.
+/// A client may have at least this many, however few there are.
 const LEAST: usize = 8;
 
 /// File descriptors of a TCP connection: the client's and the endpoint's socket.
@@ -74,7 +74,7 @@ impl ConnectionLimits {
     /// Services.
     ///
     /// # Errors
-    /// What the word is to be.
+    /// What the word may be.
     pub fn per_client(word: &str) -> Result<ConnectionLimits, &'static str> {
         let limits = ConnectionLimits::default();
         match (word, word.parse()) {
@@ -111,9 +111,9 @@ impl Room {
     /// Returns whether a Service that has `has` leaves the rest to other Services: it has more
     /// than [`OF_FREE`] times what is free.
     ///
-    /// One alone gets three quarters of all. Of several that ask for more than there is each gets
-    /// as much as the others, and a third of what each has stays free (the dynamic thresholds of
-    /// Choudhury and Hahne for shared buffers, IEEE/ACM Transactions on Networking 6.2, 1998).
+    /// A single Service gets three quarters of all. Several that ask for more than there is each
+    /// get the same, and a third of what each has stays free (the dynamic thresholds of Choudhury
+    /// and Hahne for shared buffers, IEEE/ACM Transactions on Networking 6.2, 1998).
     pub fn is_for_others(self, has: usize) -> bool {
         has > OF_FREE * self.free
     }
@@ -121,16 +121,15 @@ impl Room {
     /// Returns whether a client that has `has` leaves the rest to other clients of its
     /// Service, which has `of_service`.
     ///
-    /// Of what the Service gets yet before it leaves the rest to others, a client may have
-    /// [`TIMES`] as much: three fifths of all where no other one asks for much, and of several
-    /// each as much as the others.
+    /// A client may have [`TIMES`] times what the Service still gets before it leaves the rest to
+    /// others: three fifths of all if no other client asks for much, and several each get the same.
     pub fn is_for_other_clients(self, has: usize, of_service: usize) -> bool {
         let left = (OF_FREE * self.free).saturating_sub(of_service) / (OF_FREE + 1);
         has >= (TIMES * left).max(self.total / SMALL).max(LEAST)
     }
 }
 
-/// What a client has, of one Service.
+/// What a client has of one Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Has {
     connections: u32,
@@ -166,20 +165,20 @@ impl Has {
 pub struct Usage {
     all: AtomicUsize,
     clients: Mutex<Clients>,
-    /// Counts the clients of all Services.
+    /// The gauge that counts the clients of all Services.
     shown: IntGauge,
     /// How often there was no place, as the Service has as much as it may.
     pub service_limited: AtomicU64,
     /// How often a client had as much as it may.
     pub client_limited: AtomicU64,
-    /// That the Service has as much as it may was logged.
+    /// Whether it was logged that the Service has as much as it may.
     pub full_logged: LoggedFlag,
-    /// That a client of it has as much as it may was logged.
+    /// Whether it was logged that a client of it has as much as it may.
     pub client_logged: LoggedFlag,
 }
 
-/// The hasher of the standard library has keys of its own: who chooses addresses does not
-/// choose where they are.
+/// The hasher of the standard library has keys of its own: whoever chooses addresses does
+/// not choose where they are stored.
 #[derive(Debug, Default)]
 struct Clients {
     has: HashMap<IpAddr, Has>,
@@ -271,7 +270,7 @@ pub struct Usages {
 }
 
 impl Usages {
-    /// Returns one that has `shown` count clients.
+    /// Returns a value that counts clients in `shown`.
     pub fn new(shown: IntGauge) -> Usages {
         Usages {
             services: Mutex::default(),
@@ -279,7 +278,7 @@ impl Usages {
         }
     }
 
-    /// Returns what `service` has, the same for all who ask while one of them keeps it.
+    /// Returns the usage of `service`: the same value for all callers while one of them keeps it.
     pub fn of(&self, service: &ServiceName) -> Arc<Usage> {
         let mut services = self.services.lock();
         if let Some(usage) = services.get(service).and_then(Weak::upgrade) {
@@ -302,7 +301,7 @@ impl Usages {
     }
 }
 
-/// Returns whom the caller of `flow` is counted as.
+/// Returns the address under which the caller of `flow` is counted.
 pub fn client(flow: &Flow, known: &ClusterLocal) -> IpAddr {
     let ip = flow.client.ip().to_canonical();
     if known.is_node(flow) || known.has_pod(&ip) {
@@ -446,10 +445,10 @@ mod tests {
             free: 3_000,
             total: 20_000,
         };
-        // Half of what the Service gets.
+        // A client may have half of what the Service gets.
         assert!(!room.is_for_other_clients(4_498, 4_498));
         assert!(room.is_for_other_clients(4_502, 4_502));
-        // A large one has nothing left, and no client of it more than little.
+        // A large Service has nothing left, and each client of it may only have little.
         assert!(!room.is_for_other_clients(310, 10_000));
         assert!(room.is_for_other_clients(314, 10_000));
         let few = Room { free: 0, total: 10 };
