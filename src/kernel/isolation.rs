@@ -141,7 +141,7 @@ pub fn die_with_parent(command: &mut Command) {
     unsafe { command.pre_exec(in_child) };
 }
 
-/// A network namespace in which a thread of this process runs a Tokio runtime; both go
+/// A network namespace in which a thread of this process runs a Tokio runtime; both end
 /// with the process, and when this is dropped.
 #[derive(Debug)]
 pub struct NetworkNamespace {

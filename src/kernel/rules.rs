@@ -18,7 +18,7 @@ use crate::net::Family;
 /// kernel demands that a range ends *below* 65,535.
 pub const HIGHEST_PORT: u16 = u16::MAX - 1;
 
-/// The input interface that packets have for the kernel which the node itself sends
+/// The input interface that the kernel assumes for packets which the node itself sends
 /// (`flowi_iif` of `ip_route_output_key`).
 const LOOPBACK: &str = "lo";
 

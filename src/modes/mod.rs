@@ -159,8 +159,8 @@ pub trait Mode: Send {
         std::future::ready(Ok(()))
     }
     /// Makes the kernel (or our listeners) match what `map` has of the families that
-    /// are `asked` for; their changes say what differs since the last success. Returns
-    /// for each an error if nothing could be applied; what failed for single
+    /// are `asked` for; their changes say what differs since the last success. Returns,
+    /// for each family, an error if nothing could be applied; what failed for single
     /// ServicePorts is in the report.
     fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>)
     -> impl Future<Output = Outcomes> + Send;

@@ -89,7 +89,7 @@ pub struct VirtualServer {
     /// Connections of one client go to one real server until this long after
     /// the last one ended; in whole seconds.
     pub persistence: Option<Duration>,
-    /// How many bits of a client's address tell clients apart for that.
+    /// How many bits of a client's address distinguish it from other clients for that.
     pub client_bits: u8,
     /// [`FALL_BACK`], [`HASH_PORTS`] and other `IP_VS_SVC_F_*`, except those that the kernel sets.
     pub flags: u32,

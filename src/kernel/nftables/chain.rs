@@ -99,7 +99,7 @@ pub struct Base {
     pub hook: Hook,
     /// Its place among the chains of this hook, the lowest first.
     pub priority: i32,
-    /// For packets that come to its end.
+    /// What becomes of packets that come to its end.
     pub policy: Policy,
 }
 

@@ -125,9 +125,9 @@ impl Ct {
 /// A direction in a connection (`enum ip_conntrack_dir`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// As it began, before translation.
+    /// The direction in which it began, before translation.
     Original = 0,
-    /// Of the answers.
+    /// The direction of the answers.
     Reply = 1,
 }
 

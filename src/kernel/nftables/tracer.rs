@@ -59,8 +59,8 @@ impl Tracer {
     /// within a tokio runtime.
     ///
     /// # Errors
-    /// When the kernel has no nf_tables, or no tables that go with their owner, or the
-    /// caller lacks CAP_NET_ADMIN.
+    /// When the kernel has no nf_tables, or no tables that are deleted with their
+    /// owner, or the caller lacks CAP_NET_ADMIN.
     pub fn open(target: &Target) -> Result<Tracer, Failure> {
         let object = "traced packets of nf_tables";
         // First, so that no packet is missed.

@@ -168,7 +168,7 @@ impl Transaction {
         self.steps.iter().any(|step| step.elements().len() > 1)
     }
 
-    /// Returns what goes to the kernel: a frame, and one message a change, elements as
+    /// Returns what goes to the kernel: a frame, and one message for each change, elements as
     /// `grouping` says. It is refused if another change was made since `generation`.
     pub(super) fn requests(
         &self,

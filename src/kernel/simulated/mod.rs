@@ -193,7 +193,7 @@ pub(crate) enum Fault {
     KilledAfter,
 }
 
-/// Who decides about calls, and watches them.
+/// What decides about calls, and watches them.
 pub(crate) trait Observer: Send {
     /// Is called before each call; returns what becomes of it.
     fn before(&mut self, call: Call, state: &mut State) -> Fault;

@@ -337,8 +337,7 @@ async fn works(xtables: &Xtables, engine: Engine) -> Result<(), Error> {
         .to_string();
     match xtables.try_rule("nat", &dnat).await {
         Ok(()) => Ok(()),
-        // It did not run to its end, which it would not do the next time either, or does not do
-        // now.
+        // It did not run to its end, and would not with the other target either, at least not now.
         Err(error) if matches!(error, Error::Run { .. }) || error.is_unanswered() => Err(error),
         Err(error) => {
             let redirect = xtables.try_rule("nat", "-p tcp -j REDIRECT").await;

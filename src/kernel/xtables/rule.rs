@@ -125,7 +125,7 @@ pub enum Match {
     DestinationPorts(Protocol, RangeInclusive<u16>),
     /// The same with `--sport`.
     SourcePorts(Protocol, RangeInclusive<u16>),
-    /// `-m mark`: its mark has these bits, or has them not.
+    /// `-m mark`: its mark has, or does not have, these bits.
     Mark(Negatable<Mark>),
     /// `-m conntrack --ctstate`: names as iptables prints them, such as
     /// `RELATED,ESTABLISHED`.

@@ -36,7 +36,7 @@ const LOGGER: &str = "nfnetlink_log";
 const RATE: u32 = 100;
 /// How the comment of our rules begins; the logger that was there before follows.
 const COMMENT: &str = "tripod trace; goes when that ends; nf_log was ";
-/// The chains of table raw that see packets first: those that come, and the node's own.
+/// The chains of table raw that see packets first: those that arrive, and the node's own.
 const CHAINS: [&str; 2] = ["PREROUTING", "OUTPUT"];
 /// How often removing the rules is tried.
 const TRIALS: u32 = 3;

@@ -32,8 +32,8 @@ pub enum Action {
     FillLast(Vec<Rule>),
     /// The rule is added at the top.
     Insert(Rule),
-    /// The rule, which is there this many times, is moved to the top, and is there once. Only to
-    /// remove the surplus ones would keep the last one, and so change the order.
+    /// The rule, which is there this many times, is moved to the top, and is there once. Removing
+    /// only the surplus ones would keep the last one, and so change the order.
     Raise(Rule, usize),
     /// The rule is added at the end.
     Append(Rule),

@@ -30,7 +30,7 @@ pub struct Connection {
     pub state: &'static str,
 }
 
-/// Why new connections would not go where one goes.
+/// Why new connections would not go where a certain one goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stale {
     /// The ServicePort has no such endpoint.

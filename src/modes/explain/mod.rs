@@ -96,9 +96,9 @@ pub enum Origin {
 
 impl Packet {
     /// Returns where it is sent: a packet to the unspecified address goes to the caller
-    /// itself, at the address that it calls from, if that is given, else at loopback
-    /// (`ip_route_output_key_hash_rcu` in net/ipv4/route.c, `tcp_v6_connect` in
-    /// net/ipv6/tcp_ipv6.c).
+    /// itself, in IPv4 at the address that it calls from, if that is given, else at
+    /// loopback (`ip_route_output_key_hash_rcu` in net/ipv4/route.c, `tcp_v6_connect`
+    /// in net/ipv6/tcp_ipv6.c).
     pub fn destination(&self) -> SocketAddr {
         if !self.to.ip().is_unspecified() {
             return self.to;

@@ -1,11 +1,11 @@
 //! iptables mode: the KUBE-SVC chains.
 //!
-//! [`plan`] says what there is to be, `diff` which steps lead there, and `execute`
-//! runs them. A change is planned for the ServicePorts concerned, as they were and
-//! as they are, and the difference is written. At the start, for repair and when
-//! something was refused, the kernel is read (`observe`), and the difference to
-//! that is written. Either way a table changes as a whole, and what keeps out comes
-//! before what lets through.
+//! [`plan`] says what is to be there, `diff` which steps bring that about, and
+//! `execute` runs them. A change is planned for the ServicePorts concerned, as they
+//! were and as they are, and the difference is written. At the start, for repair and
+//! when something was refused, the kernel is read (`observe`), and the difference to
+//! that is written. Either way a table changes as a whole, and rules that keep clients
+//! out are written before those that let them through.
 
 mod applied;
 mod cleanup;

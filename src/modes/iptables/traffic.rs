@@ -41,8 +41,8 @@ pub struct Traffic {
     next: Option<Instant>,
 }
 
-/// What was read last. It stays while it is read anew, so that a caller does not find less
-/// than before meanwhile.
+/// What was read last. It stays while it is read anew, so that meanwhile a caller does not
+/// find less than before.
 #[derive(Clone, Debug)]
 pub struct Counts {
     counted: Namespaces,

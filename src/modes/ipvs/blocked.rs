@@ -15,7 +15,7 @@ use super::plan::{FilledSets, Frontend, Member, Set};
 ///
 /// | set | its rule | without it |
 /// |---|---|---|
-/// | `Firewall` | filter: who is in no source range is dropped | every client is let in |
+/// | `Firewall` | filter: callers in no source range are dropped | every client is let in |
 /// | `NotFromNode` | mangle: the same for callers on this node | they are let in |
 /// | `LoadBalancer`, `ExternalIp`, `NodePort*` | nat: callers are masqueraded | endpoints on other nodes answer past this one, so a connection hangs where it should be refused |
 /// | `LoadBalancerLocal`, `NodePortLocal*` | nat: callers are spared that | endpoints of policy Local see this node as the caller |

@@ -210,8 +210,8 @@ impl Clients {
         Ok(ours.map(|set| (set.name, set.members)).collect())
     }
 
-    /// Makes a set that is missing, and a larger one of one that cannot hold so
-    /// many members.
+    /// Makes a set that is missing, and replaces one that cannot hold `members` members
+    /// by a larger one.
     ///
     /// # Errors
     /// When the kernel refuses; the set is as it was then.

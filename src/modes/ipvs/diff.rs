@@ -313,7 +313,7 @@ pub fn dirty_members(
     dirty
 }
 
-/// Names the parts of `dirty` that are not `known` to have changed, and so was changed
+/// Names the parts of `dirty` that are not `known` to have changed, and so were changed
 /// by another program.
 pub fn repairs(dirty: &Dirty, known: &Dirty) -> Vec<String> {
     let members = dirty.members.keys();

@@ -191,7 +191,7 @@ impl Ipvs {
     /// Ensures what everything else needs: settings and the dummy link. Finds out what
     /// plans depend on, and forgets all ServicePorts if that has changed.
     fn update_node(&mut self, map: &ServiceMap) -> Result<(), netlink::Error> {
-        // Before settings, which come with the module.
+        // Before settings, which exist only with the module.
         if self.clients.was_loaded_anew()? {
             tracing::warn!("the module of IPVS was loaded anew: its virtual servers are gone");
             self.clients.ipvs.set_timeouts(&self.options.timeouts)?;

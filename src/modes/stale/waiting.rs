@@ -59,9 +59,9 @@ impl Waiting {
         (matches.collect(), mem::take(&mut self.compares_all))
     }
 
-    /// Limits what waits to [`MOST`] frontends: a comparison of all flows takes the place of the
-    /// frontends that are `served`, which have endpoints. Returns how many others were dropped,
-    /// since they are too many by themselves.
+    /// Limits what waits to [`MOST`] frontends. If there are more, a comparison of all flows takes
+    /// the place of the frontends that are `served`, which have endpoints. Returns how many others
+    /// were dropped, since they are too many by themselves.
     pub fn bound(&mut self, served: impl FnOnce() -> HashSet<Frontend>) -> usize {
         if self.frontends.len() <= MOST {
             return 0;

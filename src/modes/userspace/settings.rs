@@ -13,9 +13,10 @@ const ON_LOOPBACK: u64 = 2;
 /// timestamps, by which late packets of the other one are distinguished (RFC 6191).
 const ANYWHERE: u64 = 1;
 
-/// Lets a connection to an endpoint use a local port again a second after one that this node ended
-/// first; it does so when clients end theirs first. A value other than the kernel's default is an
-/// administrator's choice and stays. Returns what is to be logged; an error if it cannot be set.
+/// Lets connections to endpoints use a local port again a second after its last connection, if this
+/// node ended that first, as it does where clients end theirs first. A value other than the
+/// kernel's default is an administrator's choice and stays. Returns what is to be logged; an error
+/// if it cannot be set.
 pub fn apply() -> Option<Result<String, String>> {
     if setting::read(REUSE).ok()? != ON_LOOPBACK {
         return None;

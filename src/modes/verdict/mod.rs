@@ -258,7 +258,7 @@ impl Need {
 enum Weight {
     /// Whether the mode runs.
     Required,
-    /// What the mode does, and not only what it lacks.
+    /// What the mode does: without it, the mode runs differently.
     Decisive,
     /// Only what the mode lacks.
     Useful,

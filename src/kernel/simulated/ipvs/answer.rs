@@ -29,7 +29,7 @@ const FAMILY_NAME: u16 = 2;
 /// `IPVS_INFO_ATTR_VERSION` and `IPVS_INFO_ATTR_CONN_TAB_SIZE`
 const VERSION: u16 = 1;
 const TABLE_SIZE: u16 = 2;
-/// `IPVS_STATS_ATTR_*`: the first of this many counters.
+/// How many counters of `IPVS_STATS_ATTR_*` there are, numbered from 1.
 const COUNTERS: u16 = 5;
 
 fn padded(ip: &IpAddr) -> [u8; 16] {

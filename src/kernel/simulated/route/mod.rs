@@ -241,7 +241,7 @@ impl Links {
         Ok(list(of, listed, interrupted))
     }
 
-    /// Carries a request out; returns the answer, if there is one beside the
+    /// Carries a request out; returns the answer, if there is one besides the
     /// acknowledgement.
     pub(super) fn request(&mut self, message: &Message<'_>) -> Result<Option<Vec<u8>>, Refusal> {
         match message.kind {

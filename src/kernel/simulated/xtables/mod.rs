@@ -217,7 +217,7 @@ impl Xtables {
 
     /// Records that something is different now.
     fn changed(&mut self) {
-        // A list goes with the last rule that uses it.
+        // A list is removed with the last rule that uses it.
         let used: BTreeSet<&str> = self
             .tables
             .values()

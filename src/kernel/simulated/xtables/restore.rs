@@ -222,7 +222,7 @@ impl Xtables {
     }
 }
 
-/// Returns whether rules jump from a chain, to which `way` leads, back to a chain on
+/// Returns whether rules jump from a chain, which `way` has reached, back to a chain on
 /// that way. Chains that are `passed` are known not to.
 fn has_loop<'a>(
     table: &'a Table,

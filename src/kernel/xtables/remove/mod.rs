@@ -351,8 +351,8 @@ impl Owned {
     }
 }
 
-/// Returns `error`, for which chains that `is_ours` names could not be removed from a
-/// table, unless the table holds nothing of ours: then it does not concern us.
+/// Returns `error`, because of which chains that `is_ours` names could not be removed
+/// from a table, unless the table holds nothing of ours: then it does not concern us.
 fn unread(
     error: Error,
     family: Family,

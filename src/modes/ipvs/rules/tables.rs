@@ -41,7 +41,7 @@ pub struct Tables {
     /// them otherwise than we do.
     reworded: Option<Reworded>,
     /// What is to be written when the virtual servers are there: iptables mode serves
-    /// the traffic until then, by a chain of the same name.
+    /// the traffic until then, through a chain of the same name.
     later: Option<Takeover>,
 }
 

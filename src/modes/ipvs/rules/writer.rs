@@ -264,7 +264,7 @@ impl RuleWriter {
             Err(error) => {
                 self.backoff.failed(Instant::now());
                 self.in_force = None;
-                // After half a takeover, nat may lead to no mode's chains.
+                // After half a takeover, nat may jump to no mode's chains.
                 let previous = done.rules.map_or(Previous::Lost, |_| answer.previous);
                 Outcome::Failed { error, previous }
             }

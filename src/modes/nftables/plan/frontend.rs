@@ -19,7 +19,7 @@ pub struct Frontend {
     pub port: u16,
 }
 
-/// The purposes of maps and sets; there is one for addresses and one for node ports for each.
+/// The purposes of maps and sets. For each there is one for addresses and one for node ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Role {
     /// What becomes of a packet.

@@ -278,7 +278,7 @@ fn what_is_refused_costs_its_own_service_alone() {
         table.full(&ports);
         assert_eq!(table.failed().len(), 1, "{:?}", table.failed());
         assert_eq!(elements("services").len(), 2);
-        // What else is new comes in force.
+        // Other new ServicePorts come into force.
         let mut more = ports.to_vec();
         more.push(on(FAMILY, 3, &[5]));
         let changes = Changes {

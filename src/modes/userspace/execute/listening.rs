@@ -24,7 +24,7 @@ pub(crate) struct Listening(Vec<Weak<Worker>>);
 pub(crate) struct Listener {
     at: SocketAddr,
     group: Arc<ServiceGroup>,
-    /// What TCP connections that come in there keep.
+    /// The address, which TCP connections that come in there hold.
     address: Option<Arc<ListenerAddress>>,
 }
 

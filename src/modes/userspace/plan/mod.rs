@@ -281,7 +281,7 @@ fn candidates(port: &ServicePort) -> [Candidate<'_>; 3] {
 }
 
 /// Returns the endpoints that cluster-local clients of `candidate` may reach, if they
-/// are others than `targets`: they take the short way to every endpoint, whatever
+/// differ from `targets`: they take the short way to every endpoint, whatever
 /// `externalTrafficPolicy` says.
 fn cluster_local(
     port: &ServicePort,

@@ -132,8 +132,8 @@ impl ClusterLocal {
         known.networks.iter().any(|net| net.contains(address))
     }
 
-    /// Returns whether `predicate` holds for the client's address: or, if the client is
-    /// the node, for one of the node's own addresses, whichever it calls from.
+    /// Returns whether `predicate` holds for the client's address or, if the client is
+    /// the node, for any of the node's own addresses.
     pub fn any_address(&self, flow: &Flow, predicate: impl Fn(&IpAddr) -> bool) -> bool {
         let known = || self.known.load();
         predicate(&flow.client.ip()) || is_the_node(flow) && known().addresses.iter().any(predicate)

@@ -6,8 +6,8 @@
 //! open (logs, epoll, netlink, the API server, probes, health-check node ports) is
 //! counted and left out of it.
 //!
-//! Listeners and reserved ports leave a part to connections: if not all Services can be
-//! served, that must not keep any other from being served.
+//! Listeners and reserved ports leave a part to connections: even if there are too many
+//! Services to listen for all of them, those that are listened for must be served.
 //!
 //! Clients come and go, and what each has costs memory of this process and of the
 //! kernel: if memory has a limit, they also take from a second budget, which is what
@@ -104,7 +104,7 @@ impl Pool {
         self.total().saturating_sub(self.free())
     }
 
-    /// Changes their number to `number`; those in use stay until the next time.
+    /// Changes their number to `number`; those in use stay until the next call.
     fn resize(&self, number: usize) {
         let total = self.total();
         let total = if number >= total {

@@ -32,7 +32,7 @@ const OF_FREE: usize = 3;
 /// A client may have this many times what is left to its Service.
 const TIMES: usize = 4;
 
-/// A client may have one in this many of all in any case.
+/// In any case, a client may have the total divided by this.
 const SMALL: usize = 64;
 
 /// A client may have at least this many, however few there are.

@@ -157,9 +157,9 @@ pub fn interest(table: Table, chain: &str) -> Interest {
 /// Returns the address that nat rules translate to. `before` stays if it can.
 ///
 /// REDIRECT would send packets from elsewhere to the address of the interface they came
-/// in through, and *drops* them where that has none (`nf_nat_redirect_ipv4`), as pods'
-/// interfaces have none with Calico and others: so some address of the node is named,
-/// and REDIRECT is for nodes that have none.
+/// in through, and *drops* them where that has none (`nf_nat_redirect_ipv4`), as for
+/// the pods' interfaces of Calico and others. So some address of the node is named, and
+/// REDIRECT is for nodes that have none.
 pub fn destination(
     addresses: &[Address],
     family: Family,

@@ -29,8 +29,8 @@ const FEW: usize = 4096;
 /// Flows that are examined for each new one, so that none has to wait for long.
 const EXAMINED: usize = 8;
 
-/// How far back before its start this process can tell times, for flows that began in
-/// another process: longer than one may be idle.
+/// How far before the epoch times can be expressed, for flows that began in another
+/// process: longer than one may be idle.
 const BEFORE: Duration = Duration::from_secs(86_400);
 
 /// All UDP flows of the process, in the order of their last use.
@@ -72,12 +72,13 @@ pub struct Activity {
     end: Notify,
 }
 
-/// What has as many flows as it may have.
+/// Why there is no place for another flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// All together, or this Service where few are left for others: they take descriptors.
+    /// There are as many as there may be, or this Service has as many as it may have while few are
+    /// left for others: flows take descriptors.
     All,
-    /// The endpoint: they take local ports.
+    /// The endpoint has as many as it may have: flows take local ports.
     Endpoint,
 }
 

@@ -19,7 +19,7 @@ pub struct Connection {
     pub end: Option<Ending>,
     /// Whether something was received since the last check.
     pub active: bool,
-    /// Who waits for what is left of it.
+    /// Wakes the task that waits for what is left of it.
     pub waker: Option<Waker>,
 }
 
