@@ -24,9 +24,9 @@ pub struct Repairs {
 /// How a repair is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repair {
-    /// As a single repair.
+    /// As a single repair, with a warning.
     Single,
-    /// As the one that shows that they do not end.
+    /// As an error: this one shows that they do not end.
     Contested,
     /// At debug level only: it was logged already that they do not end.
     AsBefore,

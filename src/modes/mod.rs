@@ -68,7 +68,7 @@ fn tcp_be_liberal(configured: bool, applied: Option<bool>, changes: &Changes) ->
     observed.or(applied).unwrap_or(configured)
 }
 
-/// How many of what drains a report names.
+/// How many draining addresses and real servers a report names.
 pub const MOST_DRAINS: usize = 100;
 
 /// An address or an endpoint that stays only for the connections that it has.

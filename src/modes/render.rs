@@ -25,7 +25,7 @@ use crate::{
 pub struct Choices<'a> {
     /// The configuration, as it was read.
     pub configuration: &'a KubeProxyConfiguration,
-    /// What it means.
+    /// The effective settings, which follow from the configuration.
     pub effective: &'a Effective,
     /// The kernel, which decides what rules may use.
     pub kernel: &'a Kernel,

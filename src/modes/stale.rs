@@ -174,7 +174,7 @@ pub struct StaleFlows {
     /// The last attempt failed for a reason that will most likely be the same the next
     /// time: they are tried again with the next full sync, and none is due for them.
     is_lasting: bool,
-    /// Why the last attempt failed.
+    /// Logs why the last attempt failed.
     logged: LogOnce,
 }
 
@@ -294,7 +294,7 @@ impl StaleFlows {
 pub struct Failure {
     /// What failed and why, after "we".
     pub error: String,
-    /// It will be the same the next time.
+    /// Whether it will be the same the next time.
     pub is_lasting: bool,
     /// What was to be deleted.
     pub matches: Vec<Match>,

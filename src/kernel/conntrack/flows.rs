@@ -162,7 +162,7 @@ pub struct Flow {
     pub original: Tuple,
     /// The tuple of the answers that are expected.
     pub reply: Tuple,
-    /// How far it has come.
+    /// How far the connection has come.
     pub state: State,
     /// The attributes by which the kernel identifies the entry, as they came:
     /// the original tuple, a number by which a later one with the same tuple

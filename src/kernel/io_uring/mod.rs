@@ -48,10 +48,10 @@ pub struct Ring {
     event: EventFd,
 }
 
-/// How a request went.
+/// The result of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// What was given with the request.
+    /// The token that was given with the request.
     pub token: u64,
     /// Bytes that were received or sent.
     pub result: Result<usize, Errno>,
@@ -99,7 +99,7 @@ impl Ring {
     pub fn enable(&mut self) -> io::Result<()> {
         self.buffers.provide_all();
         self.ring.submitter().register_enable_rings()?;
-        // There is no such request.
+        // There is no request with this token.
         self.cancel(u64::MAX, u64::MAX)?;
         self.submit()?;
         self.completed();
@@ -356,7 +356,7 @@ mod tests {
         far.set_nonblocking(true).unwrap();
         let mut kept = Vec::new();
         let end = loop {
-            // As much as there is room for.
+            // As much as fits into the socket buffers.
             let _ = far.write(&[b'x'; 1 << 16]);
             let got = wait(&mut ring);
             match (got.buffer, got.result) {

@@ -269,7 +269,7 @@ impl IpSets {
     }
 }
 
-/// How an error names what was tried.
+/// What was tried, in the words that an error has for it.
 pub(super) struct Words<'a> {
     pub(super) operation: &'static str,
     pub(super) object: &'static str,

@@ -118,7 +118,7 @@ impl IpSets {
                     error: Arc::clone(&reason),
                 }));
             }
-            // There is room by now.
+            // There is room now.
             None => refused.extend(self.change_members(command, operation, set, &without_room)?),
         }
         Ok(refused)

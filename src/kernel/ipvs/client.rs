@@ -30,9 +30,9 @@ const TIMEOUT_UDP: u16 = 6;
 pub struct Timeouts {
     /// Timeout of established TCP connections.
     pub tcp: Duration,
-    /// For TCP connections after a FIN.
+    /// Timeout of TCP connections after a FIN.
     pub tcp_fin: Duration,
-    /// For UDP flows without a further packet.
+    /// Timeout of UDP flows without a further packet.
     pub udp: Duration,
 }
 

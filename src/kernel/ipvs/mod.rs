@@ -82,7 +82,7 @@ const HASHED: u32 = 0x2;
 /// A virtual server, without its real servers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualServer {
-    /// What names it to the kernel.
+    /// What identifies it to the kernel.
     pub id: ServerId,
     /// Its scheduler, at most 15 characters.
     pub scheduler: Cow<'static, str>,
@@ -113,11 +113,11 @@ impl VirtualServer {
 pub enum Forwarding {
     /// Their destination is rewritten, and answers must come back this way.
     Masquerade,
-    /// To a process here, as they are.
+    /// They are delivered to a process here, unchanged.
     Local,
-    /// Wrapped in another packet.
+    /// They are wrapped in another packet.
     Tunnel,
-    /// As they are, to the real server's link address.
+    /// They are sent to the real server's link address, unchanged.
     DirectRoute,
 }
 

@@ -55,7 +55,7 @@ impl Hook {
     }
 }
 
-/// What a base chain is for.
+/// The type of a base chain: what its rules may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainType {
     /// Accepts and drops packets, at any hook.

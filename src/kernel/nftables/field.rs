@@ -22,7 +22,7 @@ pub enum Field {
     DestinationPort,
     /// What the kernel knows of the packet.
     Meta(Meta),
-    /// What it knows of the connection.
+    /// What the kernel knows of the connection.
     Ct(Ct, Option<Direction>),
     /// Kind of an address of the packet by the routes, such as `local`.
     Fib(Fib),

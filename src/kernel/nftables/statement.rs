@@ -60,7 +60,7 @@ pub enum Statement {
 pub enum Test {
     /// Equal to these octets (see [`Value::octets`](super::Value::octets)).
     Is(Vec<u8>),
-    /// Not equal to them.
+    /// Not equal to these octets.
     IsNot(Vec<u8>),
     /// At least the first, at most the second.
     Within(Vec<u8>, Vec<u8>),

@@ -68,7 +68,7 @@ pub enum Step {
     },
     /// It came to the end of a base chain, which passes or drops it.
     Policy {
-        /// It is dropped.
+        /// Whether the packet is dropped.
         drops: bool,
     },
     /// It came to the end of another chain.

@@ -66,14 +66,14 @@ pub struct Examination<'a> {
     pub findings: Option<&'a Findings>,
     /// Whether further attempts may follow.
     pub attempt: Attempt,
-    /// What is examined.
+    /// What of the kernel is examined.
     pub scope: Scope,
 }
 
 /// An attempt to find out what a kernel can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attempt {
-    /// What does not answer is asked again.
+    /// Another attempt may follow, in which what did not answer is asked again.
     #[default]
     Earlier,
     /// Of two iptables programs the one that works is taken, although the other one
@@ -84,7 +84,7 @@ pub enum Attempt {
 /// What of a kernel is examined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// All that any mode uses.
+    /// Everything that any mode uses.
     #[default]
     Everything,
     /// What can be tried without a program: all that nftables mode uses.

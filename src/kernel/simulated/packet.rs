@@ -149,7 +149,7 @@ pub(crate) struct Outcome {
     pub disposition: Disposition,
     /// It goes on with an address of this node as its source.
     pub masqueraded: bool,
-    /// What is remembered then.
+    /// What the kernel remembers then.
     pub updates: Vec<Update>,
 }
 

@@ -39,7 +39,7 @@ enum Incoming {
     Error(Errno),
 }
 
-/// One that receives notifications.
+/// A socket that receives notifications.
 pub(super) struct Listener {
     port: u32,
     protocol: Protocol,
@@ -48,14 +48,14 @@ pub(super) struct Listener {
     incoming: VecDeque<Vec<u8>>,
 }
 
-/// One end of a socket, the model is the other one.
+/// One end of a socket; the other end is the model.
 struct Socket {
     kernel: Kernel,
     protocol: Protocol,
     port: u32,
     listens: bool,
     answers: Mutex<VecDeque<Incoming>>,
-    /// What options are set on, which do nothing.
+    /// A socket on which options are set, without effect.
     placeholder: UnixDatagram,
 }
 

@@ -28,11 +28,11 @@ const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instruction(u32, u8, u8, u32);
 
-/// What a listener lets in; empty: everyone.
+/// Which callers a listener lets in; empty: everyone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter(Vec<Instruction>);
 
-/// One way to be let in.
+/// A test that a caller may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
     /// The caller's address is in a network.
@@ -84,7 +84,7 @@ impl Filter {
     pub fn attach(&self, socket: &impl AsFd) -> io::Result<()> {
         let socket = SockRef::from(socket);
         let detach = || match socket.detach_filter() {
-            // There was none.
+            // There was no filter.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             done => done,
         };

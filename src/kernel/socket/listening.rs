@@ -80,7 +80,7 @@ pub fn adopt(socket: OwnedFd, bind: Bind) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// What a bound socket is.
+/// What identifies a bound socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// What it is called by: TCP for one that listens, UDP for one that is bound.

@@ -48,7 +48,7 @@ pub struct LocalPorts {
 struct Table {
     /// Flows of each port that is ours.
     ours: BTreeMap<u16, u32>,
-    /// Those of flows to each peer.
+    /// The ports of flows to each peer.
     remotes: HashMap<SocketAddr, HashSet<u16>>,
     /// Where the search begins for the next one to share: what was used last is used again
     /// last, so that a late answer seldom meets another client's flow.

@@ -115,7 +115,7 @@ impl ChainWatcher {
     }
 }
 
-/// What notifications said.
+/// What the notifications said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Record {
     /// The last generation that is counted, unless some were missed.
@@ -140,7 +140,7 @@ impl Record {
                         self.known = Some(named);
                         self.changed += u32::from(is_changed);
                     }
-                    // It is among those that were missed.
+                    // This generation is among those that were missed.
                     ..=0 => {}
                     _ => self.miss(),
                 }

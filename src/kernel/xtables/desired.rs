@@ -59,7 +59,7 @@ pub struct FixedChain {
     pub table: Table,
     /// The chain's name, at most 28 characters.
     pub name: Cow<'static, str>,
-    /// What is in it.
+    /// What the chain holds.
     pub contents: Contents,
 }
 

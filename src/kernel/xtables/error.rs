@@ -60,7 +60,7 @@ pub enum Error {
     Unidentified {
         /// The family of the rules.
         family: Family,
-        /// What asking the programs came to.
+        /// The outcome of asking the programs.
         reason: String,
     },
     /// The kernel does not say which chains there are.

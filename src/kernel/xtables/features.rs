@@ -86,10 +86,10 @@ fn probes(family: Family) -> Vec<Probe> {
     probes
 }
 
-/// What came of trying all features.
+/// The outcome of trying all features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
-    /// Those that are there.
+    /// The features that are there.
     pub there: Features,
     /// Those of which it is not known whether they are there, because the try failed
     /// for a passing reason.

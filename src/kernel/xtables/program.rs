@@ -40,7 +40,7 @@ pub(super) struct Program {
 pub(super) enum Namespace {
     /// The node's, or whichever this process runs in.
     Node,
-    /// One that was made to try something.
+    /// A namespace that was made to try something.
     Ours,
 }
 
@@ -181,14 +181,14 @@ pub(in crate::kernel) mod simulated {
 
     use super::Program;
 
-    /// How a program is run.
+    /// A program with its arguments and input.
     #[derive(Clone, Debug)]
     pub(in crate::kernel) struct Command {
         /// Its name, or that of the one within a multi-call program.
         pub program: String,
-        /// What it is run with.
+        /// Its arguments.
         pub args: Vec<String>,
-        /// What it reads.
+        /// Its input.
         pub input: String,
     }
 

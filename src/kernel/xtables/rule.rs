@@ -214,7 +214,7 @@ pub struct Rule {
     pub protocol: Option<Protocol>,
     /// Match extensions, in the order in which they are written.
     pub matches: Vec<Match>,
-    /// What happens; `None` only counts.
+    /// What happens to the packet; `None`: it is only counted.
     pub target: Option<Target>,
 }
 

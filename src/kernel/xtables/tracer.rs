@@ -44,13 +44,13 @@ const TRIALS: u32 = 3;
 /// Why packets cannot be traced.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// There is nothing that adds the rule.
+    /// There is no program that adds the rule.
     #[error(
         "no {0} program for the legacy tables works here: install iptables-legacy (Debian \
          package iptables), or trace where Tripod runs"
     )]
     NoProgram(Family),
-    /// It is not known whether there is something.
+    /// It is not known whether there is such a program.
     #[error("{0}")]
     Program(Error),
     /// Another process receives traced packets.
@@ -203,7 +203,7 @@ pub async fn clear_traces(family: Family) -> Result<(), Error> {
         return Ok(());
     }
     match bind() {
-        // It is under way.
+        // A trace is under way.
         Err(TraceError::Taken) => Ok(()),
         // Nothing can be traced where the group cannot be had for another reason.
         Ok(_) | Err(_) => clear(&writer).await,

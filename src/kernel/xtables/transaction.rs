@@ -18,14 +18,14 @@ pub struct Op {
     pub table: Table,
     /// The chain's name.
     pub chain: String,
-    /// What is done.
+    /// What is done to the chain.
     pub action: Action,
 }
 
 /// What can be done to a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It is there and holds these rules only.
+    /// The chain is made if it is not there, and then holds these rules only.
     Fill(Vec<Rule>),
     /// The same, but only after table nat has changed: the rules that are removed kept clients from
     /// what it translated to.
@@ -59,7 +59,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// In their order.
+    /// All of them, in their order.
     pub const ALL: [Phase; 3] = [Phase::Close, Phase::Carry, Phase::Open];
 }
 

@@ -73,7 +73,7 @@ pub struct Packet {
 /// Who sends a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// Who has this address.
+    /// The caller with this address.
     At(IpAddr),
     /// Some pod of this node.
     Pod,

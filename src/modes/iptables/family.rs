@@ -56,7 +56,7 @@ pub struct FamilyRules {
     leads_left: bool,
     /// Stale flows that could not be deleted yet.
     flows: StaleFlows,
-    /// Why node ports are not served on loopback.
+    /// Logs why node ports are not served on loopback.
     logged: LogOnce,
     repairs: Repairs,
     progress: SyncProgress,

@@ -73,9 +73,9 @@ pub enum Error {
     Impossible {
         /// The family that is not served.
         family: Family,
-        /// What, as iptables names it.
+        /// What is missing, as iptables names it.
         what: &'static str,
-        /// What for, and how to get it.
+        /// What it is needed for, and how to get it.
         remedy: &'static str,
     },
 }

@@ -34,7 +34,7 @@ pub struct Comparison<'a> {
     pub family: Family,
     /// The interfaces of the kernel.
     pub clients: &'a mut Clients,
-    /// What is to be there.
+    /// What the kernel is to hold.
     pub desired: &'a Desired,
     /// Settings of the mode.
     pub options: &'a Options,

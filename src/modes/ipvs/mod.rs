@@ -106,7 +106,7 @@ pub struct Ipvs {
     desired: Desired,
     families: PerFamily<ServedFamily>,
     metrics: Arc<dyn Metrics>,
-    /// Settings that the kernel refused.
+    /// Logs settings that the kernel refused.
     logged: LogOnce,
     /// How often another program took the dummy link away.
     repairs: Repairs,
@@ -214,7 +214,7 @@ impl Ipvs {
         Ok(())
     }
 
-    /// Has the next sync observe the kernel.
+    /// Makes the next sync observe the kernel.
     fn forget(&mut self) {
         for (_, family) in self.families.iter_mut() {
             family.state.forget();

@@ -203,12 +203,12 @@ impl Change {
 /// A transaction and the ServicePorts that it is for.
 #[derive(Debug)]
 pub struct Batch {
-    /// What goes to the kernel.
+    /// The transaction that goes to the kernel.
     pub transaction: Transaction,
     /// Which ServicePort each element of a step is for, as numbers of those of
     /// the change.
     owners: HashMap<usize, Vec<usize>>,
-    /// What of the change is left to be committed.
+    /// The part of the change that is still to be committed.
     pub change: Change,
 }
 

@@ -78,13 +78,13 @@ pub enum Error {
 pub struct Setup {
     /// The configuration, as it was read.
     pub configuration: KubeProxyConfiguration,
-    /// What it means.
+    /// The effective settings, which follow from the configuration.
     pub configured: Effective,
     /// On which addresses node ports are served.
     pub node_ports: Arc<NodePorts>,
     /// Namespaces whose Services are counted.
     pub counted: Namespaces,
-    /// What takes the figures.
+    /// Where figures of the mode are recorded.
     pub metrics: Arc<dyn Metrics>,
 }
 
@@ -94,7 +94,7 @@ pub struct Nftables {
     /// `None`: this kernel cannot serve the family.
     families: PerFamily<Option<ServedFamily>>,
     watcher: Watcher,
-    /// Why notifications could not be read.
+    /// Logs why notifications could not be read.
     unread: LogOnce,
     /// When it is checked whether another process changed what is ours.
     checks: Checks,

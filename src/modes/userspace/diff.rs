@@ -80,7 +80,7 @@ pub enum Step {
     Release(Frontend, Release),
 }
 
-/// What is closed, at its time.
+/// What is closed later, when it is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Closing {
     /// The group sends new traffic as planned, which is not meant for those frontends that were

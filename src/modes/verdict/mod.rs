@@ -38,7 +38,7 @@ pub struct ModeRequirements {
 pub struct MissingCapability {
     /// One word for it, see [`Ability::word`].
     pub name: String,
-    /// What it is, for people.
+    /// A description for people.
     pub what: String,
     /// What the kernel answered when it was tried.
     pub why: String,

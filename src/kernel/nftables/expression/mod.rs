@@ -135,7 +135,7 @@ pub struct Limit {
     pub rate: u64,
     /// The unit, in seconds.
     pub seconds: u64,
-    /// How many above the rate at once.
+    /// How many packets above the rate may come at once.
     pub burst: u32,
     /// Matches what is over the limit, not what is within.
     pub over: bool,
@@ -258,7 +258,7 @@ pub enum Expression {
         modulus: u32,
         /// Random, not counting up.
         random: bool,
-        /// What is added.
+        /// The number that is added.
         offset: u32,
     },
     /// Jenkins hash of registers (`NFT_HASH_JENKINS`).
@@ -273,7 +273,7 @@ pub enum Expression {
         modulus: u32,
         /// 0 where the kernel chose it: then it does not tell it.
         seed: u32,
-        /// What is added.
+        /// The number that is added.
         offset: u32,
     },
     /// Looks an address up in the routes.
@@ -339,7 +339,7 @@ pub enum Expression {
     Limit(Limit),
     /// The packet's connection is not tracked.
     Notrack,
-    /// One that is not known here.
+    /// An expression that is not known here.
     Other {
         /// The name that the kernel gives it.
         name: String,

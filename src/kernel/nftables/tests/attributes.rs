@@ -165,7 +165,7 @@ fn expressions_are_read_as_they_were_sent() {
             }
         }
         assert!(sent.next().is_none());
-        // All that there are are in the example.
+        // The example has every kind there is.
         assert_eq!(kinds.len(), 21, "{kinds:?}");
     }
 }

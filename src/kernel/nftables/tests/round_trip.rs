@@ -79,7 +79,7 @@ fn what_was_sent_is_read_again() {
             let whole = example::whole(family);
             rules.run(&whole, None).unwrap();
             check(&mut rules, family);
-            // All but rules may be sent again.
+            // Everything except rules may be sent again.
             let mut again = Transaction::new(whole.table().clone());
             again.add_table();
             flush(&mut again, &mut rules);

@@ -133,7 +133,7 @@ fn without_ids(tree: &mut Tree) {
     }
 }
 
-/// What `nft` sends for `input`, which it loads.
+/// Returns what `nft` sends for `input`, which it loads.
 fn sent_by_nft(input: &str) -> Vec<Sent> {
     let output = nft(&["--debug=mnl"], input);
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();

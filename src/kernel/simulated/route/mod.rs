@@ -418,7 +418,7 @@ impl Address {
         Ok(Address {
             index: u32::from_ne_bytes([a, b, c, d]),
             prefix,
-            // That of an IPv6 address follows from it.
+            // The scope of an IPv6 address follows from the address.
             scope: match ip {
                 IpAddr::V4(_) => scope,
                 IpAddr::V6(v6) if v6.is_unicast_link_local() => SCOPE_LINK,

@@ -66,7 +66,7 @@ pub(super) enum Asks {
     Chance,
     /// The source was put into that list at most this long ago.
     Recently(String, Duration),
-    /// It is put into that list.
+    /// The source is put into that list.
     Remembers(String),
     /// A counter of that name is there.
     Account(String),

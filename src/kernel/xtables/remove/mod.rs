@@ -29,7 +29,7 @@ pub struct OwnedChain {
     pub engine: Engine,
     /// The table that contains it.
     pub table: Table,
-    /// As iptables-save prints it.
+    /// The chain's name, as iptables-save prints it.
     pub name: String,
 }
 

@@ -21,7 +21,7 @@ const TRIALS: usize = 3;
 /// What became of the rules that were in force before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Previous {
-    /// They are in force still.
+    /// They are still in force.
     InForce,
     /// Some of them are known to be gone.
     Lost,

@@ -85,7 +85,7 @@ pub enum Outcome {
     Failed {
         /// What the program, or the thread, failed with.
         error: Error,
-        /// What became of those before.
+        /// What became of the rules that were in force before.
         previous: Previous,
     },
 }

@@ -83,11 +83,11 @@ pub enum Called {
 /// Which callers' source is translated to the node's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Masquerade {
-    /// That of no caller.
+    /// No caller's.
     None,
-    /// That of callers which are no pods of this node.
+    /// That of callers other than this node's pods.
     NotLocal,
-    /// That of every caller.
+    /// Every caller's.
     All,
 }
 

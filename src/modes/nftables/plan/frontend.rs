@@ -22,11 +22,11 @@ pub struct Frontend {
 /// The purposes of maps and sets. For each there is one for addresses and one for node ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Role {
-    /// What becomes of a packet.
+    /// What becomes of a packet, whoever sends it.
     All,
-    /// What becomes of it from pods here and the node.
+    /// What becomes of a packet from pods here and from the node.
     FromCluster,
-    /// What becomes of it from others.
+    /// What becomes of a packet from others.
     FromOutside,
     /// Endpoints by slot.
     Endpoints,

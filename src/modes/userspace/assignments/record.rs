@@ -16,7 +16,7 @@ pub const LONGEST: usize = 1000;
 /// The longest label, in bytes: room for entries is left.
 const LONGEST_LABEL: usize = 500;
 
-/// What clients are assigned by.
+/// Why clients are assigned to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// ClientIP affinity of a ServicePort.
@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-/// Whose clients they are.
+/// The ServicePort or service group whose clients are recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
     pub kind: Kind,

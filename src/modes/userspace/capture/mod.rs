@@ -113,7 +113,7 @@ pub type Desired = BTreeMap<Frontend, Target>;
 pub enum Extent {
     /// What changed since the last sync.
     Changed,
-    /// What failed, too.
+    /// What changed, and what failed.
     Retry,
     /// Everything, with the kernel, which adopts or removes what an earlier process
     /// left; also due when the node's own addresses changed. After a failure, the next

@@ -225,9 +225,9 @@ impl ReturnPath {
 
 /// Why answers of a family are not sent here.
 enum Failure {
-    /// It will be the same the next time.
+    /// For a reason that will be the same the next time.
     Lasting(String),
-    /// It may be over soon.
+    /// For a reason that may be over soon.
     Passing(String),
 }
 

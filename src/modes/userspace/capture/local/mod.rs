@@ -148,7 +148,7 @@ impl Local {
         let Some(environment) = self.environment.as_ref().filter(|_| deleted) else {
             return Ok(true);
         };
-        // They may be those that a sync deleted.
+        // What was deleted may be what a sync deleted.
         let installed = observe::installed(&mut self.socket, self.family)?;
         let installed: HashSet<Object> = installed.into_iter().collect();
         let mut frontends = self.applied.frontends();

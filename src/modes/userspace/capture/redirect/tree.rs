@@ -27,7 +27,7 @@ pub struct Tree<V> {
 /// One rule of a chain.
 #[derive(Debug)]
 pub enum Step<'a, V> {
-    /// That of one value.
+    /// The rule of one value.
     Entry(&'a V),
     /// A jump to the chain that has the values of a part.
     Jump {

@@ -88,7 +88,7 @@ pub struct Ends<'a> {
 /// One direction of a relayed connection.
 #[derive(Debug)]
 pub struct Direction {
-    /// How far it is.
+    /// The state of the direction.
     pub phase: Phase,
     /// Whether its bytes are spliced.
     pub bulk: bool,

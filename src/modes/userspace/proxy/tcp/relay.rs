@@ -49,7 +49,7 @@ pub enum Progress {
     /// The connection exchanges short messages, and so do others of this worker: the
     /// worker's ring can move them, see [`Relay::take_up`].
     Messages,
-    /// It is over.
+    /// The relay has ended.
     Ended(End),
 }
 

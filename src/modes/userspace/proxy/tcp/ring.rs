@@ -61,9 +61,9 @@ pub struct Driver {
 /// What the ring left of a connection.
 #[derive(Debug)]
 pub struct Left {
-    /// From the client to the backend.
+    /// The direction from the client to the backend.
     pub out: Rest,
-    /// From the backend to the client.
+    /// The direction from the backend to the client.
     pub back: Rest,
     /// Whether it was given back because nothing was received for a while.
     pub idle: bool,

@@ -36,7 +36,7 @@ use crate::{
     sched::Flow,
 };
 
-/// What the data path asks.
+/// Decides for the data path which endpoints see the client's address.
 #[derive(Debug)]
 pub struct Transparent {
     /// Whether endpoints may see clients: their answers are sent here.

@@ -22,7 +22,7 @@ struct Pair {
     endpoint: IpAddr,
 }
 
-/// How long an endpoint is not to see a client.
+/// How long an endpoint does not get to see a client.
 #[derive(Debug)]
 struct Silence {
     until: Instant,

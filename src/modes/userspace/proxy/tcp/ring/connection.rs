@@ -8,9 +8,9 @@ use crate::kernel::io_uring::{Buffer, Ring};
 /// A connection that the ring moves.
 #[derive(Debug)]
 pub struct Connection {
-    /// From the client to the backend.
+    /// The direction from the client to the backend.
     pub out: Way,
-    /// From the backend to the client.
+    /// The direction from the backend to the client.
     pub back: Way,
     endpoint: Endpoint,
     /// Number of requests that have not completed.
@@ -34,7 +34,7 @@ pub enum Ending {
     Abandoned,
 }
 
-/// One direction of it.
+/// One direction of a connection.
 #[derive(Debug)]
 pub struct Way {
     // These keep the descriptors open until all requests that name them have completed.
