@@ -88,8 +88,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns that of the cgroup which has the `limit`; `None`: buffers of sockets are no part
-    /// of it, or it cannot be read.
+    /// Returns the usage of the cgroup which has the `limit`; `None`: buffers of sockets are no
+    /// part of it, or it cannot be read.
     pub fn of(limit: &MemoryLimit) -> Option<Usage> {
         let open = |file| File::open(limit.folder.join(file)).ok();
         match limit.version {

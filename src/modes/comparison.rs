@@ -108,7 +108,7 @@ pub fn of_rules(
 }
 
 impl Difference {
-    /// Returns one of `owner`'s.
+    /// Returns a difference in `object`, which is for `owner` alone if there is one.
     pub fn new(
         owner: Option<&ServicePortName>,
         object: impl Into<String>,

@@ -207,7 +207,7 @@ impl StaleFlows {
         }
     }
 
-    /// Deletes what was found to be stale, what is so after `changes` of `family`, now that
+    /// Deletes what was found to be stale, what is stale after `changes` of `family`, now that
     /// `map` is in force, and what could not be deleted before, if it is to be tried again.
     pub async fn clear(
         &mut self,

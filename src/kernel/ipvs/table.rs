@@ -39,7 +39,7 @@ pub(super) enum Table {
 const PATH: &str = "/proc/thread-self/net/ip_vs";
 
 impl Table {
-    /// Opens that of the calling thread's namespace.
+    /// Opens the table of the calling thread's namespace.
     pub(super) fn open() -> io::Result<Table> {
         #[cfg(test)]
         if simulated::read().is_some() {

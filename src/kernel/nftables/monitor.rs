@@ -54,7 +54,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Returns one for the network namespace of the calling thread.
+    /// Returns a monitor for the network namespace of the calling thread.
     ///
     /// # Errors
     /// When no netlink socket can be had.

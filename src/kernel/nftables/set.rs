@@ -186,7 +186,7 @@ impl Set {
         .fold(0, |flags, (_, flag)| flags | flag)
     }
 
-    /// Appends it; `id` is a number that no other new set of the transaction has.
+    /// Appends the set; `id` is a number that no other new set of the transaction has.
     pub(super) fn write(&self, request: Request, id: u32) -> Request {
         let types = self.key.types();
         let mut r = request

@@ -45,7 +45,7 @@ impl Verdict {
         verdict(attribute)
     }
 
-    /// Appends it as the data of an element or an expression.
+    /// Appends the verdict as the data of an element or an expression.
     pub(super) fn write(&self, request: Request) -> Request {
         request.nested(VERDICT, |r| {
             let r = r.be32(CODE, self.code() as u32);

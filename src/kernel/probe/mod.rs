@@ -268,8 +268,7 @@ impl Kernel {
         self
     }
 
-    /// Returns the same kernel, of which it is not known whether it can do
-    /// this.
+    /// Returns the same kernel, of which it is not known whether it has the ability.
     #[cfg(test)]
     pub(crate) fn with_unknown(mut self, ability: &Ability) -> Kernel {
         let why = "Cannot allocate memory".to_owned();

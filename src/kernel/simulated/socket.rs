@@ -87,7 +87,7 @@ impl Kernel {
 }
 
 impl Inner {
-    /// Tells those who listen what another process changed.
+    /// Tells the listeners what another process changed.
     pub(super) fn notify(&mut self) {
         let messages = self.state.nftables.take_notifications();
         let of_routes = self.state.links.take_notifications();

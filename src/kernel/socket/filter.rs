@@ -13,7 +13,7 @@ use crate::net::Family;
 /// linux/filter.h: offsets from here are those of the network header.
 const HEADER: u32 = libc::SKF_NET_OFF.cast_unsigned();
 
-/// linux/bpf_common.h: instructions of a filter, at most.
+/// linux/bpf_common.h: the most instructions of a filter.
 const MOST: usize = 4096;
 
 const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
@@ -76,7 +76,7 @@ impl Filter {
         self.0.is_empty()
     }
 
-    /// Puts it on a socket in place of the one that is there, without a gap. If it
+    /// Puts the filter on a socket in place of the present one, without a gap. If it
     /// cannot be attached, the socket has none, which lets in everyone.
     ///
     /// # Errors

@@ -147,7 +147,7 @@ impl Stream {
         self.socket.local_addr()
     }
 
-    /// Waits until one of `interest` is so.
+    /// Waits until one of the states in `interest` is reached.
     ///
     /// # Errors
     /// When the runtime ends.
@@ -255,7 +255,7 @@ impl Stream {
         self.is(Interest::ERROR)
     }
 
-    /// Returns whether the runtime knows `interest` to be so.
+    /// Returns whether the runtime knows that the state `interest` is reached.
     fn is(&self, interest: Interest) -> bool {
         // Runs only then.
         let watched = self.watched.as_ref();

@@ -442,7 +442,7 @@ fn counted<T: Eq + Hash>(all: impl IntoIterator<Item = T>) -> HashMap<T, usize> 
     counts
 }
 
-/// Takes one out; returns false if there was none left.
+/// Takes out one occurrence of `one`; returns false if there was none left.
 fn take<K, Q>(counts: &mut HashMap<K, usize>, one: &Q) -> bool
 where
     K: Eq + Hash + Borrow<Q>,

@@ -209,8 +209,8 @@ impl Xtables {
         }
     }
 
-    /// Returns one for each engine of the kernel, and why it is not known of others to which
-    /// they speak.
+    /// Returns a program for each engine of the kernel, and for others why their engine is not
+    /// known.
     pub async fn engines(family: Family) -> Engines {
         Engines::of(family, Xtables::installed(family)).await
     }

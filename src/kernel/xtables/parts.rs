@@ -55,7 +55,7 @@ impl Part<'_> {
         self.text.push('\n');
     }
 
-    /// Returns it, and begins another one; `None`: there is nothing in it.
+    /// Returns the batch, and begins another one; `None`: there is nothing in it.
     fn take(&mut self) -> Option<String> {
         self.rules = 0;
         let text = std::mem::take(&mut self.text);

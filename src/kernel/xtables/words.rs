@@ -28,7 +28,7 @@ impl Words {
         Words(rule.words(family).to_string())
     }
 
-    /// Returns them as they were printed, or would be.
+    /// Returns the words as they were printed, or would be.
     pub(super) fn text(&self) -> &str {
         &self.0
     }
@@ -75,7 +75,7 @@ impl fmt::Display for Words {
 pub struct Digest(u64);
 
 impl Digest {
-    /// Returns that of `rules` of `family`.
+    /// Returns the digest of `rules` of `family`.
     pub fn of(rules: &[Rule], family: Family) -> Digest {
         let mut digest = Digest::default();
         for rule in rules {

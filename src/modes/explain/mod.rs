@@ -158,7 +158,7 @@ pub struct Explanation {
     pub objects: Vec<String>,
 }
 
-/// Returns those of `indices` that take new connections.
+/// Returns the endpoints of `port` at `indices` that take new connections.
 fn endpoints<'a>(port: &'a ServicePort, indices: &[u32]) -> Vec<&'a Endpoint> {
     let all = &port.endpoints.all;
     let named = indices.iter().filter_map(|at| all.get(*at as usize));

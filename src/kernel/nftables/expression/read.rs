@@ -122,7 +122,7 @@ fn known(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, M
     }
 }
 
-/// Reads those that put something into a register, or end in a verdict.
+/// Reads expressions that put something into a register, or end in a verdict.
 fn load(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "payload" if f.get(payload::TO)?.is_some() => Expression::Payload {
@@ -177,7 +177,7 @@ fn load(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     }))
 }
 
-/// Reads those that read what is in registers, or change it there.
+/// Reads expressions that read what is in registers, or change it there.
 fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "cmp" => Expression::Compare {
@@ -227,7 +227,7 @@ fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malforme
     }))
 }
 
-/// Reads those that do something with the packet or a set.
+/// Reads expressions that do something with the packet or a set.
 fn action(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "nat" => Expression::Nat {

@@ -35,8 +35,8 @@ struct Jump {
 }
 
 impl<F: Fn(&str) -> bool> OwnedChains<F> {
-    /// Returns those of `table`, none read yet; `ours` is true for the names of chains
-    /// that are to go.
+    /// Returns the chains of `table`, none read yet; `ours` is true for the names of
+    /// chains that are to go.
     pub fn new(table: Table, ours: F) -> OwnedChains<F> {
         OwnedChains {
             table,
@@ -48,7 +48,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         }
     }
 
-    /// Reads them from `xtables`.
+    /// Reads the chains from `xtables`.
     ///
     /// # Errors
     /// What the program wrote as its error.
@@ -153,7 +153,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         self.jumps.iter().map(deletion).collect()
     }
 
-    /// Returns those that can be deleted, or have rules.
+    /// Returns the chains that can be deleted, or have rules.
     fn due(&self) -> Vec<&String> {
         let is_due =
             |chain: &&String| !self.in_use.contains(*chain) || self.filled.contains(*chain);

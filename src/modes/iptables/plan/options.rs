@@ -41,8 +41,8 @@ pub struct Options {
     /// Whether they are served on loopback, too; see [`Options::serves_localhost`].
     pub localhost_node_ports: bool,
     /// The kernel finds no packet outside a TCP window invalid
-    /// (`nf_conntrack_tcp_be_liberal`): what is configured, until the mode reads
-    /// what is so.
+    /// (`nf_conntrack_tcp_be_liberal`): as configured, until the mode reads the
+    /// kernel's setting.
     pub tcp_be_liberal: bool,
     /// Matches and targets of this kernel that rules may use.
     pub features: Features,
@@ -96,8 +96,8 @@ impl DispatchChoice {
 }
 
 /// Returns whether that number of endpoints of a family makes a large cluster, whose
-/// rules go without most comments. As with [`DispatchChoice::dispatch`], what is so
-/// `now` stays until the number clearly asks for the other.
+/// rules go without most comments. As with [`DispatchChoice::dispatch`], the answer
+/// that holds `now` stays until the number clearly asks for the other.
 pub fn is_large_cluster(endpoints: usize, now: bool) -> bool {
     above(LARGE, endpoints, now)
 }

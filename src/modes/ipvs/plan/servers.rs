@@ -98,7 +98,7 @@ impl VirtualServer {
         limit
     }
 
-    /// Returns it as the kernel takes it, without its real servers.
+    /// Returns the virtual server as the kernel takes it, without its real servers.
     pub fn to_kernel(&self) -> ipvs::VirtualServer {
         let mut server = ipvs::VirtualServer::new(self.frontend.id(), self.scheduler.to_string());
         server.persistence = self.persistence.map(|s| Duration::from_secs(s.into()));

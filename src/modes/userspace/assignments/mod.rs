@@ -31,8 +31,8 @@ use super::{
 };
 use crate::{hold::MOST_NOTES, kernel::uptime::uptime, net::Family, services::ServicePortName};
 
-/// Records that one process gives another, at most, a million clients: as many as the
-/// holder keeps.
+/// The most records that one process gives another, those of a million clients: as many
+/// as the holder keeps.
 pub const MOST_RECORDS: usize = MOST_NOTES;
 
 /// What is assigned now, and what another process had assigned.

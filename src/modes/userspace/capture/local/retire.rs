@@ -38,8 +38,8 @@ use crate::{
 
 const TABLE: &str = "tripod-draining";
 
-/// Connections that are kept at most: as many as a kernel tracks by default on a node with
-/// 4 GiB of memory (`nf_conntrack_max`).
+/// The most connections that are kept: as many as a kernel tracks by default on a node
+/// with 4 GiB of memory (`nf_conntrack_max`).
 const MOST: usize = 65_536;
 
 // Bits of `ct state`: NF_CT_STATE_BIT of IP_CT_ESTABLISHED, _RELATED and _NEW

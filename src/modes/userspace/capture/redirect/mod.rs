@@ -96,7 +96,7 @@ impl Redirect {
         Ok(Redirect::with(tools.writer, tools.features))
     }
 
-    /// Returns the same with a given writer and features.
+    /// Returns capture with this `writer`, by rules that use these `features`.
     fn with(writer: Writer, features: Features) -> Redirect {
         let (family, engine) = (writer.family(), writer.engine);
         Redirect {

@@ -94,7 +94,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes those directions receive again that found no buffer, as many as there are buffers now.
+    /// Makes directions that found no buffer receive again, as many as there are buffers now.
     fn feed(&mut self) {
         let mut free = self.ring.free_buffers();
         while free > 0
