@@ -142,16 +142,15 @@ pub(in crate::kernel) fn parse(message: Message<'_>) -> Result<Option<Address>, 
     }))
 }
 
-/// Makes IPv4 `addresses` known as this node's on interface `index`, without
-/// delivering anything to them: the local route that the kernel makes for
-/// each is withdrawn in the same datagram. Such an address passes the kernel's
-/// check of source addresses, so that the kernel itself may answer from it (a
-/// reset, an ICMP error, a ping), yet which packets arrive is left to other
-/// routes, and ARP requests for it stay unanswered. Its scope is "host", so
-/// that it is never chosen as a source address. The kernel makes the route
-/// again when the interface goes down and up: repeat the call then. IPv6
-/// needs none of this: each there has the outcome "fine". Returns the outcome
-/// of each; one that is assigned already is fine.
+/// Makes IPv4 `addresses` known as this node's on interface `index`, without delivering
+/// anything to them: the local route that the kernel makes for each is withdrawn in the
+/// same datagram. Such an address passes the kernel's check of source addresses, so
+/// that the kernel itself may answer from it (a reset, an ICMP error, a ping), yet
+/// which packets arrive is left to other routes, and ARP requests for it stay
+/// unanswered. Its scope is "host", so that it is never chosen as a source address. The
+/// kernel makes the route again when the interface goes down and up: repeat the call
+/// then. IPv6 needs none of this: each of its addresses has the outcome "fine". Returns
+/// the outcome of each; one that is assigned already is fine.
 ///
 /// # Errors
 /// When the socket fails.
@@ -219,11 +218,11 @@ fn request(kind: u16, flags: i32, operation: &'static str, index: u32, address: 
         .text(libc::IFA_LABEL, LABEL)
 }
 
-/// Adds `addresses` to the interface `index`, each as a network of its own.
-/// Packets to them are delivered here, but the kernel chooses none of them as
-/// the source of other packets, masqueraded ones among them: in IPv4 their scope
-/// is "host", in IPv6 they are deprecated (RFC 6724, rule 3). Answers with the
-/// outcome of each; one that is there already is fine.
+/// Adds `addresses` to the interface `index`, each as a network of its own. Packets to
+/// them are delivered here, but the kernel chooses none of them as the source of other
+/// packets, masqueraded ones among them: in IPv4 their scope is "host", in IPv6 they
+/// are deprecated (RFC 6724, rule 3). Returns the outcome of each; one that is there
+/// already is fine.
 ///
 /// # Errors
 /// When the socket fails.
@@ -272,12 +271,12 @@ pub fn add_with_subnet(socket: &mut Socket, index: u32, address: IpNet) -> Resul
 }
 
 /// Makes `addresses` that the interface `index` has eligible as a source
-/// ([`Address::is_eligible`]) as [`add`] would have made them. Packets are
-/// delivered all the while. In IPv6 the lifetime can be set. In IPv4 the scope
-/// of an address is for life, so it goes and comes again, and another local
-/// route stands in for that of the kernel's own that goes with it: also for
-/// sockets that have the address as their source (`__ip_dev_find` asks the
-/// table of local routes). Answers with the outcome of each.
+/// ([`Address::is_eligible`]) as [`add`] would have made them. Packets are delivered
+/// all the while. In IPv6 the lifetime can be set. In IPv4 the scope of an address
+/// cannot be changed, so the address is removed and added again. Meanwhile another
+/// local route stands in for the kernel's own, which goes with the address: also for
+/// sockets that have the address as their source (`__ip_dev_find` asks the table of
+/// local routes). Returns the outcome of each.
 ///
 /// # Errors
 /// When the socket fails.
@@ -287,8 +286,8 @@ pub fn retire(
     addresses: &[IpAddr],
 ) -> Result<Vec<Result<(), Error>>, Error> {
     let mut outcomes = Vec::with_capacity(addresses.len());
-    // What belongs to an address is in one datagram: the kernel carries that
-    // out as a whole, whatever becomes of this process.
+    // All requests about an address are in one datagram: the kernel carries it out as a
+    // whole, whatever becomes of this process.
     for some in addresses.chunks(IN_A_DATAGRAM) {
         let steps = some.iter().map(|address| match address {
             IpAddr::V4(_) => vec![
@@ -324,11 +323,11 @@ pub fn retire(
     Ok(outcomes)
 }
 
-/// Addresses whose requests of [`retire`] surely go in one datagram.
+/// Number of addresses whose requests of [`retire`] surely fit in one datagram.
 const IN_A_DATAGRAM: usize = 8;
 
-/// Takes `addresses` off the interface `index`. Answers with the outcome of
-/// each; one that is gone already is fine.
+/// Takes `addresses` off the interface `index`. Returns the outcome of each; one that
+/// is gone already is fine.
 ///
 /// # Errors
 /// When the socket fails.
@@ -376,9 +375,9 @@ fn deprecated() -> [u8; 16] {
 pub enum Change {
     /// An address was removed.
     Removed,
-    /// Whether there is one more, or another: [`list`] says. Each advertisement of an IPv6
+    /// An address was added or changed: [`list`] tells. Each advertisement of an IPv6
     /// router brings such a notification, for the lifetimes alone (RFC 4862, 5.5.3); and
-    /// some may be lost where there are many.
+    /// some may be lost when there are many.
     Other,
 }
 
@@ -415,8 +414,8 @@ impl AddressChanges {
         })
     }
 
-    /// Returns the same, without those of the link of that name, for as long as
-    /// there is one: when it goes, its addresses count.
+    /// Returns the same, but ignores changes on the link of that name as long as there
+    /// is one: when the link itself is deleted, the removal of its addresses counts.
     pub fn ignoring(mut self, link: &'static str) -> AddressChanges {
         self.ignored = Some(link);
         self

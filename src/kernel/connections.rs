@@ -53,7 +53,7 @@ pub fn tcp(socket: &mut Socket, family: Family) -> Result<Vec<Connection>, Error
 /// Lists the ports that TCP sockets of `family` listen on, at whatever address.
 ///
 /// # Errors
-/// The same as of [`tcp`].
+/// The same as for [`tcp`].
 pub fn listening(socket: &mut Socket, family: Family) -> Result<HashSet<u16>, Error> {
     let sockets = list(socket, family, LISTENING)?.into_iter();
     Ok(sockets.map(|socket| socket.local.port()).collect())
@@ -124,7 +124,7 @@ mod tests {
                 assert!(found.contains(&ends) && found.contains(&other), "{found:?}");
                 let ports = listening(&mut socket, family).unwrap();
                 assert_eq!(ports, [ends.remote.port()].into());
-                // What no program has accepted counts, and a reset ends it.
+                // A connection that no program has accepted counts, too, and a reset ends it.
                 drop(listener);
                 assert_eq!(tcp(&mut socket, family).unwrap(), []);
             }

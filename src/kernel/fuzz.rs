@@ -1,5 +1,5 @@
-//! Runs every reader of the kernel's answers and of saved tables on any bytes: for the
-//! fuzz targets in `fuzz/`, and for property tests that always run.
+//! Runs every reader of the kernel's answers and of saved tables on arbitrary bytes:
+//! for the fuzz targets in `fuzz/`, and for property tests that always run.
 
 use super::{
     addresses,

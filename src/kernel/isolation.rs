@@ -92,7 +92,7 @@ fn loopback_up() -> Result<(), Error> {
 /// When there is no such folder, or something cannot be mounted.
 pub fn empty_run(folder: &Path) -> Result<PathBuf, Error> {
     let whole = fs::canonicalize(folder).map_err(failed(format!("find {}", folder.display())))?;
-    // What is opened before is found after, too.
+    // A folder that was opened before is found afterwards, too.
     let opened = File::open(&whole).map_err(failed(format!("open {}", folder.display())))?;
     mount(
         Some("tmpfs"),
@@ -141,7 +141,7 @@ pub fn die_with_parent(command: &mut Command) {
     unsafe { command.pre_exec(in_child) };
 }
 
-/// A network namespace in which a thread of this process runs a Tokio runtime; both go
+/// A network namespace in which a thread of this process runs a Tokio runtime; both end
 /// with the process, and when this is dropped.
 #[derive(Debug)]
 pub struct NetworkNamespace {
@@ -191,7 +191,7 @@ impl NetworkNamespace {
     /// Runs `work` there; the sockets that it makes are in this namespace.
     ///
     /// # Errors
-    /// When it came to no end.
+    /// When `work` did not finish.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,

@@ -80,7 +80,7 @@ fn named(line: &str) -> Option<(&str, &str)> {
     (memory || controllers.is_empty()).then_some((controllers, path))
 }
 
-/// What of the limit is in use, with the buffers of sockets.
+/// How much of the limit is in use, with the buffers of sockets.
 #[derive(Debug)]
 pub struct Usage {
     current: File,
@@ -88,8 +88,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns that of the cgroup which has the `limit`; `None`: buffers of sockets are no part
-    /// of it, or it cannot be read.
+    /// Returns the usage of the cgroup which has the `limit`; `None`: buffers of sockets are no
+    /// part of it, or it cannot be read.
     pub fn of(limit: &MemoryLimit) -> Option<Usage> {
         let open = |file| File::open(limit.folder.join(file)).ok();
         match limit.version {
@@ -101,7 +101,7 @@ impl Usage {
         }
     }
 
-    /// Returns how many bytes are in use, but for pages of files, which the kernel takes back
+    /// Returns how many bytes are in use, except for pages of files, which the kernel takes back
     /// when it needs them.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Usage {
     }
 }
 
-/// Returns what a file has now, of which the first page says all that is asked for.
+/// Returns the present text of a file, whose first page has all that is asked for.
 fn text(file: &File) -> io::Result<String> {
     let mut buffer = [0; 4096];
     let length = file.read_at(&mut buffer, 0)?;

@@ -92,7 +92,7 @@ pub(super) fn of_route(message: Message<'_>) -> Result<Option<NextHop>, Malforme
 struct RouteAttributes {
     /// Index of its link.
     link: Option<u32>,
-    /// It has a gateway.
+    /// Whether it has a gateway.
     gateway: bool,
     /// The links on which next hops of a multipath route have a gateway.
     among: Vec<u32>,

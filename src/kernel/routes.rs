@@ -99,7 +99,7 @@ pub fn add(socket: &mut Socket, routes: &[Route]) -> Result<Vec<Result<(), Error
     socket.batch(&requests, &[Errno::EEXIST])
 }
 
-/// Adds routes to the main table that lead over `gateway`, as `ip route add DESTINATION via
+/// Adds routes to the main table that lead through `gateway`, as `ip route add DESTINATION via
 /// GATEWAY` does. They are not marked as Tripod's own; one that is there already is fine.
 ///
 /// # Errors
@@ -187,9 +187,9 @@ pub(super) fn withdraw(address: IpAddr, index: u32) -> Request {
     .u32(libc::RTA_OIF, index)
 }
 
-/// Adds or deletes (`kind`) a local route of `address` beside the kernel's own,
-/// which is preferred. It leads to the loopback interface, whose routes stay
-/// when another loses its last address.
+/// Adds or deletes (`kind`) a local route of `address` in addition to the kernel's own,
+/// which is preferred. It uses the loopback interface, whose routes stay when another
+/// loses its last address.
 pub(super) fn stand_in(kind: u16, address: IpAddr) -> Request {
     let destination = address.into();
     let route = Route {

@@ -18,7 +18,7 @@ use crate::net::Family;
 /// kernel demands that a range ends *below* 65,535.
 pub const HIGHEST_PORT: u16 = u16::MAX - 1;
 
-/// The interface that the kernel has packets come from that the node sends itself
+/// The input interface that the kernel assumes for packets which the node itself sends
 /// (`flowi_iif` of `ip_route_output_key`).
 const LOOPBACK: &str = "lo";
 
@@ -84,7 +84,7 @@ impl fmt::Display for Rule {
 }
 
 impl Rule {
-    /// Returns one for all packets of `family`.
+    /// Returns a rule for all packets of `family`.
     pub fn of_all(family: Family, priority: u32, action: Action) -> Rule {
         Rule {
             family,

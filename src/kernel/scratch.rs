@@ -51,8 +51,8 @@ fn enter() -> Result<(), NoScratch> {
     Ok(())
 }
 
-/// Runs `work` in a thread of its own with a network namespace of its own, in
-/// which loopback is up; the namespace goes with the thread.
+/// Runs `work` in a thread of its own with a network namespace of its own, in which
+/// loopback is up; the namespace ends with the thread.
 ///
 /// # Errors
 /// When no namespace can be made.

@@ -23,7 +23,7 @@ pub struct Differs {
 }
 
 impl Setting {
-    /// Returns one that is to have this very value.
+    /// Returns a setting that is to have exactly this value.
     pub const fn exactly(name: &'static str, value: u64) -> Setting {
         Setting {
             name,

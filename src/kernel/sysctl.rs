@@ -99,8 +99,7 @@ pub fn write(name: &str, value: &str) -> Result<(), Error> {
 /// Checks that `name` has `value`, or can be set.
 ///
 /// # Errors
-/// The same as of [`write()`], except for those that only the attempt would
-/// show.
+/// The same as for [`write()`], except for those that only the attempt would show.
 pub fn settable(name: &str, value: &str) -> Result<(), Error> {
     if read(name).is_ok_and(|present| present == value) {
         return Ok(());

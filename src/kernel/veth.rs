@@ -11,7 +11,7 @@ use super::netlink::{Error, Request, Socket};
 const PEER: u16 = 1;
 
 /// Adds a link `name` here, with its other end `peer` in the network namespace `there`.
-/// Both stay down. They go with either namespace.
+/// Both stay down. They are deleted with either namespace.
 ///
 /// # Errors
 /// When this kernel has no such links (module `veth`), a name is taken, or for lack of
@@ -111,7 +111,8 @@ mod tests {
 
             // A socket keeps its namespace.
             drop((listener, there));
-            // The other end goes with its namespace, which the kernel takes down beside.
+            // The other end is deleted with its namespace, which the kernel takes down in the
+            // background.
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
             while links::index("one").is_ok() {
                 assert!(std::time::Instant::now() < deadline, "the link is left");

@@ -1,11 +1,11 @@
-//! When a mode looks next whether another process changed what is its own.
+//! When a mode next checks whether another process changed what is its own.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// Checks that come again and again. Whoever waits for one may stop and begin again at any
-/// time: that does not put it off.
+/// Periodic checks. A caller may stop waiting for one and begin again at any time: that
+/// does not put it off.
 #[derive(Debug)]
 pub struct Checks {
     every: Duration,

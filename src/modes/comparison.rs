@@ -23,23 +23,23 @@ use crate::{
 /// What was found in each family; `None`: the mode does not serve it.
 pub type Compared = PerFamily<Option<Result<Vec<Difference>, SyncError>>>;
 
-/// Something that is not as it is to be.
+/// Something that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Difference {
     /// The ServicePort that it is for; `None`: for none alone, or that is not known.
     pub owner: Option<ServicePortName>,
     /// What it is, in the words of the program that shows such things.
     pub object: String,
-    /// What of it was found.
+    /// How it differs.
     pub found: Found,
 }
 
-/// What was found of something.
+/// How something differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Found {
-    /// It is to be there, and is not.
+    /// It should be there, and is not.
     Missing,
-    /// It is there, and not as it is to be.
+    /// It is there, but not as it should be.
     Altered,
     /// It is there, and nothing needs it.
     Unneeded,
@@ -78,7 +78,7 @@ pub fn both_failed(error: impl Into<SyncError>) -> Compared {
     Compared::each(|_| Some(Err(SyncError::OfBoth(Arc::clone(&error)))))
 }
 
-/// Returns which of the `desired` rules a chain lacks, and which it has beside them,
+/// Returns which of the `desired` rules a chain lacks, and which others it has,
 /// whatever their order; `there` are those that it has.
 pub fn of_rules(
     table: Table,
@@ -108,7 +108,7 @@ pub fn of_rules(
 }
 
 impl Difference {
-    /// Returns one of `owner`'s.
+    /// Returns a difference in `object`, which is for `owner` alone if there is one.
     pub fn new(
         owner: Option<&ServicePortName>,
         object: impl Into<String>,
@@ -121,7 +121,7 @@ impl Difference {
         }
     }
 
-    /// Returns which settings of the kernel have another value than they are to have.
+    /// Returns which settings of the kernel do not have the value that they should have.
     pub fn of_settings(settings: impl IntoIterator<Item = Setting>) -> Vec<Difference> {
         let differing = settings.into_iter().filter_map(|setting| setting.differs());
         differing
@@ -129,8 +129,8 @@ impl Difference {
             .collect()
     }
 
-    /// Returns what a step of `owner`'s, which would mend a rule set with these `chains`,
-    /// says is different.
+    /// Returns what a step of `owner`'s, which would repair a rule set with these
+    /// `chains`, says is different.
     pub fn of_step(
         owner: Option<&ServicePortName>,
         op: &Op,

@@ -23,7 +23,7 @@ pub enum DetectLocal {
 }
 
 impl DetectLocal {
-    /// What the configuration says, for `family` on this `node`.
+    /// Returns what the configuration says, for `family` on this `node`.
     pub(super) fn new(
         configured: &net::DetectLocal,
         family: Family,
@@ -63,7 +63,7 @@ impl DetectLocal {
         }
     }
 
-    /// The rule, for all other traffic only.
+    /// Returns `rule` limited to all other traffic; `None`: this traffic cannot be distinguished.
     pub(super) fn not_local(&self, rule: Rule) -> Option<Rule> {
         match self {
             DetectLocal::Unknown => None,

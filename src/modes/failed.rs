@@ -10,7 +10,7 @@ use crate::services::ServicePortName;
 pub struct FailedPorts(Arc<BTreeMap<ServicePortName, String>>);
 
 impl FailedPorts {
-    /// `name` is not in force as asked. Reasons add up.
+    /// Records that `name` is not in force as asked. Reasons add up.
     pub fn add(&mut self, name: ServicePortName, why: String) {
         let reasons = Arc::make_mut(&mut self.0).entry(name).or_default();
         if reasons.is_empty() {
@@ -32,7 +32,7 @@ impl FailedPorts {
         }
     }
 
-    /// `name` has not failed, or that does not matter any more.
+    /// Records that `name` has not failed, or that this does not matter any more.
     pub fn remove(&mut self, name: &ServicePortName) {
         if self.contains_key(name) {
             Arc::make_mut(&mut self.0).remove(name);
@@ -44,7 +44,7 @@ impl FailedPorts {
         Arc::ptr_eq(&self.0, &other.0) || (self.is_empty() && other.is_empty())
     }
 
-    /// Returns the names that `now` does not have any more.
+    /// Returns the names that `now` does not contain any more.
     pub fn over(&self, now: &FailedPorts) -> Vec<&ServicePortName> {
         if self.is_shared_with(now) {
             return Vec::new();

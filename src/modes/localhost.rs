@@ -1,6 +1,6 @@
 //! Node ports at 127.0.0.1 and ::1 in modes of the kernel (KEP-6032).
 //!
-//! What is sent to a loopback address does not leave it: translating it takes
+//! What is sent to a loopback address does not leave loopback: translating it takes
 //! `route_localnet`, which exposes the node's own services to its neighbours, and
 //! cannot be done with IPv6 at all. So sockets of this process listen there, where
 //! `--nodeport-addresses` names loopback, and connections are relayed as in userspace

@@ -23,7 +23,7 @@ pub fn masquerading(bits: u32, features: Features) -> [Rule; 3] {
         Rule::new()
             .with(Match::Mark(Negatable::IsNot(mark)))
             .target(Target::Return),
-        // A packet may come by again, decapsulated or encrypted, and must not be
+        // A packet may pass here again, decapsulated or encrypted, and must not be
         // masqueraded twice.
         Rule::new().target(Target::Mark(Mark { mask: 0, ..mark })),
         masquerade.commented(features, "kubernetes service traffic requiring SNAT"),

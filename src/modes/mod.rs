@@ -1,5 +1,5 @@
-//! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
-//! its implementations.
+//! Ways to forward a Service's traffic to its endpoints: the [`Mode`] trait and its
+//! implementations.
 
 mod checks;
 pub mod comparison;
@@ -43,15 +43,14 @@ use crate::{
 /// left as it is.
 pub type Asked<'a> = PerFamily<Option<&'a Changes>>;
 
-/// What became of each family that a sync was asked for. What fails of one
-/// concerns the other only where both need it, such as a socket that cannot be
-/// opened.
+/// What became of each family that a sync was asked for. A failure of one concerns the
+/// other only if both need what failed, such as a socket that cannot be opened.
 pub type Outcomes = PerFamily<Option<Result<SyncReport, SyncError>>>;
 
 /// What becomes of a packet, or why that cannot be said.
 pub type ExplainResult = Result<Explanation, SyncError>;
 
-/// The same failure for each family that was `asked` for.
+/// Returns the same failure for each family that was `asked` for.
 pub fn both_failed(asked: Asked<'_>, error: impl Into<SyncError>) -> Outcomes {
     let error = Arc::new(error.into());
     asked.map(|_, changes| changes.map(|_| Err(SyncError::OfBoth(Arc::clone(&error)))))
@@ -69,10 +68,10 @@ fn tcp_be_liberal(configured: bool, applied: Option<bool>, changes: &Changes) ->
     observed.or(applied).unwrap_or(configured)
 }
 
-/// How many of what drains a report names.
+/// How many draining addresses and real servers a report names.
 pub const MOST_DRAINS: usize = 100;
 
-/// What stays only for the connections that it has.
+/// An address or an endpoint that stays only for the connections that it has.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Drain {
     /// The address that clients called, with port and protocol.
@@ -147,22 +146,22 @@ pub enum SyncError {
     Runtime(#[source] std::io::Error),
 }
 
-/// One way to carry a Service's traffic to its endpoints.
+/// One way to forward a Service's traffic to its endpoints.
 pub trait Mode: Send {
     /// Returns the name of the mode.
     fn name(&self) -> ModeName;
-    /// Does what takes full privileges, for a process that will run without
-    /// them (`--init-only`). Carries no traffic and breaks none.
+    /// Does what takes full privileges, for a process that will run without them
+    /// (`--init-only`). Forwards no traffic and breaks none.
     ///
     /// # Errors
     /// When something was refused that the mode cannot do without.
     fn prepare(&mut self) -> impl Future<Output = Result<(), SyncError>> + Send {
         std::future::ready(Ok(()))
     }
-    /// Makes the kernel (or our listeners) match what `map` has of the families
-    /// that are `asked` for; their changes say what differs since the last
-    /// success. Answers for each: an error where nothing could be applied; what
-    /// failed for single ServicePorts is in the report.
+    /// Makes the kernel (or our listeners) match what `map` has of the families that
+    /// are `asked` for; their changes say what differs since the last success. Returns,
+    /// for each family, an error if nothing could be applied; what failed for single
+    /// ServicePorts is in the report.
     fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>)
     -> impl Future<Output = Outcomes> + Send;
     /// Compares what the kernel holds with what it is to hold for `map`. Changes
@@ -183,8 +182,8 @@ pub trait Mode: Send {
     fn externally_modified(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
-    /// Where it has rules: in which engine of each family. Does not change.
+    /// Returns in which engine of each family it has rules. Does not change.
     fn engines(&self) -> Vec<(Family, Engine)>;
-    /// Returns what the mode counts in, while a sync is under way. Does not change.
+    /// Returns the progress that the mode counts while a sync is under way. Does not change.
     fn progress(&self) -> PerFamily<SyncProgress>;
 }

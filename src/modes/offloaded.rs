@@ -22,9 +22,8 @@ use crate::{
 /// a copy of the map and a thread.
 const FEW: usize = 50;
 
-/// Has a mode that blocks while the kernel works do so on another thread when
-/// that takes long: whoever asks whether this process lives is answered by the
-/// first.
+/// Runs the long syncs of a mode, which block while the kernel works, on another
+/// thread, so that the first one still answers whoever asks whether this process lives.
 #[derive(Debug)]
 pub struct Offloaded<M> {
     name: ModeName,

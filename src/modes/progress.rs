@@ -4,8 +4,8 @@ use std::{fmt, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// How far the sync of one IP family is. Clones share it: the mode counts in one, and who is
-/// asked reads another at any time. Counting costs nanoseconds, and no memory.
+/// How far the sync of one IP family is. Clones share it: the mode counts in one, and another can
+/// be read at any time. Counting costs nanoseconds, and no memory.
 #[derive(Clone, Debug, Default)]
 pub struct SyncProgress(Arc<Mutex<Option<Position>>>);
 
@@ -18,17 +18,19 @@ pub struct Position {
     pub planned: usize,
     /// How many of them were compared and sent.
     pub sent: usize,
-    /// How many of those the kernel has answered for, if only by a refusal.
+    /// How many of those the kernel has answered for, even if only by a refusal.
     pub done: usize,
 }
 
 impl SyncProgress {
-    /// Nothing is planned yet: what the kernel holds is read, or the other family comes first.
+    /// Records that nothing is planned yet: what the kernel holds is read, or the other family
+    /// comes first.
     pub fn reset(&self) {
         *self.0.lock() = None;
     }
 
-    /// So many things called `what`, in the plural, are planned, and none is sent yet.
+    /// Records that `planned` things called `what`, in the plural, are planned, and none is sent
+    /// yet.
     pub fn begin(&self, what: &'static str, planned: usize) {
         *self.0.lock() = Some(Position {
             what,
@@ -38,14 +40,14 @@ impl SyncProgress {
         });
     }
 
-    /// So many more are sent.
+    /// Records that `count` more are sent.
     pub fn send(&self, count: usize) {
         if let Some(position) = &mut *self.0.lock() {
             position.sent = position.sent.saturating_add(count).min(position.planned);
         }
     }
 
-    /// All that is sent was answered for.
+    /// Records that the kernel has answered for all that is sent.
     pub fn confirm(&self) {
         if let Some(position) = &mut *self.0.lock() {
             position.done = position.sent;

@@ -4,7 +4,7 @@ use std::hash::Hash;
 
 use hashbrown::HashMap;
 
-/// Users that come and go in a change that is not made yet.
+/// Users that are added and removed in a change that is not made yet.
 #[derive(Debug)]
 pub struct Pending<'a, K> {
     references: &'a References<K>,
@@ -20,7 +20,7 @@ impl<K: Eq + Hash> Pending<'_, K> {
         before.saturating_add_signed(*delta) == 1
     }
 
-    /// Counts one user of `object` less. Returns true if it was the last one.
+    /// Counts one user less of `object`. Returns true if it was the last one.
     pub fn release(&mut self, object: K) -> bool {
         let before = self.references.count(&object);
         let delta = self.deltas.entry(object).or_default();
@@ -59,7 +59,7 @@ impl<K: Eq + Hash> References<K> {
         *users == 1
     }
 
-    /// Counts one user of `object` less. Returns true if it was the last one.
+    /// Counts one user less of `object`. Returns true if it was the last one.
     pub fn release(&mut self, object: &K) -> bool {
         let Some(users) = self.users.get_mut(object) else {
             return false;
@@ -82,7 +82,7 @@ impl<K: Eq + Hash> References<K> {
         }
     }
 
-    /// Returns a change in which no user comes or goes yet.
+    /// Returns a change in which no user is added or removed yet.
     pub fn pending(&self) -> Pending<'_, K> {
         Pending {
             references: self,

@@ -20,14 +20,14 @@ use crate::{
     services::{Namespaces, ServiceMap},
 };
 
-/// What decides about the rules beside the Services.
+/// What decides about the rules besides the Services.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices<'a> {
     /// The configuration, as it was read.
     pub configuration: &'a KubeProxyConfiguration,
-    /// What it means.
+    /// The effective settings, which follow from the configuration.
     pub effective: &'a Effective,
-    /// What there is for rules.
+    /// The kernel, which decides what rules may use.
     pub kernel: &'a Kernel,
     /// How chains are found, `--iptables-dispatch`.
     pub dispatch: DispatchChoice,
@@ -41,7 +41,7 @@ pub struct Choices<'a> {
     pub counted: &'a Namespaces,
 }
 
-/// What `mode` would put into that kernel.
+/// Writes what `mode` would put into that kernel.
 ///
 /// # Errors
 /// When the text could not be written.

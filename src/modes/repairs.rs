@@ -9,14 +9,14 @@ use std::{
 /// Repairs of a sync that are named; the others are counted.
 const NAMED: usize = 20;
 
-/// What is repaired again within this time is changed by a program that goes on. Most of it is
+/// If something is repaired again within this time, a program keeps changing it. Most of it is
 /// compared with the kernel by full syncs alone, which may be minutes apart.
 const QUIET: Duration = Duration::from_secs(600);
 
-/// So much is remembered; what is beyond is logged each time.
+/// How many things are remembered; more are logged each time.
 const MOST: usize = 1000;
 
-/// Repairs of what other programs had changed, until it was left alone for ten minutes.
+/// Repairs of what other programs had changed, until they were left alone for ten minutes.
 #[derive(Debug, Default)]
 pub struct Repairs {
     recent: BTreeMap<String, Recent>,
@@ -26,13 +26,13 @@ pub struct Repairs {
 #[derive(Debug)]
 struct Recent {
     at: Instant,
-    /// It was not the first.
+    /// Whether it was not the first.
     again: bool,
 }
 
 impl Repairs {
     /// Names in the log what a sync `repaired` of what other programs had changed: each thing by
-    /// itself once, and once more when it is changed again. Says when all that was changed again
+    /// itself once, and once more when it is changed again. Logs when all that was changed again
     /// and again is left alone.
     pub fn log(&mut self, repaired: &[String]) {
         self.log_at(repaired, Instant::now());

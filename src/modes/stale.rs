@@ -1,5 +1,5 @@
-//! UDP flows whose connection-tracking entries lead where nothing answers any
-//! more, or nowhere although something answers now.
+//! UDP flows whose connection-tracking entries translate to something that does not
+//! answer any more, or do not translate although something would answer now.
 
 mod waiting;
 
@@ -58,7 +58,7 @@ impl Frontend {
         }
     }
 
-    /// Returns those of `port`.
+    /// Returns the frontends of `port`.
     fn of(port: &ServicePort) -> impl Iterator<Item = Frontend> + '_ {
         let services = port.addresses();
         let services = services.map(|ip| Frontend::service(&SocketAddr::new(ip, port.port)));
@@ -88,9 +88,9 @@ fn serving(port: &ServicePort) -> HashSet<Source> {
     serving.map(|e| Source::from(e.address)).collect()
 }
 
-/// The sources from which each frontend is answered now, of those ServicePorts
-/// that may have taken over from others: a frontend that changes owner is new to
-/// the one that gets it, when a port of a Service is renamed, for example.
+/// Returns the sources from which each frontend is answered now, of those ServicePorts
+/// that may have taken over from others: a frontend that changes owner is new to the
+/// one that gets it, when a port of a Service is renamed, for example.
 fn answered<'a>(
     map: &'a ServiceMap,
     stale: &'a StaleUdp,
@@ -110,11 +110,11 @@ fn answered<'a>(
         .collect()
 }
 
-/// What to delete in `family`, now that `map` is in force. A flow stays where
-/// its address, port and endpoint still serve, whatever the name of the
-/// ServicePort is now. A node port is looked for on any address, as only the
-/// kernel knows which ones it translated; so of flows to a node port that is gone
-/// only those count that led to an endpoint.
+/// Returns what to delete in `family`, now that `map` is in force. A flow stays where
+/// its address, port and endpoint still serve, whatever the name of the ServicePort is
+/// now. A node port is looked for on any address, as only the kernel knows which ones
+/// it translated; so of flows to a node port that is gone, only those that were
+/// translated to an endpoint are deleted.
 fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     let of_family = |name: &ServicePortName| name.family == family;
     let answered = answered(map, stale, of_family);
@@ -157,7 +157,7 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     matches
 }
 
-/// What leads elsewhere than to the endpoints that are `serving` for `port`.
+/// Returns patterns of flows that go elsewhere than to the endpoints that are `serving` for `port`.
 fn led_elsewhere(port: &ServicePort, serving: HashSet<Source>) -> impl Iterator<Item = Match> {
     Frontend::of(port).map(move |at| at.flows(Reply::NotFrom(serving.clone())))
 }
@@ -169,25 +169,25 @@ pub struct StaleFlows {
     found: Vec<Match>,
     /// Those that could not be deleted.
     waiting: Waiting,
-    /// Some are not even waited for, as they are too many.
+    /// Some do not even wait, as there are too many.
     dropped: LogOnce,
     /// The last attempt failed for a reason that will most likely be the same the next
     /// time: they are tried again with the next full sync, and none is due for them.
     is_lasting: bool,
-    /// Why the last attempt failed.
+    /// Logs why the last attempt failed.
     logged: LogOnce,
 }
 
 impl StaleFlows {
-    /// Has the next [`clear`](Self::clear) delete what leads elsewhere than to an endpoint, of
-    /// any UDP port of `family` that has one: rules had been missing, and who called meanwhile
-    /// was led past them.
+    /// Makes the next [`clear`](Self::clear) delete the flows of any UDP port of `family` with
+    /// endpoints that go elsewhere than to one of them: rules had been missing, and clients that
+    /// called meanwhile were not translated.
     pub fn rules_were_missing(&mut self, family: Family, map: &ServiceMap) {
         self.led_past(udp_ports(family, map));
     }
 
-    /// Has the next [`clear`](Self::clear) delete what was led past the UDP ports of `map`
-    /// among `names`, which are in force now and may not have been before.
+    /// Makes the next [`clear`](Self::clear) delete the flows that were not translated for the UDP
+    /// ports of `map` among `names`, which are in force now and may not have been before.
     pub fn came_in_force<'a>(
         &mut self,
         names: impl IntoIterator<Item = &'a ServicePortName>,
@@ -207,7 +207,7 @@ impl StaleFlows {
         }
     }
 
-    /// Deletes what was found to be stale, what is so after `changes` of `family`, now that
+    /// Deletes what was found to be stale, what is stale after `changes` of `family`, now that
     /// `map` is in force, and what could not be deleted before, if it is to be tried again.
     pub async fn clear(
         &mut self,
@@ -247,7 +247,7 @@ impl StaleFlows {
         }
     }
 
-    /// Deletes what `matches` means; returns what is to be tried again.
+    /// Deletes the flows that match one of `matches`; returns what is to be tried again.
     async fn forget(
         &mut self,
         family: Family,
@@ -282,7 +282,7 @@ impl StaleFlows {
         }
     }
 
-    /// What could not be done, if anything.
+    /// Returns what could not be done, if anything.
     pub fn unfinished(&self) -> Option<String> {
         let waits = !self.waiting.is_empty() && !self.is_lasting;
         waits.then(|| "flows of UDP clients to what is gone are not deleted yet".to_owned())
@@ -294,13 +294,13 @@ impl StaleFlows {
 pub struct Failure {
     /// What failed and why, after "we".
     pub error: String,
-    /// It will be the same the next time.
+    /// Whether it will be the same the next time.
     pub is_lasting: bool,
     /// What was to be deleted.
     pub matches: Vec<Match>,
 }
 
-/// Deletes what `matches` means, and returns how many flows that were.
+/// Deletes the flows that match one of `matches`, and returns how many flows that were.
 ///
 /// # Errors
 /// When the kernel could not be asked, or did not delete them.
@@ -325,7 +325,7 @@ pub async fn delete(family: Family, matches: Vec<Match>) -> Result<usize, Failur
     deleted(tokio::task::spawn_blocking(work).await, matches)
 }
 
-/// Returns what became of deleting what `matches` means, by a task that has `ended`.
+/// Returns what became of deleting the flows of `matches`, by a task that has `ended`.
 ///
 /// # Errors
 /// When that failed, or was not done to its end.
@@ -339,7 +339,7 @@ fn deleted(
             let is_lasting = error.errno().is_some_and(|errno| LASTING.contains(&errno));
             (error.to_string(), is_lasting)
         }
-        // By a panic, or as the runtime is shutting down.
+        // It ended by a panic, or because the runtime is shutting down.
         Err(error) => (format!("did not delete them to the end: {error}"), false),
     };
     Err(Failure {
@@ -387,8 +387,8 @@ mod tests {
         ]
     }
 
-    /// Whether any of `matches` deletes the flow that went to `frontend` and was
-    /// led to endpoint `at`.
+    /// Returns whether any of `matches` deletes the flow that went to `frontend` and
+    /// was translated to endpoint `at`.
     fn deletes(matches: &[Match], frontend: Frontend, at: u8) -> bool {
         let source = Source::from(SocketAddr::from(([10, 1, 0, at], 53)));
         let mut of_frontend = matches

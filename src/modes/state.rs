@@ -1,9 +1,9 @@
 //! What a mode knows of one IP family between syncs.
 //!
-//! The same for all modes: whether what was applied can be relied on, which of
-//! it may differ from the kernel because a step failed, and which ServicePorts
-//! are not in force. When to try again is the runner's choice, with growing
-//! pauses ([`Changes::retry`]); what that concerns is known here.
+//! The same for all modes: whether what was applied can be relied on, which of it may
+//! differ from the kernel because a step failed, and which ServicePorts are not in
+//! force. The runner decides when to try again, with growing pauses
+//! ([`Changes::retry`]); what is to be tried again is known here.
 
 use std::collections::BTreeSet;
 
@@ -54,14 +54,14 @@ impl<P> FamilyState<P> {
         self.cache = CacheState::Unknown;
     }
 
-    /// The kernel may hold something else than the record says.
+    /// Records that the kernel may hold something else than the record says.
     pub fn suspect(&mut self) {
         if self.cache == CacheState::Clean {
             self.cache = CacheState::Dirty;
         }
     }
 
-    /// The record and the kernel are the same, but for what is pending.
+    /// Records that the record and the kernel are the same, except for what is pending.
     pub fn applied(&mut self) {
         self.cache = CacheState::Clean;
     }
@@ -87,28 +87,29 @@ impl<P> FamilyState<P> {
         self.failed.is_empty() && self.unfinished.is_empty()
     }
 
-    /// `name` is not in force as asked. Reasons add up.
+    /// Records that `name` is not in force as asked. Reasons add up.
     pub fn fail(&mut self, name: ServicePortName, why: String) {
         self.failed.add(name, why);
     }
 
-    /// Something that concerns no single ServicePort was not done.
+    /// Records that something that concerns no single ServicePort was not done.
     pub fn leave_unfinished(&mut self, what: String) {
         self.unfinished.insert(what);
     }
 
-    /// `name` is applied anew: why it failed before does not matter any more.
+    /// Records that `name` is applied anew: why it failed before does not matter any more.
     pub fn clear_failure(&mut self, name: &ServicePortName) {
         self.failed.remove(name);
     }
 
-    /// Everything is applied anew: no failure from before matters any more.
+    /// Records that everything is applied anew: no failure from before matters any more.
     pub fn clear_failures(&mut self) {
         self.failed = FailedPorts::default();
         self.unfinished.clear();
     }
 
-    /// A sync failed as a whole: what had failed `before` it is not known to be in force.
+    /// Records that a sync failed as a whole: what had failed `before` it is not known to be in
+    /// force.
     pub fn restore_failures(&mut self, before: &FailedPorts) {
         for name in before.over(&self.failed.clone()) {
             self.failed.add(name.clone(), before[name].clone());

@@ -9,7 +9,7 @@ use crate::{
 /// on the Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsupported {
-    /// Whose it is; other ports of the Service may have the same.
+    /// The ServicePort that asks for it; other ports of the Service may have the same.
     pub port: ServicePortName,
     /// What is not done.
     pub reason: Reason,
@@ -21,12 +21,12 @@ pub struct Reason {
     /// The annotation, such as [`Preferences::SCHEDULER`], or another part of
     /// the Service.
     pub what: &'static str,
-    /// Why not, what is done instead, and what would help.
+    /// Why it is not done, what is done instead, and what would help.
     pub why: String,
 }
 
 impl Reason {
-    /// Of `what`, because of `why`.
+    /// Returns a reason about `what`, which is not done because of `why`.
     pub fn new(what: &'static str, why: impl Into<String>) -> Reason {
         let why = why.into();
         Reason { what, why }
@@ -45,7 +45,7 @@ impl Reason {
         }
     }
 
-    /// Returns what of limits cannot be kept where the kernel carries connections.
+    /// Returns what of limits cannot be kept where the kernel forwards connections.
     pub fn of_limits(preferences: &Preferences) -> impl Iterator<Item = Reason> {
         let why = "the kernel carries connections, and nothing counts them as they begin; \
                    userspace mode does";

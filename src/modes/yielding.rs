@@ -1,6 +1,6 @@
 //! A mode of the kernel that writes nothing while another process has taken over.
 //!
-//! What was written stays in force until the other process has written its own. Two that
+//! What was written stays in force until the other process has written its own. Two processes that
 //! write would each take the rules of the other for damage, and repair it without end.
 
 use super::{
@@ -25,7 +25,7 @@ pub struct Yielding<M> {
 }
 
 impl<M: Mode> Yielding<M> {
-    /// Has `mode` write nothing while `handover` knows of a process that takes over.
+    /// Wraps `mode`, which writes nothing while `handover` knows of a process that takes over.
     pub fn new(mode: M, handover: Handover) -> Yielding<M> {
         Yielding {
             mode,
@@ -52,7 +52,7 @@ fn is_whole(asked: Asked<'_>) -> bool {
     families.all(|(_, changes)| changes.is_some_and(|changes| changes.full))
 }
 
-/// Returns of `changes` what they make stale.
+/// Returns what `changes` make stale, and nothing else of them.
 fn only_stale(changes: &Changes) -> Changes {
     Changes {
         stale_udp: changes.stale_udp.clone(),

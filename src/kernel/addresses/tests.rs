@@ -49,7 +49,7 @@ fn the_kernel_chooses_no_address_that_was_retired() {
         assert_eq!(source(), Some(there[0]), "this is what is to be prevented");
         assert!(listed().iter().all(Address::is_eligible), "{:?}", listed());
 
-        // A connection from such an address goes on.
+        // A connection from such an address survives.
         let server = std::net::TcpListener::bind((there[0], 0)).unwrap();
         let client = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
         let mut other = Socket::open(Protocol::Route).unwrap();

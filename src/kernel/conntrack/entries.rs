@@ -1,8 +1,8 @@
-//! Entries that connection tracking is given of connections that it has not seen begin.
+//! Gives connection tracking entries for connections whose beginning it has not seen.
 //!
 //! It takes the first packet that it sees of a connection for the first that there was
 //! (`nf_conntrack_tcp_loose`), so that rules of nat apply to it. An entry without translation
-//! keeps them off.
+//! prevents that.
 
 use std::net::IpAddr;
 
@@ -31,20 +31,20 @@ const FLAGS: [u16; 2] = [4, 5];
 /// `TCP_CONNTRACK_ESTABLISHED` of `linux/netfilter/nf_conntrack_tcp.h`.
 const ESTABLISHED: u8 = 3;
 /// `IP_CT_TCP_FLAG_BE_LIBERAL` (`linux/netfilter/nf_conntrack_tcp.h`), as flags and mask of
-/// `struct nf_ct_tcp_flags`: where the windows are is not known.
+/// `struct nf_ct_tcp_flags`: the windows are not known.
 const LIBERAL: [u8; 2] = [8, 8];
-/// How long an entry stays without a packet, in seconds: what kube-proxy sets for
-/// established connections (`conntrack.tcpEstablishedTimeout`). From the first packet on the
-/// kernel's own setting holds.
+/// How long an entry stays without a packet, in seconds: what kube-proxy sets for established
+/// connections (`conntrack.tcpEstablishedTimeout`). From the first packet on, the kernel's own
+/// setting applies.
 const SECONDS: u32 = 86_400;
 
-/// Gives connection tracking an entry without translation of each established TCP
+/// Gives connection tracking an entry without translation for each established TCP
 /// connection among `tuples`, from who began it to who was called. Returns how many had
 /// none. All are of `family`.
 ///
 /// # Errors
 /// When the kernel refuses, as without CAP_NET_ADMIN (EPERM), without ctnetlink (EINVAL) or
-/// where its table is full (ENOMEM); what came before is there.
+/// where its table is full (ENOMEM); the entries before that one have been added.
 pub fn add_established(
     socket: &mut Socket,
     family: Family,
@@ -82,7 +82,7 @@ fn request(family: Family, tuple: &Tuple) -> Request {
         })
 }
 
-/// Returns the request that adds an entry, as far as its original and reply tuple.
+/// Returns the request that adds an entry, up to its original and reply tuple.
 pub(super) fn entry(
     family: Family,
     protocol: u8,

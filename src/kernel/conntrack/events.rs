@@ -1,4 +1,4 @@
-//! What becomes of entries of connection tracking, as the kernel notifies of it.
+//! What becomes of connection tracking entries, from the kernel's notifications.
 
 use std::io;
 
@@ -49,7 +49,7 @@ impl Events {
     /// Subscribes to new entries and to those that end, as [`Events::open`] does to all changes.
     ///
     /// # Errors
-    /// The same.
+    /// The same as for [`Events::open`].
     pub fn of_ends() -> Result<Events, Error> {
         Events::of(&[NEW, DESTROY])
     }
@@ -66,7 +66,7 @@ impl Events {
         self.0.arrived().await
     }
 
-    /// Calls `each` with each that waits; those that cannot be read, and those of
+    /// Calls `each` with each event that waits; those that cannot be read, and those of
     /// protocols without ports, are passed over. Returns true if some were lost.
     ///
     /// # Errors

@@ -1,9 +1,9 @@
 //! The entries of connection tracking, over ctnetlink
 //! (`linux/netfilter/nfnetlink_conntrack.h`).
 //!
-//! nat rules apply to the first packet of a flow only; the others go where that
-//! one went. A UDP flow lives for as long as its client sends, so that after a
-//! change of rules a flow that leads elsewhere must be deleted: its next packet
+//! nat rules apply to the first packet of a flow only; the others go where that one
+//! went. A UDP flow lives for as long as its client sends, so that after a change of
+//! rules a flow that is translated to something else must be deleted: its next packet
 //! is then a first one.
 //!
 //! ```no_run
@@ -102,7 +102,7 @@ pub struct Match {
 }
 
 impl Match {
-    /// Returns that of all flows of `protocol`.
+    /// Returns the pattern of all flows of `protocol`.
     pub fn all(protocol: u8) -> Match {
         Match {
             protocol,
@@ -113,8 +113,8 @@ impl Match {
     }
 }
 
-/// The source of answers: the address that nat led the packets to, or the one
-/// that the client called, if nat led them nowhere.
+/// The source of answers: the address that nat translated the packets to, or the one
+/// that the client called, if nat did not translate them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Answers come from anywhere.
@@ -162,7 +162,7 @@ pub struct Flow {
     pub original: Tuple,
     /// The tuple of the answers that are expected.
     pub reply: Tuple,
-    /// How far it has come.
+    /// How far the connection has come.
     pub state: State,
     /// The attributes by which the kernel identifies the entry, as they came:
     /// the original tuple, a number by which a later one with the same tuple
@@ -268,8 +268,8 @@ pub fn look_up(socket: &mut Socket, flow: &Flow) -> Result<Option<Snapshot>, Err
 /// many there were. One that ended meanwhile is fine.
 ///
 /// # Errors
-/// The same as of [`list`]; the first deletion that the kernel refused, after
-/// all others have been carried out.
+/// The same as for [`list`]; the first deletion that the kernel refused, after all
+/// others have been carried out.
 pub fn delete(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<usize, Error> {
     let flows = list(socket, family, matches)?;
     delete_all(socket, family, &flows)
@@ -279,7 +279,7 @@ pub fn delete(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<
 /// were.
 ///
 /// # Errors
-/// The same as of [`delete`].
+/// The same as for [`delete`].
 pub fn delete_if(
     socket: &mut Socket,
     family: Family,
@@ -304,10 +304,10 @@ fn delete_all(socket: &mut Socket, family: Family, flows: &[Flow]) -> Result<usi
     Ok(deleted)
 }
 
-/// Returns how many flows of `family` nat changes an address or port of.
+/// Returns the number of flows of `family` of which nat changes an address or port.
 ///
 /// # Errors
-/// The same as of [`list`].
+/// The same as for [`list`].
 pub fn translated(socket: &mut Socket, family: Family) -> Result<usize, Error> {
     let mut count = 0;
     // There may be hundreds of thousands: none is stored.

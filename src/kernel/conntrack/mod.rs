@@ -1,5 +1,5 @@
 //! Connection tracking: its limits and timeouts (`settings`), its entries ([`flows`]), what
-//! becomes of them ([`events`]), and such that are added ([`entries`]).
+//! becomes of them ([`events`]), and entries that Tripod adds ([`entries`]).
 
 pub mod entries;
 pub mod events;

@@ -88,7 +88,7 @@ impl fmt::Display for Unset {
 /// higher: a table for more takes too much memory (kubernetes #137002).
 const MOST_SCALED: u64 = 1 << 20;
 
-/// Returns the settings that `options` mean on a node with that number of CPUs.
+/// Returns the settings that `options` ask for on a node with that number of CPUs.
 pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     let mut settings = Vec::new();
     let mut set = |name, value, at_least| {
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(values(&all, 4), expected);
     }
 
-    /// A kernel with some settings; those written and those that refuse.
+    /// A kernel with some settings; the settings written, and those that it refuses.
     #[derive(Default)]
     struct Fake {
         values: BTreeMap<&'static str, u64>,

@@ -65,7 +65,7 @@ impl State {
         }
     }
 
-    /// Returns that of an entry which a reset ended that was the only answer.
+    /// Returns the state of an entry that ended with a reset as its only answer.
     #[cfg(test)]
     pub(crate) fn refused() -> State {
         State {
@@ -74,7 +74,7 @@ impl State {
         }
     }
 
-    /// Returns that of an entry of which packets came back.
+    /// Returns the state of an entry for which packets came back.
     #[cfg(test)]
     pub(crate) fn answered() -> State {
         State {
@@ -83,8 +83,8 @@ impl State {
         }
     }
 
-    /// Returns whether a reset ended the entry, of TCP, that was the only answer: it is closed,
-    /// and does not count as answered, since the kernel deletes it before
+    /// Returns whether a reset that was the only answer ended this TCP entry: it is closed, and
+    /// does not count as answered, since the kernel deletes it before that
     /// (`nf_conntrack_tcp_packet` in `net/netfilter/nf_conntrack_proto_tcp.c`). One that was
     /// deleted for another reason, as by `conntrack -F` or because the table is full, is not
     /// closed.

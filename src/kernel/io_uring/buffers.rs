@@ -109,7 +109,7 @@ impl Buffers {
     }
 
     fn at(&self, buffer: &Buffer) -> *const u8 {
-        // A number that the kernel made up would be another buffer, and not other memory.
+        // A number that the kernel made up would name another buffer, but no other memory.
         let number = usize::from(buffer.0 % COUNT);
         let memory: *const u8 = self.memory.as_ptr().cast_const().cast();
         // SAFETY: within the mapping.

@@ -48,10 +48,10 @@ pub struct Ring {
     event: EventFd,
 }
 
-/// How a request went.
+/// The result of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// What was given with the request.
+    /// The token that was given with the request.
     pub token: u64,
     /// Bytes that were received or sent.
     pub result: Result<usize, Errno>,
@@ -99,16 +99,16 @@ impl Ring {
     pub fn enable(&mut self) -> io::Result<()> {
         self.buffers.provide_all();
         self.ring.submitter().register_enable_rings()?;
-        // There is no such request.
+        // There is no request with this token.
         self.cancel(u64::MAX, u64::MAX)?;
         self.submit()?;
         self.completed();
         Ok(())
     }
 
-    /// Returns what becomes readable when there are completions, except between
-    /// [`Ring::awake`] and [`Ring::rest`]. Each time is an edge: it need not be read. For the
-    /// runtime of this thread.
+    /// Returns a descriptor that becomes readable when there are completions, except between
+    /// [`Ring::awake`] and [`Ring::rest`]. It is watched for edges: it need not be read. It belongs
+    /// to the runtime of this thread.
     ///
     /// # Errors
     /// Those of fcntl(2) and epoll_ctl(2).
@@ -127,7 +127,7 @@ impl Ring {
     /// Those of io_uring_enter(2).
     pub fn receive(&mut self, from: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         let entry = opcode::RecvMulti::new(Fd(from.as_raw_fd()), GROUP).build();
-        // SAFETY: it names no memory but the buffers that are registered.
+        // SAFETY: it names no memory except the registered buffers.
         unsafe { self.push(&entry.user_data(token)) }
     }
 
@@ -225,19 +225,19 @@ impl Ring {
         let _ = self.event.write(1);
     }
 
-    /// Nothing becomes readable until [`Ring::rest`]: this thread looks itself.
+    /// Makes nothing readable until [`Ring::rest`]: this thread checks by itself.
     pub fn awake(&mut self) {
         self.ring.completion().disable_eventfd();
     }
 
-    /// From here on the ring says when there is something. Returns whether there is already.
+    /// Has the ring report completions from here on. Returns whether there are some already.
     ///
     /// # Errors
     /// Those of io_uring_enter(2).
     pub fn rest(&mut self) -> io::Result<bool> {
         self.ring.completion().enable_eventfd();
-        // The kernel marks what is to be done first, and looks then whether to say so
-        // (`io_req_local_work_add` in io_uring/io_uring.c).
+        // The kernel marks what is to be done first, and checks then whether to report
+        // it (`io_req_local_work_add` in io_uring/io_uring.c).
         fence(SeqCst);
         self.submit()?;
         Ok(self.has_work())
@@ -260,8 +260,8 @@ impl fmt::Debug for Ring {
     }
 }
 
-/// Returns what was made of io_uring; `None`, and the test says that it is skipped, where there can
-/// be none.
+/// Returns what was made with io_uring; where there can be none, prints that the test is skipped
+/// and returns `None`.
 #[cfg(test)]
 pub(crate) fn or_skip<T>(made: io::Result<T>) -> Option<T> {
     let skipped = |error| {
@@ -356,7 +356,7 @@ mod tests {
         far.set_nonblocking(true).unwrap();
         let mut kept = Vec::new();
         let end = loop {
-            // As much as there is room for.
+            // As much as fits into the socket buffers.
             let _ = far.write(&[b'x'; 1 << 16]);
             let got = wait(&mut ring);
             match (got.buffer, got.result) {

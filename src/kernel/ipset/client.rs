@@ -64,8 +64,8 @@ impl IpSets {
             revisions: HashMap::new(),
         };
         sets.socket.explain(private);
-        // The kernel refuses a version that it does not speak; which it does
-        // has no bearing on what is asked here.
+        // The kernel refuses a version that it does not speak; which one it speaks
+        // makes no difference to what is asked here.
         let request = |version| {
             let kind = netfilter_kind(libc::NFNL_SUBSYS_IPSET, GET_PROTOCOL.into());
             Request::new(kind, 0, "use", "ipset")
@@ -269,7 +269,7 @@ impl IpSets {
     }
 }
 
-/// How an error names what was tried.
+/// What was tried, in the words that an error has for it.
 pub(super) struct Words<'a> {
     pub(super) operation: &'static str,
     pub(super) object: &'static str,

@@ -58,7 +58,7 @@ pub enum Element {
         protocol: u8,
         /// The port at that address.
         port: u16,
-        /// The network. A prefix of 0 bits is no member that the kernel takes.
+        /// The network. The kernel takes none with a prefix of 0 bits.
         net: IpNet,
     },
 }
@@ -187,7 +187,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// As ipset prints networks: those of a single address without their length.
+/// Prints a network as ipset does: those of a single address without their length.
 struct Network<'a>(&'a IpNet);
 
 impl fmt::Display for Network<'_> {

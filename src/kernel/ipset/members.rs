@@ -52,11 +52,11 @@ impl IpSets {
         self.change_members(DEL, "remove", set, members)
     }
 
-    /// Many members go in one message, at whose first refusal the kernel stops:
-    /// those of a refused message go again one by one. Where there is no room,
-    /// only those of the first such message do, since the others would all be
-    /// refused. Without `NLM_F_EXCL`, what is there already, or gone, is no
-    /// refusal.
+    /// Sends many members in one message, at whose first refusal the kernel stops: the
+    /// members of a refused message are sent again one by one. Where there is no room,
+    /// only those of the first such message are, since the others would all be refused.
+    /// Without `NLM_F_EXCL`, the kernel does not refuse to add what is there already,
+    /// or to remove what is gone.
     fn change_members(
         &mut self,
         command: u16,
@@ -118,7 +118,7 @@ impl IpSets {
                     error: Arc::clone(&reason),
                 }));
             }
-            // There is room by now.
+            // There is room now.
             None => refused.extend(self.change_members(command, operation, set, &without_room)?),
         }
         Ok(refused)
@@ -172,7 +172,7 @@ impl IpSets {
             name: TEMPORARY.into(),
             ..set.clone()
         };
-        // That of a process that was killed.
+        // Left by a process that was killed.
         self.destroy(TEMPORARY)?;
         self.create(&larger)?;
         let swapped = self.fill_and_swap(&larger, &members, &set.name);

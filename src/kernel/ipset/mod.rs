@@ -51,9 +51,9 @@ pub enum Kind {
     IpPortIp,
     /// The same with a network: `hash:ip,port,net`.
     IpPortNet,
-    /// `hash:net`: networks, of which the longest prefix counts.
+    /// `hash:net`: networks; the longest prefix that matches counts.
     Net,
-    /// Ports, of which all fit: `bitmap:port`.
+    /// Ports, with room for all of them: `bitmap:port`.
     Port,
 }
 
@@ -137,8 +137,8 @@ impl Set {
         }
     }
 
-    /// Returns the same set with room for that many members and a quarter more, and never
-    /// less than by default.
+    /// Returns the same set with room for `members` and a quarter more, but no less than
+    /// by default.
     #[must_use]
     pub fn with_room_for(self, members: u32) -> Set {
         let power = |number: u32| number.checked_next_power_of_two().unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! What can be asked of the kernel to be different.
+//! The changes that the kernel can be asked to make.
 
 use std::net::SocketAddr;
 
@@ -7,18 +7,18 @@ use super::{RealServer, ServerId, VirtualServer};
 /// One change, for [`Ipvs::apply`](super::Ipvs::apply).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A virtual server comes.
+    /// Adds a virtual server.
     Add(VirtualServer),
-    /// A virtual server gets another scheduler, persistence or flags; its real
-    /// servers and connections stay.
+    /// Gives a virtual server another scheduler, persistence or flags; its real servers
+    /// and connections stay.
     Edit(VirtualServer),
-    /// A virtual server goes with its real servers. Its connections get no
-    /// further packets through.
+    /// Deletes a virtual server with its real servers. Its connections get no further
+    /// packets through.
     Delete(ServerId),
-    /// A real server comes.
+    /// Adds a real server.
     AddReal(ServerId, RealServer),
-    /// A real server gets another weight, method or limits; connections stay.
+    /// Gives a real server another weight, method or limits; connections stay.
     EditReal(ServerId, RealServer),
-    /// A real server goes. Its connections get no further packets through.
+    /// Deletes a real server. Its connections get no further packets through.
     DeleteReal(ServerId, SocketAddr),
 }

@@ -30,9 +30,9 @@ const TIMEOUT_UDP: u16 = 6;
 pub struct Timeouts {
     /// Timeout of established TCP connections.
     pub tcp: Duration,
-    /// For TCP connections after a FIN.
+    /// Timeout of TCP connections after a FIN.
     pub tcp_fin: Duration,
-    /// For UDP flows without a further packet.
+    /// Timeout of UDP flows without a further packet.
     pub udp: Duration,
 }
 
@@ -133,7 +133,7 @@ impl Ipvs {
         })
     }
 
-    /// Returns all virtual servers, but for those that a firewall mark names.
+    /// Returns all virtual servers, except those that a firewall mark identifies.
     ///
     /// # Errors
     /// When the kernel refuses or its answer cannot be read.
@@ -157,7 +157,7 @@ impl Ipvs {
         })
     }
 
-    /// Returns what a virtual server carried; `None`: the kernel does not say (before
+    /// Returns the traffic of a virtual server; `None`: the kernel does not say (before
     /// 4.1).
     ///
     /// # Errors
@@ -171,9 +171,9 @@ impl Ipvs {
         })
     }
 
-    /// Shows each virtual server with its real servers, at a hundredth of the
-    /// cost of [`Ipvs::list_real`] for each, but without thresholds and wrapping; one
-    /// that comes or goes meanwhile may make others be missed.
+    /// Shows each virtual server with its real servers, at a hundredth of the cost of
+    /// [`Ipvs::list_real`] for each, but without thresholds and wrapping; if one is
+    /// added or deleted meanwhile, others may be missed.
     ///
     /// # Errors
     /// Where the kernel shows no `/proc/net/ip_vs`, or it cannot be read.
@@ -194,7 +194,7 @@ impl Ipvs {
     pub fn apply(&mut self, changes: &[Change]) -> Result<Vec<Result<(), Error>>, Error> {
         let mut outcomes = self.batch(changes)?;
         let mut refused = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
-        // Of a family that is gone, the kernel made none of them.
+        // For a family that is gone, the kernel made none of the changes.
         if refused.any(may_be_out_of_date) && self.find_again()? {
             outcomes = self.batch(changes)?;
         }

@@ -25,7 +25,7 @@ pub struct Connection {
 }
 
 /// Returns the real server of the connection of `client` to `server`, in the network
-/// namespace of the calling thread; `None`: IPVS has none such.
+/// namespace of the calling thread; `None`: IPVS has no such connection.
 ///
 /// # Errors
 /// When the kernel has no IPVS, or the caller may not read its table.

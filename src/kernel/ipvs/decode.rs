@@ -90,7 +90,7 @@ fn family_of(attribute: &Attribute<'_>) -> Result<Family, Malformed> {
 
 const SHORT: Malformed = Malformed("address is too short for its family");
 
-/// Returns a virtual server; `None` for one that a firewall mark names, or of a
+/// Returns a virtual server; `None` for one that a firewall mark identifies, or of a
 /// protocol that no Service can have.
 pub(in crate::kernel) fn server(message: &Message<'_>) -> Result<Option<VirtualServer>, Malformed> {
     let Some(attributes) = nested(message, SERVICE)? else {
@@ -141,7 +141,7 @@ pub(in crate::kernel) fn server(message: &Message<'_>) -> Result<Option<VirtualS
     }))
 }
 
-/// Returns what the virtual server of an answer carried; `None`: the kernel does not
+/// Returns the traffic of the virtual server in an answer; `None`: the kernel does not
 /// say.
 pub(super) fn server_totals(message: &Message<'_>) -> Result<Option<Totals>, Malformed> {
     let Some(attributes) = nested(message, SERVICE)? else {

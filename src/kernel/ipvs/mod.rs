@@ -67,9 +67,9 @@ impl fmt::Display for ServerId {
     }
 }
 
-/// Where the real server to which a client's address leads takes no new connections, another
-/// does; what a flag means is the scheduler's to say (`IP_VS_SVC_F_SCHED1`, for `sh` and `mh`
-/// `IP_VS_SVC_F_SCHED_SH_FALLBACK` and `_MH_FALLBACK`).
+/// If the real server that the scheduler picks by a client's address takes no new connections,
+/// another does; each scheduler gives the flag its own meaning (`IP_VS_SVC_F_SCHED1`, for `sh` and
+/// `mh` `IP_VS_SVC_F_SCHED_SH_FALLBACK` and `_MH_FALLBACK`).
 pub const FALL_BACK: u32 = 0x8;
 /// The scheduler also looks at the client's port (`IP_VS_SVC_F_SCHED2`, for `sh` and `mh`
 /// `IP_VS_SVC_F_SCHED_SH_PORT` and `_MH_PORT`).
@@ -82,21 +82,21 @@ const HASHED: u32 = 0x2;
 /// A virtual server, without its real servers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualServer {
-    /// What names it to the kernel.
+    /// What identifies it to the kernel.
     pub id: ServerId,
     /// Its scheduler, at most 15 characters.
     pub scheduler: Cow<'static, str>,
     /// Connections of one client go to one real server until this long after
     /// the last one ended; in whole seconds.
     pub persistence: Option<Duration>,
-    /// How many bits of a client's address tell clients apart for that.
+    /// How many bits of a client's address distinguish it from other clients for that.
     pub client_bits: u8,
-    /// [`FALL_BACK`], [`HASH_PORTS`] and other `IP_VS_SVC_F_*`, those apart that the kernel sets.
+    /// [`FALL_BACK`], [`HASH_PORTS`] and other `IP_VS_SVC_F_*`, except those that the kernel sets.
     pub flags: u32,
 }
 
 impl VirtualServer {
-    /// Returns one without persistence and flags.
+    /// Returns a virtual server without persistence and flags.
     pub fn new(id: ServerId, scheduler: impl Into<Cow<'static, str>>) -> VirtualServer {
         VirtualServer {
             client_bits: Family::of(&id.address.ip()).bits(),
@@ -113,11 +113,11 @@ impl VirtualServer {
 pub enum Forwarding {
     /// Their destination is rewritten, and answers must come back this way.
     Masquerade,
-    /// To a process here, as they are.
+    /// They are delivered to a process here, unchanged.
     Local,
-    /// Wrapped in another packet.
+    /// They are wrapped in another packet.
     Tunnel,
-    /// As they are, to the real server's link address.
+    /// They are sent to the real server's link address, unchanged.
     DirectRoute,
 }
 
@@ -179,7 +179,7 @@ pub struct RealServer {
 }
 
 impl RealServer {
-    /// Returns one without limits.
+    /// Returns a real server without limits.
     pub fn new(address: SocketAddr, weight: u32, forwarding: Forwarding) -> RealServer {
         RealServer {
             address,
@@ -201,11 +201,11 @@ pub struct ListedReal {
     pub active: u32,
     /// Connections that wait for their end, and UDP flows.
     pub inactive: u32,
-    /// What it carried; `None`: the kernel does not say (before 4.1).
+    /// Its traffic since it was added; `None`: the kernel does not say (before 4.1).
     pub totals: Option<Totals>,
 }
 
-/// What a virtual or real server carried since it was added.
+/// Traffic of a virtual or real server since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Connections that were scheduled.

@@ -55,9 +55,9 @@ impl Ipvs {
         }
     }
 
-    /// Deletes the virtual server that [`Ipvs::try_scheduler`] leaves behind if
-    /// the process is killed meanwhile. One with real servers is of others, and
-    /// stays. Returns true if there is none then.
+    /// Deletes the virtual server that [`Ipvs::try_scheduler`] leaves behind if the
+    /// process is killed meanwhile. One with real servers belongs to another program,
+    /// and stays. Returns true if none is left.
     ///
     /// # Errors
     /// When the kernel refuses.

@@ -39,7 +39,7 @@ pub(super) enum Table {
 const PATH: &str = "/proc/thread-self/net/ip_vs";
 
 impl Table {
-    /// Opens that of the calling thread's namespace.
+    /// Opens the table of the calling thread's namespace.
     pub(super) fn open() -> io::Result<Table> {
         #[cfg(test)]
         if simulated::read().is_some() {
@@ -113,7 +113,7 @@ fn malformed(line: &[u8]) -> io::Error {
     io::Error::other(format!("line {:?} is not understood", line.trim_end()))
 }
 
-/// Address, way, weight; connections follow.
+/// Reads address, forwarding method and weight; connections follow.
 fn real<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<TableReal> {
     Some(TableReal {
         address: address(words.next()?)?,

@@ -19,7 +19,7 @@ pub enum Error {
     Refused {
         /// What was asked, a verb.
         operation: &'static str,
-        /// What it was asked for.
+        /// The object that it was asked for.
         object: String,
         /// The kernel's reason.
         errno: Errno,
@@ -31,7 +31,7 @@ pub enum Error {
     Socket {
         /// What was asked, a verb.
         operation: &'static str,
-        /// What it was asked for.
+        /// The object that it was asked for.
         object: String,
         /// The system's reason.
         source: io::Error,
@@ -41,9 +41,9 @@ pub enum Error {
     Answer {
         /// What was asked, a verb.
         operation: &'static str,
-        /// What it was asked for.
+        /// The object that it was asked for.
         object: String,
-        /// What is wrong with it.
+        /// What is wrong with the answer.
         what: Malformed,
     },
     /// What was listed kept changing while it was listed.
@@ -51,7 +51,7 @@ pub enum Error {
     Unstable {
         /// What was asked, a verb.
         operation: &'static str,
-        /// What it was asked for.
+        /// The object that it was asked for.
         object: String,
         /// How often it was tried.
         attempts: u32,

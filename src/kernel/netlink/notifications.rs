@@ -58,8 +58,8 @@ impl Notifications {
         Ok(())
     }
 
-    /// Calls `each` with each that waits. Returns true if some were lost because they
-    /// came faster than they were read.
+    /// Calls `each` with each notification that waits. Returns true if some were lost
+    /// because they came faster than they were read.
     ///
     /// # Errors
     /// When the socket fails.

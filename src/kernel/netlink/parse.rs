@@ -30,7 +30,7 @@ pub struct Message<'a> {
     pub flags: u16,
     /// Sequence number of the request it answers; 0 in notifications.
     pub sequence: u32,
-    /// All after the netlink header.
+    /// Everything after the netlink header.
     pub body: &'a [u8],
 }
 

@@ -65,8 +65,8 @@ impl Peer {
     }
 
     /// Receives a datagram and returns its length, which is more than fits `buffer` if it
-    /// was cut (`MSG_TRUNC`). `waits`: until there is one; else it is an error of kind
-    /// `WouldBlock` that there is none.
+    /// was cut (`MSG_TRUNC`). With [`Waits::Never`], it is an error of kind `WouldBlock`
+    /// if there is none.
     pub(super) fn receive(&self, buffer: &mut [u8], waits: Waits) -> io::Result<usize> {
         match self {
             Peer::Kernel(socket) => {

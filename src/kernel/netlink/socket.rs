@@ -73,7 +73,7 @@ impl Socket {
     /// in `RTNLGRP_*`).
     ///
     /// # Errors
-    /// The same as of [`Socket::open`]; also for an unknown group.
+    /// The same as for [`Socket::open`]; also for an unknown group.
     pub fn listen(protocol: Protocol, groups: &[u32]) -> Result<Socket, Error> {
         let inner = Peer::connect(protocol, groups).map_err(|source| Error::Socket {
             operation: "open",
@@ -88,7 +88,7 @@ impl Socket {
         })
     }
 
-    /// Sets the meanings of the error numbers that a subsystem has beside the
+    /// Sets the meanings of the error numbers that a subsystem has besides the
     /// system's: they become the hint of [`Error::Refused`].
     pub(in crate::kernel) fn explain(&mut self, private: PrivateErrors) {
         self.private = private;

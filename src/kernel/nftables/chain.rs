@@ -1,4 +1,4 @@
-//! Chains: those that the kernel calls at a hook, and those that rules lead to.
+//! Chains: those that the kernel calls at a hook, and those that rules jump to.
 
 use std::fmt;
 
@@ -55,7 +55,7 @@ impl Hook {
     }
 }
 
-/// What a base chain is for.
+/// The type of a base chain: what its rules may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainType {
     /// Accepts and drops packets, at any hook.
@@ -99,23 +99,23 @@ pub struct Base {
     pub hook: Hook,
     /// Its place among the chains of this hook, the lowest first.
     pub priority: i32,
-    /// For packets that come to its end.
+    /// What becomes of packets that come to its end.
     pub policy: Policy,
 }
 
-/// A chain: of a hook of the kernel, or one that rules lead to.
+/// A chain: of a hook of the kernel, or one that rules jump to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The name, unique in its table.
     pub name: String,
-    /// Where the kernel calls it; without, only rules lead to it.
+    /// Where the kernel calls it; `None`: only rules jump to it.
     pub base: Option<Base>,
     /// Comment that `nft list` shows; `None`: it has none.
     pub comment: Option<Comment>,
 }
 
 impl Chain {
-    /// Returns a chain that rules lead to.
+    /// Returns a chain that rules jump to.
     pub fn new(name: impl Into<String>) -> Chain {
         Chain {
             name: name.into(),
@@ -196,9 +196,9 @@ pub struct ListedChain {
     pub chain: Chain,
     /// A number that no other chain of the table ever had.
     pub handle: u64,
-    /// How many rules it has and how many lead to it, in one number.
+    /// How many rules it has and how many jump to it, in one number.
     pub uses: u32,
-    /// The kernel calls it by itself, be it at a hook that is not known here.
+    /// Whether the kernel calls it by itself, even at a hook that is not known here.
     pub base: bool,
 }
 

@@ -33,8 +33,8 @@ const GENERATION_ID: u16 = 1;
 /// How often a reading of several lists is begun anew when another process changed
 /// something meanwhile.
 const ATTEMPTS: u32 = 20;
-/// By so much the pause before each further attempt to list elements grows,
-/// from none before the second: 0.4 s in all.
+/// By how much the pause before each further attempt to list elements grows; there is
+/// none before the second. That is 0.4 s in all.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// The rules of a network namespace, and tables, chains and sets.
@@ -58,8 +58,8 @@ pub struct Contents {
     pub sets: Vec<(ListedSet, Vec<Element>)>,
 }
 
-/// Separates what the kernel answered from what is unknown: refusals other than for lack of a
-/// privilege, which do not pass, mean that it has nothing of the kind.
+/// Separates what the kernel answered from what is unknown: a permanent refusal, other than for
+/// lack of a privilege, means that it has nothing of the kind.
 fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Err(error) if error.errno() == Some(Errno::EPERM) || error.is_passing() => Err(error),
@@ -102,12 +102,12 @@ impl Rules {
         Ok(found.first().copied().unwrap_or(0))
     }
 
-    /// Runs a transaction, whole or not at all. `generation`: only if no process
+    /// Runs a transaction, whole or not at all. With `generation`, only if no process
     /// changed anything since.
     ///
-    /// Of many elements in a message the kernel refuses one, and says which since
-    /// Linux 5.15. So a transaction that was refused is sent once more with each
-    /// in a message of its own.
+    /// Of many elements in a message, the kernel reports one as refused, and since
+    /// Linux 5.15 says which. A refused transaction is therefore sent once more, with
+    /// each element in a message of its own.
     ///
     /// # Errors
     /// What the kernel refused, each object by its name.
@@ -367,8 +367,8 @@ impl Rules {
         self.gone(&transaction)
     }
 
-    /// Deletes the rules in those chains of the table `name` of `family` that
-    /// the kernel calls by itself, so that nothing comes to the others any more.
+    /// Deletes the rules in those chains of the table `name` of `family` that the
+    /// kernel calls by itself, so that no packet reaches the others any more.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -387,7 +387,7 @@ impl Rules {
         Ok(())
     }
 
-    /// Runs what deletes one thing; false if it was not there.
+    /// Runs the transaction, which deletes one thing. Returns false if that was not there.
     fn gone(&mut self, transaction: &Transaction) -> Result<bool, Error> {
         match self.run(transaction, None).map_err(Failure::first) {
             Ok(()) => Ok(true),

@@ -1,5 +1,5 @@
-//! From what a rule says to expressions, with the registers that `nft` would
-//! take: so `nft` reads them as what they were.
+//! Compiles what a rule says into expressions, with the registers that `nft` would
+//! take, so that `nft` reads them as what they were.
 
 use std::net::IpAddr;
 
@@ -203,8 +203,8 @@ fn key_of(key: &[Field], set: &SetName, reserved: usize, out: &mut Vec<Expressio
     for field in key {
         field.load(at, free, out);
         let of = field.data_type();
-        // What is loaded in host order would be compared with ends of ranges
-        // in the wrong one. One octet has no order; `nft` converts it, too.
+        // What is loaded in host order would be compared with ends of ranges in the
+        // wrong order. One octet has no order; `nft` converts it, too.
         if set.ranges && key.len() > 1 && of.order() == ByteOrder::Host && of != DataType::IfName {
             let size = if of.len() > 2 { 4 } else { 2 };
             out.push(Expression::ToNetworkOrder {
@@ -288,7 +288,7 @@ fn translate(of: Translation, family: Family, target: &Target, out: &mut Vec<Exp
             }
         }
         Target::Map(key, map) => {
-            // `nft` reserves room for the key beside that for the address.
+            // `nft` reserves room for the key in addition to that for the address.
             let concat = if key.len() > 1 { len(key) } else { 0 };
             key_of(key, map, SINGLE + concat, out);
             out.push(mapped(map, LookupData::Register(Register::at(0))));

@@ -1,4 +1,4 @@
-//! What a key or a datum is: how `nft` calls it, and how its octets read.
+//! The types of keys and data: what `nft` calls them, and how their octets read.
 
 use std::{
     fmt,
@@ -46,7 +46,7 @@ pub enum DataType {
 /// Order of a type's octets, as it stands in user data (`enum byteorder` of nft).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ByteOrder {
-    /// Of no order, or of several in a concatenation.
+    /// No order, or several in a concatenation.
     Invalid = 0,
     Host = 1,
     Big = 2,

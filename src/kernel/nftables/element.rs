@@ -40,7 +40,7 @@ const MESSAGE: usize = 60_000;
 /// An element of a set or a map.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Element {
-    /// The key, as [`concat`](super::concat) makes it; of a range the least.
+    /// The key, as [`concat`](super::concat) makes it; for a range, the least.
     pub key: Box<[u8]>,
     /// The greatest key of a range: in a concatenation each value is at least that of `key` and at
     /// most that of `end`; `None`: the element is a single key.
@@ -121,7 +121,7 @@ impl Element {
         format!("element {} of set {}", Shown(self, set), set.name)
     }
 
-    /// At least its octets on the wire.
+    /// Returns at least the number of its octets on the wire.
     fn room(&self) -> usize {
         let octets = |o: &Option<Box<[u8]>>| o.as_ref().map_or(0, |o| o.len() + 12);
         let comment = self.comment.as_ref().map_or(0, |c| c.as_str().len() + 12);
@@ -216,7 +216,7 @@ pub(super) fn write(r: Request, set: &Set, elements: &[Element], purpose: Purpos
     })
 }
 
-/// An element on the wire: of a range of single values one of its ends.
+/// An element on the wire: for a range of single values, one of its ends.
 struct Raw {
     element: Element,
     is_end: bool,
@@ -298,7 +298,7 @@ impl Found {
             return raw.map(|raw| raw.element).collect();
         }
         let mut raw: Vec<Raw> = raw.collect();
-        // The end of one range comes before the begin of the next.
+        // The end of one range comes before the beginning of the next.
         raw.sort_by(|a, b| (&a.element.key, !a.is_end).cmp(&(&b.element.key, !b.is_end)));
         let mut ranges: Vec<Element> = Vec::new();
         let mut open = false;

@@ -34,7 +34,7 @@ pub struct Refused {
     pub error: Error,
 }
 
-/// So many refusals are named in one text.
+/// How many refusals are named in one text.
 const NAMED: usize = 5;
 
 fn all(refused: &[Refused]) -> String {
@@ -78,8 +78,8 @@ impl Refused {
         refusals: Vec<Refusal>,
     ) -> Vec<Refused> {
         let mut named = Vec::new();
-        // The first request begins the transaction, the last ends it. What the
-        // kernel refuses it names in the order of requests, the frame apart.
+        // The first request begins the transaction, the last ends it. The kernel names
+        // what it refuses in the order of requests, except for the frame.
         let mut parts = (1..).zip(transaction.parts(grouping)).peekable();
         for refusal in refusals {
             while parts.next_if(|(index, _)| *index < refusal.index).is_some() {}

@@ -22,15 +22,15 @@ pub enum Field {
     DestinationPort,
     /// What the kernel knows of the packet.
     Meta(Meta),
-    /// What it knows of the connection.
+    /// What the kernel knows of the connection.
     Ct(Ct, Option<Direction>),
     /// Kind of an address of the packet by the routes, such as `local`.
     Fib(Fib),
-    /// A number of each packet.
+    /// A number made for each packet.
     Numgen(Numgen),
-    /// A hash of other fields. No set should be declared with one: `nft` 1.0.6
-    /// breaks off when it lists it. Its place takes a [`Field::Numgen`], which
-    /// is of the same type.
+    /// A hash of other fields. No set should be declared with one: `nft` 1.0.6 breaks
+    /// off when it lists it. A [`Field::Numgen`], which is of the same type, takes its
+    /// place.
     Jhash(Jhash),
     /// Some bits of another field.
     Masked(Box<Field>, u32),
@@ -125,9 +125,9 @@ impl Ct {
 /// A direction in a connection (`enum ip_conntrack_dir`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// As it began, before translation.
+    /// The direction in which it began, before translation.
     Original = 0,
-    /// Of the answers.
+    /// The direction of the answers.
     Reply = 1,
 }
 
@@ -168,10 +168,10 @@ impl Fib {
     }
 }
 
-/// A number of each packet, from `offset` to `offset + modulus - 1`.
+/// A number made for each packet, from `offset` to `offset + modulus - 1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Numgen {
-    /// Random; without, it counts up, one counter a rule.
+    /// Random; if not, it counts up, with one counter for each rule.
     pub random: bool,
     /// How many numbers there are.
     pub modulus: u32,

@@ -37,12 +37,12 @@
 //! # }
 //! ```
 //!
-//! [`Rules::contents`] reads a table as it was at one moment, and [`Watcher`]
-//! notices what others change; [`Monitor`] says of which chains.
+//! [`Rules::contents`] reads a table as it was at one moment, [`Watcher`] notices what
+//! others change, and [`Monitor`] says in which chains.
 //!
-//! A transaction is one datagram, however large: the socket's send buffer is
-//! raised as far as it takes (`SO_SNDBUFFORCE`, for which the capability that a
-//! transaction needs anyway is enough). It is never split.
+//! A transaction is one datagram, however large: the socket's send buffer is raised as
+//! far as needed (`SO_SNDBUFFORCE`, for which the capability that a transaction needs
+//! anyway is enough). It is never split.
 
 mod chain;
 mod client;

@@ -26,11 +26,11 @@ const DELETED_RULE: u16 = kind(libc::NFT_MSG_DELRULE);
 /// What the kernel notifies of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// What was notified of since the last generation led to this one. Each generation is
-    /// notified of, also one that changed nothing of what is shown here
+    /// The changes since the last generation led to this one. The kernel notifies of each
+    /// generation, also of one that changed nothing of what is shown here
     /// (`nf_tables_commit` in `net/netfilter/nf_tables_api.c`).
     Generation(u32),
-    /// A chain, or a rule in it, came, changed or went.
+    /// A chain, or a rule in it, was added, changed or deleted.
     Changed(ChangedChain),
 }
 
@@ -43,7 +43,8 @@ pub struct ChangedChain {
     pub table: String,
     /// Name of the chain.
     pub chain: String,
-    /// Where the rule that came or went leads to; `None`: the kernel does not say it.
+    /// The chains that the rule that was added or deleted jumps to; `None`: the kernel does not
+    /// say.
     pub leads_to: Option<Vec<Arc<str>>>,
 }
 
@@ -53,7 +54,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Returns one for the network namespace of the calling thread.
+    /// Returns a monitor for the network namespace of the calling thread.
     ///
     /// # Errors
     /// When no netlink socket can be had.
@@ -64,7 +65,7 @@ impl Monitor {
         Ok(Monitor { socket })
     }
 
-    /// Receives nothing from now on; what waits stays.
+    /// Receives nothing from now on; what is waiting stays.
     ///
     /// # Errors
     /// When the system refuses.
@@ -113,7 +114,7 @@ pub(super) fn read(message: Message<'_>) -> Result<Option<Event>, Malformed> {
     for attribute in message.attributes(HEADER) {
         let attribute = attribute?;
         match attribute.kind {
-            // It is 1 for both.
+            // The attribute of the table's name is 1 for chains and rules alike.
             chain::TABLE => attribute.text()?.clone_into(&mut changed.table),
             kind if kind == name => attribute.text()?.clone_into(&mut changed.chain),
             rule::EXPRESSIONS if of_rule => {

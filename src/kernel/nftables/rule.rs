@@ -91,8 +91,7 @@ pub struct ListedRule {
 }
 
 impl ListedRule {
-    /// Returns true if this is what the kernel would hold of `rule`, counts
-    /// apart.
+    /// Returns true if this is what the kernel would hold of `rule`, apart from counts.
     pub fn is(&self, rule: &Rule) -> bool {
         let desired = rule.expressions().into_iter().map(Expression::comparable);
         self.comment == rule.comment && desired.eq(self.expressions.iter().cloned())

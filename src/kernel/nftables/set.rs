@@ -53,8 +53,8 @@ const COMMENT: u8 = 7;
 pub enum Type {
     /// Values of these types (`type …`).
     Named(Vec<DataType>),
-    /// What these fields hold (`typeof …`): types that have no name, such as
-    /// what `numgen` makes, can be declared only so.
+    /// What these fields hold (`typeof …`): types that have no name, such as what
+    /// `numgen` makes, can be declared only in this way.
     Of(Vec<Field>),
 }
 
@@ -186,7 +186,7 @@ impl Set {
         .fold(0, |flags, (_, flag)| flags | flag)
     }
 
-    /// Appends it; `id` is a number that no other new set of the transaction has.
+    /// Appends the set; `id` is a number that no other new set of the transaction has.
     pub(super) fn write(&self, request: Request, id: u32) -> Request {
         let types = self.key.types();
         let mut r = request

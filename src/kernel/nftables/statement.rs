@@ -14,11 +14,11 @@ use crate::net::Family;
 /// One condition or action of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Statement {
-    /// Goes on if a field has a value, or has it not.
+    /// Goes on if a field passes a test.
     Match(Field, Test),
     /// Goes on if a concatenation is an element of a set.
     In(Vec<Field>, SetName),
-    /// Goes on if it is none.
+    /// Goes on if it is not an element of the set.
     NotIn(Vec<Field>, SetName),
     /// Looks a concatenation up in a verdict map; goes on where it is not there.
     VerdictMap(Vec<Field>, SetName),
@@ -51,7 +51,7 @@ pub enum Statement {
     /// Goes on for packets that begin a TCP connection. It takes a match of TCP before
     /// it.
     BeginsTcp,
-    /// The packet's way is notified of, from here on.
+    /// The kernel notifies of the packet's way, from here on.
     Trace,
 }
 
@@ -60,7 +60,7 @@ pub enum Statement {
 pub enum Test {
     /// Equal to these octets (see [`Value::octets`](super::Value::octets)).
     Is(Vec<u8>),
-    /// Not equal to them.
+    /// Not equal to these octets.
     IsNot(Vec<u8>),
     /// At least the first, at most the second.
     Within(Vec<u8>, Vec<u8>),
@@ -109,11 +109,11 @@ pub enum Mark {
 pub enum MarkValue {
     /// The mark becomes this number.
     Is(u32),
-    /// What it is, and these bits.
+    /// The mark keeps its bits, and these are set.
     Or(u32),
-    /// What it is, these bits only.
+    /// The mark keeps these bits only.
     And(u32),
-    /// What it is, these bits turned.
+    /// The mark has these bits inverted.
     Xor(u32),
     /// What a field holds.
     Of(Field),
@@ -211,7 +211,7 @@ fn write_match(field: &Field, test: &Test, f: &mut fmt::Formatter<'_>) -> fmt::R
     let of = field.data_type();
     let operator = match (field, test) {
         (_, Test::IsNot(_) | Test::Outside(..) | Test::NotPrefix(..)) => " != ",
-        // Without, `nft` would take a comparison for a part of the mask.
+        // Without `==`, `nft` would take a comparison for a part of the mask.
         (Field::Masked(..), _) => " == ",
         _ => " ",
     };

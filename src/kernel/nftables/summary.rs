@@ -1,4 +1,4 @@
-//! What a rule says, as far as that distinguishes it from others: whoever made it.
+//! What distinguishes a rule from others, whoever made it.
 
 use super::{expression::Expression, rule, userdata, userdata::Comment};
 use crate::kernel::netlink::{Attribute, Malformed, Message};
@@ -17,7 +17,7 @@ pub struct RuleSummary {
     pub comment: Option<String>,
     /// The sets and maps in which it looks something up.
     pub sets: Vec<String>,
-    /// It answers that the packet is refused.
+    /// Whether it answers that the packet is refused.
     pub refuses: bool,
     /// Its iptables target other than the verdicts of nf_tables; `None`: it has none.
     pub target: Option<String>,

@@ -68,7 +68,7 @@ pub enum Step {
     },
     /// It came to the end of a base chain, which passes or drops it.
     Policy {
-        /// It is dropped.
+        /// Whether the packet is dropped.
         drops: bool,
     },
     /// It came to the end of another chain.
@@ -138,7 +138,7 @@ impl Trace {
 }
 
 impl Headers {
-    /// Returns what the headers at the start of a packet say; `None`: as of [`headers`].
+    /// Returns what the headers at the start of a packet say; `None`: as for [`headers`].
     pub(in crate::kernel) fn of_packet(packet: &[u8]) -> Option<Headers> {
         let first = packet.first()?;
         let length = match first >> 4 {

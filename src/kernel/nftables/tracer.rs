@@ -1,6 +1,6 @@
-//! Has the kernel trace packets to a destination, and hears of their way. What that takes
-//! is a table of this process's own, which the kernel removes with its socket, however
-//! the process ends (`NFT_TABLE_F_OWNER`, since Linux 5.12).
+//! Has the kernel trace packets to a destination, and receives notifications of their
+//! way. This takes a table of this process's own, which the kernel removes with its
+//! socket, however the process ends (`NFT_TABLE_F_OWNER`, since Linux 5.12).
 
 use std::{
     io,
@@ -30,7 +30,7 @@ const GROUP: u32 = 9;
 /// Before raw (-300), so that all usual chains are seen; after packets were put together
 /// of fragments (-400, `enum nf_ip_hook_priorities`).
 const PRIORITY: i32 = -350;
-/// Packets that are traced in a second at most: each has the kernel write some dozen
+/// The most packets that are traced in a second: each has the kernel write some dozen
 /// messages.
 const RATE: u64 = 100;
 
@@ -59,8 +59,8 @@ impl Tracer {
     /// within a tokio runtime.
     ///
     /// # Errors
-    /// When the kernel has no nf_tables, or no tables that go with their owner, or the
-    /// caller lacks CAP_NET_ADMIN.
+    /// When the kernel has no nf_tables, or no tables that are deleted with their
+    /// owner, or the caller lacks CAP_NET_ADMIN.
     pub fn open(target: &Target) -> Result<Tracer, Failure> {
         let object = "traced packets of nf_tables";
         // First, so that no packet is missed.
@@ -85,8 +85,8 @@ impl Tracer {
         self.notifications.arrived().await
     }
 
-    /// Calls `each` with each step that waits, those in the table that does the tracing
-    /// apart. Returns true if some were lost.
+    /// Calls `each` with each step that waits, except those in the table that does the
+    /// tracing. Returns true if some were lost.
     ///
     /// # Errors
     /// When the socket fails.

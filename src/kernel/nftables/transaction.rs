@@ -81,8 +81,8 @@ impl Transaction {
             .sum()
     }
 
-    /// Returns how many steps it has, however many elements they are of: the number of
-    /// the next one.
+    /// Returns how many steps it has, whatever their number of elements: the index of
+    /// the next step.
     pub fn steps(&self) -> usize {
         self.steps.len()
     }
@@ -125,7 +125,7 @@ impl Transaction {
         self.step(Step::FlushChain(chain.into()))
     }
 
-    /// Deletes a chain, which has to have no rules, and to which none may lead.
+    /// Deletes a chain, which has to have no rules, and to which none may jump.
     pub fn delete_chain(&mut self, chain: impl Into<String>) -> &mut Self {
         self.step(Step::DeleteChain(chain.into()))
     }
@@ -168,7 +168,7 @@ impl Transaction {
         self.steps.iter().any(|step| step.elements().len() > 1)
     }
 
-    /// Returns what goes to the kernel: a frame, and one message a change, elements as
+    /// Returns what goes to the kernel: a frame, and one message for each change, elements as
     /// `grouping` says. It is refused if another change was made since `generation`.
     pub(super) fn requests(
         &self,

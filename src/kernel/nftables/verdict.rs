@@ -18,13 +18,13 @@ pub enum Verdict {
     Accept,
     /// The packet is dropped.
     Drop,
-    /// On with the next rule.
+    /// The packet goes on with the next rule.
     Continue,
-    /// Back to the chain that jumped here.
+    /// It goes back to the chain that jumped here.
     Return,
-    /// On in another chain, and back.
+    /// It goes on in another chain, and comes back.
     Jump(Arc<str>),
-    /// On in another chain, whose end is the end of this one.
+    /// It goes on in another chain, whose end is the end of this one.
     Goto(Arc<str>),
 }
 
@@ -45,7 +45,7 @@ impl Verdict {
         verdict(attribute)
     }
 
-    /// Appends it as the data of an element or an expression.
+    /// Appends the verdict as the data of an element or an expression.
     pub(super) fn write(&self, request: Request) -> Request {
         request.nested(VERDICT, |r| {
             let r = r.be32(CODE, self.code() as u32);

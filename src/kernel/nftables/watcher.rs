@@ -22,17 +22,17 @@ pub(super) const NEW_GENERATION: u16 = kind(libc::NFT_MSG_NEWGEN);
 /// Receives notifications of changes that others make.
 pub struct Watcher {
     socket: Socket,
-    /// What came of running transactions while nothing was watched.
+    /// What is known of transactions that ran while nothing was watched.
     unwatched: Unwatched,
 }
 
-/// What came of running transactions while nothing was watched.
+/// What is known of transactions that ran while nothing was watched.
 #[derive(Default)]
 struct Unwatched {
-    /// Of these families others may have changed tables meanwhile.
+    /// Families whose tables others may have changed meanwhile.
     missed: PerFamily<bool>,
-    /// Others did: the next transaction is watched, or two families whose tables are
-    /// written in turn would never come to an end.
+    /// Others did change something: the next transaction is watched, or writing the
+    /// tables of two families in turn would never come to an end.
     watch_next: bool,
     /// The group could not be joined again.
     left: bool,
@@ -45,9 +45,9 @@ pub struct Changes {
     pub generation: Option<u32>,
     /// Tables of IPv4 and IPv6 in which something was changed.
     pub tables: BTreeSet<(Family, String)>,
-    /// Some may have been missed of these families: any table of theirs may have been
-    /// changed. There were more than the socket could hold, or some came while nothing was
-    /// watched.
+    /// Families of which changes may have been missed: any table of theirs may have been
+    /// changed. There were more changes than the socket could hold, or some came while
+    /// nothing was watched.
     pub missed: PerFamily<bool>,
 }
 
@@ -84,7 +84,7 @@ impl Watcher {
     /// kernel makes a notification of each element, which takes longer than all the
     /// rest (`nf_tables_setelem_notify` in `net/netfilter/nf_tables_api.c`).
     ///
-    /// What others change meanwhile of tables of the other family is not noticed:
+    /// What others change meanwhile in tables of the other family is not noticed:
     /// [`Watcher::changes`] says then that it may have been missed.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ fn others_than(own: &[u32]) -> Vec<SockFilter> {
     for number in own {
         let number = u32::from_be_bytes(number.to_ne_bytes());
         let equal = code(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K);
-        // Equal: on to the next instruction, which drops; else over it.
+        // If equal, goes on to the next instruction, which drops; if not, skips it.
         filter.push(SockFilter::new(equal, 0, 1, number));
         filter.push(SockFilter::new(code(libc::BPF_RET | libc::BPF_K), 0, 0, 0));
     }

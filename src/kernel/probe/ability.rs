@@ -11,7 +11,7 @@ use crate::{kernel::extension::Extension, net::Family};
 pub enum Setting {
     /// `net.ipv4.vs.conntrack`: connections through IPVS can be masqueraded.
     VsConntrack,
-    /// Loopback addresses can be called from elsewhere, and call there.
+    /// Packets to and from loopback addresses may use other links.
     RouteLocalnet,
 }
 

@@ -119,8 +119,8 @@ fn draft(path: &Path) -> PathBuf {
     path.with_extension("new")
 }
 
-/// Removes the findings at `path`, and what a process that was killed had of them. Returns
-/// whether there were any.
+/// Removes the findings at `path`, and what a process that was killed had written of them.
+/// Returns whether there were any.
 ///
 /// # Errors
 /// When they cannot be removed.
@@ -184,7 +184,7 @@ impl Findings {
         }))
     }
 
-    /// Writes them to `path`, all at once.
+    /// Writes the findings to `path`, all at once.
     ///
     /// # Errors
     /// When the file, or its folder, cannot be written.
@@ -206,7 +206,7 @@ impl Findings {
         Ok(fs::rename(&draft, path)?)
     }
 
-    /// Reads those at `path`; `None` if there are none.
+    /// Reads the findings at `path`; `None` if there are none.
     ///
     /// # Errors
     /// When they cannot be used: not root's, malformed, or of another boot or

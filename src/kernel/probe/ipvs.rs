@@ -1,4 +1,4 @@
-//! IPVS and what ipvs mode needs beside it.
+//! IPVS and what ipvs mode needs besides.
 
 use super::{
     Ability, Findings, Kernel, Unable,

@@ -64,16 +64,16 @@ pub struct Examination<'a> {
     /// Findings of another process, which are used if this process cannot create a network
     /// namespace; `None`: there are none.
     pub findings: Option<&'a Findings>,
-    /// Whether others may follow.
+    /// Whether further attempts may follow.
     pub attempt: Attempt,
-    /// What is examined.
+    /// What of the kernel is examined.
     pub scope: Scope,
 }
 
 /// An attempt to find out what a kernel can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attempt {
-    /// What does not answer is asked again.
+    /// Another attempt may follow, in which what did not answer is asked again.
     #[default]
     Earlier,
     /// Of two iptables programs the one that works is taken, although the other one
@@ -84,7 +84,7 @@ pub enum Attempt {
 /// What of a kernel is examined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// All that any mode uses.
+    /// Everything that any mode uses.
     #[default]
     Everything,
     /// What can be tried without a program: all that nftables mode uses.
@@ -260,8 +260,7 @@ impl Kernel {
         self
     }
 
-    /// Returns the same kernel without one of its abilities, to see what would
-    /// be.
+    /// Returns the same kernel without one of its abilities, to see what would follow.
     #[must_use]
     pub fn without(mut self, ability: &Ability) -> Kernel {
         let why = "taken away".to_owned();
@@ -269,8 +268,7 @@ impl Kernel {
         self
     }
 
-    /// Returns the same kernel, of which it is not known whether it can do
-    /// this.
+    /// Returns the same kernel, of which it is not known whether it has the ability.
     #[cfg(test)]
     pub(crate) fn with_unknown(mut self, ability: &Ability) -> Kernel {
         let why = "Cannot allocate memory".to_owned();

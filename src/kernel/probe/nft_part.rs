@@ -17,7 +17,7 @@ pub enum NftPart {
     Numgen,
     /// Hashes of packets.
     Hash,
-    /// Whose an address is, by the routes.
+    /// The kind of an address by the routes, such as `local`.
     Fib,
     /// Refusing packets with an answer.
     Reject,

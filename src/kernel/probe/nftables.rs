@@ -1,7 +1,7 @@
-//! What nf_tables can do: each part in a rule of a table of ours, which goes at
-//! once. No packet meets one of these rules, or it is let through. The kernel takes
-//! milliseconds for each transaction, so all parts are tried in one; only where that
-//! is refused each is tried by itself.
+//! What nf_tables can do: each part is tried in a rule of a table of ours, which is
+//! removed at once. Packets do not reach these rules, or are let through. The kernel
+//! takes milliseconds for each transaction, so all parts are tried in one; only where
+//! that is refused each is tried by itself.
 
 use std::{sync::Arc, time::Duration};
 

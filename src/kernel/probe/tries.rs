@@ -55,8 +55,8 @@ pub(super) fn setting(setting: Setting) -> Tried {
     Ok(sysctl::settable(setting.name(), "1")?)
 }
 
-/// Returns everything that is tried with objects in a network namespace, but
-/// for what is among the `findings`.
+/// Returns everything that is tried with objects in a network namespace, except for
+/// what is among the `findings`.
 pub(super) fn objects(examination: &Examination<'_>, findings: Option<&Findings>) -> Kernel {
     let mut kernel = Kernel::default();
     for family in Family::ALL {
@@ -149,10 +149,9 @@ pub(super) fn no_rules_known(why: &str) -> Kernel {
     kernel
 }
 
-/// Returns which programs work here and what rules may use, per family. Which
-/// programs the node chose counts, so that this is read in its own namespace;
-/// the rest is tried in a scratch one by `features::probe`, or is among the
-/// `findings`.
+/// Returns which programs work here and what rules may use, per family. It matters
+/// which programs the node chose, so this is read in its own namespace; the rest is
+/// tried in a scratch one by `features::probe`, or is among the `findings`.
 pub(super) fn xtables(findings: Option<&Findings>, attempt: Attempt) -> Kernel {
     let mut kernel = Kernel::default();
     let runtime = tokio::runtime::Builder::new_current_thread()

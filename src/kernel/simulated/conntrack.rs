@@ -71,7 +71,7 @@ impl Conntrack {
         true
     }
 
-    /// Answers a list; the filter is left to who asks, as by kernels before 5.8.
+    /// Answers a list; filtering is left to the client, as by kernels before 5.8.
     pub(super) fn dump(&self, of: &Message<'_>, interrupted: bool) -> Vec<Vec<u8>> {
         let family = of.body.first().copied().unwrap_or_default();
         let all = self.entries.iter().filter(|entry| entry.family == family);

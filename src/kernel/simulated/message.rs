@@ -22,7 +22,7 @@ impl From<Errno> for Refusal {
 pub(super) struct Stored(Vec<(u16, Box<[u8]>)>);
 
 impl Stored {
-    /// Returns the attributes of a message, but for those of the types `without`.
+    /// Returns the attributes of a message, except those of the types `without`.
     pub(super) fn of(attributes: Attributes<'_>, without: &[u16]) -> Stored {
         let all = attributes.flatten();
         let kept = all.filter(|attribute| !without.contains(&attribute.kind));
@@ -99,12 +99,12 @@ pub(super) fn list(of: &Message<'_>, mut listed: Vec<Request>, interrupted: bool
 pub(super) struct ByKind<'a>(BTreeMap<u16, Attribute<'a>>);
 
 impl<'a> ByKind<'a> {
-    /// Returns them; of several of one type the last one.
+    /// Returns the attributes by type; of several of one type, the last one.
     pub(super) fn of(attributes: Attributes<'a>) -> ByKind<'a> {
         ByKind(attributes.flatten().map(|one| (one.kind, one)).collect())
     }
 
-    /// Returns the one of that type.
+    /// Returns the attribute of that type.
     pub(super) fn get(&self, kind: u16) -> Option<&Attribute<'a>> {
         self.0.get(&kind)
     }

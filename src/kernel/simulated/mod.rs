@@ -1,7 +1,7 @@
 //! A kernel in memory, for tests of one thread: the parts of it that the modes change, as
 //! state machines that answer the messages which the real clients send.
 //!
-//! [`Kernel::install`] has sockets lead here. What watches decides at each call whether it
+//! [`Kernel::install`] connects sockets to it. An [`Observer`] decides at each call whether it
 //! fails, and how ([`Fault`]), and sees and may change the state before and after it.
 
 mod accounts;
@@ -70,7 +70,7 @@ pub(crate) struct State {
 
 impl State {
     /// Returns all that may become of a packet of `family` on a node that has the addresses
-    /// `own`, where rules of iptables and IPVS lead it.
+    /// `own`, where rules of iptables and IPVS forward it.
     pub(crate) fn outcomes_by_ipvs(
         &self,
         family: Family,
@@ -90,7 +90,7 @@ impl State {
         self.xtables.outcomes(family, packet, around)
     }
 
-    /// Returns the same where rules of iptables alone lead it.
+    /// Returns the same where rules of iptables alone forward it.
     pub(crate) fn outcomes_by_rules(
         &self,
         family: Family,
@@ -115,7 +115,7 @@ impl State {
         changed
     }
 
-    /// A table of iptables changed, which nf_tables counts where it holds it.
+    /// Notes that a table of iptables changed, which nf_tables counts if it holds the table.
     fn count(&mut self) {
         let references = self.xtables.references_to_sets();
         self.sets
@@ -130,7 +130,7 @@ impl State {
 /// A call of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Call {
-    /// A transaction of so many messages.
+    /// A transaction of this many messages.
     Transaction(usize),
     /// A list, by the type of the message that asks for it.
     Dump(u16),
@@ -183,7 +183,7 @@ pub(crate) enum Fault {
     /// A program reads a line that it refuses: of several the one with this number, modulo
     /// how many there are.
     Line(usize),
-    /// A program is ended from outside, after so many of its tables are in force.
+    /// A program is ended from outside, after this many of its tables are in force.
     Ended(usize),
     /// A program does not end by itself, and does nothing.
     Hangs,
@@ -193,7 +193,7 @@ pub(crate) enum Fault {
     KilledAfter,
 }
 
-/// Who decides about calls, and watches them.
+/// What decides about calls, and watches them.
 pub(crate) trait Observer: Send {
     /// Is called before each call; returns what becomes of it.
     fn before(&mut self, call: Call, state: &mut State) -> Fault;
@@ -238,8 +238,8 @@ impl Kernel {
         })))
     }
 
-    /// Has sockets that this thread opens, programs that it runs and settings lead here,
-    /// until what is returned is dropped.
+    /// Has this kernel answer the sockets that this thread opens, the programs that it
+    /// runs and its settings, until what is returned is dropped.
     pub(crate) fn install(&self) -> Installed {
         let kernel = self.clone();
         netlink::simulated::replace(Some(Box::new(move |protocol, groups| {
@@ -271,8 +271,8 @@ impl Kernel {
         inner.listeners.clear();
     }
 
-    /// Changes the state as another process would; tables of nf_tables that are changed
-    /// are notified of.
+    /// Changes the state as another process would; notifications are sent of tables of
+    /// nf_tables that it changes.
     pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
         let mut inner = self.lock();
         change(&mut inner.state);
@@ -298,8 +298,8 @@ pub(crate) fn is_installed() -> bool {
     netlink::simulated::is_replaced()
 }
 
-/// Returns whether a run is printed as a whole, for who looks into a failure or compares runs:
-/// `TRIPOD_SIMULATE_PRINT` is set.
+/// Returns whether a run is printed as a whole, for someone who looks into a failure or compares
+/// runs: `TRIPOD_SIMULATE_PRINT` is set.
 pub(crate) fn prints() -> bool {
     static PRINTS: OnceLock<bool> = OnceLock::new();
     *PRINTS.get_or_init(|| std::env::var_os("TRIPOD_SIMULATE_PRINT").is_some())

@@ -13,7 +13,7 @@ pub(crate) struct Packet {
     pub protocol: u8,
     /// The interface by which it comes; `None`: this node sends it.
     pub input: Option<&'static str>,
-    /// Where an established connection was led.
+    /// Where an established connection was forwarded.
     pub established: Option<SocketAddr>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Returns the begin of a way to `destination`.
+    /// Returns the beginning of a way to `destination`.
     pub fn to(destination: SocketAddr) -> Way {
         Way {
             destination,
@@ -65,7 +65,7 @@ impl Way {
 /// How a chain ends for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum End {
-    /// On with the rule after the one that led here, or with the policy.
+    /// Goes on with the rule after the one that jumped here, or with the policy.
     Returns,
     Accepted,
     Dropped,
@@ -149,7 +149,7 @@ pub(crate) struct Outcome {
     pub disposition: Disposition,
     /// It goes on with an address of this node as its source.
     pub masqueraded: bool,
-    /// What is remembered then.
+    /// What the kernel remembers then.
     pub updates: Vec<Update>,
 }
 

@@ -29,7 +29,7 @@ const NO_LOCK: i32 = 4;
 
 /// How a program ends.
 enum End {
-    /// So, after the time that it waits.
+    /// In this way, after the time that it waits.
     After(Duration, io::Result<Output>),
     Never,
 }

@@ -5,7 +5,7 @@ use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 /// A step: what is done, and with what; the tests of a model say what each number means.
 pub(super) type Step = (u8, u8, u8, u8);
 
-/// Returns so many programs, the same each time.
+/// Returns that number of programs, the same each time.
 pub(super) fn programs(cases: u32) -> impl Iterator<Item = Vec<Step>> {
     let step = (any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>());
     let program = prop::collection::vec(step, 20..60);

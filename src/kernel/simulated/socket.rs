@@ -39,7 +39,7 @@ enum Incoming {
     Error(Errno),
 }
 
-/// One that receives notifications.
+/// A socket that receives notifications.
 pub(super) struct Listener {
     port: u32,
     protocol: Protocol,
@@ -48,14 +48,14 @@ pub(super) struct Listener {
     incoming: VecDeque<Vec<u8>>,
 }
 
-/// One end of a socket, of which the model is the other.
+/// One end of a socket; the other end is the model.
 struct Socket {
     kernel: Kernel,
     protocol: Protocol,
     port: u32,
     listens: bool,
     answers: Mutex<VecDeque<Incoming>>,
-    /// What options are set on, which do nothing.
+    /// A socket on which options are set, without effect.
     placeholder: UnixDatagram,
 }
 
@@ -87,7 +87,7 @@ impl Kernel {
 }
 
 impl Inner {
-    /// Tells those who listen what another process changed.
+    /// Tells the listeners what another process changed.
     pub(super) fn notify(&mut self) {
         let messages = self.state.nftables.take_notifications();
         let of_routes = self.state.links.take_notifications();
@@ -251,9 +251,9 @@ impl Inner {
     }
 }
 
-/// Returns which of several messages is refused, for the number `at`. Not the one that deletes
-/// the kernel's own route to the address which the message before it adds: whoever may do that
-/// may do this, and nothing has to be allocated for it.
+/// Returns which of several messages is refused, for the number `at`. It is never the one that
+/// deletes the kernel's own route to the address which the message before it adds: whoever may add
+/// the address may delete the route, and nothing has to be allocated for it.
 fn refused(protocol: Protocol, messages: &[Message<'_>], at: usize) -> usize {
     let at = at % messages.len();
     let withdraws = protocol == Protocol::Route && route::withdraws(&messages[at]);

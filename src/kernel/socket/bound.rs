@@ -18,7 +18,7 @@ const TABLES: [(Protocol, &str, &str); 4] = [
     (Protocol::Udp, "/proc/self/net/udp6", "07"),
 ];
 
-/// What a socket is bound to. Several sockets may share it, one a worker.
+/// What a socket is bound to. Several sockets may share it, one per worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BoundAddress {
     /// Protocol of the socket.
@@ -31,7 +31,7 @@ pub struct BoundAddress {
 /// descriptors in `fstat(2)`.
 ///
 /// # Errors
-/// Those of reading the tables. That of a family that the kernel has not is left out.
+/// Those of reading the tables. That of a family that the kernel lacks is left out.
 pub fn each_bound(mut each: impl FnMut(BoundAddress, u64)) -> io::Result<()> {
     for (protocol, path, state) in TABLES {
         let file = match File::open(path) {
@@ -39,7 +39,7 @@ pub fn each_bound(mut each: impl FnMut(BoundAddress, u64)) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        // Behind a heading.
+        // After a heading.
         for line in BufReader::new(file).lines().skip(1) {
             match parse(&line?, state) {
                 Some((address, inode)) => each(BoundAddress { protocol, address }, inode),

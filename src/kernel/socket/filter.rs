@@ -1,5 +1,5 @@
-//! Classic BPF filters on TCP listeners: who may not call gets no answer, as its
-//! packets are dropped before the kernel answers its SYN (`sk_filter` in
+//! Classic BPF filters on TCP listeners: a caller that is not allowed gets no answer,
+//! as its packets are dropped before the kernel answers its SYN (`sk_filter` in
 //! `tcp_v4_rcv`, net/ipv4/tcp_ipv4.c).
 
 use std::{io, net::IpAddr, os::fd::AsFd};
@@ -13,7 +13,7 @@ use crate::net::Family;
 /// linux/filter.h: offsets from here are those of the network header.
 const HEADER: u32 = libc::SKF_NET_OFF.cast_unsigned();
 
-/// linux/bpf_common.h: instructions of a filter, at most.
+/// linux/bpf_common.h: the most instructions of a filter.
 const MOST: usize = 4096;
 
 const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
@@ -28,11 +28,11 @@ const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instruction(u32, u8, u8, u32);
 
-/// What a listener lets in; empty: everyone.
+/// Which callers a listener lets in; empty: everyone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter(Vec<Instruction>);
 
-/// One way to be let in.
+/// A test that a caller may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
     /// The caller's address is in a network.
@@ -42,7 +42,7 @@ pub enum Test {
 }
 
 impl Filter {
-    /// Lets in who passes a test of each of the `sections`.
+    /// Returns a filter that lets in a caller who passes a test of each of the `sections`.
     pub fn new(family: Family, sections: &[Vec<Test>]) -> Filter {
         let mut program = Vec::new();
         for tests in sections {
@@ -51,7 +51,7 @@ impl Filter {
                 Test::Itself => true,
             });
             let tests: Vec<_> = tests.map(|test| instructions(family, *test)).collect();
-            // Behind the last test, who passed none is dropped.
+            // After the last test, a caller that passed none is dropped.
             let mut rest: usize = tests.iter().map(|test| test.len() + 1).sum::<usize>() + 1;
             for test in tests {
                 rest -= test.len() + 1;
@@ -76,15 +76,15 @@ impl Filter {
         self.0.is_empty()
     }
 
-    /// Puts it on a socket in place of the one that is there, without a gap. If it
-    /// does not fit, there is none, which lets in everyone.
+    /// Puts the filter on a socket in place of the present one, without a gap. If it
+    /// cannot be attached, the socket has none, which lets in everyone.
     ///
     /// # Errors
     /// When it is too long, or takes more memory than `net.core.optmem_max`.
     pub fn attach(&self, socket: &impl AsFd) -> io::Result<()> {
         let socket = SockRef::from(socket);
         let detach = || match socket.detach_filter() {
-            // There was none.
+            // There was no filter.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             done => done,
         };
@@ -111,7 +111,8 @@ impl Filter {
     }
 }
 
-/// Runs on to what follows if `test` holds, and past one more instruction if not.
+/// Returns instructions that go on to what follows if `test` holds, and skip one more instruction
+/// if not.
 fn instructions(family: Family, test: Test) -> Vec<Instruction> {
     // RFC 791 section 3.1, RFC 8200 section 3.
     let (source, destination, words) = match family {
@@ -148,7 +149,7 @@ fn instructions(family: Family, test: Test) -> Vec<Instruction> {
             }
         }
     }
-    // Each comparison that fails leads past the jump behind the test.
+    // Each comparison that fails skips the jump after the test.
     let all = steps.len();
     for (at, step) in steps.iter_mut().enumerate() {
         if [EQUAL, EQUAL_X].contains(&step.0) {

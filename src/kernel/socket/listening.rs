@@ -46,8 +46,8 @@ impl Bind {
 }
 
 /// Returns a TCP socket that is bound, not yet listening. Several may share the
-/// address, one a worker (SO_REUSEPORT, `socket(7)`). Accepted connections
-/// inherit the options of [`set_unaltered`] and [`set_keep_alive`] from it.
+/// address, one per worker (SO_REUSEPORT, `socket(7)`). Accepted connections inherit
+/// the options of [`set_unaltered`] and [`set_keep_alive`] from it.
 ///
 /// # Errors
 /// Those of socket(2), setsockopt(2) and bind(2).
@@ -80,7 +80,7 @@ pub fn adopt(socket: OwnedFd, bind: Bind) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// What a bound socket is.
+/// What identifies a bound socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// What it is called by: TCP for one that listens, UDP for one that is bound.
@@ -89,7 +89,7 @@ pub struct Identity {
     pub address: SocketAddr,
 }
 
-/// Returns what a socket is that another process opened; `None`: neither a listening TCP
+/// Identifies a socket that another process opened; `None`: neither a listening TCP
 /// socket nor a bound UDP socket that takes datagrams from anyone.
 pub fn identity(socket: &impl AsFd) -> Option<Identity> {
     let socket = SockRef::from(socket);
@@ -117,7 +117,7 @@ const RECEIVE_BUFFER: usize = 4 * 1024 * 1024;
 /// Those of socket(2), setsockopt(2) and bind(2).
 pub fn udp(bind: Bind) -> io::Result<std::net::UdpSocket> {
     let socket = open(bind, Type::DGRAM, Protocol::UDP)?;
-    // Beyond `net.core.rmem_max` with CAP_NET_ADMIN only, which rootless has not
+    // Beyond `net.core.rmem_max` with CAP_NET_ADMIN only, which rootless mode lacks
     // (`socket(7)`); the buffer then is as large as may be.
     if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
         socket.set_recv_buffer_size(RECEIVE_BUFFER)?;

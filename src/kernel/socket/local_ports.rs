@@ -32,8 +32,8 @@ use crate::{
 /// The kernel's default, where the setting cannot be read.
 const USUAL_RANGE: usize = 28_232;
 
-/// How long no port is asked for after the kernel had none: looking for one
-/// takes it long where almost all are in use.
+/// How long no port is asked for after the kernel had none: its search takes long when
+/// almost all are in use.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The local ports of UDP flows, of both families.
@@ -48,7 +48,7 @@ pub struct LocalPorts {
 struct Table {
     /// Flows of each port that is ours.
     ours: BTreeMap<u16, u32>,
-    /// Those of flows to each peer.
+    /// The ports of flows to each peer.
     remotes: HashMap<SocketAddr, HashSet<u16>>,
     /// Where the search begins for the next one to share: what was used last is used again
     /// last, so that a late answer seldom meets another client's flow.
@@ -254,7 +254,7 @@ fn bind_new(socket: &Socket, remote: SocketAddr) -> io::Result<u16> {
     Ok(local.ok_or(io::ErrorKind::AddrNotAvailable)?.port())
 }
 
-/// What came before the socket was connected was for others.
+/// Discards what came before the socket was connected: it was for others.
 fn drain(socket: &Socket) {
     let mut buffer = [0];
     while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok() {}

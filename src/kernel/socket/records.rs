@@ -1,5 +1,5 @@
 //! Records between two processes over a unix socket, of which each can have a
-//! descriptor beside its bytes (SCM_RIGHTS, `unix(7)`).
+//! descriptor besides its bytes (SCM_RIGHTS, `unix(7)`).
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -35,8 +35,8 @@ pub struct Channel(UnixStream);
 pub struct Received {
     /// How many bytes of the buffer it fills.
     pub len: usize,
-    /// What came beside the bytes; `None` also if this process may open no more
-    /// descriptors.
+    /// The descriptor that came with the bytes; `None` also if this process may open no
+    /// more descriptors.
     pub descriptor: Option<OwnedFd>,
 }
 

@@ -1,12 +1,11 @@
 //! Which of the sockets that share an address gets a new connection or
 //! datagram, while another process takes over.
 //!
-//! The kernel keeps sockets of one address (SO_REUSEPORT) in the order in which
-//! they began to listen, so those of a successor come behind ours. A classic BPF
-//! program of the group names one by its number. A number without a socket
-//! stands for the kernel's own choice among all (`reuseport_select_sock` in
-//! net/core/sock_reuseport.c): before the successor listens, and should it end
-//! early, we are asked, without a gap.
+//! The kernel keeps sockets of one address (SO_REUSEPORT) in the order in which they
+//! began to listen, so those of a successor come after ours. A classic BPF program of
+//! the group names one by its number. A number without a socket stands for the kernel's
+//! own choice among all (`reuseport_select_sock` in net/core/sock_reuseport.c): before
+//! the successor listens, and should it end early, we are asked, without a gap.
 
 use std::{io, os::fd::AsFd};
 
@@ -28,8 +27,8 @@ const fn statement(code: u32, k: u32) -> libc::sock_filter {
     }
 }
 
-/// Hands what is new to one of `theirs` sockets behind the first `ours` of the
-/// group that `socket` is in.
+/// Hands new connections and datagrams to one of the `theirs` sockets after the first
+/// `ours` of the group that `socket` is in.
 ///
 /// # Errors
 /// Those of setsockopt(2): before Linux 4.5 there is no such option.
@@ -117,7 +116,7 @@ mod tests {
     }
 
     /// Those of a successor get other numbers then (`__reuseport_detach_sock` in
-    /// net/core/sock_reuseport.c), but for the first one.
+    /// net/core/sock_reuseport.c), except the first one.
     #[test]
     fn nothing_comes_to_sockets_that_close_one_after_the_other() {
         for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {

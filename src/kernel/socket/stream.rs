@@ -28,9 +28,9 @@ const WATCHED: Interest = Interest::READABLE
 /// Result of a read from a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// So many bytes, into the pipe.
+    /// This many bytes were read into the pipe.
     Spliced(usize),
-    /// So many bytes, into the buffer.
+    /// Bytes were read into the buffer.
     Copied {
         /// 0 at the stream's end.
         length: usize,
@@ -147,7 +147,7 @@ impl Stream {
         self.socket.local_addr()
     }
 
-    /// Waits until one of `interest` is so.
+    /// Waits until one of the states in `interest` is reached.
     ///
     /// # Errors
     /// When the runtime ends.
@@ -160,7 +160,7 @@ impl Stream {
     /// Urgent data is a barrier: a recv(2) ends before it, so that a short one has not
     /// emptied the socket, and a splice(2) does not get over it at all, but says that there
     /// is nothing, or that the stream has ended (`__tcp_read_sock` in net/ipv4/tcp.c). Then
-    /// only the former knows. Elsewhere a short read has taken all that there was, and
+    /// only recv(2) can tell. Otherwise, a short read has taken all that there was, and
     /// epoll(7) says when there is more.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ impl Stream {
         self.is(Interest::ERROR)
     }
 
-    /// Returns whether the runtime knows `interest` to be so.
+    /// Returns whether the runtime knows that the state `interest` is reached.
     fn is(&self, interest: Interest) -> bool {
         // Runs only then.
         let watched = self.watched.as_ref();

@@ -15,8 +15,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 const BACKLOG: i32 = 32;
 
 /// Opens a listening socket of this `kind` that does not block, in a folder that is
-/// made if there is none, with the mode `folder_mode`; those above it are for all to
-/// read.
+/// made if there is none, with the mode `folder_mode`; those above it can be read by
+/// all.
 ///
 /// # Errors
 /// When another process answers there, a file that is no socket is in the way, or the

@@ -1,14 +1,13 @@
 //! Notices peers that vanished while data was under way to them (the user
 //! timeout of RFC 9293 section 3.9.1, RFC 5482).
 //!
-//! Keep-alive probes watch idle connections only. While data is under way the
-//! kernel gives up after `net.ipv4.tcp_retries2` retransmissions, a quarter of an
-//! hour. TCP_USER_TIMEOUT (`tcp(7)`) would be sooner, but it also ends the
-//! connection of a peer that is there and only does not read: it counts the time
-//! in which the window is closed, answered probes or not (`tcp_probe_timer` in
-//! net/ipv4/tcp_timer.c), where RFC 9293 section 3.8.6.1 has the sender bear it.
-//! And it takes the place of the limit on keep-alive probes. So the kernel is asked now and then
-//! whether it retransmits, and when the peer last acknowledged anything. The time counts, as with
+//! Keep-alive probes watch idle connections only. While data is under way the kernel gives up after
+//! `net.ipv4.tcp_retries2` retransmissions, a quarter of an hour. TCP_USER_TIMEOUT (`tcp(7)`) would
+//! act sooner, but it also ends the connection of a peer that is there and only does not read: it
+//! counts the time in which the window is closed, answered probes or not (`tcp_probe_timer` in
+//! net/ipv4/tcp_timer.c), where RFC 9293 section 3.8.6.1 has the sender bear it. And it takes the
+//! place of the limit on keep-alive probes. So the kernel is asked now and then whether it
+//! retransmits, and when the peer last acknowledged anything. The time counts, as with
 //! TCP_USER_TIMEOUT, from the first retransmission (`retransmits_timed_out` in
 //! net/ipv4/tcp_timer.c) and not from the last acknowledgement, before which the connection may
 //! have been idle, or the peer the only one that sent: what it sends says nothing new of what it
@@ -54,13 +53,13 @@ getsockopt_impl!(
     GetStruct<Info>
 );
 
-/// When a peer was first seen to leave unanswered what is sent again; `None`: it is not.
+/// When a peer was first seen not to answer retransmissions; `None`: it answers.
 #[derive(Debug, Default)]
 pub struct Silence(Option<Instant>);
 
 impl Silence {
     /// Asks the kernel about the peer of `stream`. Returns whether it has acknowledged nothing for
-    /// `limit`, although it was asked to; this is to be called a few times within that.
+    /// `limit`, although it was asked to. To be called a few times within that time.
     pub fn has_lasted(&mut self, stream: &impl AsFd, limit: Duration) -> bool {
         getsockopt(stream, TcpInfo).is_ok_and(|info| self.goes_on(&info, Instant::now(), limit))
     }
@@ -99,7 +98,7 @@ mod tests {
         }
     }
 
-    /// What the kernel says after so many milliseconds, and whether the peer counts as gone then.
+    /// What the kernel says after this many milliseconds, and whether the peer counts as gone then.
     type Seen = (u64, [u32; 3], bool);
 
     #[test]

@@ -1,6 +1,6 @@
 //! Noticing that another process changed chains of ours, without running a program: in
-//! nf_tables by its notifications, which cost as much as there were changes, not as there
-//! are chains; in the legacy engine by the sizes of its tables.
+//! nf_tables by its notifications, whose cost depends on the number of changes, not of
+//! chains; in the legacy engine by the sizes of its tables.
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +14,7 @@ use crate::{
     net::Family,
 };
 
-/// How often it is waited for the notifications of a change that is just being made.
+/// How often the notifications of a change that is just being made are read.
 const ATTEMPTS: usize = 3;
 
 /// Counts changes of our chains in the tables of iptables that nf_tables has, whoever
@@ -25,7 +25,7 @@ pub struct ChainWatcher {
     chains: Chains,
     /// Notifications are received.
     receives: bool,
-    /// The generation at the last check. By the next one it has been notified of.
+    /// The generation at the last check. Its notification has arrived by the next check.
     last: Option<u32>,
     record: Record,
 }
@@ -41,12 +41,12 @@ struct Chains {
 pub struct Count {
     /// The generation of all rules, which grows by one with each change of any.
     pub generation: u32,
-    /// All that led to that generation is counted; if not, a change is just being made.
+    /// Whether all that led to that generation is counted; if not, a change is just being made.
     pub is_complete: bool,
-    /// In so many generations something of ours was changed, as far as was noticed.
+    /// The number of generations in which something of ours was changed, as far as was noticed.
     pub changed: u32,
-    /// So often changes may have been missed: there were more notifications than the socket
-    /// holds, or none were received for a time.
+    /// How often changes may have been missed: there were more notifications than the
+    /// socket holds, or none were received for a time.
     pub missed: u32,
 }
 
@@ -64,9 +64,9 @@ impl ChainWatcher {
         })
     }
 
-    /// Receives no notifications until [`ChainWatcher::resume`]. Where anybody does, the
-    /// kernel makes one of each rule of a change: of a large one that takes long, and more
-    /// room than the socket has.
+    /// Receives no notifications until [`ChainWatcher::resume`]. If anybody receives them,
+    /// the kernel makes one for each rule of a change: for a large change that takes long,
+    /// and more room than the socket has.
     pub fn pause(&mut self) {
         self.receives &= self.monitor.pause().is_err();
     }
@@ -103,7 +103,7 @@ impl ChainWatcher {
     }
 
     /// Returns how often our chains were changed, as [`ChainWatcher::count`], for the check
-    /// that comes again and again.
+    /// that is repeated all the time.
     pub fn check(&mut self) -> Option<Count> {
         let mut count = self.count()?;
         let last = self.last.replace(count.generation);
@@ -115,7 +115,7 @@ impl ChainWatcher {
     }
 }
 
-/// What notifications said.
+/// What the notifications said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Record {
     /// The last generation that is counted, unless some were missed.
@@ -140,7 +140,7 @@ impl Record {
                         self.known = Some(named);
                         self.changed += u32::from(is_changed);
                     }
-                    // It is among those that were missed.
+                    // This generation is among those that were missed.
                     ..=0 => {}
                     _ => self.miss(),
                 }
@@ -148,7 +148,7 @@ impl Record {
         }
     }
 
-    /// Something may have been missed: it is counted from the next reading on.
+    /// Notes that something may have been missed: counting begins anew with the next reading.
     fn miss(&mut self) {
         self.known = None;
         self.missed += 1;
@@ -172,14 +172,15 @@ impl Record {
     }
 }
 
-/// Returns by how many generations `to` is later, which begin again after the last number.
+/// Returns by how many generations `to` is later than `from`. Generations begin again after the
+/// last number.
 fn distance(from: u32, to: u32) -> i32 {
     to.wrapping_sub(from) as i32
 }
 
 impl Chains {
-    /// Returns true if a change is one of our chains: it, a rule in it, or a rule of others
-    /// that leads to it.
+    /// Returns true if a change concerns one of our chains: the chain, a rule in it, or a
+    /// rule of others that jumps to it.
     fn contain(&self, changed: &ChangedChain) -> bool {
         let Some(table) = Table::named(&changed.table) else {
             return false;

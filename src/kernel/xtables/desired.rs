@@ -16,7 +16,7 @@ pub struct Chain {
     pub rules: Vec<Rule>,
 }
 
-/// A rule in a chain that has others beside it.
+/// A rule in a chain that has other rules, too.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// The chain's table.
@@ -37,9 +37,9 @@ pub struct OwnerRules {
     /// never match the same packet, so that their order is free.
     pub entries: Vec<Entry>,
     /// The way to shared chains that are there only while some owner needs them: jumps
-    /// from one shared chain to another, which stand anywhere before the closing
-    /// rules. Each is there, with the chain that it alone leads to, while at least one
-    /// owner has it; each once, and after the one that leads to it.
+    /// from one shared chain to another, which stand anywhere before the closing rules.
+    /// Each is there once, with the chain that only it jumps to, while at least one
+    /// owner has it; and after the one that jumps to the chain that it is in.
     pub steps: Vec<Entry>,
 }
 
@@ -59,7 +59,7 @@ pub struct FixedChain {
     pub table: Table,
     /// The chain's name, at most 28 characters.
     pub name: Cow<'static, str>,
-    /// What is in it.
+    /// What the chain holds.
     pub contents: Contents,
 }
 
@@ -93,12 +93,12 @@ pub struct Jump {
 /// Where in its chain a jump stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// Among our jumps of that chain in the order of [`RuleSet::jumps`]; one that
-    /// is missing, or stands too low, goes to the top.
+    /// Among our jumps of that chain in the order of [`RuleSet::jumps`]; one that is
+    /// missing, or stands too low, is put at the top.
     InOrder,
-    /// Wherever it is; one that is missing goes to the top.
+    /// Wherever it is; one that is missing is put at the top.
     Top,
-    /// Wherever it is; one that is missing goes to the end.
+    /// Wherever it is; one that is missing is put at the end.
     End,
 }
 
@@ -124,7 +124,7 @@ impl Contents {
 }
 
 impl OwnerRules {
-    /// Returns what `step` takes: the chain that it leads to, and the jump.
+    /// Returns what `step` takes: the chain that it jumps to, and the jump.
     pub fn of_step(step: &Entry) -> OwnerRules {
         let chain = |to: &str| Chain {
             table: step.table,

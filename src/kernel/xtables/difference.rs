@@ -1,8 +1,8 @@
 //! The difference between rules that are desired and those that are there, as
 //! steps. Pure.
 //!
-//! What is there is either known from what was applied (`Applied`) or was
-//! observed ([`Comparison`]); the steps come about in the same way.
+//! What is there is either known from what was applied (`Applied`) or was observed
+//! ([`Comparison`]); the steps are found in the same way.
 //!
 //! Nothing is emptied to begin with: what is right stays, so that connections and
 //! a predecessor's rules live on until ours are in. Chains and rules of others are
@@ -34,8 +34,8 @@ pub trait Baseline {
     }
 }
 
-/// Returns the steps after which what `desired` has in `tables` is there, but for
-/// its way to shared chains.
+/// Returns the steps after which what `desired` has in `tables` is there, except its
+/// [steps](OwnerRules::steps) to shared chains.
 pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline) -> Vec<Op> {
     let mut ops = Vec::new();
     let chains = desired.chains.iter();
@@ -56,7 +56,7 @@ pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline
             }
         })
         .collect();
-    // Each goes to the top: the last first.
+    // Each is put at the top, so the last comes first.
     for &(entry, times) in taken.iter().rev() {
         let is_put_beside = |(other, times): &(&Entry, usize)| {
             *times != 1 && (other.table, &other.chain) == (entry.table, &entry.chain)
@@ -72,8 +72,8 @@ pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline
     ops
 }
 
-/// Returns the steps from the rules that an owner had to those that it needs, but
-/// for its way to shared chains.
+/// Returns the steps from the rules that an owner had to those that it needs, except
+/// its [steps](OwnerRules::steps) to shared chains.
 pub fn between(old: &OwnerRules, new: &OwnerRules, family: Family) -> Vec<Op> {
     let mut applied = Applied::new(old);
     let mut ops = missing(new, &Table::ALL, &mut applied);
@@ -154,7 +154,7 @@ pub fn exact_difference(observed: &Observed, desired: &RuleSet, family: Family) 
     Transaction { family, groups }
 }
 
-/// What was observed, beside what is desired.
+/// What was observed, to be compared with what is desired.
 #[derive(Debug)]
 pub struct Comparison {
     observed: Observed,
@@ -163,7 +163,7 @@ pub struct Comparison {
     rules: HashMap<(Table, String), HashMap<Words, usize>>,
     /// Of those, the ones that are needed.
     needed: HashSet<(Table, String)>,
-    /// In table nat, by the chain that they lead to: rules that were there, each with the
+    /// In table nat, by the chain that they jump to: rules that were there, each with the
     /// chain that it is in. Made when it is first asked for.
     leads: Option<HashMap<String, Vec<(String, Words)>>>,
 }
@@ -250,7 +250,7 @@ impl Comparison {
         // Where in its chain the jump stands that comes next; 0: one that is
         // to be put there.
         let mut next = HashMap::new();
-        // Each goes to the top: the last first.
+        // Each is put at the top, so the last comes first.
         for jump in desired.iter().rev() {
             let words = Words::of(&jump.rule, self.family);
             let there = self.observed.tables.get(&jump.table);
@@ -284,7 +284,7 @@ impl Comparison {
         for jump in desired {
             let words = Words::of(&jump.rule, self.family);
             if let Some(there) = self.table(jump.table).jumps.get_mut(jump.from) {
-                // At the end of its chain, it is the last one that is to stay, as it
+                // Of a jump at the end of its chain, the last one is to stay, as it
                 // does when the others are taken away.
                 match there.iter().position(|rule| *rule == words) {
                     Some(position) if jump.place == Place::End => drop(there.remove(position)),
@@ -313,9 +313,9 @@ impl Comparison {
         ops
     }
 
-    /// Returns the steps that take away the rules of shared chains of table nat that lead
-    /// to one of `chains` and were not taken out: they are an owner's that has no use for
-    /// them any more.
+    /// Returns the steps that take away the rules of shared chains of table nat that jump
+    /// to one of `chains` and were not taken out: their owner has no use for them any
+    /// more.
     pub fn stale_leads(&mut self, chains: &[&str]) -> Vec<Op> {
         if self.leads.is_none() {
             self.leads = Some(self.leads());
@@ -351,11 +351,11 @@ impl Comparison {
         leads
     }
 
-    /// Returns the steps that take away what no owner needed, in an order in which
-    /// nothing leads any more to what goes. `distance` says how far a chain is from
-    /// the shared ones, by its name: chains that are nearer lead to it. What is as
-    /// near as shared chains (0) makes one group; of the others, `together` make
-    /// one.
+    /// Returns the steps that take away what no owner needed, in an order in which no
+    /// rule jumps any more to a chain that is deleted. `distance` says how far a chain
+    /// is from the shared ones, by its name: nearer chains jump to it. All steps at the
+    /// distance of shared chains (0) make one group; of the others, each `together`
+    /// make one.
     pub fn stale<O>(&mut self, distance: fn(&str) -> u8, together: usize) -> Vec<Group<O>> {
         let mut ops = self.stale_jumps();
         for ((table, chain), rules) in &self.rules {
@@ -390,7 +390,7 @@ impl Comparison {
 }
 
 impl Baseline for Comparison {
-    /// Of a chain that is compared rule by rule, it is enough that it is there.
+    /// For a chain that is compared rule by rule, it is enough that it is there.
     fn take_chain(&mut self, chain: &Chain) -> bool {
         if let Some(digest) = self.table(chain.table).digests.remove(&chain.name) {
             return digest == Digest::of(&chain.rules, self.family);
@@ -422,7 +422,7 @@ impl Baseline for Comparison {
     }
 }
 
-/// Compares steps that take away by what they take away.
+/// Orders steps that take something away by what they take away.
 fn by_place(one: &Op, other: &Op) -> Ordering {
     fn place(op: &Op) -> (Table, &str, &str) {
         let words = match &op.action {
@@ -442,7 +442,7 @@ fn counted<T: Eq + Hash>(all: impl IntoIterator<Item = T>) -> HashMap<T, usize> 
     counts
 }
 
-/// Takes one out; returns false if there was none left.
+/// Takes out one occurrence of `one`; returns false if there was none left.
 fn take<K, Q>(counts: &mut HashMap<K, usize>, one: &Q) -> bool
 where
     K: Eq + Hash + Borrow<Q>,

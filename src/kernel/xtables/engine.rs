@@ -1,10 +1,10 @@
 //! The kernel's two engines for these rules, and which of them this node uses.
 //!
 //! Rules in both are in force at once, in an order that is hard to reason about; so
-//! every component of a node must use the same one. Those that come
-//! as containers cannot ask the node's own programs. What they go by instead is
-//! a convention (Kubernetes' `iptables-wrappers`): the kubelet leaves a chain
-//! whose name is a hint; without one, the engine that has more rules.
+//! every component of a node must use the same one. Those that run in containers cannot
+//! ask the node's own programs. What they go by instead is a convention (Kubernetes'
+//! `iptables-wrappers`): the kubelet leaves a chain whose name is a hint; without one,
+//! the engine that has more rules.
 
 use std::{ffi::OsStr, fs, path::Path};
 
@@ -32,10 +32,10 @@ pub enum Engine {
 pub const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 /// Tables that are searched for rules.
 const TABLES: [&str; 4] = ["mangle", "filter", "nat", "raw"];
-/// Chains that are read in a moment.
+/// How many chains can be read in a moment.
 const MANY: usize = 2_000;
 
-/// What speaks for an engine. A hint is worth more than any number of rules.
+/// What speaks for an engine. A hint counts more than any number of rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Signs {
     hint: bool,
@@ -49,8 +49,8 @@ impl Engine {
         let list = match (self, family) {
             (Engine::NfTables, _) => {
                 let tables = nftables::Rules::open().and_then(|mut rules| rules.tables(family));
-                // What cannot be asked for here, its program may see; if not,
-                // it knows best why.
+                // What cannot be asked for here, its program may see; if that fails,
+                // its message says best why.
                 return tables.map_or(true, |tables| {
                     tables.iter().any(|known| known.name == table)
                 });
@@ -229,12 +229,12 @@ impl Xtables {
         })
     }
 
-    /// Whether the tables that our rules go to are such as iptables can read.
-    /// Those with many chains are taken for iptables' own without being read,
-    /// which takes seconds then and is the first sync's work all the same.
+    /// Checks that iptables can read the tables that our rules go to. Those with many
+    /// chains are taken for iptables' own without being read, which takes seconds then
+    /// and is the first sync's work all the same.
     ///
     /// # Errors
-    /// With the first that is not.
+    /// With the first that it cannot read.
     async fn is_readable(&self, engine: Engine) -> Result<(), Error> {
         let mut chains = 0;
         let count = |chain: nftables::ListedChain| {
@@ -274,7 +274,7 @@ impl Xtables {
     }
 }
 
-/// What speaks for each engine.
+/// Returns what speaks for each engine.
 ///
 /// # Errors
 /// When that is not known.
@@ -297,7 +297,7 @@ async fn signs(found: &[(Xtables, Engine)]) -> Result<Vec<Signs>, Error> {
     Ok(signs)
 }
 
-/// What speaks for nf_tables, without its rules being read: there are some, in
+/// Returns what speaks for nf_tables, without its rules being read: there are some, in
 /// chains that are in use.
 fn listed(family: Family) -> Result<Signs, Error> {
     let mut signs = Signs::default();
@@ -324,8 +324,7 @@ fn preferred(found: &[Signs]) -> usize {
         .unwrap_or(0)
 }
 
-/// Tries the one thing without which there is nothing to choose: nat rules, of
-/// the one kind or the other.
+/// Tries what every choice needs: rules in table nat, with one target or the other.
 ///
 /// # Errors
 /// Why the first does not work.
@@ -338,7 +337,7 @@ async fn works(xtables: &Xtables, engine: Engine) -> Result<(), Error> {
         .to_string();
     match xtables.try_rule("nat", &dnat).await {
         Ok(()) => Ok(()),
-        // It did not run to its end, and would not the next time, or not now.
+        // It did not run to its end, and would not with the other target either, at least not now.
         Err(error) if matches!(error, Error::Run { .. }) || error.is_unanswered() => Err(error),
         Err(error) => {
             let redirect = xtables.try_rule("nat", "-p tcp -j REDIRECT").await;
@@ -434,7 +433,7 @@ mod tests {
             let (_, engine) = Xtables::chosen(&Search::new(Family::V4)).await.unwrap();
             assert_eq!(engine, Engine::Legacy);
         });
-        // Of nft's own, but beside what iptables would use.
+        // In a chain of nft's own, not in one that iptables would use.
         after(
             "nft 'add table ip nat
              add chain ip nat prerouting { type nat hook prerouting priority -100; }

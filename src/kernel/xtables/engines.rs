@@ -8,7 +8,7 @@ use crate::net::Family;
 pub struct Engines {
     family: Family,
     found: Vec<(Xtables, Engine)>,
-    /// What the others came to of which that is not known.
+    /// Why the engine of each of the other programs is not known.
     unidentified: Vec<Error>,
 }
 
@@ -43,8 +43,8 @@ impl Engines {
         programs.find_map(|(xtables, of)| (of == engine).then_some(xtables))
     }
 
-    /// Returns why it is not known of some programs to which engine they speak; `None`: it is of
-    /// all.
+    /// Returns why it is not known of some programs to which engine they speak; `None`: it is known
+    /// of all.
     fn unidentified(&self) -> Option<Error> {
         let reasons: Vec<String> = self.unidentified.iter().map(Error::to_string).collect();
         (!reasons.is_empty()).then(|| Error::Unidentified {
@@ -53,7 +53,7 @@ impl Engines {
         })
     }
 
-    /// Returns why it is not known whether there is a program for `engine`; `None`: it is.
+    /// Returns why it is not known whether there is a program for `engine`; `None`: it is known.
     pub fn unknown(&self, engine: Engine) -> Option<Error> {
         let is_known = self.program(engine).is_some();
         self.unidentified().filter(|_| !is_known)

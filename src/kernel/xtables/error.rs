@@ -60,7 +60,7 @@ pub enum Error {
     Unidentified {
         /// The family of the rules.
         family: Family,
-        /// What asking the programs came to.
+        /// The outcome of asking the programs.
         reason: String,
     },
     /// The kernel does not say which chains there are.
@@ -104,10 +104,10 @@ impl Error {
         }
     }
 
-    /// Returns true for a reason that passes: another process held the lock or
-    /// changed the rules at the same time, or memory was short (EAGAIN, EINTR, ENOBUFS;
-    /// ERESTART has no words of its own in the C library).
-    /// That rules still lead to a chain that is to be deleted does not pass by itself.
+    /// Returns true for a reason that passes: another process held the lock or changed
+    /// the rules at the same time, or memory was short (EAGAIN, EINTR, ENOBUFS;
+    /// ERESTART has no words of its own in the C library). That rules still jump to a
+    /// chain that is to be deleted does not pass by itself.
     pub fn is_passing(&self) -> bool {
         const IN_USE: &str = "DEL failed (Device or resource busy): chain";
         const PASSING: [&str; 7] = [
@@ -123,7 +123,7 @@ impl Error {
             if PASSING.iter().any(|words| message.contains(words)) && !message.contains(IN_USE))
     }
 
-    /// Returns true if what was asked was not answered: for a reason that passes, or because the
+    /// Returns true if what was asked was not answered: for a passing reason, or because the
     /// program did not get so far (no process or memory for it, a time-out).
     pub fn is_unanswered(&self) -> bool {
         match self {

@@ -1,6 +1,6 @@
 //! Which matches and targets a node's iptables and kernel have.
 //!
-//! Found out by trying, in a network namespace that goes again: one run of the
+//! Found out by trying, in a network namespace that is then removed: one run of the
 //! program where nothing is missing, one more for each feature otherwise.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -34,7 +34,7 @@ pub(in crate::kernel) fn account(family: Family) -> &'static str {
     }
 }
 
-/// Returns a rule that leads to an address of documentation (RFC 5737, RFC 3849).
+/// Returns a rule that translates to an address for documentation (RFC 5737, RFC 3849).
 pub(super) fn dnat(family: Family) -> Rule {
     let to: IpAddr = match family {
         Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -86,13 +86,13 @@ fn probes(family: Family) -> Vec<Probe> {
     probes
 }
 
-/// What came of trying all features.
+/// The outcome of trying all features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
-    /// Those that are there.
+    /// The features that are there.
     pub there: Features,
-    /// Those of which that is not known, because what was tried failed for a
-    /// passing reason.
+    /// Those of which it is not known whether they are there, because the try failed
+    /// for a passing reason.
     pub unknown: Features,
     /// A temporary reason for which trying failed; `None`: nothing failed.
     pub why: Option<String>,
@@ -150,8 +150,8 @@ pub async fn probe(xtables: &Xtables) -> Probed {
     }
 }
 
-/// In a namespace in which nothing matters: all at once, and one by one where something is
-/// missing.
+/// Tries in a namespace in which nothing matters: all at once, and one by one where
+/// something is missing.
 async fn in_scratch(xtables: &Xtables) -> Probed {
     let account = nfacct::create(&[account(xtables.family())]);
     let mut batch = String::new();
@@ -173,7 +173,7 @@ async fn in_scratch(xtables: &Xtables) -> Probed {
     probed
 }
 
-/// Among the node's own rules, in a chain that goes again.
+/// Tries among the node's own rules, in a chain that is removed again.
 async fn here(xtables: &Xtables) -> Probed {
     let account = account(xtables.family());
     let created = nfacct::create(&[account]);
@@ -223,7 +223,8 @@ pub async fn marks_sockets(xtables: &Xtables) -> Result<(), Error> {
     xtables.try_rule("mangle", &words).await
 }
 
-/// Finds out whether rules can ask for sets: the program resolves the name before the kernel sees the rule.
+/// Finds out whether rules can match against sets: the program resolves the name before the kernel
+/// sees the rule.
 async fn knows_sets(xtables: &Xtables) -> Result<(), Error> {
     let rule = format!("-m set --match-set {SCRATCH} src -j RETURN");
     match xtables.check("filter", &rule).await {

@@ -43,7 +43,7 @@ pub struct Size {
     pub bytes: u32,
 }
 
-/// Returns the size of a legacy table of `family`, which comes to be if it was not
+/// Returns the size of a legacy table of `family`, which the kernel makes if it was not
 /// there.
 ///
 /// # Errors

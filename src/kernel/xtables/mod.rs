@@ -101,22 +101,22 @@ use self::{
 use super::scratch::{self, NoScratch};
 use crate::{backoff::Backoff, net::Family};
 
-/// The chain that probes make and delete again; also the name of a set that
-/// exists nowhere: what complains about that knows sets.
+/// The chain that probes make and delete again; also the name of a set that exists
+/// nowhere: a program that complains about that knows sets.
 pub(super) const SCRATCH: &str = "TRIPOD-PROBE";
 /// How often a batch is tried that fails for a passing reason.
 const TRIALS: u32 = 6;
-/// Before it is tried again: at first, then twice as long each time.
+/// The first pause before it is tried again; each further one is twice as long.
 const TRIAL_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Longer than any reading takes. iptables-nft-save begins again whenever
-/// anything changed while it read: beside a busy writer it may never
-/// come to an end, and is better tried again later.
+/// Longer than any reading takes. iptables-nft-save begins again whenever anything
+/// changed while it read: while another process writes all the time, it may never come
+/// to an end, and is better tried again later.
 const READING: Duration = Duration::from_secs(90);
 
-/// The table that our rules go to and of which iptables-nft-save shows nothing,
-/// if `line` is how it reports that; it succeeds all the same. The other remark
-/// that it has, of base chains, leaves out only those.
+/// Returns the table that our rules go to and of which iptables-nft-save shows nothing,
+/// if `line` reports that; the program succeeds all the same. Its other remark, about
+/// base chains, leaves out only those.
 fn incompatible(line: &str) -> Option<Table> {
     let (table, remark) = line.strip_prefix("# Table `")?.split_once('\'')?;
     Table::named(table).filter(|_| remark.starts_with(" is incompatible,"))
@@ -209,8 +209,8 @@ impl Xtables {
         }
     }
 
-    /// Returns one for each engine of the kernel, and why it is not known of others to which
-    /// they speak.
+    /// Returns a program for each engine of the kernel, and for others why their engine is not
+    /// known.
     pub async fn engines(family: Family) -> Engines {
         Engines::of(family, Xtables::installed(family)).await
     }
@@ -233,10 +233,10 @@ impl Xtables {
         &self.restore.name
     }
 
-    /// Applies a batch in the format of `iptables-restore`. Chains that it
-    /// declares are emptied first, all others stay. Each table takes effect as
-    /// a whole or not at all, in the order written; only where the kernel takes
-    /// no message of that size, in smaller steps.
+    /// Applies a batch in the format of `iptables-restore`. Chains that it declares are
+    /// emptied first, all others stay. Each table takes effect as a whole or not at
+    /// all, in the order written; only if the kernel takes no message of that size, it
+    /// takes effect in smaller steps.
     ///
     /// # Errors
     /// What the program wrote as its error, and the line it complained about.
@@ -256,8 +256,8 @@ impl Xtables {
         self.restore.checked(output, batch).map(|_| ())
     }
 
-    /// Applies a batch to find out whether it works. A failure that passes shows
-    /// nothing of that, and who holds the lock is waited for, however long it
+    /// Applies a batch to find out whether it works. A passing failure says nothing
+    /// about that; while another process holds the lock, this waits, however long it
     /// takes.
     async fn tried(&self, batch: &str) -> Result<(), Error> {
         let mut trials = Trials::new();
@@ -375,8 +375,8 @@ impl Xtables {
             ))
             .await;
         if outcome.is_ok() {
-            // Two batches: the legacy program would hide from the kernel a rule
-            // that goes in the batch that brings it.
+            // Two batches: the legacy program would hide from the kernel a rule that is
+            // deleted in the batch that adds it.
             self.tried(&format!("*{table}\n-F {SCRATCH}\n-X {SCRATCH}\nCOMMIT\n"))
                 .await?;
         }
@@ -443,7 +443,7 @@ impl Trials {
     /// Waits until the next try, after one that failed with `error` for a passing reason.
     ///
     /// # Errors
-    /// With it after the last try.
+    /// Returns `error` after the last try.
     async fn again(&mut self, error: Error) -> Result<(), Error> {
         self.left -= 1;
         if self.left == 0 {

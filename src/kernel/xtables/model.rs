@@ -11,7 +11,7 @@ use super::{
 /// Rules by chain, in the words of `iptables-save`.
 pub type Chains = BTreeMap<String, Vec<String>>;
 
-/// What rules lead to that is no chain.
+/// Targets of rules that are no chains.
 const TARGETS: [&str; 8] = [
     "ACCEPT",
     "DNAT",

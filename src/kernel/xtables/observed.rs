@@ -47,7 +47,7 @@ pub(super) struct ObservedTable {
     pub(super) digests: HashMap<String, Digest>,
     /// Chains that are compared rule by rule.
     pub(super) lists: HashMap<String, Vec<Words>>,
-    /// The kernel's chains: of their rules those that lead to our chains.
+    /// The kernel's chains, with those of their rules that jump to our chains.
     pub(super) jumps: HashMap<String, Vec<Words>>,
 }
 
@@ -58,7 +58,7 @@ impl Observed {
         Observed { interest, tables }
     }
 
-    /// Takes in a line of `table`.
+    /// Records a line of `table`.
     pub fn line(&mut self, table: Table, line: &str) {
         let interest = |chain: &str| (self.interest)(table, chain);
         match Line::parse(line) {

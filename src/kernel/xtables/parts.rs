@@ -7,10 +7,10 @@ use std::collections::{HashMap, HashSet};
 
 use super::words::{Line, target};
 
-/// Returns `batch` as batches of at most `lines` rules each, which in their order do
-/// the same, though not in one step. A chain is declared, and so emptied, together with its
-/// new rules, so that it is never without (but for one with more than `lines` of them); one
-/// that goes, when nothing leads to it any more; another one, before all rules of its table.
+/// Returns `batch` as batches of at most `lines` rules each, which run in order do the same, though
+/// not in one step. A chain is declared, and so emptied, together with its new rules, so that it is
+/// never without rules (except one with more than `lines` of them); a chain that is deleted, when
+/// no rule jumps to it any more; any other, before all rules of its table.
 pub fn parts(batch: &str, lines: usize) -> Vec<String> {
     let mut parts = Vec::new();
     for table in batch.split_inclusive("COMMIT\n") {
@@ -33,7 +33,7 @@ pub fn parts(batch: &str, lines: usize) -> Vec<String> {
     parts
 }
 
-/// A batch that comes about.
+/// A batch that is being made.
 struct Part<'a> {
     table: &'a str,
     text: String,
@@ -55,7 +55,7 @@ impl Part<'_> {
         self.text.push('\n');
     }
 
-    /// Returns it, and begins another one; `None`: there is nothing in it.
+    /// Returns the batch, and begins another one; `None`: there is nothing in it.
     fn take(&mut self) -> Option<String> {
         self.rules = 0;
         let text = std::mem::take(&mut self.text);
@@ -92,7 +92,7 @@ fn units(commands: &str) -> Vec<Vec<&str>> {
             Some(Line::Chain(_)) => continue,
             Some(Line::Rule { chain, words }) => {
                 unit.extend(declared.remove(chain));
-                // The chain that it leads to has to be there.
+                // The chain that it jumps to has to be there.
                 unit.extend(target(words).and_then(|to| declared.remove(to)));
                 if last == Some(chain)
                     && let Some(of_chain) = units.last_mut()

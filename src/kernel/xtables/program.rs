@@ -12,9 +12,9 @@ use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
 use super::{Error, rule::Table};
 
-/// Longer than any batch takes, beside what its size takes; a program that hangs is ended then.
+/// Longer than any batch takes, besides the time for its size; a program that hangs is ended then.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How many bytes of a batch take a second more, on a slow and busy machine.
+/// How many bytes of a batch take one second more, on a slow and busy machine.
 const A_SECOND: usize = 50_000;
 /// Longer than a rule takes that is tried where there are no others; a program
 /// that hangs must not keep a node from being served.
@@ -40,7 +40,7 @@ pub(super) struct Program {
 pub(super) enum Namespace {
     /// The node's, or whichever this process runs in.
     Node,
-    /// One that was made to try something.
+    /// A namespace that was made to try something.
     Ours,
 }
 
@@ -181,14 +181,14 @@ pub(in crate::kernel) mod simulated {
 
     use super::Program;
 
-    /// How a program is run.
+    /// A program with its arguments and input.
     #[derive(Clone, Debug)]
     pub(in crate::kernel) struct Command {
         /// Its name, or that of the one within a multi-call program.
         pub program: String,
-        /// What it is run with.
+        /// Its arguments.
         pub args: Vec<String>,
-        /// What it reads.
+        /// Its input.
         pub input: String,
     }
 

@@ -32,7 +32,7 @@ pub enum Table {
     Mangle,
     /// Table `filter`: what gets through.
     Filter,
-    /// Table `nat`: where packets lead.
+    /// Table `nat`: what addresses are translated to.
     Nat,
 }
 
@@ -125,7 +125,7 @@ pub enum Match {
     DestinationPorts(Protocol, RangeInclusive<u16>),
     /// The same with `--sport`.
     SourcePorts(Protocol, RangeInclusive<u16>),
-    /// `-m mark`: these bits of its mark are so.
+    /// `-m mark`: its mark has, or does not have, these bits.
     Mark(Negatable<Mark>),
     /// `-m conntrack --ctstate`: names as iptables prints them, such as
     /// `RELATED,ESTABLISHED`.
@@ -174,7 +174,7 @@ pub enum Target {
     Jump(String),
     /// `ACCEPT`: it goes on, past the other rules of this hook and table.
     Accept,
-    /// `DROP`: nobody hears of it again.
+    /// `DROP`: it is dropped without an answer.
     Drop,
     /// `RETURN`: it goes back to the chain that it came from.
     Return,
@@ -214,7 +214,7 @@ pub struct Rule {
     pub protocol: Option<Protocol>,
     /// Match extensions, in the order in which they are written.
     pub matches: Vec<Match>,
-    /// What happens; `None` only counts.
+    /// What happens to the packet; `None`: it is only counted.
     pub target: Option<Target>,
 }
 
@@ -248,7 +248,8 @@ impl Rule {
         self
     }
 
-    /// Adds `-i LINK`, where a name that ends in `+` stands for all that begin so.
+    /// Adds `-i LINK`, where a name that ends in `+` stands for all that begin with what precedes
+    /// it.
     pub fn input(mut self, link: impl Into<String>) -> Rule {
         self.input = Some(Negatable::Is(link.into()));
         self
@@ -341,8 +342,7 @@ impl<T> Negatable<T> {
         }
     }
 
-    /// Returns true if a packet matches of which `has` finds out whether it has the
-    /// value.
+    /// Returns true if a packet matches; `has` finds out whether it has the value.
     pub fn matches(&self, has: impl FnOnce(&T) -> bool) -> bool {
         match self {
             Negatable::Is(value) => has(value),

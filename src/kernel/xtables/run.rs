@@ -20,7 +20,7 @@ pub struct Writer {
 /// A group that the kernel, or the program, does not take.
 #[derive(Debug)]
 pub struct Refused<O> {
-    /// Whose it was; `None`: everybody's.
+    /// Its owner; `None`: it has none.
     pub owner: Option<O>,
     /// The error with which the program or the kernel refused it.
     pub error: Error,
@@ -90,11 +90,10 @@ impl Writer {
         Ok(observed)
     }
 
-    /// Returns how much [weight](Group::weight) makes a transaction. The time that
-    /// iptables-nft-restore takes grows with the square of the number of chains
-    /// in one, and each costs the kernel the time in which it lists all chains
-    /// of the table; the legacy program and kernel rewrite the whole table each
-    /// time.
+    /// Returns the most [weight](Group::weight) of a transaction. The time that
+    /// iptables-nft-restore takes grows with the square of the number of chains in one,
+    /// and each costs the kernel the time that it takes to list all chains of the
+    /// table; the legacy program and kernel rewrite the whole table each time.
     pub fn chunk(&self) -> usize {
         match self.engine {
             Engine::NfTables => 700 * CHAIN,
@@ -157,12 +156,12 @@ impl Writer {
         Ok(made)
     }
 
-    /// Makes one phase of `groups`. When it is refused, finds out whose fault it
-    /// is, and puts all others in force: neighbours of one owner together, unless it is
-    /// theirs. Returns how many transactions of the kernel's that took.
+    /// Makes one phase of `groups`. When it is refused, finds out which groups are
+    /// refused, and puts all others in force: neighbours of one owner together, unless
+    /// one of them is refused. Returns how many transactions of the kernel's that took.
     ///
     /// # Errors
-    /// When the program does not run, or its lock is not to be had.
+    /// When the program does not run, or cannot get its lock.
     pub async fn run_phase<O: Clone + PartialEq>(
         &self,
         groups: &[Group<O>],
@@ -172,7 +171,7 @@ impl Writer {
         self.run_some(groups, phase, refusals, false).await
     }
 
-    /// As [`run_phase`](Self::run_phase). `again`: some of it may have been made before.
+    /// As [`run_phase`](Self::run_phase). With `again`, some of it may have been made before.
     async fn run_some<O: Clone + PartialEq>(
         &self,
         groups: &[Group<O>],
@@ -232,9 +231,9 @@ impl Writer {
     }
 }
 
-/// Returns where `groups`, of which there are several, are divided: as near to the middle
-/// as may be, but between neighbours of one owner only if all are that owner's. What goes
-/// of an owner's rules and what comes would else be apart for a while.
+/// Returns where `groups`, of which there are several, are divided: as near to the middle as may
+/// be, but between neighbours of one owner only if all are that owner's. Otherwise some time would
+/// pass between the removal of an owner's old rules and the addition of its new ones.
 fn middle<O: PartialEq>(groups: &[Group<O>]) -> usize {
     let middle = groups.len() / 2;
     let may_divide = |at: &usize| match (&groups[at - 1].owner, &groups[*at].owner) {

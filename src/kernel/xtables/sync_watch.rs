@@ -1,5 +1,5 @@
-//! Noticing cheaply that another process changed our rules, also while a sync runs that says
-//! what it did: no client should have to wait for the next full sync because a firewall was
+//! Noticing cheaply that another process changed our rules, also during a sync, which says what it
+//! did itself: no client should have to wait for the next full sync because a firewall was
 //! restarted.
 //!
 //! nf_tables notifies of each change, and counts them. The legacy engine shows the size of
@@ -43,7 +43,7 @@ enum Record {
 struct Sizes {
     /// How large they were when we left them.
     left: Option<Vec<Option<Size>>>,
-    /// They were so before the sync that runs.
+    /// Whether they were so before the sync that runs.
     are_unmodified: bool,
 }
 
@@ -100,7 +100,7 @@ impl SyncWatch {
         }
     }
 
-    /// To be called where a sync failed: what it restored of what others changed is not known.
+    /// To be called when a sync failed: it is not known which changes by others it undid.
     pub fn suspect(&mut self) {
         self.is_suspect = true;
     }
@@ -118,8 +118,8 @@ impl SyncWatch {
         matches!(self.record, Record::Legacy(_))
     }
 
-    /// To be called before much is written: nothing is noticed until the sync is over, but
-    /// that others changed something or not.
+    /// To be called before much is written: until the sync is over, it is only noticed
+    /// whether others changed anything at all.
     pub fn pause(&mut self) {
         if let Record::NfTables(Generations {
             watcher: Some(watcher),
@@ -130,13 +130,14 @@ impl SyncWatch {
         }
     }
 
-    /// To be called after a sync of this family that did what `done` says, and for which the kernel
-    /// made `all` transactions for all families: it counts those of both as one.
+    /// To be called after a sync of this family that did what `done` says, while the syncs of all
+    /// families together took `all` transactions of the kernel's, which counts both families in one
+    /// number.
     pub fn after(&mut self, before: Option<Count>, all: u32, done: Synced) {
         match &mut self.record {
             Record::Legacy(there) => {
-                // What others changed before a sync that read nothing is to be noticed
-                // still: no tables are like none at all.
+                // What others changed before a sync that read nothing must still be
+                // noticed: an empty list equals no sizes.
                 let is_right = done.observed || there.are_unmodified;
                 let now = is_right.then(|| sizes(self.family, self.tables));
                 there.left = Some(now.unwrap_or_default());

@@ -37,7 +37,7 @@ pub struct Place {
     /// Number of the rule in its chain, from 1. The end of a chain is the rule after the
     /// last.
     pub number: usize,
-    /// What the kernel calls it.
+    /// What the kernel says that the packet reached there.
     pub reached: Reached,
 }
 

@@ -1,9 +1,9 @@
-//! Has the kernel trace packets to a destination through the legacy tables, and hears of
-//! their way. What that takes is left to no one: rules with target TRACE in table raw, and
-//! another logger (`net.netfilter.nf_log.2` or `.10`) are there as long as the [`Tracer`]. A process that is
-//! killed leaves them; the rules' comment says what to restore, and group 0 of
-//! nfnetlink_log, which only one process can have, that nobody needs them any more. The next
-//! trace, a proxy that begins and `--cleanup` remove them.
+//! Has the kernel trace packets to a destination through the legacy tables, and receives
+//! notifications of their way. What this takes is removed again: rules with target TRACE in table
+//! raw, and another logger (`net.netfilter.nf_log.2` or `.10`), stay as long as the [`Tracer`]. A
+//! process that is killed leaves them; the rules' comment says what to restore; that nobody needs
+//! them any more shows when group 0 of nfnetlink_log, which only one process can have, is free. The
+//! next trace, a proxy that begins and `--cleanup` remove them.
 
 use std::{io, net::IpAddr};
 
@@ -31,41 +31,41 @@ const COPY_PACKET: u8 = libc::NFULNL_COPY_PACKET as u8;
 const COPIED: u32 = 128;
 /// The logger whose messages can be read here.
 const LOGGER: &str = "nfnetlink_log";
-/// Packets that are traced in a second at most: each has the kernel write some dozen
+/// The most packets that are traced in a second: each has the kernel write some dozen
 /// messages.
 const RATE: u32 = 100;
 /// How the comment of our rules begins; the logger that was there before follows.
 const COMMENT: &str = "tripod trace; goes when that ends; nf_log was ";
-/// The chains of table raw that see packets first: those that come, and the node's own.
+/// The chains of table raw that see packets first: those that arrive, and the node's own.
 const CHAINS: [&str; 2] = ["PREROUTING", "OUTPUT"];
-/// How often the rules are tried to be removed.
+/// How often removing the rules is tried.
 const TRIALS: u32 = 3;
 
 /// Why packets cannot be traced.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// There is nothing that adds the rule.
+    /// There is no program that adds the rule.
     #[error(
         "no {0} program for the legacy tables works here: install iptables-legacy (Debian \
          package iptables), or trace where Tripod runs"
     )]
     NoProgram(Family),
-    /// It is not known whether there is something.
+    /// It is not known whether there is such a program.
     #[error("{0}")]
     Program(Error),
-    /// Another process hears of packets.
+    /// Another process receives traced packets.
     #[error(
         "another process has group 0 of nfnetlink_log, in which the kernel reports traced \
          packets: end that first (ulogd, or another tripod trace)"
     )]
     Taken,
-    /// The kernel does not hand packets out.
+    /// The kernel cannot report packets to a process.
     #[error(
         "{0}: the kernel reports traced packets only by nfnetlink_log: load that module \
          (CONFIG_NETFILTER_NETLINK_LOG)"
     )]
     Log(netlink::Error),
-    /// It cannot be told to.
+    /// The logger cannot be set.
     #[error(
         "{0}: it must be nfnetlink_log while packets are traced; run tripod trace where \
          /proc/sys can be written, with the module nfnetlink_log loaded"
@@ -149,7 +149,7 @@ impl Tracer {
     /// Removes what it took.
     ///
     /// # Errors
-    /// When table raw cannot be read or written, be that tried again.
+    /// When table raw still cannot be read or written after several tries.
     pub async fn end(self) -> Result<(), Error> {
         for _ in 1..TRIALS {
             if clear(&self.writer).await.is_ok() {
@@ -203,7 +203,7 @@ pub async fn clear_traces(family: Family) -> Result<(), Error> {
         return Ok(());
     }
     match bind() {
-        // It is under way.
+        // A trace is under way.
         Err(TraceError::Taken) => Ok(()),
         // Nothing can be traced where the group cannot be had for another reason.
         Ok(_) | Err(_) => clear(&writer).await,
@@ -307,7 +307,7 @@ async fn clear(writer: &Writer) -> Result<(), Error> {
     let Some(first) = left.first() else {
         return Ok(());
     };
-    // A former one that is gone is none to go back to.
+    // A former logger that is gone cannot be restored.
     let name = logger(writer.family());
     let restored = sysctl::write(&name, &first.former).or_else(|_| sysctl::write(&name, "NONE"));
     if let Err(error) = restored {

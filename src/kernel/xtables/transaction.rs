@@ -18,54 +18,55 @@ pub struct Op {
     pub table: Table,
     /// The chain's name.
     pub chain: String,
-    /// What is done.
+    /// What is done to the chain.
     pub action: Action,
 }
 
 /// What can be done to a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It is there and holds these rules only.
+    /// The chain is made if it is not there, and then holds these rules only.
     Fill(Vec<Rule>),
-    /// The same, but not before table nat changed: the rules that go kept out what it led to.
+    /// The same, but only after table nat has changed: the rules that are removed kept clients from
+    /// what it translated to.
     FillLast(Vec<Rule>),
-    /// The rule comes to the top.
+    /// The rule is added at the top.
     Insert(Rule),
-    /// The rule, which is there so often, comes to the top, and is there once. To take
-    /// away what is there too often would leave the last one, and so change the order.
+    /// The rule, which is there this many times, is moved to the top, and is there once. Removing
+    /// only the surplus ones would keep the last one, and so change the order.
     Raise(Rule, usize),
-    /// The rule comes to the end.
+    /// The rule is added at the end.
     Append(Rule),
-    /// The first rule of these words, as it was printed or would be, goes.
+    /// The first rule of these words, as it was printed or would be, is removed.
     Remove(Words),
-    /// It goes with its rules; nothing leads to it any more.
+    /// It is deleted with its rules; no rule jumps to it any more.
     Delete,
 }
 
 /// When a step is due.
 ///
-/// No client may get through that must not: rules that keep something out come
-/// to table filter first, then nat leads packets to endpoints or stops doing so,
-/// and last go the filter rules for what nat no longer leads anywhere.
+/// No client may get through that must not: rules that keep something out are added to
+/// table filter first, then nat begins or stops to translate packets to endpoints, and
+/// last the filter rules for what nat no longer translates are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Filters and marks come.
+    /// Filters and marks are added.
     Close,
     /// Table nat changes.
     Carry,
-    /// Filters and marks go.
+    /// Filters and marks are removed.
     Open,
 }
 
 impl Phase {
-    /// In their order.
+    /// All of them, in their order.
     pub const ALL: [Phase; 3] = [Phase::Close, Phase::Carry, Phase::Open];
 }
 
 /// Steps that take effect together in each phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group<O> {
-    /// Whose they are; `None`: everybody's.
+    /// Their owner; `None`: they have none.
     pub owner: Option<O>,
     /// The steps, in any order: a transaction puts them in a safe one.
     pub ops: Vec<Op>,
@@ -75,7 +76,7 @@ pub struct Group<O> {
 pub const CHAIN: usize = 4;
 
 impl<O> Group<O> {
-    /// Returns a group that is everybody's.
+    /// Returns a group without an owner.
     pub fn common(ops: Vec<Op>) -> Group<O> {
         Group { owner: None, ops }
     }
@@ -112,8 +113,8 @@ impl Op {
         Op::new(entry.table, &entry.chain, action(entry.rule.clone()))
     }
 
-    /// Returns true if the step puts a rule of `family` in the place of one that `goes` takes
-    /// away: in the same chain, it leads the same packets to somewhere else.
+    /// Returns true if the step puts a rule of `family` in the place of one that `goes` takes away:
+    /// in the same chain, it matches the same packets, with another target.
     pub fn replaces(&self, goes: &Op, family: Family) -> bool {
         let (Action::Insert(rule), Action::Remove(words)) = (&self.action, &goes.action) else {
             return false;
@@ -147,7 +148,7 @@ pub struct Transaction<O> {
 }
 
 impl Transaction<()> {
-    /// Returns the change that these steps make, which are everybody's.
+    /// Returns the change that these steps make, which have no owner.
     pub fn common(family: Family, ops: Vec<Op>) -> Transaction<()> {
         let groups = vec![Group::common(ops)];
         Transaction { family, groups }
@@ -160,14 +161,14 @@ impl<O> Transaction<O> {
         self.groups.iter().all(|group| group.ops.is_empty())
     }
 
-    /// Returns true if chains go.
+    /// Returns true if it deletes chains.
     pub fn deletes(&self) -> bool {
         let mut ops = self.groups.iter().flat_map(|group| &group.ops);
         ops.any(|op| op.action == Action::Delete)
     }
 
-    /// Returns the same change but for the chains that go: they are left there, empty. Nothing
-    /// is done to one that `is_empty` says is so: a transaction that does nothing else has no
+    /// Returns the same change except that chains which it deletes are left there, empty. Nothing
+    /// is done to one that `is_empty` is true for: a transaction that does nothing else has no
     /// effect, and the kernel does not count it.
     pub fn emptying(mut self, is_empty: impl Fn(Table, &str) -> bool) -> Transaction<O> {
         for group in &mut self.groups {
@@ -188,8 +189,8 @@ impl<O> Transaction<O> {
         text(&self.groups, phase, self.family)
     }
 
-    /// Returns what had not been as it was to be: chains, and jumps from the
-    /// kernel's chains that were not there or not in their place.
+    /// Returns what was not as it should have been: chains, and jumps from the kernel's
+    /// chains that were not there or not in their place.
     pub fn repaired(&self) -> Vec<String> {
         let mut repaired = Vec::new();
         for op in self.groups.iter().flat_map(|group| &group.ops) {
@@ -233,8 +234,8 @@ pub(super) fn text<O>(groups: &[Group<O>], phase: Phase, family: Family) -> Stri
     out
 }
 
-/// Chains are declared, and so emptied, before rules lead to them; what goes
-/// makes room before what comes, as both may be the same rule in another place.
+/// Chains are declared, and so emptied, before rules jump to them; what is removed goes
+/// before anything is added, as both may be the same rule in another place.
 fn section<'a, I>(
     out: &mut String,
     table: Table,
@@ -263,8 +264,8 @@ where
     }
     for Op { chain, action, .. } in due() {
         match action {
-            // A rule that went with its chain's contents cannot go again: the
-            // kernel would refuse the whole transaction.
+            // A rule that was removed with its chain's contents cannot be removed
+            // again: the kernel would refuse the whole transaction.
             Action::Remove(words) if !emptied.contains(chain.as_str()) => {
                 writeln!(out, "-D {chain} {words}")?;
             }
@@ -297,8 +298,8 @@ where
 mod tests {
     use super::*;
 
-    /// A chain that goes is emptied first. To delete one of its rules as well makes
-    /// the kernel refuse the transaction, and with it everything is compared.
+    /// A chain that is deleted is emptied first. To delete one of its rules as well
+    /// makes the kernel refuse the transaction, and with it everything is compared.
     #[test]
     fn no_rule_goes_twice() {
         let op = |chain, action| Op::new(Table::Filter, chain, action);

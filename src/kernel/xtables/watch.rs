@@ -12,7 +12,7 @@ use super::{
 };
 use crate::net::Family;
 
-/// For so long it is not logged again that changes may have been missed: everything is read
+/// How long it is not logged again that changes may have been missed; everything is read
 /// each time.
 const PAUSE: Duration = Duration::from_secs(10);
 
@@ -82,14 +82,14 @@ impl Watch {
 }
 
 impl Left {
-    /// Returns true if they were left so.
+    /// Returns true if the chains were left as `now` says.
     pub fn is(&self, now: Count) -> bool {
         let left = self.count;
         left.is_some_and(|left| (left.changed, left.missed) == (now.changed, now.missed))
     }
 
-    /// Returns true if the chains that `watcher` counts changes of are as they were left, or
-    /// if the kernel does not say it.
+    /// Returns true if the chains that `watcher` counts changes of are as they were left, or if the
+    /// kernel does not say.
     pub fn is_unmodified(&mut self, watcher: &mut ChainWatcher) -> bool {
         let Some(now) = watcher.check() else {
             return true;

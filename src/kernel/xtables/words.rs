@@ -28,7 +28,7 @@ impl Words {
         Words(rule.words(family).to_string())
     }
 
-    /// Returns them as they were printed, or would be.
+    /// Returns the words as they were printed, or would be.
     pub(super) fn text(&self) -> &str {
         &self.0
     }
@@ -38,8 +38,8 @@ impl Words {
         target(&self.0)
     }
 
-    /// Returns true if both rules are for the same packets, wherever they lead them: all words
-    /// are equal but for the chain or target.
+    /// Returns true if both rules are for the same packets, whatever their target: all words are
+    /// equal except the chain or target.
     pub fn matches_as(&self, other: &Words) -> bool {
         fn matches(words: &Words) -> Option<Cow<'_, str>> {
             let target = words.target()?;
@@ -69,13 +69,13 @@ impl fmt::Display for Words {
     }
 }
 
-/// Rules in their order, as one number: equal for equal rules, and for others
-/// but once in 2⁶⁴.
+/// Rules in their order, as one number: equal for equal rules, and for others only once
+/// in 2⁶⁴.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest(u64);
 
 impl Digest {
-    /// Returns that of `rules` of `family`.
+    /// Returns the digest of `rules` of `family`.
     pub fn of(rules: &[Rule], family: Family) -> Digest {
         let mut digest = Digest::default();
         for rule in rules {
@@ -92,7 +92,7 @@ impl Digest {
     }
 }
 
-/// Returns the line without quotes and what escapes within them; a space that they
+/// Returns the line without quotes and the escapes within them; a space that they
 /// enclosed differs from one between words.
 fn unquoted(line: &str) -> Cow<'_, str> {
     if !line.contains('"') {
@@ -130,7 +130,7 @@ pub enum Line<'a> {
 }
 
 impl Line<'_> {
-    /// Returns what `line` says, or `None` if it is of neither.
+    /// Returns what `line` says, or `None` if it is neither.
     pub fn parse(line: &str) -> Option<Line<'_>> {
         if let Some(declared) = line.strip_prefix(':') {
             return declared.split(' ').next().map(Line::Chain);
@@ -159,7 +159,7 @@ pub fn read_anything(line: &str) {
 }
 
 /// Returns the word after each `option` of a rule in the words of `iptables-save`, without
-/// quotes and what escapes within them.
+/// quotes and the escapes within them.
 pub fn values(words: &str, option: &str) -> impl Iterator<Item = String> {
     let bare = unquoted(words).into_owned();
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! What of the way of packets differs from mode to mode.
+//! What differs in the way of packets from mode to mode.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{
     services::Node,
 };
 
-/// What of the way of packets differs from mode to mode, and from node to node.
+/// What differs in the way of packets from mode to mode, and from node to node.
 #[derive(Clone, Debug)]
 pub struct Behaviour {
     /// The mode that runs.
@@ -19,15 +19,15 @@ pub struct Behaviour {
     pub unserved: Option<String>,
     /// How this node's pods are distinguished.
     pub pods: Pods,
-    /// The node's own addresses, those of Services apart.
+    /// The node's own addresses, without those of Services.
     pub own: Vec<IpAddr>,
     /// The node's address that modes of the kernel accept in source ranges (userspace mode accepts
     /// all its addresses); `None`: it is not known.
     pub node_ip: Option<IpAddr>,
-    /// Service addresses are the node's, too: it calls each from that very one, unless it
-    /// names another source.
+    /// Service addresses are the node's, too: a connection of the node to one of them has
+    /// that address as its source, unless the program chose another.
     pub has_service_addresses: bool,
-    /// On which of them node ports are served.
+    /// On which of the node's addresses node ports are served.
     pub served: Arc<Served>,
     /// How node ports are served on loopback addresses.
     pub loopback: Loopback,
@@ -47,19 +47,19 @@ impl Behaviour {
     }
 }
 
-/// What rules can do on this kernel, of what they do elsewhere.
+/// What rules can do on this kernel, of all that they can do on others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// They refuse packets; where they cannot, they drop them.
     pub refuse: bool,
     /// They remember which endpoint a client had.
     pub remember: bool,
-    /// What they know of the node's addresses, beside loopback; `None`: all.
+    /// What they know of the node's addresses, besides loopback; `None`: all.
     pub known: Option<Vec<IpAddr>>,
 }
 
 impl Rules {
-    /// Returns that they can do all.
+    /// Returns rules that can do everything.
     pub fn complete() -> Rules {
         Rules {
             refuse: true,
@@ -84,12 +84,12 @@ pub enum Pods {
 pub enum Loopback {
     /// By rules, for IPv4 alone; what is not to be served there is refused.
     Rules {
-        /// Whether they are.
+        /// Whether node ports are served there.
         served: bool,
     },
     /// By sockets of this process, at those that the node has, as on other addresses.
     Sockets,
-    /// By rules that lead to sockets of this process, at each of them.
+    /// By rules that redirect to sockets of this process, at each of them.
     Redirected,
     /// TCP is relayed by sockets of this process at these addresses; elsewhere nothing
     /// is served.
@@ -146,7 +146,7 @@ impl Selection {
             "lc" | "wlc" | "sed" | "nq" | "lblc" | "lblcr" | "ovf" | "fo" | "twos" => {
                 Selection::Loaded
             }
-            // Also in the place of one that there is not.
+            // Round robin also takes the place of a scheduler that the kernel lacks.
             _ => Selection::Equal,
         }
     }

@@ -23,21 +23,21 @@ const ENDED: [&str; 2] = ["TIME_WAIT", "CLOSE"];
 pub struct Connection {
     /// The client's address and port.
     pub client: SocketAddr,
-    /// Where that is sent to, as the source of the answers has it, or IPVS; `None`: to its
-    /// destination itself.
+    /// Where its packets are sent to, by the source of the answers or by IPVS; `None`: to
+    /// the destination that it called.
     pub translated_to: Option<SocketAddr>,
     /// Its state, by the name that conntrack has for it.
     pub state: &'static str,
 }
 
-/// Why new connections would not go where one goes.
+/// Why new connections would not go where a certain one goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stale {
     /// The ServicePort has no such endpoint.
     Gone,
     /// The endpoint is there, and gets no new connections.
     NotUsed(NotUsed),
-    /// No rule led its first packet to an endpoint.
+    /// No rule translated its first packet to an endpoint.
     Untranslated,
 }
 
@@ -91,9 +91,9 @@ pub async fn connections(packet: Packet, mode: ModeName) -> Result<Vec<Connectio
     })
 }
 
-/// Completes the connections to `destination` by what IPVS has of them. It changes no entry of
-/// conntrack that is used again (`ip_vs_update_conntrack`), nor any by forwarding without
-/// translation (dr, tunnel).
+/// Completes the connections to `destination` with what IPVS knows of them: it does not change an
+/// entry of conntrack that is used again (`ip_vs_update_conntrack`), nor any when it forwards
+/// without translation (dr, tunnel).
 fn ask_ipvs(
     connections: &mut [Connection],
     protocol: Protocol,
@@ -127,7 +127,8 @@ fn connection(flow: &Flow) -> Connection {
 }
 
 /// Returns why new connections would not go where `connection` to `port` goes in `mode`,
-/// where `packet`, such a one, is explained so; `None`: they may, or it is not known.
+/// where `explanation` is that of `packet`, the first of such a connection; `None`: they
+/// may, or it is not known.
 pub fn stale(
     connection: &Connection,
     packet: &Packet,

@@ -20,8 +20,8 @@ use crate::{
 /// Why packets are dropped that would be refused elsewhere.
 const NO_REFUSAL: &str = "rules on this kernel cannot refuse";
 
-/// Returns what becomes of `packet` where the mode behaves so, and chooses endpoints by
-/// that `selection`; without the objects that bring it about.
+/// Returns what becomes of `packet` where the mode has this `behaviour`, and chooses
+/// endpoints by this `selection`; without the objects that bring it about.
 pub fn decide(
     map: &ServiceMap,
     behaviour: &Behaviour,
@@ -150,8 +150,8 @@ impl Way<'_> {
         self.step(format!("the caller is {who}"));
     }
 
-    /// Returns whether the packet, which was `asked` about, stays with its caller, which is
-    /// not this node.
+    /// Returns whether the packet, `asked` about in this form, stays with its caller, which
+    /// is not this node.
     fn is_for_the_caller_itself(&mut self, asked: &Packet) -> bool {
         let to = self.packet.to.ip();
         let any = asked.to.ip();
@@ -217,8 +217,8 @@ impl Way<'_> {
         }
     }
 
-    /// The health-check node port of `port`'s Service: a socket of this process listens
-    /// where node ports are served, in every mode.
+    /// Decides about the health-check node port of `port`'s Service: a socket of this
+    /// process listens where node ports are served, in every mode.
     fn health_check(&mut self, port: &ServicePort) {
         let service = &port.name.service;
         self.step(format!("it is the health-check node port of {service}"));

@@ -1,4 +1,4 @@
-//! Whose a destination is.
+//! What a destination belongs to.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -8,9 +8,9 @@ use crate::{
     services::{AddressKind, ServiceMap, ServicePort},
 };
 
-/// Whose a destination is.
+/// What a destination belongs to.
 pub(super) enum Frontend<'a> {
-    /// The ServicePort that owns it, and what the address is to that.
+    /// The ServicePort that owns it, and which kind of address of it that is.
     Of(&'a Arc<ServicePort>, AddressKind),
     /// A port that no Service has, of a service address of this ServicePort.
     OtherPort(&'a Arc<ServicePort>, AddressKind),
@@ -20,7 +20,7 @@ pub(super) enum Frontend<'a> {
     None,
 }
 
-/// Returns what `ip` is to `port`, node ports apart.
+/// Returns which kind of address of `port` `ip` is, apart from node ports.
 fn role(port: &ServicePort, ip: IpAddr) -> Option<AddressKind> {
     if port.cluster_ip == Some(ip) {
         Some(AddressKind::ClusterIp)
@@ -38,8 +38,8 @@ pub(super) fn is_own(behaviour: &Behaviour, ip: IpAddr) -> bool {
     ip.is_loopback() || behaviour.own.contains(&ip)
 }
 
-/// Returns whose the destination of `packet` is. Service addresses come before node
-/// ports, and one that two Services name is its owner's alone.
+/// Returns what the destination of `packet` belongs to. Service addresses come before
+/// node ports, and one that two Services name belongs to its owner alone.
 pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Frontend<'a> {
     let (ip, number) = (packet.to.ip(), packet.to.port());
     let family = Family::of(&ip);

@@ -1,7 +1,7 @@
-//! What becomes of a packet to a service address: whose it is, who may be reached, with
-//! which share, or who refuses it. Pure: it follows from the service map and from how the
-//! running mode behaves. Every case of the conformance tests is asked about, and packets
-//! are held against the answer.
+//! What becomes of a packet to a service address: what the address belongs to, which
+//! endpoints the packet may reach, each with its share, or what refuses it. Pure: it
+//! follows from the service map and from how the running mode behaves. The conformance
+//! tests ask about each of their cases, and compare the answer with packets.
 
 mod behaviour;
 mod connections;
@@ -73,7 +73,7 @@ pub struct Packet {
 /// Who sends a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// Who has this address.
+    /// The caller with this address.
     At(IpAddr),
     /// Some pod of this node.
     Pod,
@@ -95,9 +95,10 @@ pub enum Origin {
 }
 
 impl Packet {
-    /// Returns where it is sent: to the unspecified address is to the caller itself, from
-    /// where it calls, else at loopback (`ip_route_output_key_hash_rcu` in
-    /// net/ipv4/route.c, `tcp_v6_connect` in net/ipv6/tcp_ipv6.c).
+    /// Returns where it is sent: a packet to the unspecified address goes to the caller
+    /// itself, in IPv4 at the address that it calls from, if that is given, else at
+    /// loopback (`ip_route_output_key_hash_rcu` in net/ipv4/route.c, `tcp_v6_connect`
+    /// in net/ipv6/tcp_ipv6.c).
     pub fn destination(&self) -> SocketAddr {
         if !self.to.ip().is_unspecified() {
             return self.to;
@@ -142,7 +143,7 @@ pub struct Candidate {
 pub struct Explanation {
     /// Whose packet it is taken for.
     pub origin: Origin,
-    /// The ServicePort whose address it is, and what that is to it.
+    /// The ServicePort that owns the destination, and which kind of address of it that is.
     pub served_by: Option<(ServicePortName, AddressKind)>,
     /// What becomes of it.
     pub verdict: Verdict,
@@ -157,7 +158,7 @@ pub struct Explanation {
     pub objects: Vec<String>,
 }
 
-/// Returns those of `indices` that take new connections.
+/// Returns the endpoints of `port` at `indices` that take new connections.
 fn endpoints<'a>(port: &'a ServicePort, indices: &[u32]) -> Vec<&'a Endpoint> {
     let all = &port.endpoints.all;
     let named = indices.iter().filter_map(|at| all.get(*at as usize));

@@ -1,4 +1,4 @@
-//! Whom `loadBalancerSourceRanges` let in.
+//! Which callers `loadBalancerSourceRanges` let in.
 
 use std::net::IpAddr;
 
@@ -18,11 +18,11 @@ pub(super) enum Admission {
     /// The Service has ranges, which do not count at the destination: it is an external IP
     /// of the Service, too.
     ExternalIpFirst,
-    /// The caller is.
+    /// The caller is let in.
     Admitted,
-    /// The caller is not.
+    /// The caller is not let in.
     Excluded,
-    /// This node is, where it calls from one of these addresses of its.
+    /// This node is let in when it calls from one of these addresses of its own.
     From(Vec<IpAddr>),
     /// That depends on the caller's address, which is not known.
     Unknown,
@@ -41,7 +41,7 @@ pub(super) fn admission(
     if port.load_balancer_source_ranges.is_empty() || !port.load_balancer_ips.contains(&to) {
         return Admission::Unguarded;
     }
-    // What has no endpoint is refused to all: only IPVS has the rules of the ranges all the same.
+    // Without endpoints everyone is refused; only ipvs mode has the rules for the ranges even then.
     let guards = match behaviour.mode {
         ModeName::Ipvs => true,
         ModeName::Nftables | ModeName::Iptables => port.endpoints.any_takes_connections(),
@@ -52,8 +52,8 @@ pub(super) fn admission(
     if !guards {
         return Admission::Unguarded;
     }
-    // Sets are looked up before all else; rules, and sockets, are first those of the external
-    // IP.
+    // Modes that use sets look up the ranges before all else; in the others the rules, or sockets,
+    // of the external IP come first.
     let by_role = matches!(behaviour.mode, ModeName::Iptables | ModeName::Userspace);
     if by_role && role != AddressKind::LoadBalancerIp {
         return Admission::ExternalIpFirst;
@@ -95,8 +95,8 @@ impl Ranges<'_> {
         self.ranges.iter().any(|range| range.contains(&ip))
     }
 
-    /// Returns whether they let this node in where it calls from its address `source`. The
-    /// very address that it calls stands for the node's own (`allowFromNode` of kube-proxy).
+    /// Returns whether they let this node in when it calls from its address `source`. The very
+    /// address that it calls stands for the node's own (`allowFromNode` of kube-proxy).
     fn admit_node_at(&self, source: IpAddr) -> bool {
         let is_called = source == self.to;
         let node_ip = self.behaviour.node_ip;
@@ -119,7 +119,7 @@ impl Ranges<'_> {
         }
     }
 
-    /// Returns what holds for this node, which may call from any address of its.
+    /// Returns what holds for this node, which may call from any of its addresses.
     fn node(&self) -> Admission {
         let family = Family::of(&self.to);
         let called = self.behaviour.has_service_addresses.then_some(self.to);
@@ -137,7 +137,7 @@ impl Ranges<'_> {
         }
     }
 
-    /// Returns what holds for pods of this node, as far as their networks say it.
+    /// Returns what holds for pods of this node, as far as their networks tell.
     fn pods(&self) -> Admission {
         let Pods::Within(networks) = &self.behaviour.pods else {
             return Admission::Unknown;
@@ -147,7 +147,7 @@ impl Ranges<'_> {
         let (mut all, mut none) = (true, true);
         for network in networks.iter().filter(of_family) {
             all &= self.ranges.iter().any(|range| range.contains(network));
-            // Of two networks that overlap one has the other.
+            // If two networks overlap, one contains the other.
             let overlaps = |range: &IpNet| range.contains(network) || network.contains(range);
             none &= !self.ranges.iter().any(overlaps);
         }

@@ -20,7 +20,7 @@ pub struct Applied {
     /// How many rules there are.
     pub rules: RuleCount,
     ports: ByName<Arc<ServicePort>>,
-    /// How many ServicePorts take the step that leads to a chain of the index.
+    /// How many ServicePorts take the step that jumps to a chain of the index.
     pub steps: References<IndexChain>,
     endpoints: usize,
 }
@@ -33,7 +33,7 @@ pub struct IndexChain {
 }
 
 impl IndexChain {
-    /// Returns the chain that `step` leads to.
+    /// Returns the chain that `step` jumps to.
     pub fn after(step: &Entry) -> IndexChain {
         let (table, to) = (step.table, step.rule.leads_to());
         let name = to.unwrap_or_default().to_owned();
@@ -66,7 +66,7 @@ impl Size {
 }
 
 impl Applied {
-    /// No ServicePort yet, and `rules` that do not depend on any.
+    /// Returns a value without ServicePorts, with `rules` that do not depend on any.
     pub fn new(options: Options, rules: RuleCount) -> Applied {
         Applied {
             options,
@@ -87,14 +87,14 @@ impl Applied {
         self.ports.iter().map(|port| &port.name)
     }
 
-    /// `port` is applied.
+    /// Records that `port` is applied.
     pub fn insert(&mut self, port: Arc<ServicePort>) {
         self.endpoints += port.endpoints.all.len();
         let before = self.ports.insert(port);
         self.forget(before);
     }
 
-    /// The ServicePort of this name is not applied any more.
+    /// Records that the ServicePort of this name is not applied any more.
     pub fn remove(&mut self, name: &ServicePortName) {
         let before = self.ports.remove(name);
         self.forget(before);

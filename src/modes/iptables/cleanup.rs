@@ -19,7 +19,8 @@ use crate::{
 /// other is the kubelet's.
 const MARTIANS: &str = "! -s 127.0.0.0/8 -d 127.0.0.0/8 ";
 
-/// The chains of iptables mode. What nat leads somewhere is closed last.
+/// The chains of iptables mode. Table filter is cleaned after nat: what keeps clients out stays
+/// until nothing is translated any more.
 const OWNED: Owned = Owned {
     tables: &[Table::Mangle, Table::Nat, Table::Filter],
     is_ours: |_, chain| is_ours(chain),
@@ -31,10 +32,9 @@ const OWNED: Owned = Owned {
     }),
 };
 
-/// Removes everything that iptables mode ever installs, in both engines of the
-/// kernel and both families, also what kube-proxy's left, but for what is
-/// `preserved` because a mode that runs has it. Nothing of others is changed; twice
-/// is harmless.
+/// Removes everything that iptables mode ever installs, in both engines of the kernel
+/// and both families, also what kube-proxy's left, except what is `preserved` because a
+/// mode that runs has it. Nothing of others is changed; twice is harmless.
 ///
 /// # Errors
 /// When something of it could not be removed; the rest is.
@@ -76,20 +76,20 @@ pub async fn chains() -> Result<Vec<OwnedChain>, xtables::Error> {
 /// and in ipvs mode of kube-proxy.
 ///
 /// # Errors
-/// When none do as far as it can be read, and not everything can be.
+/// When, as far as can be read, none do, and not everything can be read.
 pub async fn serves() -> Result<bool, xtables::Error> {
     OWNED.is_led_to(Table::Nat, names::SERVICES).await
 }
 
-/// Has nothing lead to its chains any more, and leaves them, in these families.
-/// Returns those that have some.
+/// Removes the rules that jump to its chains in these families, and leaves the chains.
+/// Returns the families that have some.
 ///
 /// Connection tracking and nat work in a network namespace for as long as some
 /// rule asks for them (`nf_ct_netns_put`), and without them every connection
 /// ends that needs translation.
 ///
 /// # Errors
-/// When a rule that leads there could not be removed.
+/// When a rule that jumps there could not be removed.
 pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
     let mut left = Vec::new();
     for &family in families {

@@ -43,7 +43,7 @@ pub struct RuleCount {
 }
 
 impl RuleCount {
-    /// Returns how many a ServicePort has; steps, which it shares, are left out.
+    /// Returns how many rules a ServicePort has; steps, which it shares, are left out.
     pub fn of(rules: &OwnerRules) -> RuleCount {
         let chains = rules.chains.iter();
         let chains = chains.map(|chain| (chain.table, chain.rules.len()));
@@ -57,7 +57,7 @@ impl RuleCount {
         RuleCount::sum(chains.map(|chain| (chain.table, chain.contents.rules().len())))
     }
 
-    /// Returns how many `ops` write.
+    /// Returns how many rules `ops` write.
     pub fn written<'a>(ops: impl IntoIterator<Item = &'a Op>) -> RuleCount {
         let of = |op: &Op| match &op.action {
             Action::Fill(rules) | Action::FillLast(rules) => rules.len(),
@@ -87,7 +87,7 @@ impl AddAssign for RuleCount {
     }
 }
 
-/// Never less than nothing.
+/// Stops at 0.
 impl SubAssign for RuleCount {
     fn sub_assign(&mut self, other: RuleCount) {
         self.filter = self.filter.saturating_sub(other.filter);

@@ -31,7 +31,7 @@ pub enum Failure {
 }
 
 impl Counters {
-    /// All at zero, and shown by `registry`.
+    /// Returns counters at zero, which `registry` shows.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
@@ -78,7 +78,7 @@ impl Counters {
         })
     }
 
-    /// There are `total` rules, of which the last sync wrote `last`.
+    /// Records that there are `total` rules, of which the last sync wrote `last`.
     pub(super) fn synced(&self, family: Family, total: RuleCount, last: RuleCount) {
         for (gauge, rules) in [(&self.total, total), (&self.last, last)] {
             for (table, rules) in [(Table::Filter, rules.filter), (Table::Nat, rules.nat)] {
@@ -88,7 +88,7 @@ impl Counters {
         }
     }
 
-    /// Something could not be written.
+    /// Records that something could not be written.
     pub(super) fn failed(&self, family: Family, failure: Failure) {
         let counter = match failure {
             Failure::Partial => &self.partial_failures,
@@ -116,7 +116,8 @@ impl Account {
         })
     }
 
-    /// Returns the metric of so many packets: a new one, as several clients may ask at once.
+    /// Returns the metric for that number of packets: a new one, as several clients may ask at
+    /// once.
     fn shown(&self, packets: u64) -> Vec<MetricFamily> {
         let Ok(counter) = IntCounter::with_opts(self.metric.clone()) else {
             return Vec::new();

@@ -1,9 +1,9 @@
-//! From what ServicePorts need to the steps that bring it about. Pure.
+//! Computes, from what ServicePorts need, the steps that bring it about. Pure.
 //!
-//! A [`Change`] compares ServicePorts with what was applied, and is one
-//! transaction. A [`Full`] sync compares everything with what was observed, and is
-//! made piece by piece: so the rules of all Services are in memory at no time.
-//! Either compares a ServicePort in the same way (`kernel::xtables::difference`).
+//! A [`Change`] compares ServicePorts with what was applied, and is one transaction. A
+//! [`Full`] sync compares everything with what was observed, and is made piece by
+//! piece, so that the rules of all Services are at no time in memory together. Both
+//! compare a ServicePort in the same way (`kernel::xtables::difference`).
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ impl Change {
             released.extend(before.steps);
             ports.push((name.clone(), new.cloned()));
         }
-        // What one leaves and another takes stays.
+        // A step that one ServicePort leaves and another takes stays.
         released.retain(|step| steps.release(IndexChain::after(step)));
         Change {
             transaction: with_steps(family, &first, groups, &released),
@@ -113,8 +113,8 @@ impl Change {
     }
 }
 
-/// Returns a transaction of these `groups`, before which the steps that are the `first` come,
-/// and after which the `last` ones go.
+/// Returns a transaction of these `groups`, before which the `first` steps are added, and after
+/// which the `last` ones are removed.
 fn with_steps(
     family: Family,
     first: &[Entry],
@@ -133,8 +133,8 @@ fn with_steps(
     }
 }
 
-/// A full sync of one family: what does not carry traffic comes first, for all
-/// Services; then traffic, some Services at a time; then what no Service needs goes.
+/// A full sync of one family: first what does not send traffic to endpoints, for all Services; then
+/// what does, some Services at a time; then the removal of what no Service needs.
 pub struct Full<'a> {
     /// The ServicePorts of the family, sorted by name.
     ports: Vec<&'a Arc<ServicePort>>,
@@ -143,7 +143,7 @@ pub struct Full<'a> {
     applied: Applied,
 }
 
-/// What comes before traffic is led to it.
+/// The steps before traffic is sent to endpoints.
 pub struct Closing {
     /// Chains that do not depend on one ServicePort.
     pub chains: PortSteps,
@@ -151,7 +151,7 @@ pub struct Closing {
     /// transaction has the kernel follow all jumps from its own chains
     /// (`nft_chain_validate`).
     pub leads: PortSteps,
-    /// Each ServicePort's in tables filter and mangle.
+    /// Each ServicePort's steps in tables filter and mangle.
     pub ports: Vec<PortSteps>,
 }
 
@@ -206,14 +206,14 @@ impl<'a> Full<'a> {
         }
     }
 
-    /// Returns the steps of `port` in table nat, if it takes some: what goes of the rules
-    /// that lead to its chains, and all that comes, with the rules in whose place it comes.
+    /// Returns the steps of `port` in table nat, if it takes some: the removal of rules that jump
+    /// to its chains, and all additions, with the removal of the rules that they replace.
     ///
-    /// Both belong into one transaction. If what goes went with all else that is stale, an
-    /// address that the ServicePort no longer has would lead to its new endpoints until
-    /// then, which clients of that address may reach in no version of it; and for long where
-    /// the sync ends in between. They are two groups so that an address that goes is closed
-    /// also where what comes is refused; one that stays is not.
+    /// Both belong into one transaction. If the rules were removed with all else that is stale, an
+    /// address that the ServicePort no longer has would be translated to its new endpoints until
+    /// then, which clients of that address may not reach in any version of it; and for long if the
+    /// sync ends in between. They are two groups so that an address that is removed is closed even
+    /// if the additions are refused; one that stays is not closed.
     pub fn carrying(&mut self, port: &ServicePort) -> Option<[PortSteps; 2]> {
         let rules = plan::plan(port, &self.applied.options);
         let mut comes = missing(&rules, &[Table::Nat], &mut self.comparison);
@@ -252,7 +252,7 @@ impl<'a> Full<'a> {
         groups.chain(carrying).chain(stale).collect()
     }
 
-    /// Returns what is applied now, but for ServicePorts that have `failed`.
+    /// Returns what is applied now, except ServicePorts that have `failed`.
     pub fn applied(self, failed: impl Fn(&ServicePortName) -> bool) -> Applied {
         let mut applied = self.applied;
         let ports = self.ports.into_iter();

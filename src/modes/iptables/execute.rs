@@ -17,7 +17,7 @@ use crate::{
     services::ServicePortName,
 };
 
-/// What is counted. How many chains that is becomes known one ServicePort after the other.
+/// What is counted. How many chains they have becomes known one ServicePort after the other.
 const COUNTED: &str = "ServicePorts";
 
 /// Runs the steps of one sync of one family.
@@ -30,13 +30,13 @@ pub struct Execution<'a> {
     pub refusals: Refusals<ServicePortName>,
     /// The chains that changed, by name; `None`: nobody asks for them.
     changed: Option<BTreeSet<String>>,
-    /// Rules of what is gone could not be taken away: they still lead to chains of
+    /// Rules of what is gone could not be taken away: they still jump to chains of
     /// ServicePorts.
     pub leads_left: bool,
 }
 
 impl Execution<'_> {
-    /// Nothing was run yet. Counts in `progress`.
+    /// Returns an execution of which nothing was run yet. Counts in `progress`.
     pub fn new<'a>(writer: &'a Writer, progress: &'a SyncProgress) -> Execution<'a> {
         Execution {
             writer,
@@ -152,13 +152,13 @@ impl Execution<'_> {
     }
 
     /// Returns whether nothing was refused of what `comes` needs: what keeps clients out, and the
-    /// chains to which it leads.
+    /// chains to which it jumps.
     fn is_guarded(&self, comes: &PortSteps) -> bool {
         let mut refused = self.refusals.refused.iter();
         refused.all(|one| one.owner != comes.owner)
     }
 
-    /// Runs the steps of a ServicePort that may take the program longer than it may: then it
+    /// Runs the steps of a ServicePort that may take the program longer than is allowed: then it
     /// alone is not in force.
     async fn heavy(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
         let owner = comes.owner.clone();
@@ -185,7 +185,7 @@ impl Execution<'_> {
         } = Pieces::of(comes, self.writer.chunk());
         for piece in before {
             self.run(&[piece], Phase::Carry).await?;
-            // Without the chains of the endpoints nothing can lead to them.
+            // Without the chains of the endpoints no rule can jump to them.
             if !self.is_guarded(&main) {
                 return self.run(&[goes], Phase::Carry).await;
             }
@@ -197,7 +197,7 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// As [`run`](Self::run), but what is everybody's may not be refused.
+    /// As [`run`](Self::run), but what has no owner may not be refused.
     async fn required(&mut self, groups: &[PortSteps], phase: Phase) -> Result<(), Error> {
         self.run(groups, phase).await?;
         let refused = &mut self.refusals.refused;

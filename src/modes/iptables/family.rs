@@ -51,12 +51,12 @@ pub struct FamilyRules {
     /// What was applied, unless the cache's state is unknown.
     applied: Option<Applied>,
     state: FamilyState<()>,
-    /// Rules that are not among the applied ones lead to chains of ServicePorts: what a change
-    /// puts there would be reached by them.
+    /// Whether rules that are not among the applied ones jump to chains of ServicePorts: packets
+    /// would reach through them what a change puts there.
     leads_left: bool,
     /// Stale flows that could not be deleted yet.
     flows: StaleFlows,
-    /// Why node ports are not served on loopback.
+    /// Logs why node ports are not served on loopback.
     logged: LogOnce,
     repairs: Repairs,
     progress: SyncProgress,
@@ -78,7 +78,7 @@ fn is_watched(table: Table, chain: &str) -> bool {
 }
 
 impl FamilyRules {
-    /// The rules of one family, written with these tools.
+    /// Returns the rules of one family, written with these tools.
     ///
     /// # Errors
     /// When rules cannot use something that iptables mode does not work without.
@@ -125,7 +125,7 @@ impl FamilyRules {
     /// after the rule that keeps neighbours from what else listens there.
     ///
     /// # Errors
-    /// When one of them was refused.
+    /// When the setting or the rule was refused.
     pub async fn prepare(&mut self, setup: &Setup) -> Result<(), Error> {
         let options = self.options(setup, &ServiceMap::default(), &Changes::default());
         if !options.serves_localhost() {
@@ -251,8 +251,8 @@ impl FamilyRules {
         self.repairs.log(&[]);
         let applied = self.applied.take();
         let applied = applied.filter(|applied| applied.options == options);
-        // Only then a difference is the work of another process: not what this sync is
-        // asked for, or what was refused before.
+        // Only then is a difference the work of another process, and not what this sync
+        // is asked for, or what was refused before.
         let mut pending = changes.ports.iter();
         let is_anew = applied.is_none();
         let is_repair = !is_anew
@@ -303,7 +303,7 @@ impl FamilyRules {
         let mut names: Vec<&ServicePortName> = changes.ports.iter().filter(of_family).collect();
         let gone: Vec<ServicePortName>;
         if changes.full {
-            // What a failed sync left behind is not named.
+            // `changes` does not name what a failed sync left behind.
             let is_gone = |name: &&ServicePortName| map.get(name).is_none();
             gone = applied.names().filter(is_gone).cloned().collect();
             let all = map.iter().map(|port| &port.name);

@@ -1,11 +1,11 @@
 //! iptables mode: the KUBE-SVC chains.
 //!
-//! [`plan`] says what there is to be, `diff` which steps lead there, and `execute`
-//! runs them. A change is planned for the ServicePorts concerned, as they were and
-//! as they are, and the difference is written. At the start, for repair and when
-//! something was refused, the kernel is read (`observe`), and the difference to
-//! that is written. Either way a table changes as a whole, and what keeps out comes
-//! before what lets through.
+//! [`plan`] says what is to be there, `diff` which steps bring that about, and
+//! `execute` runs them. A change is planned for the ServicePorts concerned, as they
+//! were and as they are, and the difference is written. At the start, for repair and
+//! when something was refused, the kernel is read (`observe`), and the difference to
+//! that is written. Either way a table changes as a whole, and rules that keep clients
+//! out are written before those that let them through.
 
 mod applied;
 mod cleanup;
@@ -73,9 +73,9 @@ pub enum Error {
     Impossible {
         /// The family that is not served.
         family: Family,
-        /// What, as iptables names it.
+        /// What is missing, as iptables names it.
         what: &'static str,
-        /// What for, and how to get it.
+        /// What it is needed for, and how to get it.
         remedy: &'static str,
     },
 }
@@ -90,9 +90,9 @@ pub struct Iptables {
 }
 
 impl Iptables {
-    /// The mode on a `kernel` that was examined; changes nothing yet. A family
-    /// that the kernel, or the node, cannot do is left out, with a warning. Metrics
-    /// are shown by `registry`.
+    /// Returns the mode on a `kernel` that was examined; changes nothing yet. A family
+    /// that the kernel, or the node, cannot do is left out, with a warning. Metrics are
+    /// shown by `registry`.
     ///
     /// # Errors
     /// When neither family works: that of the first, which is the one that the
@@ -167,7 +167,7 @@ impl Mode for Iptables {
         let PerFamily { v4, v6 } = &mut self.families;
         let (v4, v6) = tokio::join!(sync(v4), sync(v6));
         let mut done = PerFamily { v4, v6 };
-        // Of a family that failed it is not known; its count is then not what
+        // For a family that failed, the number is not known; its count is then not what
         // is expected, and everything is read the next time.
         let made = [&done.v4, &done.v6].into_iter().flatten().flatten();
         let made = made.map(|done| done.transactions).sum();

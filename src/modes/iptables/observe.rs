@@ -49,8 +49,8 @@ pub fn interest(_: Table, chain: &str) -> Interest {
     }
 }
 
-/// Returns how far a chain is from those that ServicePorts share: what is less far
-/// leads to it.
+/// Returns how far a chain is from those that ServicePorts share: nearer chains jump to
+/// it.
 pub fn distance(chain: &str) -> u8 {
     let is = |prefix: &str| chain.starts_with(prefix);
     match () {

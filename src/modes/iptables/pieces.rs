@@ -17,9 +17,8 @@ pub fn are_heavy<'a>(groups: impl IntoIterator<Item = &'a PortSteps>, limit: usi
     weights.sum::<usize>() > limit
 }
 
-/// Returns the groups of a change with those of ServicePorts that weigh more than `limit` behind
-/// those of others, and in pieces; `None`: there are none. What is everybody's stays first and
-/// last.
+/// Returns the groups of a change with those of ServicePorts that weigh more than `limit` after
+/// those of others, and in pieces; `None`: there are none. What has no owner stays first and last.
 pub fn heavy_last(groups: &[PortSteps], limit: usize) -> Option<Vec<PortSteps>> {
     let is_heavy = |group: &&PortSteps| group.owner.is_some() && are_heavy([*group], limit);
     groups.iter().find(is_heavy)?;
@@ -46,11 +45,11 @@ pub fn heavy_last(groups: &[PortSteps], limit: usize) -> Option<Vec<PortSteps>> 
 
 /// The steps of one ServicePort, divided where nothing is different for its clients meanwhile.
 pub struct Pieces {
-    /// Chains of endpoints, which others lead to later.
+    /// Chains of endpoints, which others jump to later.
     pub before: Vec<PortSteps>,
     /// All that belongs together.
     pub main: PortSteps,
-    /// Chains of endpoints that go, to which nothing leads any more.
+    /// Chains of endpoints that are deleted, to which no rule jumps any more.
     pub after: Vec<PortSteps>,
 }
 
@@ -132,7 +131,7 @@ mod tests {
             .iter()
             .all(|group| group.owner == Some(owner("a")));
         assert!(owners, "{found:?}");
-        // Alone it comes between what is everybody's, too.
+        // Alone it comes between what has no owner, too.
         let all = [all[0].clone(), all[1].clone(), all[3].clone()];
         let found = heavy_last(&all, LIMIT).expect("one is heavy");
         assert_eq!(chains(&found).last(), Some(&vec!["LAST"]));

@@ -24,13 +24,13 @@ const ROUTE_LOCALNET: &str = probe::Setting::RouteLocalnet.name();
 pub struct Setup {
     /// The configuration as it was given.
     pub configuration: KubeProxyConfiguration,
-    /// What follows from it.
+    /// The effective settings, which follow from the configuration.
     pub configured: Effective,
     /// On which addresses node ports are served.
     pub node_ports: Arc<NodePorts>,
     /// How packets are to find their ServicePort (`--iptables-dispatch`).
     pub dispatch: DispatchChoice,
-    /// What takes the figures.
+    /// Where figures of the mode are recorded.
     pub metrics: Arc<dyn Metrics>,
 }
 
@@ -64,7 +64,7 @@ impl Setup {
     }
 }
 
-/// Has loopback addresses serve node ports.
+/// Makes loopback addresses serve node ports.
 ///
 /// # Errors
 /// When the setting that this takes was refused.
@@ -78,8 +78,8 @@ pub fn settings(options: &Options) -> Option<Setting> {
     needed.then_some(Setting::exactly(ROUTE_LOCALNET, 1))
 }
 
-/// Leaves out what takes a kernel setting that is not to be had here. Returns why
-/// node ports are not served on loopback addresses then.
+/// Leaves out what takes a kernel setting that cannot be made here. Returns why node
+/// ports are not served on loopback addresses then.
 pub fn without_unsettable(options: &mut Options) -> Option<String> {
     if !options.serves_localhost() {
         return None;

@@ -22,11 +22,11 @@ use crate::{
     services::{Namespaces, ServicePort},
 };
 
-/// How old what was read is at most when it is asked for again, where reading takes no
-/// longer than a twentieth of that.
+/// How old counts may be when they are asked for again, where reading takes no longer
+/// than a twentieth of that.
 const RECENT: Duration = Duration::from_secs(1);
-/// So many times as long as reading took, it is not done again: the program reads all
-/// rules of the table, which takes seconds where there are hundreds of thousands.
+/// For this many times as long as reading took, nothing is read again: the program reads all rules
+/// of the table, which takes seconds where there are hundreds of thousands.
 const PAUSE: u32 = 20;
 
 /// Connections by the name of the endpoint's chain.
@@ -37,11 +37,11 @@ type Found = HashMap<Box<str>, u64>;
 pub struct Traffic {
     writers: Vec<Writer>,
     counts: Counts,
-    /// Nothing is read before.
+    /// Nothing is read before this time.
     next: Option<Instant>,
 }
 
-/// What was read last. It stays while it is read anew, so that who asks meanwhile does not
+/// What was read last. It stays while it is read anew, so that meanwhile a caller does not
 /// find less than before.
 #[derive(Clone, Debug)]
 pub struct Counts {
@@ -51,7 +51,8 @@ pub struct Counts {
 }
 
 impl Traffic {
-    /// Of Services in the namespaces `counted`, whose rules these write.
+    /// Returns what reads the counts of Services in the namespaces `counted`, whose rules these
+    /// `writers` write.
     pub fn new(writers: Vec<Writer>, counted: Namespaces) -> Traffic {
         Traffic {
             writers,
@@ -129,7 +130,7 @@ impl Counts {
 
 #[cfg(test)]
 impl Counts {
-    /// Has `connections` be what was read last of each endpoint of `port`.
+    /// Sets what was read last for each endpoint of `port` to `connections`.
     pub fn known(&self, port: &ServicePort, connections: u64) {
         let chains = endpoint_chains(port).into_iter();
         let found = chains.map(|(_, chain)| (Box::from(chain), connections));

@@ -2,9 +2,9 @@
 //! force: pure.
 //!
 //! Only what is not open is blocked: virtual servers that the kernel does not have yet, and
-//! of those that are to keep callers out, the ones that lead nowhere, or that just came to.
-//! The endpoints of what is open follow, whatever fails: neither rules nor members concern
-//! them.
+//! those that are to keep callers out, if they have no usable endpoint, or have kept nobody
+//! out until now. What is open follows its endpoints, whatever fails: neither rules nor
+//! members concern them.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -15,7 +15,7 @@ use super::plan::{FilledSets, Frontend, Member, Set};
 ///
 /// | set | its rule | without it |
 /// |---|---|---|
-/// | `Firewall` | filter: who is in no source range is dropped | every client is let in |
+/// | `Firewall` | filter: callers in no source range are dropped | every client is let in |
 /// | `NotFromNode` | mangle: the same for callers on this node | they are let in |
 /// | `LoadBalancer`, `ExternalIp`, `NodePort*` | nat: callers are masqueraded | endpoints on other nodes answer past this one, so a connection hangs where it should be refused |
 /// | `LoadBalancerLocal`, `NodePortLocal*` | nat: callers are spared that | endpoints of policy Local see this node as the caller |
@@ -78,26 +78,26 @@ pub fn guarding(frontend: &Frontend, members: &[Member], masquerade_all: bool) -
 /// What one sync of a family does not open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blocked {
-    /// Frontends that a member guards which was refused.
+    /// Frontends whose guarding member was refused.
     unguarded: BTreeSet<Frontend>,
-    /// Addresses at which a member guards all frontends and was refused.
+    /// Addresses for which the member that guards all frontends was refused.
     unguarded_addresses: BTreeSet<IpAddr>,
     /// Frontends that were asked about and stay closed.
     closed: BTreeSet<Frontend>,
 }
 
 impl Blocked {
-    /// Takes in that a member was refused that guards these frontends.
+    /// Records that a member that guards these frontends was refused.
     pub fn lacks_member(&mut self, frontends: impl IntoIterator<Item = Frontend>) {
         self.unguarded.extend(frontends);
     }
 
-    /// Returns the frontends that a member is about which was refused.
+    /// Returns the frontends whose guarding member was refused.
     pub fn lacking(&self) -> &BTreeSet<Frontend> {
         &self.unguarded
     }
 
-    /// Takes in that a member was refused that guards all frontends at `address`.
+    /// Records that the member that guards all frontends at `address` was refused.
     pub fn lacks_address(&mut self, address: IpAddr) {
         self.unguarded_addresses.insert(address);
     }
@@ -115,7 +115,7 @@ impl Blocked {
             || self.unguarded_addresses.contains(&frontend.address)
     }
 
-    /// Returns true, and remembers it, if `frontend`, which is not open, is to stay
+    /// Returns true, and records it, if `frontend`, which is not open, is to stay
     /// closed. The rules for the sets `guarding` guard it; `rules` are the sets that the
     /// rules known to be in force match against, `None` if no rules are known to be.
     pub fn blocks(
@@ -198,7 +198,7 @@ mod tests {
             (&[NodePortTcp], Some(&[NodePortTcp]), true),
         ];
         for (sets, rules, opens) in cases {
-            // Of another frontend of the same ServicePort nothing matters.
+            // Nothing about another frontend of the same ServicePort matters.
             let others = [member(Firewall, 81), member(ExternalIp, 81)];
             let members: Vec<Member> = sets.iter().map(|s| member(*s, 80)).collect();
             let members = [&members[..], &others].concat();

@@ -48,10 +48,10 @@ pub const SHARED_CHAINS: [(Table, &str); 5] = [
 ];
 
 /// Removes the dummy link, the virtual servers at its addresses and those at this
-/// node's own that the sets name, but for what is in `exclude`, the rules, and the
-/// sets: also those that an earlier process or kube-proxy left. Rules that are
-/// `preserved`, because a mode that runs has them, stay. What is not there is fine,
-/// also where this kernel has no IPVS or no ipset.
+/// node's own that the sets name, except what is in `exclude`, the rules, and the sets:
+/// also those that an earlier process or kube-proxy left. Rules that are `preserved`,
+/// because a mode that runs has them, stay. What is not there is fine, also where this
+/// kernel has no IPVS or no ipset.
 ///
 /// # Errors
 /// The first thing that could not be removed, after all others were tried.
@@ -59,7 +59,7 @@ pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<
     let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
-    // The addresses of the link tell which are ours.
+    // The addresses of the link show which are ours.
     let servers = virtual_servers(exclude)?;
     outcome = outcome.and(links::delete(&mut route, LINK).map_err(Error::from));
     if has_ipvs() {
@@ -78,8 +78,8 @@ pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<
     outcome
 }
 
-/// Removes the rules only, but for what is `preserved`: for another engine than the
-/// one that this mode, which runs, has its rules in.
+/// Removes the rules only, except what is `preserved`: for another engine than the one
+/// that this mode, which runs, has its rules in.
 ///
 /// # Errors
 /// The first program that failed, after all others did their part.
@@ -134,13 +134,13 @@ pub fn virtual_servers(exclude: &[IpNet]) -> Result<Vec<ServerId>, Error> {
         .collect())
 }
 
-/// Lets the connections of what ipvs mode left end by themselves: its virtual
-/// servers take no new ones from now on, and stay for those that they have.
-/// Answers how many those are.
+/// Lets the connections of what ipvs mode left end by themselves: its virtual servers
+/// take no new ones from now on, and stay for those that they have. Returns how many
+/// those are.
 ///
-/// Of the `preceded` families IPVS gets packets before the mode that runs. There a virtual
-/// server that takes no new connections would refuse them, so that it is deleted at once, and
-/// its connections end.
+/// In the `preceded` families, IPVS gets packets before the mode that runs. There, a virtual server
+/// that takes no new connections would refuse them, so that it is deleted at once, and its
+/// connections end.
 ///
 /// # Errors
 /// When IPVS cannot be read or changed.

@@ -45,7 +45,7 @@ pub struct Clients {
 pub struct RefusedMember {
     /// The member that was refused.
     pub member: Member,
-    /// Why; several may have the reason in common.
+    /// Why; several members may share the reason.
     pub error: Arc<Error>,
 }
 
@@ -66,9 +66,9 @@ impl Clients {
         })
     }
 
-    /// Returns those of `names` that the kernel lacks. A scheduler of which its
-    /// answer says nothing counts as present: then only the Services that ask for
-    /// it fail.
+    /// Returns those of `names` that the kernel lacks. A scheduler about which its
+    /// answer says nothing counts as present: then only the Services that ask for it
+    /// fail.
     ///
     /// # Errors
     /// When the socket fails.
@@ -112,8 +112,8 @@ impl Clients {
     /// Makes the dummy link, unless it is there. Returns true if it was not.
     ///
     /// # Errors
-    /// When it cannot be made, or a link of another kind has its name: that one
-    /// would carry packets to the addresses of Services out of this node.
+    /// When it cannot be made, or a link of another kind has its name: that one would
+    /// send packets to the addresses of Services out of this node.
     pub fn ensure_link(&mut self) -> Result<bool, Error> {
         let made = links::add_dummy(&mut self.route, LINK)?;
         self.link = links::find(&mut self.route, LINK)?;
@@ -210,8 +210,8 @@ impl Clients {
         Ok(ours.map(|set| (set.name, set.members)).collect())
     }
 
-    /// Makes a set that is missing, and a larger one of one that cannot hold so
-    /// many members.
+    /// Makes a set that is missing, and replaces one that cannot hold `members` members
+    /// by a larger one.
     ///
     /// # Errors
     /// When the kernel refuses; the set is as it was then.

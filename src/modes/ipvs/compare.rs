@@ -34,14 +34,14 @@ pub struct Comparison<'a> {
     pub family: Family,
     /// The interfaces of the kernel.
     pub clients: &'a mut Clients,
-    /// What is to be there.
+    /// What the kernel is to hold.
     pub desired: &'a Desired,
     /// Settings of the mode.
     pub options: &'a Options,
 }
 
 impl Comparison<'_> {
-    /// Returns what differs, but for rules. `applied` are the virtual servers that the
+    /// Returns what differs, except rules. `applied` are the virtual servers that the
     /// mode put there.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! From what is desired and what is there to steps in a safe order: pure.
+//! Computes steps in a safe order from what is desired and what is there: pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ use crate::{
 
 /// Returns the steps that bring what is `dirty` in line with what is `needed`;
 /// `servers` are the virtual servers that the kernel has. Those at addresses that are
-/// `excluded` belong to another program and never go.
+/// `excluded` belong to another program and are never removed.
 pub fn steps(dirty: &Dirty, needed: &Needs, servers: &Servers, excluded: &[IpNet]) -> Steps {
     let (add_addresses, remove_addresses) = dirty
         .addresses
@@ -62,7 +62,7 @@ pub fn steps(dirty: &Dirty, needed: &Needs, servers: &Servers, excluded: &[IpNet
 /// A virtual server as the kernel has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Present<'a> {
-    /// It spreads connections as desired.
+    /// Whether it spreads connections as desired.
     pub is_same: bool,
     /// The real servers that it sends to.
     pub reals: &'a [ListedReal],
@@ -71,15 +71,15 @@ pub struct Present<'a> {
 /// How a virtual server becomes the desired one.
 #[derive(Debug, Default, PartialEq)]
 pub struct ServerDifference {
-    /// What is to be changed: new real servers first, those that go last.
+    /// What is to be changed: new real servers first, those that are removed last.
     pub changes: Vec<Change>,
     /// The real servers that are drained on.
     pub drained: Vec<Drained>,
 }
 
 /// Returns what makes a virtual server that is `present` the `desired` one, where `drains`
-/// are under way. `limit` is how long the connections of a real server that goes may go on,
-/// `None`: as long as they last.
+/// are under way. `limit` is how long the connections of a real server that is removed may
+/// go on, `None`: as long as they last.
 pub fn server_difference(
     desired: &plan::VirtualServer,
     present: Option<Present<'_>>,
@@ -139,13 +139,13 @@ pub fn server_difference(
     ServerDifference { changes, drained }
 }
 
-/// Orders the changes of sets. What closes or masquerades comes before the
-/// virtual server that needs it and goes after it; what spares a source from
-/// being masqueraded comes after the endpoints elsewhere went, and goes before
-/// they come. Nobody is kept out any more, where a virtual server stays, when it leads to its
-/// new endpoints alone, but before rules are written: those for a member that an earlier
-/// process could not remove would keep callers out again. Nor are more callers let in before
-/// that, where virtual servers are to `follow` their endpoints.
+/// Orders the changes of sets. What closes or masquerades is added before the virtual server that
+/// needs it, and removed after it; what spares a source from being masqueraded is added after the
+/// endpoints elsewhere were removed, and removed before they are added. What keeps callers out of a
+/// virtual server that stays is removed when it sends to its new endpoints alone, but before rules
+/// are written: rules for a member that an earlier process could not remove would keep callers out
+/// again. Nor are more callers let in before that, where virtual servers are to `follow` their
+/// endpoints.
 fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<Frontend>) -> MemberSteps {
     let mut steps = MemberSteps::default();
     let shut_out = shut_out(dirty, needed);
@@ -154,7 +154,7 @@ fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<Frontend>) -> Me
             return false;
         };
         let guard = guard(&frontend, member.family);
-        // Who is let in by both, the old network and the new, is never kept out.
+        // A caller that both the old network and the new one let in is never kept out.
         let mut replaced = shut_out.get(&frontend).into_iter().flatten();
         follow.contains(&frontend)
             && needed.has_member(&guard)
@@ -191,7 +191,8 @@ fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<Frontend>) -> Me
             action,
         });
     }
-    // Whom the firewall lets in is named before it asks, and until it does not.
+    // Callers that the firewall lets in are added before it takes effect, and removed after it
+    // ends.
     steps
         .before
         .sort_by_key(|step| (step.action == Action::Remove, !step.member.set.admits()));
@@ -199,8 +200,8 @@ fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<Frontend>) -> Me
     steps
 }
 
-/// How many members each set has at most while what is `dirty` changes; of sets
-/// that some member comes to.
+/// Returns the most members that each set has while what is `dirty` changes, for sets
+/// that a member is added to.
 fn room_needed(dirty: &Dirty, needed: &Needs) -> BTreeMap<(Set, Family), u32> {
     let mut room: BTreeMap<(Set, Family), u32> = BTreeMap::new();
     let (coming, going): (Vec<_>, Vec<_>) = dirty
@@ -219,7 +220,7 @@ fn room_needed(dirty: &Dirty, needed: &Needs) -> BTreeMap<(Set, Family), u32> {
     room
 }
 
-/// Returns the networks from which callers of each frontend are let in no more.
+/// Returns the networks from which callers of each frontend are no longer let in.
 fn shut_out(dirty: &Dirty, needed: &Needs) -> HashMap<Frontend, Vec<IpNet>> {
     let mut networks: HashMap<Frontend, Vec<IpNet>> = HashMap::new();
     let members = dirty.members.keys();
@@ -231,7 +232,7 @@ fn shut_out(dirty: &Dirty, needed: &Needs) -> HashMap<Frontend, Vec<IpNet>> {
     networks
 }
 
-/// Returns from where `member` lets callers in.
+/// Returns the network from which `member` lets callers in.
 fn admitted(member: &Member) -> Option<IpNet> {
     match member.element {
         Element::IpPortNet { net, .. } if member.set.admits() => Some(net),
@@ -259,8 +260,8 @@ fn is_guarded(member: &Member, needed: &Needs) -> bool {
     frontend.is_some_and(|frontend| needed.has_member(&guard(&frontend, member.family)))
 }
 
-/// Returns what of the addresses that were observed is not as desired, and all virtual
-/// servers of `family`, whose real servers are compared one by one.
+/// Returns which of the observed addresses are not as desired, and all virtual servers
+/// of `family`, whose real servers are compared one by one.
 pub fn dirty(family: Family, observed: &Observed, needed: &Needs) -> Dirty {
     let desired = needed.addresses().filter(|ip| Family::of(ip) == family);
     let missing = desired.filter(|ip| !observed.addresses.contains(*ip));
@@ -312,8 +313,8 @@ pub fn dirty_members(
     dirty
 }
 
-/// Names what of `dirty` is not `known` to have changed, and so was changed by another
-/// program.
+/// Names the parts of `dirty` that are not `known` to have changed, and so were changed
+/// by another program.
 pub fn repairs(dirty: &Dirty, known: &Dirty) -> Vec<String> {
     let members = dirty.members.keys();
     let members = members.filter(|member| !known.members.contains_key(*member));

@@ -49,7 +49,7 @@ pub struct Leaving {
     pub limit: Option<Duration>,
 }
 
-/// A real server that is drained on.
+/// A real server whose draining goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
     /// Its address and port.
@@ -90,7 +90,7 @@ impl Drains {
         // Only TCP shows when a connection is over.
         let at_once = frontend.protocol != Protocol::Tcp || limit == Some(Duration::ZERO);
         let since = self.since(frontend, real).unwrap_or(now);
-        // A limit beyond what the clock can show is none.
+        // A limit beyond what the clock can hold is no limit.
         let end = limit.and_then(|limit| since.checked_add(limit));
         let is_over = end.is_some_and(|end| now >= end);
         // While it has weight, a connection may come before it is deleted.
@@ -104,8 +104,8 @@ impl Drains {
         }
     }
 
-    /// Takes in that the connections of all real servers at `frontend` were counted,
-    /// and that these are `drained` on; others that were are needed again, or gone.
+    /// Records that the connections of all real servers at `frontend` were counted, and that those
+    /// in `drained` are still drained; others that were drained are needed again, or gone.
     pub fn update(&mut self, frontend: &Frontend, drained: &[Drained], now: Instant) {
         if drained.is_empty() {
             return self.forget_all(frontend);
@@ -124,8 +124,8 @@ impl Drains {
         draining.reschedule(frontend, &mut self.due, now);
     }
 
-    /// Takes in that what was due at `now` was dealt with as far as possible: connections that
-    /// could not be counted are counted after a growing pause.
+    /// Records that what was due at `now` was dealt with as far as possible: connections that could
+    /// not be counted are counted after a growing pause.
     pub fn postpone(&mut self, now: Instant) {
         let late: Vec<Frontend> = self.due(now).collect();
         for frontend in late {
@@ -321,7 +321,7 @@ mod tests {
         }
         assert_eq!(at, [1, 3, 7, 15, 31, 63, 123, 183, 243]);
 
-        // Those of a further one are counted soon, those of one with a limit in
+        // Connections of a further one are counted soon, those of one with a limit in
         // time.
         let now = drains.next_due().expect("it is drained");
         count(&mut drains, &[1, 2], now);

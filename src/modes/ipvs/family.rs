@@ -38,7 +38,7 @@ pub struct ServedFamily {
     pub state: FamilyState<Dirty>,
     /// Virtual servers in the kernel.
     servers: Servers,
-    /// The one that is asked for, to notice that they were taken away.
+    /// The one that is looked up, to notice that another process removed all.
     asked_for: Option<Frontend>,
     drains: Drains,
     rules: FamilyRules,
@@ -55,17 +55,17 @@ pub struct Work {
     /// Everything is compared with the kernel, which is observed for that.
     pub observes: bool,
     dirty: Dirty,
-    /// Connections that were to be counted by then are.
+    /// Connections whose count was due by then are counted.
     counted_at: Option<Instant>,
     /// How many ServicePorts were planned.
     examined: usize,
     unsupported: Vec<Unsupported>,
 }
 
-/// What was observed in the kernel of one family, beside rules.
+/// What was observed in the kernel of one family, except rules.
 #[derive(Debug)]
 pub struct Observation {
-    /// What is not as desired; of virtual servers, all that are ours.
+    /// What is not as desired; for virtual servers, all that are ours.
     dirty: Dirty,
     /// Sets that were missing.
     made_sets: Vec<&'static str>,
@@ -87,12 +87,12 @@ pub struct Shared<'a> {
     pub desired: &'a Desired,
     /// Settings of the mode.
     pub options: &'a Options,
-    /// Takes how long flows were searched for, and how many were deleted.
+    /// Records how long flows were searched for, and how many were deleted.
     pub metrics: &'a dyn Metrics,
 }
 
 impl ServedFamily {
-    /// Returns one of which nothing is known yet.
+    /// Returns a family of which nothing is known yet.
     pub fn new(family: Family, rules: FamilyRules) -> ServedFamily {
         ServedFamily {
             family,
@@ -122,10 +122,10 @@ impl ServedFamily {
         self.servers.len()
     }
 
-    /// Returns false if another process took the virtual servers away. One is asked for,
-    /// since whoever clears IPVS (`ipvsadm -C`) leaves none; the kernel has no
-    /// notifications of that. It is the same one as long as it is there: all of them are
-    /// looked at only for another one, the smallest, which does not depend on chance.
+    /// Returns false if another process took the virtual servers away. One is looked up,
+    /// since a program that clears IPVS (`ipvsadm -C`) leaves none; the kernel has no
+    /// notifications of that. It is the same one as long as it is there; only to choose
+    /// another one are all searched, for the smallest, which does not depend on chance.
     pub fn has_virtual_servers(&mut self, clients: &mut Clients) -> bool {
         let known = self.asked_for.filter(|one| self.servers.contains_key(one));
         self.asked_for = known.or_else(|| self.servers.keys().min().copied());
@@ -266,8 +266,8 @@ impl ServedFamily {
             Ok(made) => made,
             Err(error) => {
                 if is_observed {
-                    // What was asked for and not answered may have been made: virtual servers
-                    // that are not on record would stay without what masquerades and guards.
+                    // Changes that were not answered may have been made: virtual servers that are
+                    // not on record would stay, without what masquerades and guards them.
                     self.state.forget();
                 } else {
                     self.state.suspect();
@@ -298,8 +298,8 @@ impl ServedFamily {
         Ok(report)
     }
 
-    /// Applies what was observed to differ. `changed` is what is known to; the rest was
-    /// changed by another program, unless nothing was observed before.
+    /// Applies what was observed to differ. `changed` is what is known to have changed;
+    /// another program changed the rest, unless nothing was observed before.
     async fn repair(
         &mut self,
         changed: Dirty,

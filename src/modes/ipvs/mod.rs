@@ -1,10 +1,10 @@
 //! ipvs mode: virtual servers in the kernel's IPVS.
 //!
-//! [`plan`] says what each ServicePort needs, `desired` what all of them need
-//! together. A sync updates what is desired; a full one also observes what the kernel
-//! holds (`observe`). `diff` says which steps make that the desired, `execute` runs
-//! them in an order that is safe. What guards something and is not in force blocks
-//! that alone, and only while it is not open: see `blocked`.
+//! [`plan`] says what each ServicePort needs, `desired` what all of them need together.
+//! A sync updates what is desired; a full one also observes what the kernel holds
+//! (`observe`). `diff` says which steps turn that into what is desired, `execute` runs
+//! them in a safe order. A guard that is not in force blocks only what it guards, and
+//! only while that is not open: see `blocked`.
 
 mod blocked;
 mod cleanup;
@@ -70,12 +70,12 @@ use crate::{
 
 /// How often it is checked whether another process changed what is ours.
 const CHECK: Duration = Duration::from_secs(1);
-/// So many times as long as a sync took that read everything, rules are not checked
-/// again: of legacy tables only the sizes are known, which others may change all the
-/// time.
+/// For this many times as long as a sync took that read everything, rules are not
+/// checked again: of legacy tables only the sizes are known, which others may change
+/// all the time.
 const PAUSE: u32 = 3;
 
-/// Why ipvs mode as a whole could not do what it was to.
+/// Why ipvs mode as a whole could not do what it should.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// IPVS, ipset, links or addresses failed.
@@ -94,23 +94,23 @@ pub enum Error {
     Chains(xtables::Error),
 }
 
-/// The mode that has the kernel's IPVS carry the traffic of Services.
+/// The mode in which the kernel's IPVS forwards the traffic of Services.
 pub struct Ipvs {
     options: Options,
     node_ports: Arc<NodePorts>,
-    /// What was made of them.
+    /// The node-port addresses that the mode has acted on.
     served: ActedOn,
     clients: Clients,
     desired: Desired,
     families: PerFamily<ServedFamily>,
     metrics: Arc<dyn Metrics>,
-    /// Settings that the kernel refused.
+    /// Logs settings that the kernel refused.
     logged: LogOnce,
     /// How often another program took the dummy link away.
     repairs: Repairs,
     /// When it is checked whether another process changed what is ours.
     checks: Checks,
-    /// Rules are not checked before.
+    /// Rules are not checked before this time.
     next_check_of_rules: Instant,
     /// The last sync of a family failed: another one is due in any case.
     failed: PerFamily<bool>,
@@ -186,10 +186,10 @@ impl Ipvs {
         }
     }
 
-    /// Ensures what everything else stands on: settings and the dummy link. Finds out
-    /// what plans depend on, and forgets all ServicePorts if that is different now.
+    /// Ensures what everything else needs: settings and the dummy link. Finds out what
+    /// plans depend on, and forgets all ServicePorts if that has changed.
     fn update_node(&mut self, map: &ServiceMap) -> Result<(), netlink::Error> {
-        // Before settings, which come with the module.
+        // Before settings, which exist only with the module.
         if self.clients.was_loaded_anew()? {
             tracing::warn!("the module of IPVS was loaded anew: its virtual servers are gone");
             self.clients.ipvs.set_timeouts(&self.options.timeouts)?;
@@ -212,7 +212,7 @@ impl Ipvs {
         Ok(())
     }
 
-    /// Has the next sync observe the kernel.
+    /// Makes the next sync observe the kernel.
     fn forget(&mut self) {
         for (_, family) in self.families.iter_mut() {
             family.state.forget();
@@ -250,7 +250,7 @@ impl Ipvs {
             let missing = self.clients.missing_schedulers(asked)?;
             self.desired.add_missing_schedulers(missing);
         }
-        // The node may be another one now.
+        // What is known of the node may have changed.
         let due = self.must_observe(asked);
         Ok(asked.map(|family, changes| {
             let changes = changes?;
@@ -279,7 +279,7 @@ impl Ipvs {
         });
         let listing = Listing::read(&mut self.clients, &self.desired)?;
         if listing.has_trial {
-            // Of a process that was killed while it tried a scheduler.
+            // Left by a process that was killed while it tried a scheduler.
             self.clients.ipvs.remove_trial()?;
         }
         Ok(self.observe(listing, made_sets))

@@ -1,5 +1,5 @@
-//! How objects of the kernel are named: alike where they differ, are repaired, or are
-//! explained.
+//! How objects of the kernel are named: the same in differences, repairs and
+//! explanations.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -28,13 +28,13 @@ use crate::{
     services::{Node, ServiceMap},
 };
 
-/// How a virtual server spreads connections, as a number that says only whether two
-/// of them are alike.
+/// How a virtual server spreads connections, as a number that only shows whether two of
+/// them are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerDigest(u64);
 
 impl ServerDigest {
-    /// Returns that of `server`.
+    /// Returns the digest of `server`.
     pub fn of(server: &VirtualServer) -> ServerDigest {
         ServerDigest(hash(server))
     }
@@ -46,9 +46,9 @@ pub type Servers = HashMap<Frontend, ServerDigest>;
 /// What is listed for both families at once.
 #[derive(Debug)]
 pub struct Listing {
-    /// Virtual servers of all programs, those that schedulers are tried with left out.
+    /// Virtual servers of all programs, except those that schedulers are tried with.
     servers: PerFamily<Servers>,
-    /// Addresses of the dummy link, those that the kernel gave it left out.
+    /// Addresses of the dummy link, except those that the kernel gave it.
     addresses: Vec<Address>,
     /// A process was killed while it tried a scheduler, and left a virtual server.
     pub has_trial: bool,
@@ -81,8 +81,8 @@ impl Listing {
         })
     }
 
-    /// Returns what concerns `family`. Of the virtual servers those remain that are
-    /// ours; `applied` are those that were put there.
+    /// Returns what concerns `family`. Of the virtual servers, only ours are kept;
+    /// `applied` are those that were put there.
     ///
     /// # Errors
     /// When a set that may name a virtual server cannot be read.
@@ -100,10 +100,10 @@ impl Listing {
         let eligible = eligible.filter(|ip| desired.needs().has_address(ip));
         let eligible = eligible.collect();
         let mut servers = std::mem::take(self.servers.get_mut(family));
-        // Kube-proxy takes every virtual server for its own. One at an address
-        // of the node that no set names may be of another program, so it stays; elsewhere
-        // it is ours while the link has the address, or the set of these names it: a
-        // process that ends between the two leaves virtual servers at addresses that the
+        // Kube-proxy takes every virtual server for its own. One at an address of the
+        // node that no set names may be of another program, so it stays; elsewhere it is
+        // ours while the link has the address, or the set of service addresses names it:
+        // a process that ends in between leaves virtual servers at addresses that the
         // link does not have.
         let is_known = |frontend: &Frontend| {
             desired.needs().owner(frontend).is_some()
@@ -138,7 +138,7 @@ impl Listing {
     }
 }
 
-/// What the kernel holds of one family, beside members of sets and rules.
+/// What the kernel holds of one family, except members of sets and rules.
 #[derive(Debug, Default)]
 pub struct Observed {
     /// Virtual servers that are ours.
@@ -156,8 +156,8 @@ pub struct Observed {
 pub struct RealServers(HashMap<Frontend, RealsDigest>);
 
 impl RealServers {
-    /// Reads those of all virtual servers, of which there are about `number`; of none
-    /// where the kernel does not show them at once.
+    /// Reads the real servers of all virtual servers, of which there are about
+    /// `number`; none if the kernel does not show them at once.
     pub fn read(clients: &mut Clients, number: usize) -> RealServers {
         let mut all = HashMap::with_capacity(number);
         let outcome = clients.ipvs.each(|id, reals| {
@@ -206,8 +206,8 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Returns what plans depend on beside the ServicePorts, as far as it can be read: which
-/// schedulers the kernel lacks is found out by trying.
+/// Returns what plans depend on besides the ServicePorts, as far as it can be read:
+/// which schedulers the kernel lacks is found out by trying.
 ///
 /// # Errors
 /// When addresses cannot be listed.

@@ -55,7 +55,7 @@ const SETS: [(Set, Protocol); 9] = [
 ];
 
 impl NamedFrontends {
-    /// Reads them from the sets; `members` returns the members of one.
+    /// Reads the frontends from the sets; `members` returns the members of one.
     ///
     /// # Errors
     /// Those of `members`.

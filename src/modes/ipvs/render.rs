@@ -21,7 +21,7 @@ use crate::{
     services::ServiceMap,
 };
 
-/// Writes what `map` needs on such a node, each program's input after a line that names
+/// Writes what `map` needs on this `node`, each program's input after a line that names
 /// the program.
 ///
 /// # Errors
@@ -84,7 +84,7 @@ pub fn render(
     Ok(())
 }
 
-/// Writes how a set with room for so many members is made, in the words of `ipset save`.
+/// Writes how a set with room for that number of members is made, in the words of `ipset save`.
 fn write_set(out: &mut impl Write, set: Set, family: Family, members: u32) -> fmt::Result {
     write!(out, "create {} {}", set.name(family), set.kind())?;
     out.write_str(match (set.kind(), family) {
@@ -117,7 +117,7 @@ pub(super) fn write_server(
     if let Some(time) = server.persistence {
         write!(out, " -p {}", time.as_secs())?;
     }
-    // What ipvsadm calls the flags of `sh` and `mh`, the only ones that have some.
+    // The names by which ipvsadm knows the flags of `sh` and `mh`, the only schedulers with flags.
     let of = &server.scheduler;
     let flags = [(FALL_BACK, "fallback"), (HASH_PORTS, "port")];
     let set = flags.iter().filter(|(flag, _)| server.flags & flag != 0);

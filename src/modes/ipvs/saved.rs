@@ -1,4 +1,4 @@
-//! What the kernel holds of ipvs mode beside rules, in the words in which [`render`] says
+//! What the kernel holds of ipvs mode except rules, in the words in which [`render`] says
 //! what it is to hold. It is read only.
 //!
 //! [`render`]: super::render::render
@@ -24,7 +24,7 @@ use crate::{
     net::Family,
 };
 
-/// Returns sets with their members, virtual servers but for those in `exclude`, and the
+/// Returns sets with their members, virtual servers except those in `exclude`, and the
 /// addresses of the dummy link, whoever made them; each after a line that names the program
 /// that reads such lines. What this kernel does not have is left out.
 ///

@@ -5,9 +5,9 @@ use nix::sys::utsname::uname;
 use super::plan::Options;
 use crate::kernel::{probe, setting::Setting, sysctl};
 
-/// Before this, connections of a client that uses a port again waited a second
-/// under `conn_reuse_mode` 1 (kubernetes issue 81775); since then the kernel
-/// does right by itself (commit f0a5e4d7a594).
+/// Before this, connections of a client that uses a port again waited a second under
+/// `conn_reuse_mode` 1 (kubernetes issue 81775); since then the kernel needs no setting
+/// (commit f0a5e4d7a594).
 const REUSE_MODE_IS_FIXED: (u32, u32) = (5, 9);
 /// Kernels before this have no such setting.
 const REUSE_MODE_EXISTS: (u32, u32) = (4, 1);

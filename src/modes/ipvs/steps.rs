@@ -17,7 +17,7 @@ pub enum Action {
     Add,
 }
 
-/// A member that comes or goes.
+/// A member that is added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberStep {
     /// The member of a set.
@@ -29,10 +29,10 @@ pub struct MemberStep {
 /// The steps of one family, each kind in the order in which it is run.
 #[derive(Debug)]
 pub struct Steps {
-    /// How many members each set has at most meanwhile; of sets that some member
-    /// comes to.
+    /// The most members that each set has meanwhile, for sets that a member is added
+    /// to.
     pub room: BTreeMap<(Set, Family), u32>,
-    /// Members of sets that come and go.
+    /// Members of sets that are added and removed.
     pub members: MemberSteps,
     /// Virtual servers that are open, and follow their endpoints.
     pub follow: HashSet<Frontend>,
@@ -69,10 +69,10 @@ impl Steps {
 pub struct MemberSteps {
     /// Before anything is opened.
     pub before: Vec<MemberStep>,
-    /// When virtual servers that are open lead to their new endpoints.
+    /// When virtual servers that are open send to their new endpoints.
     pub followed: Vec<MemberStep>,
-    /// When virtual servers and addresses are as desired, before any goes.
+    /// When virtual servers and addresses are as desired, before any is removed.
     pub opened: Vec<MemberStep>,
-    /// When all that goes is gone.
+    /// When everything else has been removed.
     pub after: Vec<MemberStep>,
 }

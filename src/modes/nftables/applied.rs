@@ -14,7 +14,7 @@ use crate::{
 /// What Tripod calls its tables, one of each family.
 pub const TABLE: &str = "tripod";
 
-/// What a table holds, so to speak: the ServicePorts from which it follows.
+/// What a table holds, represented by the ServicePorts from which it follows.
 #[derive(Clone, Debug)]
 pub struct Applied {
     /// The options that it was made with.
@@ -23,7 +23,7 @@ pub struct Applied {
     pub ports: HashMap<ServicePortName, AppliedPort>,
     /// How many ServicePorts need each element that several may need.
     pub shared: References<SharedElement>,
-    /// How many need each chain.
+    /// How many ServicePorts need each chain.
     pub chains: References<SharedChain>,
 }
 
@@ -70,7 +70,7 @@ impl AppliedPort {
 }
 
 impl Applied {
-    /// Returns one with nothing but the fixed part.
+    /// Returns a value with nothing except the fixed part.
     pub fn new(options: Options) -> Applied {
         Applied {
             options,
@@ -95,7 +95,7 @@ impl Applied {
         self.ports.keys()
     }
 
-    /// Returns what is to be in the table, but for what does not depend on ServicePorts:
+    /// Returns what is to be in the table, except what does not depend on ServicePorts:
     /// elements, each with the ServicePort that it is for alone, and chains.
     pub fn contents(&self) -> (Vec<OwnedElement<'_>>, impl Iterator<Item = &SharedChain>) {
         let own = self.ports.iter().flat_map(|(name, port)| {

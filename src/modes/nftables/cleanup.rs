@@ -54,9 +54,9 @@ pub fn cleanup(table: &str) -> Result<(), Error> {
     outcome
 }
 
-/// Has nothing lead to the rules of these families' tables any more, and leaves
-/// them; see [`iptables::retire`](crate::modes::iptables::retire). Returns where
-/// there are some.
+/// Deletes the rules of the base chains of these families' tables, so that no packet reaches the
+/// others, and leaves the tables; see [`iptables::retire`](crate::modes::iptables::retire). Returns
+/// the families that have a table.
 ///
 /// # Errors
 /// When the kernel refuses.

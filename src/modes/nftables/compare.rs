@@ -15,8 +15,8 @@ use crate::{
 };
 
 /// Returns how the `contents` of the table differ from what is `desired`; `None`: there
-/// is no table. What it would contain is missing with it, but for its chains and sets.
-/// Clients with affinity are written by rules, and any may be there.
+/// is no table. Then what it would contain is missing with it, except its chains and
+/// sets. Clients with affinity are written by rules, and any may be there.
 pub fn differences(desired: &Applied, sets: &Sets, contents: Option<Contents>) -> Vec<Difference> {
     let options = &desired.options;
     let fixed = fixed(options, sets);
@@ -46,7 +46,7 @@ pub fn differences(desired: &Applied, sets: &Sets, contents: Option<Contents>) -
 /// An element, and the ServicePort that it is for alone.
 type Owned<'a> = (Option<&'a ServicePortName>, Element);
 
-/// Returns that none of `elements` is there, as their set is not.
+/// Returns that all of `elements` are missing, as their set is.
 fn missing<'a>(set: &'a Set, elements: Vec<Owned<'a>>) -> impl Iterator<Item = Difference> + 'a {
     elements.into_iter().map(|(owner, element)| {
         let object = element.named(set);

@@ -1,5 +1,5 @@
-//! From what is in force to what is to be: which elements and chains come and
-//! which go, as one transaction.
+//! Computes, from what is in force and what is to be, which elements and chains are
+//! added and which are deleted, as one transaction.
 
 mod routes;
 
@@ -46,14 +46,14 @@ pub struct Change {
     added: BySet,
     shared: HashMap<SharedElement, i32>,
     chains: HashMap<SharedChain, i32>,
-    /// Where clients must not be sent any more because of what they were sent
-    /// to before.
+    /// Routes on which clients must not be sent any more although they were sent there
+    /// before.
     pub forgotten: Routes,
-    /// Where clients that were sent somewhere may go on being sent.
+    /// Routes on which clients may be sent again because they were sent there before.
     pub preserved: Routes,
 }
 
-/// Returns what comes to be needed, or what no ServicePort needs any longer.
+/// Returns what is needed from now on, or what no ServicePort needs any longer.
 fn turned<'a, K: Eq + Hash>(
     references: &References<K>,
     deltas: &'a HashMap<K, i32>,
@@ -96,7 +96,7 @@ impl Change {
     }
 
     /// Returns where clients may be sent again because they were sent there before; nowhere if
-    /// rules cannot see to that.
+    /// rules cannot do that.
     pub fn routes(&self, options: &Options) -> Routes {
         let mut routes = Routes::default();
         let changed = self.ports.iter().filter_map(|(_, port)| port.as_ref());
@@ -200,15 +200,15 @@ impl Change {
     }
 }
 
-/// A transaction and whom it is for.
+/// A transaction and the ServicePorts that it is for.
 #[derive(Debug)]
 pub struct Batch {
-    /// What goes to the kernel.
+    /// The transaction that goes to the kernel.
     pub transaction: Transaction,
     /// Which ServicePort each element of a step is for, as numbers of those of
     /// the change.
     owners: HashMap<usize, Vec<usize>>,
-    /// What of the change is left to be committed.
+    /// The part of the change that is still to be committed.
     pub change: Change,
 }
 
@@ -221,7 +221,7 @@ impl Batch {
         }
     }
 
-    /// Returns a table with what `change` adds to an empty one, in the place of the one
+    /// Returns a table with what `change` adds to an empty one, in place of the one
     /// that `exists`. `affinity` are clients that stay on their endpoints.
     pub fn whole(
         change: Change,

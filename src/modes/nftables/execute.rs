@@ -1,4 +1,4 @@
-//! Runs a batch, and says whose elements the kernel refused.
+//! Runs a batch, and returns the ServicePorts whose elements the kernel refused.
 
 use std::collections::BTreeMap;
 
@@ -18,16 +18,16 @@ pub enum NotInForce {
     /// Another process changed something since the generation that it was made for.
     Changed(Error),
     /// Nothing but elements of these ServicePorts was refused, each with its reason;
-    /// the first of all.
+    /// the error is the first.
     Elements(BTreeMap<ServicePortName, String>, Error),
     /// Something was refused that is not, or not known to be, an element of a
-    /// ServicePort; the first of all.
+    /// ServicePort; the error is the first.
     Refused(Error),
     /// It is not known whether it is in force.
     Unknown(Error),
 }
 
-/// What is counted: the kernel says nothing before all of them are in force, or none.
+/// What is counted. The kernel answers only when all of them are in force, or none.
 const COUNTED: &str = "changes in one transaction";
 
 /// Runs `batch` by `run`, and counts in `progress`.

@@ -48,7 +48,7 @@ impl ServedFamily {
         })
     }
 
-    /// Returns what the table depends on beside ServicePorts.
+    /// Returns what the table depends on besides ServicePorts.
     pub fn options(&self, setup: &Setup, map: &ServiceMap, changes: &Changes) -> Options {
         let mut options = Options::new(
             &setup.configuration,
@@ -110,7 +110,7 @@ impl ServedFamily {
     }
 }
 
-/// So often a table is written anew where others change nf_tables meanwhile, or
+/// How often a table is written anew when others change nf_tables meanwhile, or
 /// elements of it are refused.
 const ATTEMPTS: u32 = 20;
 
@@ -131,7 +131,7 @@ pub struct FamilyTable {
     /// What is in force; `None`: that is not known, and the table is written anew.
     applied: Option<Applied>,
     state: FamilyState<()>,
-    /// Where clients must not be sent any more, although they were.
+    /// Routes on which clients must not be sent any more, although they were before.
     forgotten: Forgotten,
     repairs: Repairs,
     progress: SyncProgress,
@@ -184,7 +184,7 @@ impl FamilyTable {
         self.applied.as_ref().map(|applied| &applied.options)
     }
 
-    /// Another process may have changed the table: the next sync writes it anew.
+    /// Records that another process may have changed the table: the next sync writes it anew.
     pub fn suspect(&mut self) {
         if self.applied.take().is_some() {
             tracing::warn!(
@@ -195,7 +195,7 @@ impl FamilyTable {
         }
     }
 
-    /// Another process changed the table: the next sync writes it anew.
+    /// Records that another process changed the table: the next sync writes it anew.
     pub fn externally_modified(&mut self) {
         if self.applied.take().is_some() {
             self.repairs
@@ -263,7 +263,7 @@ impl FamilyTable {
         Ok(compare::differences(&desired, &self.sets, contents))
     }
 
-    /// Brings what changed in force; `None` if the table is not as it is thought
+    /// Puts what changed in force; returns `None` if the table is not as it was thought
     /// to be.
     fn step(
         &mut self,
@@ -316,7 +316,7 @@ impl FamilyTable {
         }))
     }
 
-    /// Returns the ServicePorts that may not be in force as they are to be.
+    /// Returns the ServicePorts that may not be in force as they should be.
     fn dirty(
         &self,
         applied: &Applied,
@@ -337,8 +337,8 @@ impl FamilyTable {
         names
     }
 
-    /// Writes the whole table: the new one is in force in the moment in which the
-    /// old one goes.
+    /// Writes the whole table: the new one takes effect at the moment at which the old
+    /// one is deleted.
     fn rewrite(
         &mut self,
         map: &ServiceMap,
@@ -367,7 +367,7 @@ impl FamilyTable {
             clients.retain(|client| routes.may_stay(client, &options, node));
             let batch = Batch::whole(change, &applied, &self.sets, observed.exists, clients);
             let (rules, generation) = (&mut self.rules, observed.generation);
-            // Where others change something all the time, it has to be known what.
+            // If others change something all the time, what they change has to be known.
             let ran = execute(&batch, &self.progress, |transaction| match attempt {
                 0 => watcher.run_unwatched(rules, transaction, generation),
                 _ => rules.run(transaction, Some(generation)),
@@ -406,7 +406,7 @@ impl FamilyTable {
     /// When the kernel refused that.
     pub fn forget(&mut self) -> Result<(), Error> {
         let Some(applied) = &self.applied else {
-            // The table is written anew, with those alone that stay.
+            // The table is written anew, with only those clients that stay.
             return Ok(());
         };
         let outcome = self

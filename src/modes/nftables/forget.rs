@@ -1,7 +1,7 @@
-//! Clients that were sent to an endpoint and must not be sent there again, because
-//! it is gone. The map of clients can only be searched as a whole, which takes as
-//! long as it is large: it is done at most for a small share of the time, for all
-//! endpoints that went meanwhile.
+//! Clients that were sent to an endpoint and must not be sent there again, because it
+//! is gone. The map of clients can only be searched as a whole, which takes longer the
+//! larger it is: it is searched for a small share of the time at most, for all
+//! endpoints that were removed meanwhile.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
     modes::nftables::plan::SetId,
 };
 
-/// After a search there is none for so many times as long as it took.
+/// After a search, there is none for this many times as long as it took.
 const REST: u32 = 10;
 
 /// What clients are to be forgotten.
@@ -28,14 +28,14 @@ const REST: u32 = 10;
 pub struct Forgotten {
     routes: Routes,
     not_before: Option<Instant>,
-    /// They are not forgotten yet, and may still be sent there.
+    /// Whether they are not forgotten yet, and may still be sent there.
     is_late: bool,
-    /// Some were forgotten late.
+    /// Whether some were forgotten late.
     were_late: bool,
 }
 
 impl Forgotten {
-    /// Adds what a change that is in force took away: no new entries of that come any
+    /// Adds what a change that is in force removed: no new entries for it are made any
     /// more.
     pub fn after(&mut self, change: &mut Change) {
         self.routes.extend(std::mem::take(&mut change.forgotten));
@@ -48,8 +48,8 @@ impl Forgotten {
         self.were_late |= std::mem::take(&mut self.is_late);
     }
 
-    /// Returns true if clients were forgotten since the last time, but not at once: flows of
-    /// UDP that they began meanwhile lead to endpoints that are gone.
+    /// Returns true if clients were forgotten since the last time, but not at once: UDP flows that
+    /// they began meanwhile are translated to endpoints that are gone.
     pub fn take_late(&mut self) -> bool {
         std::mem::take(&mut self.were_late)
     }
@@ -102,7 +102,7 @@ impl Forgotten {
                 Err(Failure::Refused(refused)) => refused,
                 Err(failure) => return Err(failure.first().into()),
             };
-            // Some may have gone by themselves.
+            // Some may have expired.
             let gone = |refused: &Refused| match refused.error.errno() {
                 Some(Errno::ENOENT) => refused.element,
                 _ => None,

@@ -49,7 +49,7 @@ use crate::{
     services::{Changes, Namespaces, ServiceMap},
 };
 
-/// Without these there is no nftables mode, beside either numgen or hash.
+/// nftables mode needs all of these, and besides either numgen or hash.
 pub const REQUIRED: [NftPart; 5] = [
     NftPart::Tables,
     NftPart::Ct,
@@ -68,7 +68,7 @@ pub enum Error {
     /// The kernel refused something, or could not be asked.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
-    /// Others changed something each time the table was to be written.
+    /// Others changed something each time that the table was to be written.
     #[error("others go on changing nf_tables, so that our table cannot be written")]
     Unstable,
 }
@@ -78,13 +78,13 @@ pub enum Error {
 pub struct Setup {
     /// The configuration, as it was read.
     pub configuration: KubeProxyConfiguration,
-    /// What it means.
+    /// The effective settings, which follow from the configuration.
     pub configured: Effective,
     /// On which addresses node ports are served.
     pub node_ports: Arc<NodePorts>,
     /// Namespaces whose Services are counted.
     pub counted: Namespaces,
-    /// What takes the figures.
+    /// Where figures of the mode are recorded.
     pub metrics: Arc<dyn Metrics>,
 }
 
@@ -94,7 +94,7 @@ pub struct Nftables {
     /// `None`: this kernel cannot serve the family.
     families: PerFamily<Option<ServedFamily>>,
     watcher: Watcher,
-    /// Why notifications could not be read.
+    /// Logs why notifications could not be read.
     unread: LogOnce,
     /// When it is checked whether another process changed what is ours.
     checks: Checks,
@@ -105,7 +105,7 @@ impl Nftables {
     /// serve; changes nothing yet.
     ///
     /// # Errors
-    /// When the kernel's notifications cannot be had.
+    /// When the kernel's notifications cannot be received.
     pub fn new(setup: Setup, kernel: &Kernel) -> Result<Nftables, SyncError> {
         let able = |family: &Family| {
             let mut required = REQUIRED
@@ -155,7 +155,7 @@ impl Nftables {
         Ok(concerned)
     }
 
-    /// Has full syncs write anew what another process may have changed unnoticed.
+    /// Makes full syncs write anew what another process may have changed unnoticed.
     fn read_or_suspect(&mut self, asked: Asked<'_>) {
         let read = self.read_notifications();
         log_read(&mut self.unread, read.as_ref().err());

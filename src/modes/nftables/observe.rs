@@ -16,7 +16,7 @@ pub struct Observed {
     /// The moment: a transaction that is run with it fails if a process changed
     /// something since.
     pub generation: u32,
-    /// There is such a table.
+    /// Whether there is such a table.
     pub exists: bool,
     /// Clients that stay on their endpoints.
     pub affinity: Vec<Element>,

@@ -17,8 +17,8 @@ use crate::{
     services::{Namespaces, ServicePort},
 };
 
-/// What an endpoint carried of a ServicePort since it was there, at least since the
-/// table was written as a whole.
+/// The traffic of an endpoint of a ServicePort since the endpoint was added, or since
+/// the table was last written as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// Connections, or flows of UDP.
@@ -50,7 +50,7 @@ impl Traffic {
         })
     }
 
-    /// Returns what each endpoint of each of `ports` carried, in their order; nothing
+    /// Returns the traffic of each endpoint of each of `ports`, in their order; nothing
     /// of those that are not counted.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl Traffic {
         Ok(ports.iter().zip(counting).map(of_port).collect())
     }
 
-    /// Reads those of `ids` that there are.
+    /// Reads those of the sets `ids` that exist.
     fn read(&mut self, family: Family, ids: BTreeSet<SetId>) -> Result<Found, Error> {
         let mut found = Found::new();
         if ids.is_empty() {

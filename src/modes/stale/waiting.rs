@@ -15,8 +15,8 @@ pub const MOST: usize = 10_000;
 #[derive(Debug, Default)]
 pub struct Waiting {
     frontends: HashMap<Frontend, Reply>,
-    /// Frontends with endpoints are not named any more, as there were too many: all flows to
-    /// them are to be compared with what serves.
+    /// Whether frontends with endpoints are not named any more, as there were too many: all flows
+    /// to them are to be compared with what serves.
     compares_all: bool,
 }
 
@@ -26,7 +26,7 @@ impl Waiting {
         self.frontends.is_empty() && !self.compares_all
     }
 
-    /// Adds what `matches` means.
+    /// Adds the flows of `matches`.
     pub fn add(&mut self, matches: impl IntoIterator<Item = Match>) {
         for Match {
             destination,
@@ -59,9 +59,9 @@ impl Waiting {
         (matches.collect(), mem::take(&mut self.compares_all))
     }
 
-    /// Sums up what waits where it is more than [`MOST`]: a comparison of all flows stands for
-    /// the frontends that are `served`, which have endpoints. Returns how many others were
-    /// dropped, since they are too many by themselves.
+    /// Limits what waits to [`MOST`] frontends. If there are more, a comparison of all flows takes
+    /// the place of the frontends that are `served`, which have endpoints. Returns how many others
+    /// were dropped, since they are too many by themselves.
     pub fn bound(&mut self, served: impl FnOnce() -> HashSet<Frontend>) -> usize {
         if self.frontends.len() <= MOST {
             return 0;
@@ -78,7 +78,7 @@ impl Waiting {
     }
 }
 
-/// Returns what means the flows that either one means.
+/// Returns the pattern that matches what `one` or `other` matches.
 fn either(one: Reply, other: Reply) -> Reply {
     match (one, other) {
         (Reply::Any, _) | (_, Reply::Any) => Reply::Any,

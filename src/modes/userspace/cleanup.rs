@@ -32,8 +32,8 @@ pub async fn cleanup_except(preserved: &Preserved, redirected: &[Family]) -> Res
     rules.and(Local::cleanup(redirected))
 }
 
-/// Has open connections go on that rules of nat would otherwise lead elsewhere, in these
-/// families, where they are captured by routes: to be called before there are such rules.
+/// Makes open connections of these families, where they are captured by routes, survive the rules
+/// of nat that would otherwise send them elsewhere: to be called before there are such rules.
 /// Returns what was done in each family; `None`: there is no such capture.
 ///
 /// # Errors
@@ -48,9 +48,9 @@ pub fn prepare_successor(families: &[Family]) -> PerFamily<Result<Option<Prepare
     })
 }
 
-/// Has what captures take no new connections, and leaves what open ones need: by routes in
-/// the families that are `routed`, by rules in those that are `redirected`. Returns how many
-/// there are by routes, and the families that have rules.
+/// Stops the capture of new connections, and leaves what open ones need: by routes in the families
+/// that are `routed`, by rules in those that are `redirected`. Returns how many are open by routes,
+/// and the families that have rules.
 ///
 /// # Errors
 /// When the kernel refuses.

@@ -1,10 +1,9 @@
-//! From what exists of a ServicePort to what is planned: steps in a safe order.
-//! Pure.
+//! Steps in a safe order from what exists of a ServicePort to what is planned. Pure.
 //!
 //! Sockets are opened before what depends on them is captured, and closed only when
-//! nothing leads to them any more: under redirect capture once the kernel stopped
-//! sending packets there, under local capture once all of a sync's sockets are
-//! open, while the route stays until the last connection has ended.
+//! nothing is sent to them any more: under redirect capture once the kernel stopped
+//! sending packets there, under local capture once all of a sync's sockets are open,
+//! while the route stays until the last connection has ended.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -22,8 +21,8 @@ use crate::kernel::socket::listening::Bind;
 pub struct AppliedGroup {
     /// The frontends that it owns: another ServicePort may have taken some.
     pub frontends: Vec<Frontend>,
-    /// Others that it owned when its traffic was last routed: they lead here until capture
-    /// leads them elsewhere.
+    /// Others that it owned when its traffic was last routed: they are captured for it
+    /// until capture sends them elsewhere.
     pub lost: Vec<Frontend>,
     /// Local addresses of its listeners.
     pub listens_on: Vec<SocketAddr>,
@@ -31,14 +30,14 @@ pub struct AppliedGroup {
     pub reserved: Vec<SocketAddr>,
     /// Its local port with redirect capture; `None`: it has none.
     pub local_port: Option<SocketAddr>,
-    /// Clients have UDP flows through its listeners.
+    /// Whether clients have UDP flows through its listeners.
     pub has_flows: bool,
 }
 
 /// Where a service group listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// On its local port, which nat rules lead to.
+    /// On its local port, to which nat rules redirect.
     LocalPort,
     /// On an address that clients call.
     Address(Bind),
@@ -49,7 +48,7 @@ pub enum Place {
 pub enum Release {
     /// With the next capture: connection tracking remembers open connections.
     Now,
-    /// When no connection uses it any more: routes carry each packet.
+    /// When no connection uses it any more: routing decides about each packet.
     Unused,
 }
 
@@ -65,7 +64,7 @@ pub enum Step {
     TakeLocalPort(GroupKind),
     /// The group listens there.
     Listen(GroupKind, Place),
-    /// The group is bound there, so that the kernel refuses who calls.
+    /// The group is bound there, so that the kernel refuses callers.
     Reserve(GroupKind, Bind),
     /// The group is not bound there any more.
     Unreserve(GroupKind, SocketAddr),
@@ -81,11 +80,11 @@ pub enum Step {
     Release(Frontend, Release),
 }
 
-/// What is closed, at its time.
+/// What is closed later, when it is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Closing {
-    /// The group sends new traffic as planned, which is not for those frontends that led here
-    /// until now.
+    /// The group sends new traffic as planned, which is not meant for those frontends that were
+    /// captured for it until now.
     Route(Box<GroupPlan>),
     /// The listeners of an address of the group; open connections live on.
     Listeners(GroupKind, SocketAddr),
@@ -155,8 +154,8 @@ pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Dif
 }
 
 /// Returns whether a group only loses frontends, and some of them to other groups of its
-/// ServicePort: what is planned for those that stay is not for these, which lead here until
-/// capture leads them there.
+/// ServicePort: what is planned for those that stay is not meant for these, which are
+/// captured for this group until capture sends them to the other.
 fn loses_frontends(plan: &GroupPlan, group: &AppliedGroup, plans: &[GroupPlan]) -> bool {
     if group.lost.is_empty() && group.frontends == plan.frontends {
         return false;
@@ -171,7 +170,7 @@ fn loses_frontends(plan: &GroupPlan, group: &AppliedGroup, plans: &[GroupPlan]) 
     gone.any(of_another) && plan.frontends.iter().all(|one| led().any(|led| led == one))
 }
 
-/// Returns what closes the listeners of a group, but for the addresses that `stay`.
+/// Returns what closes the listeners of a group, except for the addresses that `stay`.
 fn close(kind: GroupKind, group: &AppliedGroup, stay: &[SocketAddr]) -> Vec<Closing> {
     let open = group.listens_on.iter();
     let surplus = open.filter(|address| !stay.contains(address));
@@ -180,7 +179,7 @@ fn close(kind: GroupKind, group: &AppliedGroup, stay: &[SocketAddr]) -> Vec<Clos
         .collect()
 }
 
-/// Returns whether there is someone to listen for: new clients, or those of flows that go on to
+/// Returns whether the group has to listen: for new clients, or for those of flows that go on to
 /// endpoints that take no new ones. When these have ended, the next full sync closes the listeners.
 fn listens(plan: &GroupPlan, group: &AppliedGroup) -> bool {
     !plan.has_no_endpoints() || group.has_flows && !plan.keep_flows.is_empty()
@@ -444,7 +443,7 @@ mod tests {
             let difference = diff(plans, &there, &node(method));
             assert!(difference.open.contains(&route(&external)), "{method}");
             assert!(!difference.open.contains(&route(&internal)), "{method}");
-            // Else one that it has again would be captured, and never released.
+            // Otherwise a frontend that it has again would be captured, and never released.
             let owned = Step::Own(KIND, internal.frontends.clone());
             assert!(difference.open.contains(&owned), "{method}");
             let closing = [
@@ -453,7 +452,7 @@ mod tests {
             ];
             assert_eq!(difference.close, closing, "{method}");
         }
-        // What another Service has is led there by nothing of this one.
+        // What another Service has is captured by no step of this one.
         let difference = diff(vec![internal.clone()], &there, &node(Method::Redirect));
         assert!(difference.open.contains(&route(&internal)));
     }

@@ -46,7 +46,7 @@ pub struct Executor {
     expected: Expected,
     loads: Loads,
     assignments: Arc<Assignments>,
-    /// What capture should bring to us, each with its local port.
+    /// What is to be captured, each with its local port.
     desired: Desired,
     /// Changes of `desired` that capture has not seen.
     changed: BTreeSet<Frontend>,
@@ -54,11 +54,11 @@ pub struct Executor {
     closing: BTreeMap<ServicePortName, Vec<Closing>>,
     /// Released frontends that stay captured while connections use them.
     lingering: BTreeSet<Frontend>,
-    /// The connections of frontends that came in by listeners which are closed.
+    /// Connections to frontends that came in by listeners which are closed by now.
     used: BTreeMap<Frontend, Vec<InUse>>,
     /// Sockets of an ended process that no group has taken.
     given: GivenSockets,
-    /// Local ports to which rules of an ended process lead.
+    /// Local ports to which rules of an ended process redirect.
     left: LeftPorts,
     unfiltered: Unfiltered,
     progress: PerFamily<SyncProgress>,
@@ -118,7 +118,7 @@ impl Executor {
     }
 
     /// Brings the service groups of the ServicePorts `names` to what `plan` says of
-    /// those that `map` has. `done` gets why what is not in force is not.
+    /// those that `map` has. `done` gets the reasons for what is not in force.
     pub fn update(
         &mut self,
         names: BTreeSet<ServicePortName>,
@@ -142,13 +142,13 @@ impl Executor {
             let of_family = names.iter().filter(|name| name.family == family);
             progress.begin("ServicePorts", of_family.count());
         }
-        // Removals first: another Service may have what one gives up.
+        // Removals first: another Service may get what one gives up.
         let (present, gone): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| map.get(name).is_some());
         for name in gone.into_iter().chain(present) {
             let plans = map.get(&name).and_then(|port| plan(port));
             if plans.is_none() {
-                // Nor does it matter which of its clients stay on which endpoint.
+                // Which of its clients stay on which endpoint does not matter any more, either.
                 self.assignments.forget(&name);
             }
             let difference = diff(plans.unwrap_or_default(), &self.applied(&name), node);
@@ -187,7 +187,7 @@ impl Executor {
         }
     }
 
-    /// Returns what all service groups carry, as it is at any time.
+    /// Returns the loads of all service groups, which can be read at any time.
     pub fn loads(&self) -> Loads {
         self.loads.clone()
     }
@@ -246,8 +246,8 @@ impl Executor {
         mem::take(&mut self.changed)
     }
 
-    /// Runs the steps of a difference that are due at once, and keeps the others
-    /// for [`Executor::close`]. Fails with why what is not in force is not.
+    /// Runs the steps of a difference that are due at once, and keeps the others for
+    /// [`Executor::close`]. The error says what is not in force and why.
     fn open(&mut self, port: &ServicePortName, difference: Difference) -> Result<(), String> {
         let mut failed = Failed::new();
         for step in difference.open {
@@ -346,7 +346,7 @@ impl Executor {
         }
     }
 
-    /// Has the group of `plan`, which is made if there is none, send its traffic so.
+    /// Makes the group of `plan` send its traffic as planned; creates it if there is none.
     fn reroute(&mut self, plan: &GroupPlan) {
         let affinity = plan.affinity;
         let shared = &self.shared;
@@ -450,8 +450,8 @@ impl Executor {
         self.changed.insert(*frontend);
     }
 
-    /// Puts the filters of all listeners anew, because other clients are
-    /// cluster-local now.
+    /// Sets the filters of all listeners anew, because other clients are cluster-local
+    /// now.
     pub fn filter_all(&mut self) {
         for (name, group) in &mut self.groups {
             let filtered = group.filter(name.port.family, &self.shared.cluster_local);
@@ -459,7 +459,7 @@ impl Executor {
         }
     }
 
-    /// Has new connections of all addresses go where they should while there are
+    /// Makes new connections to all addresses go where they should while there are
     /// `others`: to the sockets of a successor, or to any.
     pub fn hand_over(&mut self, others: &OtherProcesses) {
         if !others.has_predecessor() {
@@ -471,8 +471,8 @@ impl Executor {
             // Its sockets are its own to hand over.
             return;
         }
-        // A successor is as short of descriptors as this process is: where some
-        // addresses have one socket, it has no second one to be named.
+        // A successor is as short of descriptors as this process is: if some addresses
+        // have one socket, the successor has no second one that could be chosen.
         let workers = self.workers.count();
         let short = self.groups.values().any(|group| group.is_short(workers));
         let theirs = theirs.map(|sockets| if short { 1 } else { sockets });
@@ -485,7 +485,7 @@ impl Executor {
         }
     }
 
-    /// Has nothing more come to its sockets, which are about to close.
+    /// Makes sure that nothing more arrives at its sockets, which are about to close.
     pub fn fall_silent(&self) {
         self.groups.values().for_each(|group| group.fall_silent());
     }

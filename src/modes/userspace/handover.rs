@@ -28,7 +28,7 @@ use crate::hold::Holding;
 /// How long a successor waits for the sync that hands connections to it.
 const SYNC: Duration = Duration::from_secs(2);
 
-/// What processes beside this one mean for it.
+/// What the other processes mean for this one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OtherProcesses {
     /// Successors that are there.
@@ -42,8 +42,8 @@ pub struct OtherProcesses {
 }
 
 impl OtherProcesses {
-    /// Returns how many sockets the successor has for an address that new connections
-    /// are to be handed to; `None`: this process serves them itself.
+    /// Returns how many sockets the successor, to which new connections are handed, has
+    /// for an address; `None`: this process serves them itself.
     pub(super) fn yields_to(&self) -> Option<u32> {
         (self.successors > 0).then_some(self.sockets)
     }
@@ -66,13 +66,13 @@ struct State {
     applied: watch::Sender<Option<OtherProcesses>>,
     /// Held while rules and routes are written.
     capturing: Mutex<()>,
-    /// What carries connections in this process; `None`: the kernel does.
+    /// What relays connections in this process; `None`: the kernel does.
     relay: Option<Relay>,
-    /// All that this process is to serve has been in force.
+    /// Whether all that this process is to serve has been in force.
     serves: AtomicBool,
 }
 
-/// What carries connections in this process.
+/// What relays connections in this process.
 #[derive(Debug)]
 struct Relay {
     connections: IntGauge,
@@ -80,14 +80,14 @@ struct Relay {
     assignments: Arc<Assignments>,
 }
 
-/// Shared by the mode and by who talks to other processes.
+/// Shared by the mode and by what talks to other processes.
 #[derive(Clone, Debug)]
 pub struct Handover(Arc<State>);
 
 impl Handover {
-    /// Returns what a process shares whose open TCP connections `connections` counts.
-    /// What keeps its sockets while no process runs is `holding`, and its clients have
-    /// the endpoints of `assignments`.
+    /// Returns what a process shares. `connections` counts its open TCP connections,
+    /// `holding` keeps its sockets while no process runs, and `assignments` has the
+    /// endpoints of its clients.
     pub fn new(connections: IntGauge, holding: Holding, assignments: Arc<Assignments>) -> Self {
         Handover::with(Some(Relay {
             connections,
@@ -96,8 +96,8 @@ impl Handover {
         }))
     }
 
-    /// Returns what a process shares whose connections are all carried by the kernel: it
-    /// has only rules to hand over.
+    /// Returns what a process shares whose connections are all forwarded by the kernel:
+    /// it has only rules to hand over.
     pub fn of_rules() -> Self {
         Handover::with(None)
     }
@@ -233,7 +233,7 @@ impl Handover {
         Predecessor(self.clone())
     }
 
-    /// Returns what tells when other processes come, serve or go.
+    /// Returns a receiver that tells when other processes come, serve or go.
     #[cfg(test)]
     pub fn watch(&self) -> watch::Receiver<OtherProcesses> {
         self.0.others.subscribe()
@@ -263,7 +263,7 @@ impl Handover {
         self.0.applied.send_replace(Some(others));
     }
 
-    /// Waits until what the last sync acted on does not hold any more, beside what
+    /// Waits until what the last sync acted on does not hold any more, apart from what
     /// was `reported` already. Returns what holds then.
     pub(super) async fn changed(&self, reported: OtherProcesses) -> OtherProcesses {
         let mut others = self.0.others.subscribe();
@@ -284,7 +284,7 @@ pub struct Successor {
 }
 
 impl Successor {
-    /// Its listeners are open and its rules are in force.
+    /// Records that its listeners are open and its rules are in force.
     pub fn serves(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
             let others = &self.handover.0.others;

@@ -1,4 +1,4 @@
-//! What endpoints carry now, for those who ask.
+//! The present loads of endpoints, for those who ask.
 
 use std::{
     net::SocketAddr,
@@ -14,14 +14,14 @@ use super::{
 };
 use crate::services::ServicePortName;
 
-/// The service groups that exist, shared with those who ask what they carry.
+/// The service groups that exist, shared with those who ask for their loads.
 #[derive(Clone, Debug)]
 pub struct Loads {
     groups: Arc<Mutex<HashMap<GroupName, Weak<ServiceGroup>>>>,
     dials: Arc<DialLog>,
 }
 
-/// What an endpoint carries now, and carried so far.
+/// The load of an endpoint now, and what it had so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLoad {
     /// Number of open TCP connections, or of UDP clients.
@@ -37,7 +37,7 @@ pub struct EndpointLoad {
     pub ejected: bool,
 }
 
-/// How often the limits of a Service kept something out.
+/// How often the limits of a Service kept connections out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limited {
     /// The Service had as much as it may.
@@ -47,7 +47,7 @@ pub struct Limited {
 }
 
 impl Loads {
-    /// Returns none yet, of groups whose tries to reach endpoints are in `dials`.
+    /// Returns loads without groups yet, whose tries to reach endpoints are in `dials`.
     pub(super) fn new(dials: &Arc<DialLog>) -> Loads {
         Loads {
             groups: Arc::default(),
@@ -60,21 +60,21 @@ impl Loads {
         &self.dials
     }
 
-    /// Returns how often the limits of the Service of `port` kept something out, at whichever of
+    /// Returns how often the limits of the Service of `port` kept connections out, at whichever of
     /// its ports; `None`: the port is not served.
     pub fn limited(&self, port: &ServicePortName) -> Option<Limited> {
         let groups = self.groups.lock();
         let mut groups = GroupKind::ALL
             .into_iter()
             .filter_map(|kind| groups.get(&GroupName::of(port, kind))?.upgrade());
-        // They share it.
+        // All groups of a Service share it.
         groups.next().map(|group| Limited {
             service: group.usage.service_limited.load(Relaxed),
             client: group.usage.client_limited.load(Relaxed),
         })
     }
 
-    /// Returns what each endpoint of `port` carries that clients may reach, or that has left while
+    /// Returns the load of each endpoint of `port` that clients may reach, or that has left while
     /// connections to it are open.
     pub fn of(&self, port: &ServicePortName) -> HashMap<SocketAddr, EndpointLoad> {
         let mut loads: HashMap<SocketAddr, EndpointLoad> = HashMap::new();

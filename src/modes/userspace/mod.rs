@@ -1,10 +1,10 @@
 //! Userspace mode: accept a connection, pick an endpoint, splice the bytes;
 //! when a backend does not answer, retry on another.
 //!
-//! `plan` says which service groups a ServicePort needs, `diff` what to do about
-//! them, and `execute` does it: a group has a set of `listeners`, and [`capture`]
-//! brings the packets to them. What carries the bytes (`proxy`) runs on the
-//! workers, sees service groups only, and reads them without locks.
+//! `plan` says which service groups a ServicePort needs, `diff` what to do about them,
+//! and `execute` does it: a group has a set of `listeners`, and [`capture`] brings the
+//! packets to them. What relays the bytes (`proxy`) runs on the workers, sees service
+//! groups only, and reads them without locks.
 
 mod assignments;
 pub mod capture;
@@ -73,7 +73,7 @@ use crate::{
     services::{Node, ServiceMap, ServicePort, ServicePortName},
 };
 
-/// Userspace mode: what decides, and the workers that carry the bytes.
+/// Userspace mode: what decides, and the workers that relay the bytes.
 pub struct Userspace {
     options: Options,
     executor: Executor,
@@ -81,19 +81,19 @@ pub struct Userspace {
     return_path: ReturnPath,
     families: PerFamily<FamilyState<Pending>>,
     node: NodeContext,
-    /// What was made of the addresses that serve node ports.
+    /// The node-port addresses that the mode has acted on.
     served: ActedOn,
-    /// Why its addresses are those that were listed last; `None`: they are as they are now.
+    /// Why the node's addresses are those that were listed last; `None`: they are up to date.
     unlisted: Option<String>,
     unserved: Unserved,
     /// The other processes that the current sync acts on.
     others: OtherProcesses,
-    /// Those that a sync was asked for about.
+    /// Those because of which a sync was asked for.
     reported: OtherProcesses,
     handover: Handover,
-    /// It is known where rules of an ended process lead.
+    /// Whether it is known where rules of an ended process redirect to.
     knows_left: PerFamily<bool>,
-    /// Settings of the kernel were written, as far as they can be.
+    /// Whether settings of the kernel were written, as far as they can be.
     is_prepared: bool,
 }
 
@@ -144,7 +144,7 @@ impl Userspace {
         })
     }
 
-    /// Returns what endpoints carry, as it is at any time.
+    /// Returns the loads of endpoints, which can be read at any time.
     pub fn loads(&self) -> Loads {
         self.executor.loads()
     }
@@ -185,8 +185,8 @@ impl Userspace {
         }
     }
 
-    /// Finds out where rules of an ended process lead, before anything listens. Returns why
-    /// that is not known of a family.
+    /// Finds out where rules of an ended process redirect to, before anything listens.
+    /// Returns why that is not known of a family.
     async fn take_left(
         &mut self,
         extents: &PerFamily<Option<Extent>>,
@@ -207,7 +207,7 @@ impl Userspace {
         unknown
     }
 
-    /// Keeps the way of answers to shown clients in force, where it is due.
+    /// Keeps the return path for answers to shown clients in force, where it is due.
     async fn sync_return_path(&mut self, extents: PerFamily<Option<Extent>>) {
         let due = extents.map(|family, extent| match extent {
             Some(Extent::Full) => true,
@@ -293,8 +293,8 @@ impl Userspace {
         extents.map(|family, extent| {
             let pending = families.get_mut(family).pending();
             let changed = extent.and_then(|_| *asked.get(family));
-            // A ServicePort may come to a frontend that could not be captured before, and was
-            // left for connections.
+            // A ServicePort may get a frontend that could not be captured before, and was left
+            // there for connections.
             let is_changed = |frontend: &&capture::Frontend| {
                 let owner = executor.owner(frontend);
                 owner.is_some_and(|owner| changed.is_some_and(|all| all.ports.contains(&owner)))
@@ -356,7 +356,7 @@ impl Userspace {
         report
     }
 
-    /// Has the clients counted as cluster-local that `node` and its addresses say.
+    /// Counts as cluster-local the clients that `node` and its addresses say.
     fn update_cluster_local(&mut self, node: Option<&Node>) {
         let clients = &self.executor.shared().cluster_local;
         if clients.update(node, &self.node.addresses) {
@@ -484,7 +484,7 @@ impl Mode for Userspace {
         tokio::select! {
             others = self.handover.changed(self.reported) => self.reported = others,
             () = self.executor.shared().holding.arrived() => {}
-            // Who yields writes nothing: the changes are the other process's.
+            // A process that yields writes nothing: the changes are the other process's.
             () = self.capture.externally_modified(), if self.others.yields_to().is_none() => {}
         }
     }

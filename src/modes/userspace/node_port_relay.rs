@@ -53,7 +53,7 @@ impl RelayMetrics {
         );
         let listeners = IntGaugeVec::new(listeners, &["ip_family"])?;
         let failures = IntCounterVec::new(failures, &["ip_family"])?;
-        // Shown before the first failure, too, so that a rate tells it from none.
+        // Shown before the first failure, too, so that a rate distinguishes it from no failure.
         for family in Family::ALL {
             failures.with_label_values(&[family.name()]);
         }
@@ -77,13 +77,13 @@ pub fn relayed(port: &ServicePort) -> Option<(u16, Vec<SocketAddr>)> {
     ))
 }
 
-/// Listeners on node ports, TCP alone, and the workers that carry their connections.
+/// Listeners on node ports, TCP alone, and the workers that relay their connections.
 pub struct NodePortRelay {
     scheduler: SchedulerName,
     executor: Executor,
     families: PerFamily<FamilyState<()>>,
     node: NodeContext,
-    /// The other processes that a sync was asked for about.
+    /// The other processes because of which a sync was asked for.
     reported: OtherProcesses,
     handover: Handover,
     metrics: RelayMetrics,
@@ -133,7 +133,7 @@ impl NodePortRelay {
     }
 
     /// Makes the listeners match what `map` has of the families that are `asked` for.
-    /// Returns what is not in force of each.
+    /// Returns what of each is not in force.
     pub fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> PerFamily<Option<SyncReport>> {
         let others = self.handover.other_processes();
         let handed_over = self.handover.differs(&others);
@@ -292,7 +292,7 @@ mod tests {
         NodePortRelay::new(&options, vec![own_address()], counters, metrics).unwrap()
     }
 
-    /// A Service whose node port leads to an endpoint that sends `byte`.
+    /// A Service whose node port has an endpoint that sends `byte`.
     fn service(name: &str, node_port: u16, byte: u8) -> ServicePort {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -368,7 +368,7 @@ mod tests {
         };
         let mut again = sync(&mut relay, &map, &retry);
         let deadline = Instant::now() + Duration::from_secs(10);
-        // A program that another test begins has the port until its exec(2).
+        // A program that another test starts has the port until its exec(2).
         while !again.failed.is_empty() && Instant::now() < deadline {
             again = sync(&mut relay, &map, &retry);
         }

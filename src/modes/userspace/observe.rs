@@ -10,8 +10,8 @@ use crate::{net::PerFamily, node};
 
 impl Userspace {
     /// Reads what of the node decides about listeners, if it is due or not known. Where its
-    /// addresses cannot be listed, those stay that were listed last: what is unknown is not gone,
-    /// and only node ports depend on them alone.
+    /// addresses cannot be listed, those that were listed last stay: what is unknown is not gone,
+    /// and nothing but node ports depends only on them.
     ///
     /// # Errors
     /// When the addresses cannot be listed and never were.

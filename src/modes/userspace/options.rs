@@ -51,8 +51,8 @@ pub struct Options {
     pub transparent: bool,
     /// `--userspace-dial-attempts` and `--userspace-dial-timeout`.
     pub dial: DialLimits,
-    /// `--userspace-tcp-user-timeout`: how long a peer may acknowledge nothing
-    /// of what is under way to it; zero: as long as the kernel allows.
+    /// `--userspace-tcp-user-timeout`: how long a peer may leave data unacknowledged;
+    /// zero: as long as the kernel allows.
     pub tcp_user_timeout: Duration,
     /// `--userspace-max-connections` and `--userspace-max-connections-per-client`.
     pub limits: ConnectionLimits,
@@ -62,8 +62,8 @@ pub struct Options {
     pub rings: Rings,
 }
 
-/// Threads of the data path when none are asked for, at most: more would
-/// multiply listening sockets for little.
+/// The most threads of the data path when none are asked for: more would multiply
+/// listening sockets for little.
 const MOST_WORKERS: usize = 8;
 
 /// Returns how many threads `--userspace-workers=asked` stands for.

@@ -17,15 +17,15 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Takes in that capture is in force for all frontends but those that `failed`, each with the
+    /// Records that capture is in force for all frontends except those that `failed`, each with the
     /// reason.
     pub fn record_all(&mut self, failed: Vec<(Frontend, String)>) {
         self.uncaptured.clear();
         self.record_changed(failed);
     }
 
-    /// Takes in that capture is in force for what had changed, but for those that `failed`, each
-    /// with the reason.
+    /// Records that capture is in force for what had changed, except those that `failed`, each with
+    /// the reason.
     pub fn record_changed(&mut self, failed: Vec<(Frontend, String)>) {
         for frontend in mem::take(&mut self.changed) {
             self.uncaptured.remove(&frontend);

@@ -1,11 +1,11 @@
-//! The plan as comments: this mode has sockets, which no program reads from a file.
+//! The plan as comments: this mode uses sockets, which no program reads from a file.
 
 use std::fmt::{self, Write};
 
 use super::plan::{self, GroupPlan, Target};
 use crate::{sched::SchedulerName, services::ServiceMap};
 
-/// Writes, as comments, the addresses at which Services are listened for, and where
+/// Writes, as comments, the addresses at which this mode listens for Services, and where
 /// connections go; Services that name no scheduler have `default`. How packets are captured
 /// for the listeners is left out.
 ///

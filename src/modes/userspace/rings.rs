@@ -33,12 +33,13 @@ impl Io {
     }
 }
 
-/// Rings for the workers, made before the process confines itself: later it may not make any.
+/// Rings for the workers, made before the process confines itself: later it is not allowed to make
+/// any.
 #[derive(Clone, Debug, Default)]
 pub struct Rings(Arc<Mutex<Vec<Ring>>>);
 
 impl Rings {
-    /// Makes one for each of so many `workers`.
+    /// Makes a ring for each of `workers` workers.
     ///
     /// # Errors
     /// Those of [`Ring::new`].
@@ -48,7 +49,7 @@ impl Rings {
         Ok(Rings(Arc::new(Mutex::new(rings))))
     }
 
-    /// Returns one that no worker has; `None`: there is none left, or there never was.
+    /// Returns a ring that no worker has; `None`: there is none left, or there never was any.
     pub fn take(&self) -> Option<Ring> {
         self.0.lock().pop()
     }

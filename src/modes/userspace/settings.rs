@@ -3,20 +3,20 @@
 
 use crate::kernel::{setting, sysctl};
 
-/// Whether a connection may use the local port of one that has ended, before a minute is over
-/// (`Documentation/networking/ip-sysctl.rst`). It is of the network namespace since Linux
-/// 4.11, and for IPv6 too.
+/// The setting that says whether a connection may use the local port of one that has ended before a
+/// minute has passed (`Documentation/networking/ip-sysctl.rst`). Since Linux 4.11, each network
+/// namespace has its own; it holds for IPv6, too.
 const REUSE: &str = "net.ipv4.tcp_tw_reuse";
-/// On loopback alone: what the kernel has by itself since Linux 4.20.
+/// Only on loopback: the kernel's default since Linux 4.20.
 const ON_LOOPBACK: u64 = 2;
-/// To any address: a second after the other connection ended, and if both ends have
-/// timestamps, by which late packets of the other one are told apart (RFC 6191).
+/// To any address: a second after the other connection ended, if both ends use
+/// timestamps, by which late packets of the other one are distinguished (RFC 6191).
 const ANYWHERE: u64 = 1;
 
-/// Lets connections to endpoints use a local port again a second after one that we ended
-/// first, as it is where clients end theirs first. Another value than the kernel's own is an
-/// administrator's choice and stays. Returns what is to be logged; an error if it cannot be
-/// set.
+/// Lets connections to endpoints use a local port again a second after its last connection, if this
+/// node ended that first, as it does where clients end theirs first. A value other than the
+/// kernel's default is an administrator's choice and stays. Returns what is to be logged; an error
+/// if it cannot be set.
 pub fn apply() -> Option<Result<String, String>> {
     if setting::read(REUSE).ok()? != ON_LOOPBACK {
         return None;

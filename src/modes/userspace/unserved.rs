@@ -7,7 +7,7 @@ use crate::{
     services::ServiceMap,
 };
 
-/// Why families are not served. That is no failure: no client of theirs is there.
+/// Why families are not served. That is no failure: no client can use them.
 #[derive(Debug, Default)]
 pub(super) struct Unserved {
     why: PerFamily<Option<String>>,
@@ -25,7 +25,7 @@ impl Unserved {
         self.why.get(family).as_ref()
     }
 
-    /// Returns the same if `map` has ServicePorts of `family`, and logs it once.
+    /// Returns why `family` is not served, if `map` has ServicePorts of `family`, and logs it once.
     pub(super) fn report(&mut self, family: Family, map: &ServiceMap) -> Option<String> {
         let is_named = || map.iter().any(|port| port.name.family == family);
         let why = self.why(family).filter(|_| is_named()).cloned();

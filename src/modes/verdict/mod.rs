@@ -1,6 +1,6 @@
 //! Which modes can run on a kernel, and what each would miss.
 //!
-//! Pure: from what [`Kernel`] found out, for what the operator requires.
+//! Pure: follows from what [`Kernel`] found out and from what the operator requires.
 
 mod needs;
 mod table;
@@ -21,8 +21,7 @@ use crate::{
 /// What the operator's settings ask of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModeRequirements {
-    /// The family without which the node is of no use; the other one may be
-    /// missing.
+    /// The family that the node must have; the other one may be missing.
     pub primary: Family,
     /// The scheduler of Services that name none.
     pub scheduler: String,
@@ -30,7 +29,7 @@ pub struct ModeRequirements {
     pub capture: Requested,
     /// How userspace mode is to receive and send.
     pub io: Io,
-    /// Userspace mode is to show clients to endpoints.
+    /// Whether userspace mode is to show clients to endpoints.
     pub transparent: bool,
 }
 
@@ -39,7 +38,7 @@ pub struct ModeRequirements {
 pub struct MissingCapability {
     /// One word for it, see [`Ability::word`].
     pub name: String,
-    /// What it is, for people.
+    /// A description for people.
     pub what: String,
     /// What the kernel answered when it was tried.
     pub why: String,
@@ -59,10 +58,10 @@ pub struct Verdict {
     pub missing: Vec<MissingCapability>,
     /// What does not work as well as it could.
     pub lost: Vec<MissingCapability>,
-    /// What is not known: trying it failed for a reason that passes.
+    /// What is not known: trying it failed for a passing reason.
     pub unknown: Vec<MissingCapability>,
-    /// Some of that decides whether the mode can run, or what it does with what
-    /// is there; it is to be tried again.
+    /// Whether some of that decides whether the mode can run, or what it does with what
+    /// is there; then it is to be tried again.
     pub undecided: bool,
 }
 
@@ -86,7 +85,7 @@ pub fn verdicts(kernel: &Kernel, requirements: &ModeRequirements) -> Vec<Verdict
         .collect()
 }
 
-/// Returns whether `mode` can run on `kernel`, and what it would do without.
+/// Returns whether `mode` can run on `kernel`, and what it would lack.
 pub fn verdict(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Verdict {
     let mut verdict = Verdict {
         mode,
@@ -167,7 +166,7 @@ pub struct Choice {
     pub verdicts: Vec<Verdict>,
 }
 
-/// Returns the requested mode, or the next one that can run. None is passed over
+/// Returns the requested mode, or the next one that can run. No mode is passed over
 /// because of what is not known.
 pub fn choose(requested: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Choice {
     let mut considered = Vec::new();
@@ -190,8 +189,8 @@ pub fn choose(requested: ModeName, kernel: &Kernel, requirements: &ModeRequireme
 }
 
 impl Choice {
-    /// Returns the mode of which it is not known whether it can run, although all that
-    /// is better cannot: to be tried again before anything is decided.
+    /// Returns the verdict on the mode of which it is not known whether it can run, while all
+    /// better ones cannot: this is to be tried again before anything is decided.
     pub fn open(&self) -> Option<&Verdict> {
         self.verdicts.iter().find(|verdict| verdict.is_open())
     }
@@ -203,7 +202,7 @@ impl Choice {
         unknown.map(MissingCapability::in_short).collect()
     }
 
-    /// Returns what the chosen mode goes without: a line for each thing.
+    /// Returns what the chosen mode does without: a line for each thing.
     pub fn lost(&self) -> impl Iterator<Item = String> {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         chosen.flat_map(|verdict| {
@@ -259,8 +258,8 @@ impl Need {
 enum Weight {
     /// Whether the mode runs.
     Required,
-    /// What the mode does, beyond what it goes without.
+    /// What the mode does: without it, the mode runs differently.
     Decisive,
-    /// What the mode goes without.
+    /// Only what the mode lacks.
     Useful,
 }

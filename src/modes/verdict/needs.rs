@@ -17,8 +17,8 @@ fn required(ability: Ability, effect: &'static str) -> Need {
     Need::new(Weight::Required, ability, effect)
 }
 
-/// Without it the mode runs, but otherwise: for one IP family only, or by other
-/// means.
+/// Returns a need without which the mode runs, but differently: for one IP family only,
+/// or by other means.
 fn decisive(ability: Ability, effect: &'static str) -> Need {
     Need::new(Weight::Decisive, ability, effect)
 }
@@ -71,7 +71,7 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
         _ => {
             needs.push(decisive(Ability::Nat(other), OF_OTHER_FAMILY));
             match mode {
-                // Without a nat table its extensions are beside the point.
+                // Without a nat table its extensions do not matter.
                 _ if !kernel.can(&Ability::Nat(other)) => Vec::new(),
                 ModeName::Ipvs => extensions(other),
                 _ => rules(other),
@@ -88,7 +88,7 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
     needs
 }
 
-/// What the rules of nftables mode use.
+/// Returns what the rules of nftables mode use.
 fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
     let of = |part| Ability::Nftables(family, part);
     // Without tables nothing else was tried.
@@ -176,7 +176,7 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirements)
     needs.push(useful(Ability::Conntrack, UDP_CLIENTS));
 }
 
-/// What the rules around virtual servers use.
+/// Returns what the rules around virtual servers use.
 fn extensions(family: Family) -> Vec<Need> {
     let mut needs = Vec::new();
     for (extension, effect) in [
@@ -244,7 +244,7 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
     ));
 }
 
-/// What the chains of iptables mode use.
+/// Returns what the chains of iptables mode use.
 fn rules(family: Family) -> Vec<Need> {
     let need = |extension: Extension| {
         let of = |(one, effect)| (one == extension).then_some(effect);
@@ -336,8 +336,8 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirem
     }));
 }
 
-/// What decides how `family`, the other one, is captured, as far as it is not
-/// known. It is not missed where it is known to be missing.
+/// Returns what decides how `family`, the other one, is captured, as far as that is not
+/// known. What is known to be missing there is not reported as missing.
 fn undecided_capture(
     kernel: &Kernel,
     requirements: &ModeRequirements,
@@ -358,7 +358,7 @@ fn undecided_capture(
     needs.map(|ability| decisive(ability, effect)).collect()
 }
 
-/// What the rules that lead to listeners use beside what they are made of.
+/// Adds what rules that redirect to listeners use besides what they cannot do without.
 fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Family) {
     for (extension, effect) in [
         (

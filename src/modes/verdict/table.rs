@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{MissingCapability, Verdict};
 
-/// Heads what may be there, for all that is known: there is nothing to get.
+/// The heading of what may be there: it is not known to be missing, so there is nothing to install.
 const UNKNOWN: &str = "unknown";
 
 /// Returns what `tripod probe` prints.
@@ -25,7 +25,7 @@ pub fn table(verdicts: &[Verdict]) -> String {
         };
         let _ = writeln!(text, "{:<10} {judgement}", verdict.mode.to_string());
         section(&mut text, "missing", &verdict.missing);
-        // What a mode that cannot run would miss besides is of no use.
+        // What else a mode that cannot run would miss does not matter.
         if verdict.missing.is_empty() {
             section(&mut text, UNKNOWN, &verdict.unknown);
             section(&mut text, "lost", &verdict.lost);
@@ -37,8 +37,8 @@ pub fn table(verdicts: &[Verdict]) -> String {
     text
 }
 
-/// Returns what the default gives: the best mode that can run, if it is known of all
-/// better ones that they cannot.
+/// Returns what the default gives: the best mode that can run, if all better ones are
+/// known not to.
 fn default(verdicts: &[Verdict]) -> Option<&Verdict> {
     let best = verdicts.iter().find(|verdict| verdict.missing.is_empty());
     best.filter(|verdict| verdict.can_run())

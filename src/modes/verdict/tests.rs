@@ -38,7 +38,7 @@ fn one_thing_taken_away_leads_to_the_right_mode_with_the_right_words() {
     }
 }
 
-/// What is taken away beside IPVS.
+/// What is taken away besides IPVS.
 #[test]
 fn each_mode_falls_back_to_the_next() {
     let v4 = Family::V4;
@@ -98,7 +98,7 @@ fn a_worse_mode_that_was_asked_for_is_given_even_where_a_better_one_could_run() 
     }
 }
 
-/// What was not answered keeps the mode open: no worse one is chosen for it.
+/// Without an answer, the mode stays open: no worse one is chosen instead.
 #[test]
 fn no_mode_is_passed_over_because_of_what_is_not_known() {
     let [v4, v6] = Family::ALL;

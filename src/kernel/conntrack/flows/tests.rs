@@ -1,5 +1,5 @@
-//! Matching and reading; and against the real kernel, whose table is filled
-//! over ctnetlink too.
+//! Tests of matching and reading; some run against the real kernel, whose table they
+//! fill over ctnetlink.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::kernel::{
 };
 
 impl Flow {
-    /// Returns one that no kernel has.
+    /// Returns a flow that no kernel has.
     pub(crate) fn of(protocol: u8, original: Tuple, reply: Tuple, state: State) -> Flow {
         Flow {
             protocol,
@@ -76,7 +76,7 @@ pub(crate) fn enter_udp(socket: &mut Socket, client: &str, called: &str, served:
     enter(socket, &flow(UDP, client, called, served), 0);
 }
 
-/// All UDP flows of `family`: "what was called from where answers", in order.
+/// Returns all UDP flows of `family`, each as "what was called from where answers", in order.
 pub(crate) fn udp(socket: &mut Socket, family: Family) -> Vec<String> {
     let flows = list(socket, family, &[Match::all(UDP)]).unwrap();
     let mut lines: Vec<_> = flows

@@ -128,14 +128,14 @@ pub enum Translation {
     Destination = 1,
 }
 
-/// Packets in a time (`NFTA_LIMIT_*`).
+/// A limit of packets per time (`NFTA_LIMIT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// How many packets in each unit of time.
     pub rate: u64,
     /// The unit, in seconds.
     pub seconds: u64,
-    /// How many above the rate at once.
+    /// How many packets above the rate may come at once.
     pub burst: u32,
     /// Matches what is over the limit, not what is within.
     pub over: bool,
@@ -203,7 +203,7 @@ pub enum Expression {
     Range {
         /// What is compared.
         from: Register,
-        /// Not in it.
+        /// Goes on if it is not in the range.
         inverted: bool,
         /// The least value of the range.
         low: Box<[u8]>,
@@ -225,9 +225,9 @@ pub enum Expression {
     ToNetworkOrder {
         /// The register whose numbers are converted in place.
         register: Register,
-        /// How many octets.
+        /// How many octets are converted.
         len: u32,
-        /// Of numbers of so many octets.
+        /// How many octets each number has.
         size: u32,
     },
     /// Goes on if the set has the element; loads its data from a map.
@@ -236,7 +236,7 @@ pub enum Expression {
         set: Arc<str>,
         /// The register where the key begins.
         from: Register,
-        /// Goes on if it has not.
+        /// Goes on if the set does not have the element.
         inverted: bool,
         /// Where data go; the verdict register for verdict maps.
         data: Option<LookupData>,
@@ -250,7 +250,7 @@ pub enum Expression {
     },
     /// Ends with a verdict.
     Verdict(Verdict),
-    /// A number of each packet: counting up, or random.
+    /// Makes a number for each packet: counting up, or random.
     Numgen {
         /// The register that is loaded.
         to: Register,
@@ -258,14 +258,14 @@ pub enum Expression {
         modulus: u32,
         /// Random, not counting up.
         random: bool,
-        /// What is added.
+        /// The number that is added.
         offset: u32,
     },
     /// Jenkins hash of registers (`NFT_HASH_JENKINS`).
     Jhash {
         /// The first register that is hashed.
         from: Register,
-        /// Of how many octets.
+        /// How many octets are hashed.
         len: u32,
         /// The register that is loaded.
         to: Register,
@@ -273,7 +273,7 @@ pub enum Expression {
         modulus: u32,
         /// 0 where the kernel chose it: then it does not tell it.
         seed: u32,
-        /// What is added.
+        /// The number that is added.
         offset: u32,
     },
     /// Looks an address up in the routes.
@@ -323,7 +323,7 @@ pub enum Expression {
         key: Register,
         /// The data, for a map.
         data: Option<Register>,
-        /// Instead of the set's.
+        /// Timeout of the element; `None`: that of the set.
         timeout: Option<Duration>,
         /// What the element carries: counters, limits.
         with: Vec<Expression>,
@@ -339,7 +339,7 @@ pub enum Expression {
     Limit(Limit),
     /// The packet's connection is not tracked.
     Notrack,
-    /// One that is not known here.
+    /// An expression that is not known here.
     Other {
         /// The name that the kernel gives it.
         name: String,

@@ -15,8 +15,8 @@ use crate::kernel::{
     nftables::verdict::Datum,
 };
 
-/// The kernel nests expressions once, in a dynset; who sends more wants to
-/// exhaust the stack.
+/// The kernel nests expressions once, in a dynset; deeper nesting could only be meant
+/// to exhaust the stack.
 const DEEPEST: u32 = 3;
 
 impl Expression {
@@ -122,7 +122,7 @@ fn known(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, M
     }
 }
 
-/// Those that put something into a register, or end in a verdict.
+/// Reads expressions that put something into a register, or end in a verdict.
 fn load(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "payload" if f.get(payload::TO)?.is_some() => Expression::Payload {
@@ -177,7 +177,7 @@ fn load(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     }))
 }
 
-/// Those that read what is in registers, or change it there.
+/// Reads expressions that read what is in registers, or change it there.
 fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "cmp" => Expression::Compare {
@@ -227,7 +227,7 @@ fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malforme
     }))
 }
 
-/// Those that do something with the packet or a set.
+/// Reads expressions that do something with the packet or a set.
 fn action(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "nat" => Expression::Nat {
@@ -281,7 +281,7 @@ fn action(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, 
     }))
 }
 
-/// The kernel lists the greatest also where it is the least.
+/// Reads a range. The kernel lists the greatest value also where it equals the least.
 fn translation(f: &Fields<'_>) -> Result<Range, Malformed> {
     let mut range = Range {
         address: f.optional(nat::ADDRESS)?,

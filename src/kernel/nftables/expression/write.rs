@@ -71,7 +71,7 @@ impl Expression {
         }
     }
 
-    /// What puts something into a register, or ends in a verdict.
+    /// Writes an expression that puts something into a register, or ends in a verdict.
     fn load(&self, r: Request) -> Request {
         match self {
             Expression::Payload {
@@ -138,7 +138,7 @@ impl Expression {
         }
     }
 
-    /// What reads what is in registers, or changes it there.
+    /// Writes an expression that reads what is in registers, or changes it there.
     fn comparison(&self, r: Request) -> Request {
         match self {
             Expression::Compare { from, how, with } => {
@@ -194,7 +194,7 @@ impl Expression {
         }
     }
 
-    /// What does something with the packet or a set.
+    /// Writes an expression that does something with the packet or a set.
     fn action(&self, r: Request) -> Request {
         match self {
             Expression::Nat { of, family, range } => {

@@ -1,5 +1,4 @@
-//! What is sent and read, for values from anywhere: it reads as what it was, and
-//! octets that were changed make nothing panic.
+//! Arbitrary values are read as they were sent, and changed octets make nothing panic.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +24,7 @@ fn wire(transaction: &Transaction) -> Vec<u8> {
     wire
 }
 
-/// What is read of elements as they were sent: the kernel's answers have the
+/// Returns what is read from elements as they were sent: the kernel's answers have the
 /// same form.
 fn again(set: Set, elements: &[Element]) -> Vec<Element> {
     let set = Arc::new(set);
@@ -40,7 +39,7 @@ fn again(set: Set, elements: &[Element]) -> Vec<Element> {
     elements
 }
 
-/// The kernel does so where a hash table grows while it is listed.
+/// The kernel sends one twice when a hash table grows while it is listed.
 #[test]
 fn an_element_that_is_sent_twice_is_noticed() {
     let set = Arc::new(Set::new("s", Type::Named(vec![DataType::Ipv4])));
@@ -166,7 +165,7 @@ fn expressions_are_read_as_they_were_sent() {
             }
         }
         assert!(sent.next().is_none());
-        // All that there are are in the example.
+        // The example has every kind there is.
         assert_eq!(kinds.len(), 21, "{kinds:?}");
     }
 }

@@ -80,7 +80,7 @@ fn a_table_that_another_process_keeps_changing_is_read_as_of_one_moment() {
         let (mut read, mut seen) = (0, Vec::new());
         while read < 40 {
             let found = match rules.contents(Family::V4, example::TABLE) {
-                // Bounded: who asked may ask again.
+                // Attempts are limited: the caller may ask again.
                 Err(error) if error.is_passing() => continue,
                 found => found.unwrap().unwrap(),
             };

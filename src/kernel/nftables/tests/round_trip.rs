@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{kernel::namespace::in_namespace, net::Family};
 
-/// In an order, without what changes by itself.
+/// Returns the elements in a fixed order, without what changes by itself.
 fn plain(elements: Vec<Element>) -> Vec<Element> {
     let comparable = elements.into_iter().map(Element::comparable);
     let mut elements: Vec<Element> = comparable.collect();
@@ -16,7 +16,7 @@ fn plain(elements: Vec<Element>) -> Vec<Element> {
     elements
 }
 
-/// Whether the kernel holds the whole example and nothing else.
+/// Checks that the kernel holds the whole example and nothing else.
 fn check(rules: &mut Rules, family: Family) {
     let sets = example::Sets::new(family);
     let whole = example::whole(family);
@@ -79,7 +79,7 @@ fn what_was_sent_is_read_again() {
             let whole = example::whole(family);
             rules.run(&whole, None).unwrap();
             check(&mut rules, family);
-            // All but rules may be sent again.
+            // Everything except rules may be sent again.
             let mut again = Transaction::new(whole.table().clone());
             again.add_table();
             flush(&mut again, &mut rules);
@@ -141,8 +141,8 @@ fn nft_lists_names_types_and_comments_and_takes_its_own_list() {
             ] {
                 assert!(ours.contains(printed), "{printed} is not in\n{ours}");
             }
-            // What `nft` lists of the text is the same to the last letter, but
-            // for what is left of a timeout.
+            // What `nft` lists of the text is the same to the last letter, except for
+            // what is left of a timeout.
             sh("nft flush ruleset");
             nft(&[], &example::whole(family).to_string());
             let theirs = sh("nft list ruleset");

@@ -61,7 +61,7 @@ impl Tree {
             });
             octets = octets.get(length.next_multiple_of(4)..).unwrap_or_default();
         }
-        // The order of attributes means nothing, but that of equal ones.
+        // The order of attributes means nothing, except among attributes of one kind.
         all.sort_by_key(Tree::kind);
         all
     }
@@ -133,7 +133,7 @@ fn without_ids(tree: &mut Tree) {
     }
 }
 
-/// What `nft` sends for `input`, which it loads.
+/// Returns what `nft` sends for `input`, which it loads.
 fn sent_by_nft(input: &str) -> Vec<Sent> {
     let output = nft(&["--debug=mnl"], input);
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -173,7 +173,7 @@ fn sent_by_nft(input: &str) -> Vec<Sent> {
     let mut sent: Vec<Sent> = Vec::new();
     for (kind, body) in inside {
         let message = Sent::new(*kind, body);
-        // Elements of a new set of ranges `nft` sends with the set, and again.
+        // `nft` sends elements of a new set of ranges with the set, and again.
         if *kind != NEW_ELEMENTS || !sent.contains(&message) {
             sent.push(message);
         }
@@ -198,7 +198,7 @@ fn compare(transaction: &Transaction) {
     let (mut nft, us) = (sent_by_nft(&text), sent_by_us(transaction));
     let mut differences = String::new();
     for (us, line) in us.iter().zip(text.lines()) {
-        // In this order, but for elements of a new set of ranges.
+        // In this order, except for elements of a new set of ranges.
         let at = nft.iter().position(|nft| nft == us);
         let early = |sent: &Sent| matches!(sent.0, NEW_ELEMENTS | NEW_SET);
         match at {

@@ -24,7 +24,7 @@ const CASES: u32 = 10;
 /// Does things, and says what came of them.
 struct Side {
     socket: Socket,
-    /// The model that the socket leads to; `None`: the real kernel.
+    /// The model that answers the socket; `None`: the real kernel.
     model: Option<Kernel>,
 }
 

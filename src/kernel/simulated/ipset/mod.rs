@@ -79,7 +79,7 @@ const VERSION: u8 = 7;
 const NEWEST: u8 = 5;
 /// `IPSET_FLAG_LIST_HEADER` of `linux/netfilter/ipset/ip_set.h`.
 const LIST_HEADER: u32 = 1 << 2;
-/// So many members are in one message.
+/// The most members in one message.
 const MOST: usize = 50;
 
 /// Sets of a network namespace.
@@ -106,7 +106,7 @@ impl Sets {
     /// Returns whether a set has a member; false where there is no such set.
     pub(crate) fn contains(&self, name: &str, member: &Element) -> bool {
         self.0.get(name).is_some_and(|set| match member {
-            // Of networks the longest prefix counts; whether there is one.
+            // A network is in the set if a network of the set contains it.
             Element::Net(net) => set.members.iter().any(|there| match there {
                 Element::Net(there) => there.contains(net),
                 _ => false,
@@ -175,7 +175,7 @@ impl Sets {
         member.is_some_and(|member| set.members.remove(&member))
     }
 
-    /// Says how many rules match against each set, as `references` counts them.
+    /// Sets how many rules match against each set, as `references` counts them.
     pub(crate) fn refer(&mut self, references: impl Fn(&str) -> u32) {
         for (name, set) in &mut self.0 {
             set.references = references(name);
@@ -221,7 +221,7 @@ impl Sets {
         Ok(list(of, listed.collect(), interrupted))
     }
 
-    /// Carries a request out; returns the answer, if there is one beside the
+    /// Carries a request out; returns the answer, if there is one besides the
     /// acknowledgement.
     pub(super) fn request(&mut self, message: &Message<'_>) -> Result<Option<Vec<u8>>, Refusal> {
         let attributes = ByKind::of(message.attributes(HEADER));

@@ -94,7 +94,7 @@ fn step(sets: &mut IpSets, (what, one, other, more): Step) -> String {
         2 if one % 2 == 0 => said(sets.destroy(&set.name)),
         2 => said(sets.swap(name(one), name(other))),
         3..6 => {
-            // Of the kind that is there, where there is one.
+            // Its kind is that of the set that is there, if there is one.
             let there = sets.list().expect("a list").into_iter();
             let there = there.filter(|there| there.name == set.name);
             let kind = there.filter_map(|there| Kind::of(&there.kind)).next();
@@ -117,7 +117,7 @@ fn step(sets: &mut IpSets, (what, one, other, more): Step) -> String {
             said(refused)
         }
         6 => {
-            // Which member is named that cannot be in it is a matter of order.
+            // If several members do not fit, their order decides which of them is named.
             let enlarged = sets.enlarge(&set.with_room_for(u32::from(more) << 10));
             format!("{:?}", enlarged.map_err(|error| error.errno()))
         }

@@ -29,7 +29,7 @@ const FAMILY_NAME: u16 = 2;
 /// `IPVS_INFO_ATTR_VERSION` and `IPVS_INFO_ATTR_CONN_TAB_SIZE`
 const VERSION: u16 = 1;
 const TABLE_SIZE: u16 = 2;
-/// `IPVS_STATS_ATTR_*` of which there are so many that count.
+/// How many counters of `IPVS_STATS_ATTR_*` there are, numbered from 1.
 const COUNTERS: u16 = 5;
 
 fn padded(ip: &IpAddr) -> [u8; 16] {
@@ -58,7 +58,7 @@ fn in_hex(at: &SocketAddr) -> String {
 }
 
 impl Ipvs {
-    /// Answers who asks for the number of a family.
+    /// Answers a request for the number of a family.
     pub(super) fn controller(&self, attributes: &ByKind<'_>) -> Result<Request, Errno> {
         match attributes.text(FAMILY_NAME) {
             Some("IPVS") => Ok(Request::new(CONTROLLER, 0, "", "")

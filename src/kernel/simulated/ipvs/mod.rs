@@ -22,7 +22,7 @@ use crate::{
     net::Family,
 };
 
-/// The number that a generic netlink family gets first which is not the controller's.
+/// The first number that a generic netlink family gets, apart from the controller's.
 const FIRST_FAMILY: u16 = 32;
 /// Schedulers that the kernel has.
 const SCHEDULERS: [&str; 6] = ["rr", "wrr", "lc", "wlc", "sh", "mh"];
@@ -43,8 +43,8 @@ pub(crate) struct Ipvs {
     family: u16,
     servers: BTreeMap<Id, Server>,
     connections: Vec<Connection>,
-    /// On which real server clients stay of virtual servers with session affinity, since
-    /// when.
+    /// The real server on which each client of a virtual server with session affinity
+    /// stays, and since when.
     templates: BTreeMap<(Id, IpAddr), (SocketAddr, Instant)>,
     /// Virtual servers at this address, and their real servers, are refused for this
     /// reason.
@@ -185,7 +185,7 @@ impl Ipvs {
         Ok(list(of, listed, interrupted))
     }
 
-    /// Carries a request out; returns the answer, if there is one beside the
+    /// Carries a request out; returns the answer, if there is one besides the
     /// acknowledgement.
     pub(super) fn request(&mut self, message: &Message<'_>) -> Result<Option<Vec<u8>>, Refusal> {
         let attributes = ByKind::of(message.attributes(generic::HEADER));

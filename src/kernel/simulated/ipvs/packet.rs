@@ -1,4 +1,4 @@
-//! Where IPVS leads packets (`net/netfilter/ipvs/ip_vs_core.c`), and what others change.
+//! Where IPVS forwards packets (`net/netfilter/ipvs/ip_vs_core.c`), and what others change.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,11 +17,11 @@ use crate::{
 /// `IP_VS_SVC_F_PERSISTENT` of `linux/ip_vs.h`.
 const PERSISTENT: u32 = 1;
 
-/// A real server, and what is remembered when a client is led there.
+/// A real server, and what is remembered when a client is forwarded there.
 type Led = (SocketAddr, Option<Update>);
 
 impl Ipvs {
-    /// Returns the real servers to which a new connection of `client` may be led; none: it
+    /// Returns the real servers to which a new connection of `client` may be forwarded; empty: it
     /// is refused. `None`: there is no such virtual server. Where clients stay on their real
     /// servers, `expires` says that they leave those whose weight is 0.
     pub(in crate::kernel::simulated) fn scheduled(

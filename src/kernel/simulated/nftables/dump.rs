@@ -23,11 +23,11 @@ const ELEMENT: u16 = 1;
 /// `NFTA_SET_ELEM_EXPIRATION` of `linux/netfilter/nf_tables.h`.
 const EXPIRATION: u16 = 5;
 
-/// So many elements are in one message.
+/// The most elements in one message.
 const MOST: usize = 100;
 
 impl Ruleset {
-    /// Answers a list: `interrupted`, half of it, and that it changed meanwhile.
+    /// Answers a list; if `interrupted`, with half of it and the flag that it changed meanwhile.
     pub(in crate::kernel::simulated) fn dump(
         &self,
         of: &Message<'_>,

@@ -99,7 +99,7 @@ struct Rule {
 struct Set {
     attributes: Stored,
     elements: BTreeMap<Key, Element>,
-    /// What differs of two declarations if they are not alike.
+    /// What is compared to tell whether two declarations are alike.
     declared: crate::kernel::nftables::Set,
     handle: u64,
 }
@@ -246,7 +246,7 @@ impl Ruleset {
         }
     }
 
-    /// Counts a change that is notified of so.
+    /// Counts a change, of which there are these notifications.
     pub(super) fn count(&mut self, changes: impl IntoIterator<Item = Request>) {
         self.generation = self.generation.wrapping_add(1);
         let generation = answer(NEW_GENERATION, 0).be32(GENERATION_ID, self.generation);
@@ -267,7 +267,7 @@ impl Ruleset {
     }
 
     /// Returns the notification of a change of such a table: of a chain, or of a rule in it
-    /// and where that leads to.
+    /// and the chain that it jumps to.
     pub(super) fn notification(
         family: Family,
         table: &str,
@@ -313,7 +313,7 @@ impl Ruleset {
     }
 }
 
-/// Returns the chain to which a verdict leads.
+/// Returns the chain to which a verdict jumps.
 fn leads_to(verdict: &Verdict) -> Option<&str> {
     match verdict {
         Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain),
@@ -322,7 +322,7 @@ fn leads_to(verdict: &Verdict) -> Option<&str> {
 }
 
 impl Table {
-    /// Returns how many rules and elements lead to a chain.
+    /// Returns how many rules and elements jump to a chain.
     fn references(&self, name: &str) -> usize {
         let of_rules = self.chains.values().flat_map(|chain| &chain.rules);
         let of_rules = of_rules.flat_map(|rule| &rule.expressions);

@@ -83,7 +83,7 @@ pub(super) struct Evaluation<'a> {
 }
 
 impl Evaluation<'_> {
-    /// Leads packets that were accepted so far through all chains of a hook.
+    /// Takes packets that were accepted so far through all chains of a hook.
     fn hook(&self, hook: Hook, mut ways: Ways) -> Ways {
         for chain in self.bases.iter().filter(|chain| chain.base.hook == hook) {
             // Rules of nat see only the first packet of a connection.
@@ -139,7 +139,7 @@ impl Evaluation<'_> {
                     }
                 }
             }
-            // Of a refusal the rule says so.
+            // The mark says which ways a rule refused.
             ways = next
                 .into_iter()
                 .filter_map(|way| match way.mark {

@@ -30,7 +30,7 @@ const LOCAL: u32 = 2;
 const SPACE: usize = 64;
 
 impl Evaluation<'_> {
-    /// Returns what a rule does; a verdict of `None` says that the next one is on.
+    /// Returns what a rule does; a verdict of `None` means that the next rule follows.
     pub(super) fn rule(
         &self,
         table: &Table,

@@ -134,7 +134,7 @@ fn add(transaction: &mut Transaction, sets: &Sets, (what, one, other): (u8, u8, 
     }
 }
 
-/// What came of a transaction: what was refused, in order.
+/// Returns what came of a transaction: what was refused, in order.
 fn outcome(ran: Result<(), Failure>) -> Vec<(Option<usize>, Option<usize>, String)> {
     match ran {
         Ok(()) => Vec::new(),
@@ -149,7 +149,7 @@ fn outcome(ran: Result<(), Failure>) -> Vec<(Option<usize>, Option<usize>, Strin
     }
 }
 
-/// What is in the table, in an order.
+/// Returns what is in the table, in a fixed order.
 fn contents(rules: &mut Rules) -> Vec<String> {
     let Some(contents) = rules.contents(FAMILY, TABLE).unwrap() else {
         return Vec::new();

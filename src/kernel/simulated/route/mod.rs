@@ -1,6 +1,6 @@
 //! Routing netlink: links and their addresses (`net/core/rtnetlink.c`, `net/ipv4/devinet.c`,
-//! `net/ipv6/addrconf.c`), each with the local route that the kernel makes for it, and routes
-//! and rules beside these.
+//! `net/ipv6/addrconf.c`), each with the local route that the kernel makes for it, and other routes
+//! and rules.
 
 mod policy;
 #[cfg(test)]
@@ -44,7 +44,7 @@ const SCOPE_LINK: u8 = libc::RT_SCOPE_LINK;
 pub(crate) struct Links {
     links: BTreeMap<u32, Link>,
     addresses: Vec<Address>,
-    /// Routes beside those of addresses, and rules.
+    /// Routes other than those of addresses, and rules.
     policy: Policy,
     /// The index of the newest link.
     newest: u32,
@@ -140,7 +140,7 @@ impl Links {
         ip.is_ipv6() || self.is_local(ip) || self.addresses.iter().any(|one| one.ip == *ip)
     }
 
-    /// Returns where a packet is led.
+    /// Returns where a packet is routed.
     pub(crate) fn led(&self, family: Family, packet: &Packet) -> Led {
         if self.is_local(&packet.destination.ip()) {
             return Led::Here;
@@ -241,7 +241,7 @@ impl Links {
         Ok(list(of, listed, interrupted))
     }
 
-    /// Carries a request out; returns the answer, if there is one beside the
+    /// Carries a request out; returns the answer, if there is one besides the
     /// acknowledgement.
     pub(super) fn request(&mut self, message: &Message<'_>) -> Result<Option<Vec<u8>>, Refusal> {
         match message.kind {
@@ -418,7 +418,7 @@ impl Address {
         Ok(Address {
             index: u32::from_ne_bytes([a, b, c, d]),
             prefix,
-            // That of an IPv6 address follows from it.
+            // The scope of an IPv6 address follows from the address.
             scope: match ip {
                 IpAddr::V4(_) => scope,
                 IpAddr::V6(v6) if v6.is_unicast_link_local() => SCOPE_LINK,

@@ -1,6 +1,6 @@
-//! Routes in their tables, and the rules by which packets are led to a table
+//! Routes in their tables, and the rules that choose the table for a packet
 //! (`net/core/fib_rules.c`, `net/ipv4/fib_trie.c`, `net/ipv6/route.c`). The tables main and
-//! default have nothing, and those rules of the kernel's that lead there are left out.
+//! default are empty, and the kernel's own rules for them are left out.
 
 use std::net::IpAddr;
 
@@ -28,26 +28,27 @@ const METRIC: u32 = 1024;
 /// The table of another process's routes, and the priority of its rule.
 const FOREIGN: u32 = 100;
 
-/// All routes and rules, but for those that the kernel makes for addresses.
+/// All routes and rules, except those that the kernel makes for addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Policy {
     routes: Vec<Route>,
-    /// In the order of their priorities; of one priority in that in which they came.
+    /// In the order of their priorities; rules of one priority in the order in which they were
+    /// added.
     rules: Vec<Rule>,
-    /// What was deleted, for who is notified: the group of each message.
+    /// What was deleted, to be notified of: each message with its group.
     deleted: Vec<(u32, Request)>,
     /// New routes to this address are refused, for this reason.
     refused: Option<(IpAddr, Errno)>,
 }
 
-/// Where a packet is led.
+/// Where a packet is routed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Led {
     /// To a socket of this node.
     Here,
     /// It is refused.
     Prohibited,
-    /// Where it would be without these routes and rules.
+    /// Where it would go without these routes and rules.
     Elsewhere,
 }
 
@@ -88,8 +89,8 @@ struct Rule {
 }
 
 impl Policy {
-    /// Returns where a packet of `family` is led. A port of 0 is that of a packet without
-    /// ports, as of a fragment.
+    /// Returns where a packet of `family` is routed. A port of 0 is that of a packet
+    /// without ports, as of a fragment.
     pub(super) fn led(&self, family: Family, packet: &Packet) -> Led {
         if self.found(family, TABLE_LOCAL, &packet.destination.ip()) == Some(libc::RTN_PROHIBIT) {
             return Led::Prohibited;
@@ -440,8 +441,8 @@ impl Rule {
         })
     }
 
-    /// Returns whether the kernel takes both for the same (`rule_exists`), which looks at no
-    /// target.
+    /// Returns whether the kernel takes both for the same (`rule_exists`), which does not compare
+    /// targets.
     fn is_same_as(&self, new: &Rule) -> bool {
         let without_target = |one: &Rule| Rule {
             goto: None,

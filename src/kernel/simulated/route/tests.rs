@@ -1,5 +1,5 @@
-//! The model against this machine's kernel: random programs of routes, rules and addresses have
-//! the same outcome and leave the same, and packets are led the same way.
+//! The model against this machine's kernel: random programs of routes, rules and addresses have the
+//! same outcome and leave the same, and packets are routed the same way.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -176,7 +176,7 @@ fn packets() -> Vec<(Family, Packet)> {
     all
 }
 
-/// Returns where the kernel leads a packet.
+/// Returns where the kernel routes a packet.
 fn led(socket: &mut Socket, family: Family, packet: &Packet, link: u32) -> Led {
     let bits = family.bits();
     let from = packet.input.map_or(0, |_| bits);
@@ -206,8 +206,8 @@ fn led(socket: &mut Socket, family: Family, packet: &Packet, link: u32) -> Led {
     }
 }
 
-/// Returns what a packet of this node's own is looked up with: a rule for a source would not
-/// see which one it will have.
+/// Returns whether a look-up of the packet means the same as sending it: that of a packet of this
+/// node's own does not tell a rule for sources which source it will have.
 fn is_sure(packet: &Packet, socket: &mut Socket, family: Family) -> bool {
     let rules = rules::list(socket, family).expect("rules");
     packet.input.is_some() || rules.iter().all(|rule| rule.source.is_none())

@@ -84,7 +84,7 @@ impl Default for Xtables {
 }
 
 impl Table {
-    /// Returns how many rules lead to a chain.
+    /// Returns how many rules jump to a chain.
     fn references(&self, chain: &str) -> usize {
         let rules = self.chains.values().flat_map(|chain| &chain.rules);
         rules.filter(|rule| rule.leads_to() == Some(chain)).count()
@@ -114,7 +114,7 @@ impl Table {
         changes
     }
 
-    /// Returns the chains to which rules lead from one of them, itself among them.
+    /// Returns the chains to which rules jump from one of them, itself among them.
     fn reached<'a>(&'a self, from: &'a str) -> BTreeSet<&'a str> {
         let mut found = BTreeSet::new();
         let mut next = vec![from];
@@ -153,7 +153,7 @@ impl Xtables {
         list.insert(ip, Instant::now());
     }
 
-    /// Returns a table, which comes to be where it is asked for.
+    /// Returns a table, which is made when it is first asked for.
     fn table_mut(&mut self, family: Family, name: &str) -> Option<&mut Table> {
         let (name, base) = known(name)?;
         let handles = &mut self.handles;
@@ -215,9 +215,9 @@ impl Xtables {
         references
     }
 
-    /// Something is different now.
+    /// Records that something is different now.
     fn changed(&mut self) {
-        // A list goes with the last rule that uses it.
+        // A list is removed with the last rule that uses it.
         let used: BTreeSet<&str> = self
             .tables
             .values()
@@ -272,14 +272,14 @@ impl Xtables {
         saved
     }
 
-    /// Returns the size of a table of the legacy engine, which comes to be if it was not
+    /// Returns the size of a table of the legacy engine, which is made if it was not
     /// there.
     pub(super) fn size(&mut self, family: Family, name: &str) -> Result<Size, Errno> {
         let table = self.table_mut(family, name).ok_or(Errno::ENOENT)?;
         let chains = table.chains.values();
         let of_chains = chains.map(|chain| chain.rules.len() as u32 + 2);
         let rules = table.chains.values().flat_map(|chain| &chain.rules);
-        // What rules take, but for those that a few octets of padding make alike.
+        // The size of rules, except those that a few octets of padding make alike.
         let of_rules = rules.map(|rule| 152 + 40 * rule.asks.len() as u32);
         Ok(Size {
             entries: of_chains.sum(),
@@ -288,7 +288,7 @@ impl Xtables {
     }
 
     /// Returns the chains of a family: table, name, number, and how many rules are in them
-    /// or lead to them.
+    /// or jump to them.
     pub(super) fn chains(
         &self,
         family: Family,
@@ -316,16 +316,17 @@ pub(crate) enum Edit {
     FlushChain(Names, usize),
     /// Takes the rule with this number away, of those in or to chains of these names.
     DeleteRule(Names, usize),
-    /// Deletes chains to which nothing leads, of these names.
+    /// Deletes chains to which no rule jumps, of these names.
     DeleteChains(Names),
-    /// Has a chain of its own, to which a rule leads that it puts at the top of a chain of the kernel.
+    /// Adds a chain of its own, and at the top of a chain of the kernel a rule that jumps to it.
     Enter {
         /// The chain of its own.
         chain: &'static str,
-        /// Where from a rule leads there.
+        /// The chain of the kernel whose rule jumps there.
         from: &'static str,
     },
-    /// Puts a rule that leads to a chain of its own at the end of the chain with this number, of those of these names.
+    /// Puts a rule that jumps to a chain of its own at the end of the chain with this number, of
+    /// those of these names.
     Append(Names, usize),
 }
 
@@ -401,7 +402,7 @@ impl Edit {
     }
 }
 
-/// Returns a rule that leads to a chain.
+/// Returns a rule that jumps to a chain.
 fn jump(chain: &str) -> Arc<Rule> {
     Arc::new(Rule {
         text: format!("-j {chain}"),

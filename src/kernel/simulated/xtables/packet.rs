@@ -20,14 +20,14 @@ use crate::{
     net::{Family, Protocol},
 };
 
-/// What decides about a packet beside rules.
+/// What decides about a packet besides rules.
 #[derive(Clone, Copy)]
 pub(in crate::kernel::simulated) struct Around<'a> {
     /// The node's own addresses.
     pub(in crate::kernel::simulated) own: &'a [IpAddr],
     /// What rules match against.
     pub(in crate::kernel::simulated) sets: &'a Sets,
-    /// `None`: connections are led by rules alone.
+    /// `None`: rules alone forward connections.
     pub(in crate::kernel::simulated) ipvs: Option<Scheduling<'a>>,
 }
 
@@ -41,9 +41,9 @@ pub(in crate::kernel::simulated) struct Scheduling<'a> {
 }
 
 impl Scheduling<'_> {
-    /// Returns whether a packet of a client that was led somewhere is led as the first one of
-    /// a connection: there is none any more, nor an entry of connection tracking, which goes
-    /// with it (`ip_vs_conn_expire`). Only TCP asks for a SYN (`tcp_conn_schedule`).
+    /// Returns whether a packet of a client that was forwarded before is scheduled like the first
+    /// one of a connection: the connection is gone, and with it the entry of connection tracking
+    /// (`ip_vs_conn_expire`). Only TCP asks for a SYN (`tcp_conn_schedule`).
     fn is_scheduled_anew(&self, packet: &Packet) -> bool {
         let Some(real) = packet.established else {
             return false;
@@ -79,7 +79,7 @@ impl Xtables {
             packet,
             around,
         };
-        // Connection tracking leads where rules led; IPVS has connections of its own.
+        // Connection tracking translates as the rules did; IPVS has connections of its own.
         let led = packet.established.filter(|_| around.ipvs.is_none());
         let first = Way::to(led.unwrap_or(packet.destination));
         if around.ipvs.is_some() {
@@ -133,15 +133,15 @@ impl Evaluation<'_> {
         self.around.own.contains(ip) || ip.is_loopback() || self.around.ipvs.is_some_and(by_link)
     }
 
-    /// Leads a packet through chains of the kernel, one after the other.
+    /// Takes a packet through chains of the kernel, one after the other.
     fn all(&self, chains: &[(&'static str, &str)], ways: Ways) -> Ways {
         let each = |ways, (table, chain): &(&'static str, &str)| self.base(table, chain, ways);
         chains.iter().fold(ways, each)
     }
 
-    /// Leads a packet past IPVS, which gets it after the filter of what is for this node
+    /// Takes a packet past IPVS, which gets it after the filter of what is for this node
     /// (`NF_IP_PRI_NAT_SRC - 2` in `LOCAL_IN`), and what this node sends after rules of nat
-    /// (`NF_IP_PRI_NAT_DST + 1` in `LOCAL_OUT`). What it leads on passes `LOCAL_OUT` as a
+    /// (`NF_IP_PRI_NAT_DST + 1` in `LOCAL_OUT`). What it forwards passes `LOCAL_OUT` as a
     /// packet whose addresses are translated (`ip_vs_nat_send_or_cont`).
     fn by_ipvs(&self, first: Way) -> Outcomes {
         let ways: Ways = (first, End::Accepted).into();
@@ -187,7 +187,7 @@ impl Evaluation<'_> {
         outcomes(found)
     }
 
-    /// Returns the ways on which IPVS leads a packet; `None`: it leaves the packet alone.
+    /// Returns the ways on which IPVS forwards a packet; `None`: it leaves the packet alone.
     fn scheduled(&self, way: &Way) -> Option<Ways> {
         let Scheduling {
             ipvs,
@@ -244,7 +244,7 @@ impl Evaluation<'_> {
         self.around.sets.matches(name, self.packet.protocol, &ends)
     }
 
-    /// Leads packets that were accepted so far through a chain of the kernel.
+    /// Takes packets that were accepted so far through a chain of the kernel.
     fn base(&self, table: &'static str, chain: &str, ways: Ways) -> Ways {
         let there = self.xtables.tables.get(&(self.family, table));
         // Rules of nat see only the first packet of a connection.
@@ -276,7 +276,7 @@ impl Evaluation<'_> {
         };
         let mut ways = Few::from(way);
         for rule in &chain.rules {
-            // Most rules are of other packets.
+            // Most rules are about other packets.
             if !ways.iter().any(|way| self.may_match(rule, way)) {
                 continue;
             }

@@ -34,7 +34,7 @@ pub(in crate::kernel::simulated) enum Refusal {
     Unread(usize, Unread),
     /// The kernel refuses the line.
     Kernel(usize, &'static str),
-    /// The kernel does not delete a chain that rules lead to.
+    /// The kernel does not delete a chain that rules jump to.
     InUse(usize, String),
     /// There is no such table.
     NoTable(usize, String),
@@ -170,7 +170,7 @@ impl Xtables {
         }
     }
 
-    /// Looks at what the legacy engine finds fault with when a table is complete.
+    /// Checks what the legacy engine finds fault with when a table is complete.
     fn verify(
         &self,
         name: &str,
@@ -222,8 +222,8 @@ impl Xtables {
     }
 }
 
-/// Returns whether rules lead from a chain, to which `way` leads, to one that they came
-/// from. Of chains that are `passed` it is known that they do not.
+/// Returns whether rules jump from a chain, which `way` has reached, back to a chain on
+/// that way. Chains that are `passed` are known not to.
 fn has_loop<'a>(
     table: &'a Table,
     name: &'a str,
@@ -401,7 +401,7 @@ impl Change<'_> {
         Ok(Arc::new(rule))
     }
 
-    /// Looks whether the kernel takes a rule.
+    /// Checks whether the kernel takes a rule.
     fn accepted(&self, rule: &Rule) -> Result<(), Refusal> {
         let refused = self.xtables.refused.as_ref();
         if refused.is_some_and(|text| rule.text.contains(text.as_str())) {

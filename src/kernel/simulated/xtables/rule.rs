@@ -64,17 +64,17 @@ pub(super) enum Asks {
     LocalDestination,
     /// A random number decides (`statistic`): the rule may match or not.
     Chance,
-    /// The source was put into that list so long ago at most.
+    /// The source was put into that list at most this long ago.
     Recently(String, Duration),
-    /// It is put into that list.
+    /// The source is put into that list.
     Remembers(String),
     /// A counter of that name is there.
     Account(String),
     /// What those ends of it give is a member of that set.
     Set(String, Vec<End>),
-    /// It is so of no packet here: there are neither bridges nor transparent sockets.
+    /// True of no packet here: there are neither bridges nor transparent sockets.
     Absent,
-    /// It is so of every packet.
+    /// True of every packet.
     Nothing,
 }
 
@@ -104,9 +104,9 @@ pub(super) enum Target {
 /// A rule as it was read, with what it matches and what it does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
-    /// It in the words of iptables-save, without its chain.
+    /// The rule in the words of iptables-save, without its chain.
     pub(super) text: String,
-    /// What it asks; true: and is not so.
+    /// What it asks; true: the rule matches if that is not so.
     pub(super) asks: Vec<(bool, Asks)>,
     pub(super) target: Target,
 }
@@ -141,7 +141,7 @@ impl Rule {
         Ok(reader.rule)
     }
 
-    /// Returns the chain to which it leads.
+    /// Returns the chain to which it jumps.
     pub(super) fn leads_to(&self) -> Option<&str> {
         match &self.target {
             Target::Jump(chain) | Target::Goto(chain) => Some(chain),

@@ -17,7 +17,7 @@ use crate::{
 
 /// How many random programs there are for each engine and family.
 const CASES: u32 = 12;
-/// Chains that lead to later ones alone, so that there is no circle.
+/// Chains that jump only to later ones, so that there is no circle.
 const CHAINS: [&str; 3] = ["A", "B", "C"];
 
 /// Returns a rule of `family`, in the words of iptables-save.
@@ -141,7 +141,7 @@ fn compare(engine: Engine, family: Family, runner: &mut TestRunner) {
             let expected = refused.as_ref().map(|error| blamed(error));
             let refusal = ran.err().map(|refusal| refusal.to_string());
             let found = refusal.as_ref().map(|error| blamed(error));
-            // The other engine finds some lines at fault that it blames the end for.
+            // With nf_tables, the model and the program may blame different lines.
             let is_alike = match engine {
                 Engine::Legacy => expected == found,
                 Engine::NfTables => expected.is_some() == found.is_some(),

@@ -8,20 +8,20 @@ use crate::kernel::xtables::{
     words::{Line, Words, target},
 };
 
-/// Chains that iptables-nft-restore is given to remove at once. The time that it
-/// takes grows with the square of their number.
+/// The most chains that iptables-nft-restore is given to remove at once. The time that
+/// it takes grows with the square of their number.
 const AT_ONCE: usize = 1_000;
 
-/// The chains of ours in a table, and what leads to them. Of a table with a
+/// The chains of ours in a table, and the rules that jump to them. Of a table with a
 /// hundred thousand rules, no more than that is in memory.
 #[derive(Debug)]
 pub struct OwnedChains<F> {
     table: Table,
     ours: F,
     chains: Vec<String>,
-    /// Rules of the kernel's chains that lead to them.
+    /// Rules of the kernel's chains that jump to them.
     jumps: Vec<Jump>,
-    /// Those that another one's rule leads to.
+    /// Those that a rule of another program's chain jumps to.
     in_use: HashSet<String>,
     /// Those that have rules.
     filled: HashSet<String>,
@@ -35,8 +35,8 @@ struct Jump {
 }
 
 impl<F: Fn(&str) -> bool> OwnedChains<F> {
-    /// Returns those of `table`, none read yet; `ours` is true for the names of chains
-    /// that are to go.
+    /// Returns the chains of `table`, none read yet; `ours` is true for the names of
+    /// chains that are to go.
     pub fn new(table: Table, ours: F) -> OwnedChains<F> {
         OwnedChains {
             table,
@@ -48,7 +48,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         }
     }
 
-    /// Reads them from `xtables`.
+    /// Reads the chains from `xtables`.
     ///
     /// # Errors
     /// What the program wrote as its error.
@@ -58,7 +58,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         Ok(self)
     }
 
-    /// Takes in a line of `iptables-save`.
+    /// Records a line of `iptables-save`.
     pub fn line(&mut self, line: &str) {
         match Line::parse(line) {
             Some(Line::Chain(name)) if (self.ours)(name) => self.chains.push(name.to_owned()),
@@ -67,7 +67,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
                 let Some(target) = target(words).filter(|target| (self.ours)(target)) else {
                     return;
                 };
-                // Rules of the kernel's chains that lead to us are ours.
+                // Rules of the kernel's chains that jump to our chains are ours.
                 if BASE_CHAINS.contains(&chain) {
                     self.jumps.push(Jump {
                         from: chain.to_owned(),
@@ -81,14 +81,14 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         }
     }
 
-    /// Remembers that a chain has a rule. It may have thousands: its name is copied once.
+    /// Records that a chain has a rule. It may have thousands: its name is copied once.
     fn has_rule(&mut self, chain: &str) {
         if !self.filled.contains(chain) {
             self.filled.insert(chain.to_owned());
         }
     }
 
-    /// Leaves the chain of this name, and what leads to it.
+    /// Leaves the chain of this name, and the rules that jump to it.
     pub fn leave(&mut self, name: &str) {
         self.chains.retain(|chain| chain != name);
         self.jumps.retain(|jump| jump.rule.target() != Some(name));
@@ -104,8 +104,8 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         self.chains.is_empty()
     }
 
-    /// Returns input of `iptables-restore` that removes what leads to the chains, but
-    /// not them; empty if nothing does.
+    /// Returns input of `iptables-restore` that removes the rules that jump to the
+    /// chains, but not the chains; empty if there are no such rules.
     pub fn unlinking(&self) -> String {
         if self.jumps.is_empty() {
             return String::new();
@@ -113,10 +113,10 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         self.input(&self.unlinked())
     }
 
-    /// Returns input of `iptables-restore` that removes the chains and what leads to
-    /// them; empty if there is nothing to remove. A chain that another one's rule leads
-    /// to is only emptied, for that rule is not ours to remove; once it is empty nothing
-    /// is written for it any more, for it may be looked for at every full sync.
+    /// Returns input of `iptables-restore` that removes the chains and the rules that jump to them;
+    /// empty if there is nothing to remove. A chain that a rule of another program's chain jumps to
+    /// is only emptied, for that rule is not ours to remove; once it is empty nothing is written
+    /// for it any more, for every full sync may look for it.
     pub fn removal(&self) -> String {
         let due = self.due();
         if due.is_empty() && self.jumps.is_empty() {
@@ -128,8 +128,8 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
     }
 
     /// Returns the [`removal`](Self::removal) where `engine` can do it at once; else
-    /// steps, one after the other, of which the first has nothing lead to the chains any
-    /// more. There is always a first.
+    /// steps, one after the other, of which the first removes the rules that jump to the
+    /// chains. There is always a first.
     pub fn steps(&self, engine: Engine) -> Vec<String> {
         if engine == Engine::Legacy || self.chains.len() <= AT_ONCE {
             return vec![self.removal()];
@@ -153,7 +153,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         self.jumps.iter().map(deletion).collect()
     }
 
-    /// Returns those that can be deleted, or have rules.
+    /// Returns the chains that can be deleted, or have rules.
     fn due(&self) -> Vec<&String> {
         let is_due =
             |chain: &&String| !self.in_use.contains(*chain) || self.filled.contains(*chain);

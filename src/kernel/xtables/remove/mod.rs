@@ -13,7 +13,6 @@ use crate::{kernel::nftables, net::Family};
 #[derive(Debug)]
 pub struct Owned {
     /// The tables that have some, in the order in which they are cleaned.
-    /// The table that it stands in.
     pub tables: &'static [Table],
     /// Returns true if the chain is ours. The kernel's own chains never are.
     pub is_ours: fn(Table, &str) -> bool,
@@ -24,13 +23,13 @@ pub struct Owned {
 /// A chain of ours, where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedChain {
-    /// IPv4's chains and IPv6's are apart.
+    /// IP family of the chain; those of IPv4 and IPv6 are separate.
     pub family: Family,
     /// The engine that holds it.
     pub engine: Engine,
-    /// The table that it stands in.
+    /// The table that contains it.
     pub table: Table,
-    /// As iptables-save prints it.
+    /// The chain's name, as iptables-save prints it.
     pub name: String,
 }
 
@@ -49,8 +48,8 @@ pub struct SharedChain {
 }
 
 impl Owned {
-    /// Removes these chains of these families, and what leads to them, from whichever
-    /// engine holds them, but for what is `preserved`. Nothing of others is
+    /// Removes these chains of these families, and the rules that jump to them, from
+    /// whichever engine holds them, except what is `preserved`. Nothing of others is
     /// changed; what is not there is fine.
     ///
     /// # Errors
@@ -107,7 +106,7 @@ impl Owned {
         let removed = match &first[..] {
             [] => Ok(()),
             several => match xtables.restore(&several.concat()).await {
-                // A table of others' making fails alone.
+                // The table of another program fails alone.
                 Err(error) if several.len() > 1 => {
                     tracing::debug!("each table by itself, because {error}");
                     let mut removed = Ok(());
@@ -142,12 +141,12 @@ impl Owned {
         tables.filter(move |table| there.contains(&table.name()))
     }
 
-    /// Removes what leads to these chains of `family`, in whichever engine, and
-    /// leaves the chains. Returns true if there are some.
+    /// Removes the rules that jump to these chains of `family`, in whichever engine,
+    /// and leaves the chains. Returns true if there are some.
     ///
     /// # Errors
-    /// When a table could not be read, a rule not be removed, or, after all that could be removed
-    /// was, more may be where no program reaches.
+    /// When a table could not be read, a rule could not be removed, or, after all that could be
+    /// removed was removed, there may be more where no program reaches.
     pub async fn unlink(&self, family: Family) -> Result<bool, Error> {
         let mut any = false;
         let engines = Xtables::engines(family).await;
@@ -166,7 +165,7 @@ impl Owned {
         is_known.map(|()| any)
     }
 
-    /// Returns true if the kernel's chains of `table` lead to `chain`, in either family and engine.
+    /// Returns true if the kernel's chains of `table` jump to `chain`, in either family and engine.
     ///
     /// # Errors
     /// When they do not where they can be read, and not everything could be: that is not known.
@@ -352,9 +351,8 @@ impl Owned {
     }
 }
 
-/// Returns what a table amounts to that could not be read when chains that `is_ours`
-/// is true for were to be removed from it: one that holds nothing of ours does not
-/// concern us.
+/// Returns `error`, because of which chains that `is_ours` names could not be removed
+/// from a table, unless the table holds nothing of ours: then it does not concern us.
 fn unread(
     error: Error,
     family: Family,

@@ -1,4 +1,4 @@
-//! What stays when chains are removed beside a mode that runs.
+//! What stays when chains are removed while a mode runs.
 
 use crate::{
     kernel::xtables::{Engine, rule::Table},
@@ -19,14 +19,14 @@ impl Preserved {
         Preserved::default()
     }
 
-    /// Returns that all that is in these engines stays.
+    /// Returns a value with which all that is in these engines stays.
     pub fn all(engines: Vec<(Family, Engine)>) -> Preserved {
         let chains = None;
         Preserved { engines, chains }
     }
 
-    /// Returns that, in these engines, chains of these names stay, with what leads to
-    /// them.
+    /// Returns a value with which, in these engines, chains of these names stay, with
+    /// the rules that jump to them.
     pub fn chains(
         engines: Vec<(Family, Engine)>,
         names: &'static [(Table, &'static str)],

@@ -13,12 +13,12 @@ pub(super) struct Backend {
     pub(super) shown: String,
     /// The name of its chain.
     pub(super) chain: String,
-    /// Its share beside the others; never 0.
+    /// Its share relative to the others; never 0.
     pub(super) weight: u32,
 }
 
-/// Endpoints by the traffic that may reach them. Those of weight 0 are in no
-/// set: to new connections they are as gone.
+/// Endpoints by the traffic that may reach them. Those of weight 0 are in no set: for
+/// new connections they count as gone.
 #[derive(Debug)]
 pub(super) struct Backends {
     /// All that some traffic may reach, in the order of kube-proxy, which sorts endpoints

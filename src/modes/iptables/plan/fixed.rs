@@ -40,7 +40,7 @@ pub fn fixed(options: &Options) -> Fixed {
     Fixed { rules, accounts }
 }
 
-/// Returns, of that, what keeps neighbours from this node's loopback addresses.
+/// Returns the part of it that keeps neighbours from this node's loopback addresses.
 pub fn loopback_guard(options: &Options) -> RuleSet {
     let (mut chains, mut jumps) = (chains(options), jumps(options));
     chains.retain(|chain| chain.name == names::FIREWALL);
@@ -174,10 +174,10 @@ fn jumps(options: &Options) -> Vec<Jump> {
     ]
 }
 
-/// What is sent to the node and to no Service's address may be for a node
-/// port. kube-proxy looks up the node's addresses within the networks that
-/// serve node ports; here the kernel does (`addrtype`), so that an address
-/// that comes or goes needs no new rule.
+/// What is sent to the node and to no Service's address may be for a node port.
+/// kube-proxy looks up the node's addresses within the networks that serve node ports;
+/// here the kernel does (`addrtype`), so that an address that is added or removed needs
+/// no new rule.
 fn to_node_ports(options: &Options) -> Vec<Rule> {
     let loopback = options.family.loopback();
     let text = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";

@@ -1,4 +1,4 @@
-//! From ServicePorts to rules: what iptables and ip6tables are to hold, with
+//! Plans rules for ServicePorts: what iptables and ip6tables are to hold, with
 //! kube-proxy's chains, by kube-proxy's names (`pkg/proxy/iptables`, 1.36).
 //!
 //! Pure: nothing here reads the kernel or remembers anything. A ServicePort's

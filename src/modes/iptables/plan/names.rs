@@ -41,9 +41,9 @@ pub const OWN_PREFIXES: [&str; 5] = [
 /// Names of the chains of one ServicePort.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortChains {
-    /// To any endpoint of the cluster.
+    /// For connections to any endpoint of the cluster.
     pub cluster: String,
-    /// To endpoints of this node.
+    /// For connections to endpoints of this node.
     pub local: String,
     /// What comes to external addresses and node ports.
     pub external: String,

@@ -19,8 +19,8 @@ use crate::{
     services::Node,
 };
 
-/// What the rules depend on beside the ServicePorts themselves. Anything that
-/// differs here makes every plan a new one.
+/// What the rules depend on besides the ServicePorts themselves. Anything that differs
+/// here makes every plan a new one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// iptables or ip6tables.
@@ -38,15 +38,15 @@ pub struct Options {
     pub masquerade_mark: u32,
     /// Which of the node's addresses serve node ports.
     pub node_ports: Served,
-    /// Serve them on loopback too; see [`Options::serves_localhost`].
+    /// Whether they are served on loopback, too; see [`Options::serves_localhost`].
     pub localhost_node_ports: bool,
     /// The kernel finds no packet outside a TCP window invalid
-    /// (`nf_conntrack_tcp_be_liberal`): what is configured, until the mode reads
-    /// what is so.
+    /// (`nf_conntrack_tcp_be_liberal`): as configured, until the mode reads the
+    /// kernel's setting.
     pub tcp_be_liberal: bool,
     /// Matches and targets of this kernel that rules may use.
     pub features: Features,
-    /// So many endpoints that most comments are left out; see
+    /// Whether there are so many endpoints that most comments are left out; see
     /// [`is_large_cluster`].
     pub large_cluster: bool,
     /// How packets find their ServicePort.
@@ -69,9 +69,9 @@ pub enum DispatchChoice {
     /// Linear for few ServicePorts, indexed for many.
     #[default]
     Auto,
-    /// Linear for however many.
+    /// Linear, however many there are.
     Linear,
-    /// Indexed for however few.
+    /// Indexed, however few there are.
     Indexed,
 }
 
@@ -82,9 +82,9 @@ const MANY: usize = 1000;
 const LARGE: usize = 1000;
 
 impl DispatchChoice {
-    /// Returns the dispatch for so many ServicePorts. A change rewrites everything, so
-    /// what is in force `now` stays until their number clearly asks for the
-    /// other.
+    /// Returns the dispatch for that number of ServicePorts. A change rewrites
+    /// everything, so what is in force `now` stays until their number clearly asks for
+    /// the other.
     pub fn dispatch(self, service_ports: usize, now: Option<Dispatch>) -> Dispatch {
         let indexed = now == Some(Dispatch::Indexed);
         match self {
@@ -95,9 +95,9 @@ impl DispatchChoice {
     }
 }
 
-/// Returns whether so many endpoints of a family make a large cluster, whose rules go
-/// without most comments. As with [`DispatchChoice::dispatch`], what is so
-/// `now` stays until the number clearly asks for the other.
+/// Returns whether that number of endpoints of a family makes a large cluster, whose
+/// rules go without most comments. As with [`DispatchChoice::dispatch`], the answer
+/// that holds `now` stays until the number clearly asks for the other.
 pub fn is_large_cluster(endpoints: usize, now: bool) -> bool {
     above(LARGE, endpoints, now)
 }
@@ -150,11 +150,11 @@ impl Options {
         self.node_ip == Some(ip) || self.node_addresses.contains(&ip)
     }
 
-    /// Node ports are served on loopback addresses: asked for, among the
-    /// addresses that serve them, and possible without opening the node's
-    /// loopback services to its neighbours, which takes `conntrack`
-    /// (kubernetes issue 90259). Only IPv4 has `route_localnet`, which then
-    /// must be set.
+    /// Returns whether node ports are served on loopback addresses: this is asked for,
+    /// loopback is among the addresses that serve them, and it is possible without
+    /// opening the node's loopback services to its neighbours, which takes `conntrack`
+    /// (kubernetes issue 90259). Only IPv4 has `route_localnet`, which then must be
+    /// set.
     pub fn serves_localhost(&self) -> bool {
         let asked = self.localhost_node_ports && self.family == Family::V4;
         let served = match &self.node_ports {
@@ -170,7 +170,7 @@ impl Options {
         loopback.chain(self.node_addresses.iter().copied().map(IpNet::from))
     }
 
-    /// Returns the rule, for what is sent to the node's own addresses.
+    /// Returns the rule limited to what is sent to the node's own addresses.
     pub(super) fn to_node(&self, rule: Rule) -> Vec<Rule> {
         if self.features.contains(Extension::Addrtype) {
             let local = Match::LocalAddress(Negatable::Is(Side::Destination));

@@ -67,13 +67,13 @@ pub fn endpoint_chains(port: &ServicePort) -> Vec<(SocketAddr, String)> {
         .collect()
 }
 
-/// Returns the names of the chains to which rules of shared chains lead for `port`, whether
+/// Returns the names of the chains to which rules of shared chains jump for `port`, whether
 /// or not it needs each of them.
 pub fn policy_chains(port: &ServicePort) -> PortChains {
     PortChains::new(&port.name.to_string(), word(port.name.protocol))
 }
 
-/// Returns whether rules can carry `port` with these features.
+/// Returns whether rules can serve `port` with these features.
 pub fn is_possible(port: &ServicePort, features: &Features) -> bool {
     port.name.protocol != Protocol::Sctp || features.contains(Extension::Sctp)
 }
@@ -154,16 +154,16 @@ impl Plan<'_> {
         self.backends.any && !backends.is_empty()
     }
 
-    /// Some traffic goes by that policy: pods and the node itself go by Cluster
-    /// to whatever can be called from outside.
+    /// Returns whether some traffic follows that policy: pods and the node itself
+    /// follow Cluster to whatever can be called from outside.
     fn follows(&self, policy: TrafficPolicy) -> bool {
         self.port.internal_traffic_policy == policy
             || self.accessible()
                 && (policy == TrafficPolicy::Cluster || self.port.external_traffic_policy == policy)
     }
 
-    /// Who is no pod of this node may have routed the whole service network
-    /// to it, and the endpoint may be on another: answers must come back here.
+    /// A caller other than a pod of this node may have the whole service network routed
+    /// to this node, and the endpoint may be on another: answers must come back here.
     fn masquerade_internal(&self) -> Option<Rule> {
         let rule = self.to_service(self.port.cluster_ip?, "cluster IP");
         let rule = if self.options.masquerade_all {
@@ -219,7 +219,7 @@ impl Plan<'_> {
         self.own_chain(&name, rules);
     }
 
-    /// The rule, for calls from the node itself.
+    /// Returns the rule limited to calls from the node itself.
     fn of_node(&self, rule: Rule) -> Vec<Rule> {
         if self.options.features.contains(Extension::Addrtype) {
             let local = Match::LocalAddress(Negatable::Is(Side::Source));

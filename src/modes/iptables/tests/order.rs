@@ -1,4 +1,4 @@
-//! In which transaction of a full sync what changes.
+//! What changes in which transaction of a full sync.
 
 use super::{Tables, options};
 use crate::{

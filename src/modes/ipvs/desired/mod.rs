@@ -24,7 +24,7 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Returns one without ServicePorts, on such a node.
+    /// Returns a value without ServicePorts, for this `node`.
     pub fn new(node: NodeContext) -> Desired {
         Desired {
             node,
@@ -32,7 +32,7 @@ impl Desired {
         }
     }
 
-    /// Returns what plans depend on beside the ServicePorts.
+    /// Returns what plans depend on besides the ServicePorts.
     pub fn node(&self) -> &NodeContext {
         &self.node
     }

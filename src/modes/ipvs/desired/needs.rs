@@ -28,7 +28,7 @@ pub struct Needs {
     set_sizes: PerFamily<[u32; Set::ALL.len()]>,
 }
 
-/// Whether a virtual server that a member is about is there while the member comes or goes.
+/// Whether a virtual server that a member is about is there while the member is added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Serving {
     /// It is there before and after.
@@ -40,11 +40,11 @@ pub enum Serving {
 /// What may differ from the kernel, and is to be compared with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dirty {
-    /// Members of sets that came or went.
+    /// Members of sets that were added or removed.
     pub members: BTreeMap<Member, Serving>,
-    /// Addresses of the dummy link that came or went.
+    /// Addresses of the dummy link that were added or removed.
     pub addresses: BTreeSet<IpAddr>,
-    /// Virtual servers that came, changed or went.
+    /// Virtual servers that were added, changed or removed.
     pub frontends: BTreeSet<Frontend>,
 }
 
@@ -158,7 +158,7 @@ impl Needs {
 }
 
 /// Counts a user of what is `new` instead of what was `old`; both are sorted. Returns what
-/// has its first user now, or its last one no more.
+/// has its first user now, or has lost its last one.
 fn replace<T: Copy + Ord + Hash>(users: &mut References<T>, old: &[T], new: &[T]) -> Vec<T> {
     let is_among = |all: &[T], one: &T| all.binary_search(one).is_ok();
     // Additions come first: what both need must not go to zero in between.

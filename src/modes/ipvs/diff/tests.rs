@@ -190,8 +190,8 @@ fn sets_change_when_no_client_gets_through_for_it() {
     let is_narrowed: Steps = &[(SourceCidr, Remove)];
     let is_local: Steps = &[(LoadBalancerLocal, Add)];
     let is_cluster: Steps = &[(LoadBalancerLocal, Remove)];
-    // What comes before anything opens, when what is open follows, when all is open, and after
-    // all closed.
+    // What changes before anything opens, when what is open follows its endpoints, when all is
+    // open, and after all is closed.
     let cases: [(&str, ServicePlan, ServicePlan, [Steps; 4]); 7] = [
         (
             "new, with ranges",
@@ -236,7 +236,7 @@ fn sets_change_when_no_client_gets_through_for_it() {
     }
 }
 
-/// What all ServicePorts need after one went from one plan to another, and what changed.
+/// Returns what all ServicePorts need after one changed from one plan to another, and what changed.
 fn replaced(old: &ServicePlan, new: &ServicePlan) -> (Needs, Dirty) {
     let (mut needs, mut dirty) = (Needs::default(), Dirty::default());
     let (name, nothing) = (port_name("web"), ServicePlan::default());
@@ -245,8 +245,8 @@ fn replaced(old: &ServicePlan, new: &ServicePlan) -> (Needs, Dirty) {
     (needs, dirty)
 }
 
-/// The steps from one plan to another: those before, those when what is open leads to its new
-/// endpoints, those when all is open, and those after.
+/// Returns the steps from one plan to another: those before, those when what is open sends to its
+/// new endpoints, those when all is open, and those after.
 fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 4] {
     let (needs, dirty) = replaced(old, new);
     let MemberSteps {
@@ -317,7 +317,7 @@ fn a_new_virtual_server_of_a_served_service_is_local_from_the_start() {
 
 #[test]
 fn sets_get_room_for_what_comes_beside_what_is_yet_to_go() {
-    // Ranges of the one third byte or the other.
+    // Ranges with one third byte or the other.
     let ranges = |third: u8, number: u8| {
         let members = (0..number).map(|last| Member {
             set: Set::SourceCidr,

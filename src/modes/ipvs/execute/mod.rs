@@ -1,11 +1,11 @@
-//! Runs the steps of one family in the order that keeps it closed to whom it is
-//! closed, and reports what of each ServicePort is not in force.
+//! Runs the steps of one family in an order that never lets in callers that are to be
+//! kept out, and reports what of each ServicePort is not in force.
 //!
-//! What is open follows its endpoints first. Then comes what closes and masquerades
-//! (sets, rules), then virtual servers and addresses that come; removal goes the other
-//! way round. Nothing is flushed: what is there already and right stays untouched,
-//! whoever put it there. What guards something and is not in force blocks that alone,
-//! and only while it is not open: see `blocked`.
+//! Members of sets that close and masquerade are added first; then virtual servers that are open
+//! follow their endpoints; then rules are written, and then new virtual servers and addresses are
+//! added. Removal is in the reverse order. Nothing is flushed: what is there already and right
+//! stays untouched, whoever put it there. A guard that is not in force blocks only what it guards,
+//! and only while that is not open: see `blocked`.
 
 mod servers;
 
@@ -68,15 +68,15 @@ pub struct Execution<'a> {
     pub options: &'a Options,
     /// Virtual servers that the kernel has, which the sync changes.
     pub servers: &'a mut Servers,
-    /// Real servers that end gently.
+    /// Real servers that are drained.
     pub drains: &'a mut Drains,
     /// The rules around the virtual servers.
     pub rules: &'a mut FamilyRules,
     /// What else is known on a full sync; `None`: the sync is partial.
     pub full: Option<&'a Full>,
-    /// Takes what of each ServicePort is not in force, and what is pending.
+    /// Records what of each ServicePort is not in force, and what is pending.
     pub state: &'a mut FamilyState<Dirty>,
-    /// Takes what is repaired.
+    /// Records what is repaired.
     pub repairs: &'a mut Repairs,
     /// When the sync of this family began.
     pub now: Instant,
@@ -89,10 +89,10 @@ pub struct Execution<'a> {
 /// Whether virtual servers or addresses were changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Made {
-    /// All were as they are to be.
+    /// All were as they should be.
     #[default]
     Nothing,
-    /// Some came, changed or went.
+    /// Some were added, changed or removed.
     Changes,
 }
 
@@ -101,13 +101,13 @@ pub enum Made {
 pub struct Results {
     /// What is not opened.
     blocked: Blocked,
-    /// Sets that cannot hold what they are to, each with the reason.
+    /// Sets that cannot hold what they should, each with the reason.
     too_small: BTreeMap<Set, String>,
     /// What is to be applied again.
     again: Dirty,
-    /// Virtual servers that still lead to real servers which could not be taken away.
+    /// Virtual servers that still send to real servers which should have been removed.
     not_followed: BTreeSet<Frontend>,
-    /// Virtual servers whose source ranges could not be taken away.
+    /// Virtual servers whose source ranges could not be removed.
     still_guarded: BTreeSet<Frontend>,
     /// An answer of the kernel shows that it holds something else than was known.
     is_surprised: bool,
@@ -176,11 +176,11 @@ impl Execution<'_> {
         taken_over
     }
 
-    /// Returns `steps` without those that virtual servers still need: what guards and
-    /// masquerades the callers of one that could not be closed stays until it is, and whom
-    /// source ranges let in is let in while they could not be taken away. Of one that lacks a
-    /// member, as the policy of its Service changed, those stay by which it was served before:
-    /// in none of the sets its callers would be refused.
+    /// Returns `steps` without those that virtual servers still need: what guards and masquerades
+    /// the callers of one that could not be closed stays until it is closed, and callers that
+    /// source ranges let in are let in as long as the ranges could not be removed. For a virtual
+    /// server that lacks a member, because the policy of its Service changed, the members by which
+    /// it was served before stay: if it were in none of the sets, its callers would be refused.
     fn members_to_change(&mut self, close: &[Frontend], steps: &[MemberStep]) -> Vec<MemberStep> {
         let left = close.iter().filter(|one| self.servers.contains_key(*one));
         let left: Vec<Frontend> = left.copied().collect();
@@ -188,7 +188,7 @@ impl Execution<'_> {
         let lacking = self.results.blocked.lacking().clone();
         self.without(steps, |member| {
             let is_about = |one: &Frontend| member.is_about(one);
-            // By the set of addresses it is found again by a process that begins.
+            // A process that starts finds it again by the set of addresses.
             let is_at = |one: &Frontend| member.element == Element::Ip(one.address);
             left.iter().any(|one| is_about(one) || is_at(one))
                 || member.set.admits() && guarded.iter().any(is_about)
@@ -196,8 +196,8 @@ impl Execution<'_> {
         })
     }
 
-    /// Returns `steps` without those of virtual servers that did not follow: who is let in by
-    /// them would meet endpoints that are to be gone.
+    /// Returns `steps` without those of virtual servers that did not follow: callers that they let
+    /// in would reach endpoints that should be gone.
     fn members_of_those_that_followed(&mut self, steps: &[MemberStep]) -> Vec<MemberStep> {
         let not_followed = self.results.not_followed.clone();
         self.without(steps, |member| {
@@ -221,8 +221,8 @@ impl Execution<'_> {
         rest
     }
 
-    /// Has the sets take what comes to them. Where one cannot, members are
-    /// refused.
+    /// Makes room in the sets for what is added to them. If one cannot be enlarged,
+    /// members are refused.
     fn make_room(&mut self, room: &BTreeMap<(Set, Family), u32>) -> Result<(), netlink::Error> {
         for (&(set, family), members) in room {
             match self.clients.make_room(set, family, *members) {
@@ -268,8 +268,9 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Reports members that could not be removed: for each ServicePort that is served where
-    /// they still say whom it admits or masquerades, and else for no single one.
+    /// Reports members that could not be removed: for each ServicePort at whose frontends
+    /// they still decide which callers are let in or masqueraded; if there is none, for no
+    /// single ServicePort.
     fn report_left(&mut self, left: &[RefusedMember]) {
         let desired = self.desired;
         let mut reported = HashSet::new();
@@ -281,7 +282,7 @@ impl Execution<'_> {
             if owners.is_empty() {
                 owners.push(None);
             }
-            // Several members may have the reason in common.
+            // Several members may share the reason.
             owners.retain(|owner| reported.insert((*owner, Arc::as_ptr(error))));
             for owner in owners {
                 match owner {
@@ -313,7 +314,7 @@ impl Execution<'_> {
         }
     }
 
-    /// Has what `member` guards or serves not be opened.
+    /// Keeps what `member` guards or serves from being opened.
     fn block(&mut self, member: &Member) {
         match (member.set, member.element) {
             // Without it, an endpoint here that calls itself gets no answer, and
@@ -327,7 +328,7 @@ impl Execution<'_> {
         }
     }
 
-    /// Has the kernel choose none of the addresses that are `eligible` as a source.
+    /// Makes the kernel choose none of the addresses that are `eligible` as a source.
     fn retire_addresses(&mut self, eligible: &[IpAddr]) -> Result<(), netlink::Error> {
         if eligible.is_empty() {
             return Ok(());
@@ -350,9 +351,9 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Adds addresses to the dummy link, but for those that are blocked.
+    /// Adds addresses to the dummy link, except those that are blocked.
     fn add_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), netlink::Error> {
-        // Of all virtual servers, so for what is blocked only.
+        // From all virtual servers, so it is computed only if something is blocked.
         let serving = LazyCell::new(|| -> HashSet<IpAddr> {
             self.servers.keys().map(|f| f.address).collect()
         });
@@ -369,7 +370,7 @@ impl Execution<'_> {
         };
         let waiting = blocked.iter().copied().map(why).collect();
         self.results.again.addresses.extend(blocked);
-        // Of what is not open for the same reason, which is reported already.
+        // ServicePorts that are not open for the same reason were reported already.
         let closed = self.state.failed().clone();
         self.report_addresses(&waiting, &closed);
         let refused = self.change_addresses(&coming, Action::Add)?;
@@ -377,8 +378,8 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Reports addresses that the dummy link does not get, for each ServicePort that needs one
-    /// of them, `except` for these.
+    /// Reports addresses that the dummy link does not get, for each ServicePort that needs one of
+    /// them, except those in `except`.
     fn report_addresses(&mut self, reasons: &BTreeMap<IpAddr, String>, except: &FailedPorts) {
         if reasons.is_empty() {
             return;

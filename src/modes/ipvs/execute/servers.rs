@@ -18,12 +18,12 @@ use crate::{
     services::{ServicePort, ServicePortName},
 };
 
-/// Changes of virtual servers that are made at a time.
+/// How many changes of virtual servers are made at a time.
 const BATCH: usize = 2000;
 
 impl Execution<'_> {
-    /// Has virtual servers that are open follow their endpoints. Returns those that are to
-    /// follow like new ones are opened, when the rules are in force.
+    /// Makes virtual servers that are open follow their endpoints. Returns those that must
+    /// wait, as new ones do, until the rules are in force.
     pub(super) fn follow(
         &mut self,
         frontends: &HashSet<Frontend>,
@@ -50,8 +50,8 @@ impl Execution<'_> {
         Ok(closed)
     }
 
-    /// Returns true if endpoints must not come to `server` yet: the `members` that have it
-    /// keep callers out are not in force, and either all are new or it leads nowhere.
+    /// Returns true if `server` must not get its endpoints yet: the `members` that make it keep
+    /// callers out are not in force, and either one of them is new, or it has no usable endpoint.
     fn waits_for_rules(
         &mut self,
         server: &VirtualServer,
@@ -77,7 +77,7 @@ impl Execution<'_> {
         Ok(reals.iter().all(|real| real.server.weight == 0))
     }
 
-    /// Opens virtual servers, but for those that are blocked.
+    /// Opens virtual servers, except those that are blocked.
     pub(super) fn open(&mut self, frontends: &HashSet<Frontend>) -> Result<(), netlink::Error> {
         let rules = self.rules.in_force();
         let masquerade_all = self.desired.node().masquerade_all;
@@ -93,7 +93,7 @@ impl Execution<'_> {
                 let guarding = guarding(&frontend, &members, masquerade_all);
                 if self.results.blocked.blocks(&frontend, guarding, rules) {
                     self.results.again.frontends.insert(frontend);
-                    // It is the next sync that they are new to as well.
+                    // For the next sync, these members are new as well.
                     let new = shutting(&frontend, &members).map(|one| (one, Serving::Continues));
                     self.results.again.members.extend(new);
                     waiting.push(frontend);
@@ -101,8 +101,7 @@ impl Execution<'_> {
                     self.bring_in_line(&port, &server, &mut changes)?;
                 }
             }
-            // Why not, if they failed, is logged once for all: it may be another reason each
-            // time.
+            // If the rules failed, the reason is logged once for all: it may differ each time.
             let frontends = match &waiting[..] {
                 [] => None,
                 [one] => Some(format!("{one} is")),
@@ -124,13 +123,13 @@ impl Execution<'_> {
     }
 
     /// Reports the ServicePorts that are open while rules that guard them are not in force:
-    /// source ranges or another policy came to what was open before.
+    /// what was open before got source ranges or another policy.
     pub(super) fn report_unguarded(&mut self) {
         let needed = self.desired.needs().filled(self.family);
         let in_force = match self.rules.in_force() {
             Some(sets) => sets,
             None if self.rules.failure().is_some() => FilledSets::default(),
-            // Those of an earlier process may be, which was not read yet.
+            // Rules of an earlier process, which were not read yet, may be in force.
             None => return,
         };
         let masquerade_all = self.desired.node().masquerade_all;
@@ -201,7 +200,7 @@ impl Execution<'_> {
         plan
     }
 
-    /// Appends what makes the kernel's virtual server that of `port`.
+    /// Appends the changes that make the kernel's virtual server the one that `port` needs.
     fn bring_in_line(
         &mut self,
         port: &ServicePort,
@@ -255,8 +254,8 @@ impl Execution<'_> {
         self.change_servers(std::mem::take(changes))
     }
 
-    /// Makes what comes, then what goes. Where a real server was refused and no other would be
-    /// left, those that are to go stay until it is tried again.
+    /// Makes additions first, then changes that take new connections away. If a real server was
+    /// refused and no other in use would be left, the latter are not made until it is tried again.
     fn change_servers(&mut self, changes: Vec<Change>) -> Result<(), netlink::Error> {
         let (mut going, coming): (Vec<Change>, Vec<Change>) =
             changes.into_iter().partition(takes_new_connections_away);
@@ -280,7 +279,8 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Makes `changes`. Returns the virtual servers of which that of a real server was refused.
+    /// Makes `changes`. Returns the virtual servers for which a change of a real server was
+    /// refused.
     fn apply(&mut self, changes: &[Change]) -> Result<BTreeSet<Frontend>, netlink::Error> {
         let mut of_reals = BTreeSet::new();
         if changes.is_empty() {

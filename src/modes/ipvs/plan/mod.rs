@@ -1,6 +1,6 @@
-//! From ServicePorts to what the kernel is to hold: virtual servers, members of
-//! sets, addresses of the dummy link, and the rules around them, as kube-proxy's
-//! ipvs mode has them (`pkg/proxy/ipvs`, 1.36).
+//! Plans for ServicePorts what the kernel is to hold: virtual servers, members of sets,
+//! addresses of the dummy link, and the rules around them, as kube-proxy's ipvs mode
+//! has them (`pkg/proxy/ipvs`, 1.36).
 //!
 //! Pure: nothing here reads the kernel or keeps state. What a ServicePort needs
 //! depends on it and on the [`NodeContext`] alone; the [`rules`] depend on the
@@ -181,8 +181,8 @@ impl Builder<'_> {
                 };
                 self.member(Set::SourceCidr, admitted);
             }
-            // The node calls a load balancer with that one's own address as
-            // its source, because it has it on the dummy link.
+            // When the node calls a load balancer, its source is the load balancer's
+            // own address, because that is on the dummy link.
             let node = self.node.node_ip.get(self.family());
             if node.is_some_and(|node| ranges.iter().any(|range| range.contains(&node))) {
                 let admitted = Element::IpPortIp {
@@ -233,7 +233,7 @@ impl Builder<'_> {
         self.port.external_traffic_policy == TrafficPolicy::Local
     }
 
-    /// Puts a virtual server that leads to `endpoints` at an address and port, unless
+    /// Adds a virtual server that sends to `endpoints` at an address and port, unless
     /// there is one already.
     fn serve(&mut self, address: IpAddr, port: u16, endpoints: &[&Endpoint]) {
         let frontend = Frontend::new((address, port), self.protocol());

@@ -1,4 +1,4 @@
-//! What plans depend on beside the ServicePorts: this node and its kernel.
+//! What plans depend on besides the ServicePorts: this node and its kernel.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -11,8 +11,8 @@ use crate::{
     services::Node,
 };
 
-/// This node and its kernel as plans depend on them. A difference in any field
-/// makes every plan a new one.
+/// What plans depend on of this node and its kernel. A difference in any field makes
+/// every plan a new one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeContext {
     /// Scheduler of Services that name none.

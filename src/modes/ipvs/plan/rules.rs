@@ -1,5 +1,5 @@
-//! The rules around the virtual servers. Their number does not depend on how
-//! many Services there are: what does is in the sets.
+//! The rules around the virtual servers. Their number does not depend on how many
+//! Services there are: what depends on it is in the sets.
 
 use super::{DetectLocal, NodeContext, sets::Set};
 use crate::{
@@ -49,8 +49,8 @@ pub const OWN_CHAINS: [(Table, &str); 12] = [
 ];
 
 /// Returns how a chain is compared: those of [`OWN_CHAINS`] as a whole. Iptables mode
-/// has a rule for each port of a Service in a chain of the same name, so the rules of
-/// none are kept.
+/// has a rule for each port of a Service in a chain of the same name, so no chain's
+/// rules are kept.
 pub fn interest(table: Table, chain: &str) -> Interest {
     if OWN_CHAINS.contains(&(table, chain)) {
         Interest::Whole
@@ -59,7 +59,7 @@ pub fn interest(table: Table, chain: &str) -> Interest {
     }
 }
 
-/// Returns the rules of `family`, for sets of which those `filled` have members.
+/// Returns the rules of `family`, where the `filled` sets have members.
 pub fn rules(
     family: Family,
     node: &NodeContext,
@@ -111,7 +111,7 @@ impl Builder<'_> {
     /// Matches packets to (and, where the set has a second address, from)
     /// members of `set`.
     fn in_set(&self, rule: Rule, set: Set) -> Rule {
-        // A second address is the other end's.
+        // A second address is that of the other end.
         let all = [Side::Destination, Side::Destination, Side::Source];
         let sides = all.into_iter().take(set.kind().dimensions()).collect();
         self.match_set(rule, set, sides)
@@ -130,10 +130,10 @@ impl Builder<'_> {
         self.filled.contains(set).then(rule)
     }
 
-    /// What this node itself must not call, before IPVS changes the
-    /// destination (its hook in LOCAL_OUT comes after mangle's). The node calls
-    /// an address of the dummy link from that very address: then it is the node
-    /// that the source ranges leave out, even if the address is in them.
+    /// Returns rules for what this node itself must not call, before IPVS changes the
+    /// destination (its hook in LOCAL_OUT comes after mangle's). The node calls an
+    /// address of the dummy link from that very address: then it is the node that the
+    /// source ranges leave out, even if the address is in them.
     fn not_from_node(&self) -> Vec<Rule> {
         let set = Set::NotFromNode;
         let called = || self.in_set(self.commented(set.comment()), set);
@@ -253,7 +253,7 @@ impl Builder<'_> {
                 .with(Match::LocalAddress(Negatable::Is(Side::Destination)))
                 .jump(NODE_PORT),
         );
-        // Other rules of nat must not lead away what IPVS is to get.
+        // Other rules of nat must not translate what IPVS is to get.
         for set in [Set::ClusterIp, Set::LoadBalancer] {
             if self.filled.contains(set) {
                 rules.push(self.in_set(Rule::new(), set).target(Target::Accept));

@@ -80,16 +80,16 @@ impl VirtualServer {
         &*self.scheduler == "mh"
     }
 
-    /// Returns true if the scheduler leads clients by a table that real servers of weight 0
-    /// are in, too (`ip_vs_sh_reassign`, `ip_vs_mh_populate`). Without `IP_VS_SVC_F_SCHED1`
-    /// clients would be refused while their real server drains; with it they are led by the
-    /// next place of the table.
+    /// Returns true if the scheduler assigns clients by a table that also holds real
+    /// servers of weight 0 (`ip_vs_sh_reassign`, `ip_vs_mh_populate`). Without
+    /// `IP_VS_SVC_F_SCHED1` clients would be refused while their real server drains; with
+    /// it they get the next place of the table.
     fn falls_back(&self) -> bool {
         ["sh", "mh"].contains(&&*self.scheduler)
     }
 
-    /// Returns how long connections of a real server that goes may go on, where others
-    /// may for `limit`; `None`: as long as they last. `dh` has a table as the others have, and
+    /// Returns how long connections of a real server that is removed may go on, where `limit` is
+    /// the time for other schedulers; `None`: as long as they last. `dh` has such a table, too, and
     /// nothing to fall back to: all clients would be refused meanwhile (`ip_vs_dh_schedule`).
     pub fn drain_limit(&self, limit: Option<Duration>) -> Option<Duration> {
         if &*self.scheduler == "dh" {
@@ -98,7 +98,7 @@ impl VirtualServer {
         limit
     }
 
-    /// Returns it as the kernel takes it, without its real servers.
+    /// Returns the virtual server as the kernel takes it, without its real servers.
     pub fn to_kernel(&self) -> ipvs::VirtualServer {
         let mut server = ipvs::VirtualServer::new(self.frontend.id(), self.scheduler.to_string());
         server.persistence = self.persistence.map(|s| Duration::from_secs(s.into()));
@@ -121,7 +121,7 @@ pub(super) struct SchedulingParameters<'a> {
 }
 
 impl<'a> SchedulingParameters<'a> {
-    /// Returns those of `port`, and appends what cannot be done to `unsupported`.
+    /// Returns the parameters of `port`, and appends what cannot be done to `unsupported`.
     pub(super) fn new(
         port: &'a ServicePort,
         node: &NodeContext,
@@ -150,7 +150,7 @@ impl<'a> SchedulingParameters<'a> {
         }
     }
 
-    /// Returns the virtual server at `frontend`, which leads to `endpoints`; those on
+    /// Returns the virtual server at `frontend`, which sends to `endpoints`; those on
     /// other nodes are reached by the method `direct`, if there is one.
     pub(super) fn server(
         &self,
@@ -173,11 +173,11 @@ impl<'a> SchedulingParameters<'a> {
         }
     }
 
-    /// Returns the method by which endpoints on other nodes answer clients past this
-    /// node, or `None` if the Service does not ask for one.
+    /// Returns the method by which endpoints on other nodes answer clients without
+    /// passing this node, or `None` if the Service does not ask for one.
     ///
     /// # Errors
-    /// Why it cannot be done at `frontend`, which leads to `endpoints`; packets are
+    /// Why it cannot be done at `frontend`, which sends to `endpoints`; packets are
     /// rewritten there.
     pub(super) fn direct(
         &self,

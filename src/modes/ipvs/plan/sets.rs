@@ -14,8 +14,8 @@ use crate::{
 /// A set; each family has one of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Set {
-    /// Endpoints of this node, each with itself as the source: who calls itself
-    /// through a Service.
+    /// Endpoints of this node, each with itself as the source: an endpoint that calls
+    /// itself through a Service.
     LoopBack,
     /// Cluster IPs and ports.
     ClusterIp,
@@ -263,8 +263,8 @@ impl Set {
 }
 
 impl Member {
-    /// Returns true if it says something of calls of `frontend`. A node port is one at any
-    /// address.
+    /// Returns true if it says something about calls to `frontend`. A node port is one at
+    /// any address.
     pub fn is_about(&self, frontend: &Frontend) -> bool {
         match self.element {
             Element::Port(port) => {

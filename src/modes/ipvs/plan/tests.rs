@@ -1,4 +1,4 @@
-//! What single ServicePorts lead to, beside what the recordings have.
+//! What single ServicePorts need, besides the cases in the recordings.
 
 use std::{sync::Arc, time::Duration};
 

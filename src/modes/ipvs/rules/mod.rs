@@ -45,19 +45,19 @@ struct InForce {
 }
 
 impl InForce {
-    /// Takes in that rules for sets of which those `filled` have members are being
-    /// written: from now on, any of them or of those before may be in force.
+    /// Records that the rules for the case that the `filled` sets have members are being written:
+    /// from now on, any of these rules or of the former ones may be in force.
     fn changing_to(&mut self, filled: FilledSets) {
         self.sets = self.sets.map(|before| before.and(filled));
     }
 
-    /// Takes in that rules for sets of which those `filled` have members are in force.
+    /// Records that the rules for the case that the `filled` sets have members are in force.
     fn set(&mut self, filled: FilledSets) {
         self.sets = Some(filled);
         self.failure = None;
     }
 
-    /// Takes in that rules could not be read or written, or not yet.
+    /// Records that rules could not be read or written, or not yet.
     fn failed(&mut self, why: String, previous: Previous) {
         self.failure = Some(why);
         if previous == Previous::Lost {
@@ -67,7 +67,7 @@ impl InForce {
 }
 
 impl FamilyRules {
-    /// Returns those of `family`, of which none are known to be in force.
+    /// Returns the rules of `family`, none of which are known to be in force.
     pub fn new(family: Family, writer: Option<RuleWriter>) -> FamilyRules {
         let engine = writer.as_ref().map(RuleWriter::engine);
         FamilyRules {
@@ -95,8 +95,8 @@ impl FamilyRules {
         self.in_force.failure.as_deref()
     }
 
-    /// Returns what is reported of rules that could not be written; `None` where they are in
-    /// force, or no program writes them: then only what needs some is reported.
+    /// Returns what is reported about rules that could not be written; `None` if they are in force,
+    /// or if no program writes them: then only what needs rules is reported.
     pub fn unwritten(&self) -> Option<String> {
         self.writer.as_ref()?;
         let why = self.failure()?;
@@ -187,8 +187,8 @@ impl FamilyRules {
         })
     }
 
-    /// Removes the rules for sets that are no longer `needed`, when all that goes is
-    /// gone. What stays when this fails matches nothing.
+    /// Removes the rules for sets that are no longer `needed`, when everything else has
+    /// been removed. Rules that stay when this fails match nothing.
     pub async fn remove_unneeded(&mut self, node: &NodeContext, needed: FilledSets) {
         let Some(writer) = &mut self.writer else {
             return;
@@ -204,8 +204,8 @@ impl FamilyRules {
         }
     }
 
-    /// Returns how the rules in the kernel differ from those for sets of which those
-    /// `filled` have members; nothing where no rules can be written.
+    /// Returns how the rules in the kernel differ from those for the case that the
+    /// `filled` sets have members; nothing where no rules can be written.
     ///
     /// # Errors
     /// When the program failed.
@@ -261,7 +261,7 @@ mod tests {
         rules.failed(locked(), Previous::InForce);
         assert_eq!((rules.sets, &rules.failure), (Some(old), &Some(locked())));
         rules.set(new);
-        // Some rules go, and come again before it is known that they went.
+        // Some rules are removed, and added again before it is known that they were removed.
         rules.changing_to(old);
         rules.failed(locked(), Previous::InForce);
         assert_eq!(rules.sets, Some(old));

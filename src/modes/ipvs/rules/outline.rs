@@ -1,5 +1,5 @@
 //! What rules have in common however a program words them: how many each chain has, and
-//! where they lead.
+//! their targets.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use crate::{
     net::Family,
 };
 
-/// How many rules lead to each target, and how many to none.
+/// How many rules have each target, and how many have none.
 type Targets = BTreeMap<Option<String>, usize>;
 
 /// The chains of a [`RuleSet`], and what tables hold of them.
@@ -24,7 +24,7 @@ pub struct Outline {
 }
 
 impl Outline {
-    /// Returns that of `rules` of `family`, of which nothing was found yet.
+    /// Returns the outline of `rules` of `family`, of which nothing was found yet.
     pub fn of(rules: &RuleSet, family: Family) -> Outline {
         let mut desired = HashMap::<_, HashMap<_, Targets>>::new();
         let mut add = |table: Table, chain: &str, rules: &[Rule]| {
@@ -46,7 +46,7 @@ impl Outline {
         }
     }
 
-    /// Takes in what `line` says of `table`.
+    /// Records what `line` says of `table`.
     pub fn line(&mut self, table: Table, line: &str) {
         let (chain, words) = match Line::parse(line) {
             Some(Line::Chain(name)) => (name, None),
@@ -63,8 +63,8 @@ impl Outline {
         }
     }
 
-    /// Returns true if every chain was found with as many rules, which lead where they
-    /// should. Of the kernel's chains only those rules count that lead to ours.
+    /// Returns true if every chain was found with the same number of rules, with the targets that
+    /// they should have. In the kernel's chains, only rules that jump to ours count.
     pub fn is_found(&self) -> bool {
         let is_found = |table: &Table, chain: &String, needed: &Targets| {
             let found = self.found.get(table).and_then(|found| found.get(chain));

@@ -15,13 +15,13 @@ use crate::{
     modes::{Difference, ipvs::plan::interest},
 };
 
-/// So many times rules are written in a row that others change in between.
+/// How often rules are written in a row if another program changes them in between.
 const TRIALS: usize = 3;
 
 /// What became of the rules that were in force before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Previous {
-    /// They are in force still.
+    /// They are still in force.
     InForce,
     /// Some of them are known to be gone.
     Lost,
@@ -31,17 +31,17 @@ pub enum Previous {
 #[derive(Debug)]
 pub struct Tables {
     writer: Writer,
-    /// What was in force when that was last known.
+    /// The rules that were in force when that was last known.
     in_force: Option<RuleSet>,
-    /// What a write that failed was to put in force; some of it may be.
+    /// The rules that a failed write was to put in force; some of them may be.
     attempted: Option<RuleSet>,
     /// What became of the rules that were in force before.
     previous: Previous,
     /// What the tables held right after rules were written, where the program words
     /// them otherwise than we do.
     reworded: Option<Reworded>,
-    /// What is to be written when the virtual servers are there: iptables mode
-    /// carries the traffic until then, by a chain of the same name.
+    /// What is to be written when the virtual servers are there: iptables mode serves
+    /// the traffic until then, through a chain of the same name.
     later: Option<Takeover>,
 }
 
@@ -53,13 +53,13 @@ struct Reworded {
 
 #[derive(Debug)]
 struct Takeover {
-    /// The changes, of which those that carry are not made yet.
+    /// The changes, of which those of [`Phase::Carry`] are not made yet.
     transaction: Transaction<()>,
     rules: RuleSet,
 }
 
 impl Tables {
-    /// Returns those that `writer` reads and writes.
+    /// Returns the tables that `writer` reads and writes.
     pub fn new(writer: Writer) -> Tables {
         Tables {
             writer,
@@ -82,9 +82,9 @@ impl Tables {
         self.later.is_some()
     }
 
-    /// Reads the tables, and puts `rules` in force where they are not. Each table
-    /// takes effect at once. Returns what was in force before and another program
-    /// changed.
+    /// Reads the tables, and puts `rules` in force where they are not. Each table takes
+    /// effect in one step. Returns what was in force before and was changed by another
+    /// program.
     ///
     /// # Errors
     /// When the program failed; the next call reads what is in force.
@@ -155,8 +155,8 @@ impl Tables {
         }
     }
 
-    /// Returns what of the rules that were in force is not, and is not as a write that
-    /// failed may have left it either.
+    /// Returns which of the rules that were in force no longer are, unless a failed
+    /// write may have left them so.
     fn changed(&self, observed: &Observed) -> Vec<String> {
         let unlike = |rules: &RuleSet| self.difference(observed, rules).repaired();
         let before = self.in_force.as_ref();
@@ -184,8 +184,8 @@ impl Tables {
     /// Runs these phases of `transaction`, after which `rules` are in force, and reads how
     /// the program words them.
     ///
-    /// What another program changes in between must not be taken for words of the program:
-    /// it would be in force from then on. So such rules are written again.
+    /// What another program changes in between must not be taken for the program's
+    /// wording: it would count as in force from then on. So such rules are written again.
     async fn write(
         &mut self,
         transaction: &Transaction<()>,
@@ -247,7 +247,7 @@ impl Tables {
     }
 }
 
-/// Returns true for a rule that leads traffic of Services to chains of iptables mode.
+/// Returns true for a rule that has traffic of Services jump to chains of iptables mode.
 fn leads_to_iptables_mode(table: Table, line: &str) -> bool {
     let leads = |words| target(words).is_some_and(|target| target.starts_with("KUBE-SVC-"));
     table == Table::Nat

@@ -1,5 +1,5 @@
-//! The rules of one family, written beside the syncs: a program may wait seconds
-//! for a lock, take long over a hundred thousand rules of others, or hang, and
+//! The rules of one family, written in parallel with the syncs: a program may wait
+//! seconds for a lock, take long over a hundred thousand rules of others, or hang, and
 //! endpoints wait for none of that.
 
 use std::{future::Future, io, thread, time::Duration};
@@ -24,17 +24,17 @@ use crate::{
     net::Family,
 };
 
-/// How long a sync waits for an answer while no rules are known to be in force,
-/// and nothing can be opened; and after which one that is missing is named.
+/// How long a sync waits for an answer while no rules are known to be in force, and
+/// nothing can be opened; and after what time a missing answer is reported.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// How long a sync waits for an answer otherwise.
 pub const SHORT_WAIT: Duration = Duration::from_secs(1);
-/// Before what failed is tried again: at first, then twice as long each time.
+/// The first pause before what failed is tried again; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How soon another sync sees whether an answer has come.
 const POLL: Duration = Duration::from_millis(100);
-/// The same of a program that seems not to end.
+/// The same for a program that seems not to end.
 const LONGEST_POLL: Duration = Duration::from_secs(5);
 
 /// What the thread is asked for.
@@ -44,7 +44,7 @@ enum Request {
     Compare(RuleSet, oneshot::Sender<Result<Vec<Difference>, Error>>),
 }
 
-/// What the thread says to a request.
+/// The thread's answer to a request.
 #[derive(Debug)]
 struct Answer {
     /// What other programs had changed and was repaired.
@@ -66,7 +66,7 @@ pub enum Read {
 #[derive(Debug)]
 struct UnderWay {
     since: Instant,
-    /// `None`: those that take over from iptables mode.
+    /// The rules that were asked for; `None`: the last step of taking over from iptables mode.
     rules: Option<RuleSet>,
     filled: FilledSets,
 }
@@ -85,13 +85,13 @@ pub enum Outcome {
     Failed {
         /// What the program, or the thread, failed with.
         error: Error,
-        /// What became of those before.
+        /// What became of the rules that were in force before.
         previous: Previous,
     },
 }
 
-/// Has the rules of one family written by a thread that does nothing else. One
-/// request is under way at a time.
+/// Makes a thread that does nothing else write the rules of one family. One request is
+/// under way at a time.
 #[derive(Debug)]
 pub struct RuleWriter {
     family: Family,
@@ -115,7 +115,7 @@ impl RuleWriter {
     /// network namespace.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When no thread can be started.
     pub fn start(family: Family, tools: Toolkit) -> Result<RuleWriter, Error> {
         let Toolkit { writer, features } = tools;
         let engine = writer.engine;
@@ -159,10 +159,10 @@ impl RuleWriter {
         self.engine
     }
 
-    /// Asks for the rules that go with sets of which those `filled` have members.
-    /// Does nothing if they were in force at the last answer, unless they are to be
-    /// `read`; nor while a request is under way, or one that failed is not to be tried
-    /// again yet. Returns true if it asked.
+    /// Asks for the rules for the case that the `filled` sets have members. Does
+    /// nothing if they were in force at the last answer, unless they are to be `read`;
+    /// nor while a request is under way, or one that failed is not to be tried again
+    /// yet. Returns true if it asked.
     pub fn ask(&mut self, node: &NodeContext, filled: FilledSets, read: Read) -> bool {
         if self.under_way.is_some() || self.is_resting() {
             return false;
@@ -185,8 +185,8 @@ impl RuleWriter {
         asks
     }
 
-    /// Returns how the rules in the kernel differ from those that go with sets of which
-    /// those `filled` have members, when what was asked for before is done.
+    /// Returns how the rules in the kernel differ from those for the case that the
+    /// `filled` sets have members, when what was asked for before is done.
     ///
     /// # Errors
     /// When the program failed, or takes longer than it should.
@@ -264,7 +264,7 @@ impl RuleWriter {
             Err(error) => {
                 self.backoff.failed(Instant::now());
                 self.in_force = None;
-                // After half a takeover, nat may lead to no mode's chains.
+                // After half a takeover, nat may jump to no mode's chains.
                 let previous = done.rules.map_or(Previous::Lost, |_| answer.previous);
                 Outcome::Failed { error, previous }
             }
@@ -319,7 +319,7 @@ fn has_ended() -> Error {
     }
 }
 
-/// Has a thread of its own do the work of a family.
+/// Runs the work of a family in a thread of its own.
 fn run_in_thread(
     family: Family,
     work: impl Future<Output = ()> + Send + 'static,
@@ -342,8 +342,8 @@ async fn work(
     while let Some(request) = asked.recv().await {
         let outcome = match request {
             Request::Compare(rules, mut reply) => {
-                // Who asked may not wait any more, and rules that are to be written are not
-                // to wait for it then.
+                // The caller may have stopped waiting, and then rules that are to be
+                // written must not wait for its request.
                 tokio::select! {
                     compared = tables.compare(&rules) => {
                         let _ = reply.send(compared);

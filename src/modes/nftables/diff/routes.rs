@@ -1,4 +1,4 @@
-//! Where clients stay that were sent somewhere.
+//! Which clients may stay on the endpoint that they were sent to.
 
 use std::net::IpAddr;
 
@@ -13,15 +13,16 @@ use crate::{
     net::Family,
 };
 
-/// Pairs of a frontend and an endpoint, as [`SetId::Affinity`] has them, by who calls.
+/// Pairs of a frontend and an endpoint, as [`SetId::Affinity`] has them, by the kind of caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes {
-    /// Of pods of this node, and of the node itself.
+    /// Those for pods of this node, and for the node itself.
     of_cluster: Pairs,
-    /// Of others: with an external policy of Local these are sent to endpoints of this node
-    /// alone.
+    /// Those for other callers: with an external policy of Local they are sent to endpoints
+    /// of this node alone.
     of_outside: Pairs,
-    /// Of anyone. Among routes that are gone: those that neither pods nor others may go on with.
+    /// Those for anyone. Among routes that are gone: those that neither pods nor others may use any
+    /// more.
     of_anyone: Pairs,
 }
 
@@ -35,7 +36,7 @@ struct Pairs {
 }
 
 impl Routes {
-    /// Adds those of a ServicePort's elements.
+    /// Adds the routes of a ServicePort's elements.
     pub fn add(&mut self, elements: &ServiceElements) {
         let of = |sets: [SetId; 2]| {
             let own = elements.own.iter();
@@ -58,22 +59,22 @@ impl Routes {
             if !differ || is_local {
                 self.of_outside.insert(*set, &pair);
             }
-            // Endpoints of this node that serve others may be out of use for its pods: while all
-            // of them terminate, and one elsewhere is ready.
+            // Endpoints of this node that serve others may not be used for its pods: while all of
+            // them terminate, and one elsewhere is ready.
             if !differ || !is_local {
                 self.of_cluster.insert(*set, &pair);
             }
         }
     }
 
-    /// Adds those of `other`.
+    /// Adds the routes of `other`.
     pub fn extend(&mut self, other: Routes) {
         self.of_cluster.extend(other.of_cluster);
         self.of_outside.extend(other.of_outside);
         self.of_anyone.extend(other.of_anyone);
     }
 
-    /// Takes those of `other` away.
+    /// Removes the routes of `other`.
     pub fn remove(&mut self, other: &Routes) {
         self.of_cluster.remove(&other.of_cluster);
         self.of_outside.remove(&other.of_outside);
@@ -85,15 +86,15 @@ impl Routes {
         self.of_cluster.len() + self.of_outside.len() == 0
     }
 
-    /// Returns how many there are of pods of this node, and of others.
+    /// Returns how many there are for pods of this node, and for others.
     #[cfg(test)]
     pub fn len(&self) -> [usize; 2] {
         [self.of_cluster.len(), self.of_outside.len()]
     }
 
     /// Returns true if a client with this element of [`SetId::Affinity`] may go on with one of
-    /// them; `node` are addresses of the node. A client counts as one from outside unless its
-    /// address says that it is a pod of this node, or the node.
+    /// these routes; `node` are addresses of the node. A client counts as one from outside unless
+    /// its address says that it is a pod of this node, or the node.
     pub fn may_stay(&self, element: &Element, options: &Options, node: &[IpAddr]) -> bool {
         let Some(route) = Route::of(element, options.family) else {
             return false;
@@ -106,8 +107,8 @@ impl Routes {
         }
     }
 
-    /// Returns true if a client with this element of [`SetId::Affinity`] must not go on, where
-    /// these are gone. A client that is not known to be a pod may be one all the same (which
+    /// Returns true if a client with this element of [`SetId::Affinity`] must not go on when these
+    /// routes are gone. A client that is not known to be a pod may be one all the same (which
     /// interface it calls through the element does not say), or the node itself.
     pub fn are_of(&self, element: &Element, options: &Options) -> bool {
         let Some(route) = Route::of(element, options.family) else {
@@ -124,7 +125,7 @@ impl Routes {
 /// What an element of [`SetId::Affinity`] says.
 struct Route {
     client: Option<IpAddr>,
-    /// Pairs of which it may be one.
+    /// The pairs that it may be, as keys.
     service: Vec<u8>,
     node_port: Vec<u8>,
 }

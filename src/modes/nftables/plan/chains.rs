@@ -1,5 +1,5 @@
-//! Chains of which there is one for each number of slots, and so on: as many as
-//! ServicePorts differ in kind, however many ServicePorts there are.
+//! Chains that ServicePorts share, one for each number of slots and the like: their
+//! number depends on the kinds of ServicePorts, not on how many ServicePorts there are.
 
 use std::{iter::repeat_n, sync::Arc, time::Duration};
 
@@ -26,8 +26,8 @@ pub(super) const STATUS_DNAT: u32 = 32;
 /// Just after the kernel translated destinations (`NF_IP_PRI_NAT_DST`).
 pub(super) const AFTER_DNAT: i32 = -99;
 
-/// Of the first draw by a hash, each further one has the next: any numbers but 0, for
-/// which the kernel would take a random one.
+/// The seed of the first draw by a hash; each further draw has the next number. Any
+/// numbers will do except 0, for which the kernel would take a random one.
 const SEED: u32 = 0x7472_6970;
 
 /// The chains to which [`Remember`](SharedChain::Remember) belongs.
@@ -38,9 +38,9 @@ const REMEMBER: &str = "remember";
 pub enum SharedChain {
     /// Chooses an endpoint.
     Pick(Pick),
-    /// Writes down where a client was sent, for that long.
+    /// Remembers for that time where a client was sent.
     Remember(Duration),
-    /// Leads new connections of clients that stay on their endpoint there.
+    /// Sends new connections of clients that stay on their endpoint to the chains above.
     RememberHooks,
 }
 
@@ -62,7 +62,7 @@ pub struct Pick {
     pub scheduler: Scheduler,
 }
 
-/// Which slots of an address.
+/// Which slots of an address are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Endpoints {
     /// The first ones.
@@ -80,14 +80,14 @@ pub enum Called {
     NodePort,
 }
 
-/// Whose source is translated to the node's.
+/// Which callers' source is translated to the node's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Masquerade {
-    /// That of no caller.
+    /// No caller's.
     None,
-    /// That of callers which are no pods of this node.
+    /// That of callers other than this node's pods.
     NotLocal,
-    /// That of every caller.
+    /// Every caller's.
     All,
 }
 
@@ -104,7 +104,7 @@ pub enum Scheduler {
 }
 
 impl SharedChain {
-    /// Returns the chains and their rules, each after those to which it leads.
+    /// Returns the chains and their rules, each after those to which it jumps.
     pub fn chains(&self, options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
         match self {
             SharedChain::Pick(pick) => vec![(Chain::new(pick.name()), pick.rules(options, sets))],
@@ -129,7 +129,7 @@ impl SharedChain {
         }
     }
 
-    /// Returns a verdict that leads there.
+    /// Returns a verdict that goes to this chain.
     pub(super) fn goto(&self) -> Verdict {
         let name = self.names().into_iter().next().unwrap_or_default();
         Verdict::Goto(name.into())
@@ -194,9 +194,9 @@ impl Pick {
         rules
     }
 
-    /// Returns among how many of the first slots is drawn, time after time, until there
-    /// is an endpoint. With more than a quarter of the slots taken, as many draws
-    /// favour none by more than one connection in a hundred.
+    /// Returns for each draw, until a slot with an endpoint is found, among how many of
+    /// the first slots it draws. As more than a quarter of the slots is taken, this
+    /// number of draws favours no endpoint by more than one connection in a hundred.
     fn draws(&self) -> Vec<u32> {
         let times: &[(u32, usize)] = match self.scheduler {
             Scheduler::RoundRobin(_) => &[(1, 1)],
@@ -216,7 +216,7 @@ impl Pick {
         }
     }
 
-    /// One of the first so many slots.
+    /// Returns a field that draws one of the first `modulus` slots.
     fn slot(&self, options: &Options, modulus: u32, seed: u32) -> Field {
         let (family, offset) = (options.family, self.offset());
         let number = |random| {
@@ -248,7 +248,7 @@ impl Pick {
     }
 }
 
-/// Matches what does not come from a pod of this node, if that can be known.
+/// Returns what matches packets that do not come from a pod of this node, if that can be known.
 fn not_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
     let (field, same) = local(detect, family)?;
     let other = match same {
@@ -273,7 +273,7 @@ fn local(detect: &DetectLocal, family: Family) -> Option<(Field, Test)> {
         )),
         DetectLocal::Through(link) => {
             let octets = match link.strip_suffix('+') {
-                // Only so much of the name is compared.
+                // Only this part of the name is compared.
                 Some(prefix) => prefix.as_bytes().to_vec(),
                 None => crate::kernel::nftables::Value::Name(link.clone()).octets(),
             };
@@ -309,7 +309,8 @@ pub(super) fn called(family: Family) -> Vec<Field> {
     ]
 }
 
-/// An entry that is there keeps its endpoint, and begins anew with its timeout.
+/// Returns the rule that remembers a client. An entry that is there keeps its endpoint, and its
+/// timeout begins anew.
 fn remember(timeout: Duration, family: Family, sets: &Sets) -> Vec<Rule> {
     each_protocol(|| {
         let mut key = vec![Field::SourceAddress(family)];

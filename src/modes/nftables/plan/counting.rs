@@ -1,6 +1,6 @@
-//! Counting what ServicePorts carry, in the namespaces that the operator names: sets
-//! whose elements count, and chains that look each packet of a translated connection
-//! up in them.
+//! Counts the traffic of ServicePorts, in the namespaces that the operator names: sets
+//! whose elements count, and chains that look each packet of a translated connection up
+//! in them.
 //!
 //! A key is what the client called and the endpoint that it was sent to, as
 //! connection tracking has them: the destination as it was, and the source of the
@@ -22,12 +22,12 @@ use crate::{
     services::ServicePort,
 };
 
-/// After what is refused.
+/// After the chains that refuse.
 const PRIORITY: i32 = 0;
 /// Just before sources are translated (`NF_IP_PRI_NAT_SRC`).
 const BEFORE_SNAT: i32 = 99;
 
-/// An element that counts what one endpoint carries of what is sent to one address.
+/// An element that counts the traffic of one endpoint that is sent to one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counting {
     /// Kind of packets that the element counts.
@@ -41,7 +41,7 @@ pub struct Counting {
 }
 
 /// Returns the elements that count for `port`. Endpoints that take no new connections
-/// may still carry some.
+/// may still have some.
 pub fn counting(port: &ServicePort) -> Vec<Counting> {
     let protocol = port.name.protocol;
     let at = |ip| Frontend {
@@ -77,7 +77,7 @@ pub fn counting(port: &ServicePort) -> Vec<Counting> {
     elements
 }
 
-/// Returns the chains that count, each after those to which it leads; none where
+/// Returns the chains that count, each after those to which it jumps; none where
 /// nothing is to be counted.
 pub(super) fn chains(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
     if options.counted.is_empty() {

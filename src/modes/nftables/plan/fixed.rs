@@ -16,9 +16,9 @@ use crate::{
     net::Family,
 };
 
-/// Where destinations are translated: just before others do (`NF_IP_PRI_NAT_DST`),
-/// so that new connections come here as soon as the table is there, also while what
-/// another mode or proxy left is still in force.
+/// Where destinations are translated: just before others do (`NF_IP_PRI_NAT_DST`), so
+/// that new connections are translated here as soon as the table is there, even while
+/// what another mode or proxy left is still in force.
 const DNAT: i32 = -101;
 /// Where sources are translated (`NF_IP_PRI_NAT_SRC`).
 const SNAT: i32 = 100;
@@ -39,8 +39,8 @@ pub(super) const BY_CALLER: &str = "by-caller";
 /// The same for node ports.
 pub(super) const NODE_PORTS_BY_CALLER: &str = "node-ports-by-caller";
 
-/// Chains with their rules, each after those to which it leads, and the elements
-/// of sets that no ServicePort adds to.
+/// Chains with their rules, each after those to which it jumps, and the elements of
+/// sets that no ServicePort adds to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fixed {
     /// Chains with their rules.
@@ -82,7 +82,7 @@ fn range(network: &IpNet) -> Element {
     }
 }
 
-/// Of a packet.
+/// Which of a packet's addresses is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Source,
@@ -163,7 +163,7 @@ impl Plan<'_> {
         Statement::In(key, (&**self.sets.get(id)).into())
     }
 
-    /// Who is not let through is dropped before anything is translated.
+    /// Packets that are not let through are dropped before anything is translated.
     fn services(&self) -> Vec<Rule> {
         let service = sets::service(self.family);
         let mut caller = service.clone();
@@ -198,7 +198,7 @@ impl Plan<'_> {
         statements
     }
 
-    /// Pods here and the node itself are not outside: to them the policy is
+    /// Pods here and the node itself do not count as outside: to them the policy is
     /// Cluster, as if the call had gone out to the load balancer and come back.
     fn by_caller(&self, from_cluster: &str, others: Rule) -> Vec<Rule> {
         let goto = || Statement::Verdict(Verdict::Goto(from_cluster.into()));
@@ -278,7 +278,7 @@ impl Plan<'_> {
         vec![Rule::new([invalid, Statement::Verdict(Verdict::Drop)])]
     }
 
-    /// A packet may come by again, decapsulated or encrypted, and must not be
+    /// A packet may pass here again, decapsulated or encrypted, and must not be
     /// masqueraded twice.
     fn postrouting(&self) -> Vec<Rule> {
         let mark = self.options.masquerade_mark;

@@ -19,14 +19,14 @@ pub struct Frontend {
     pub port: u16,
 }
 
-/// What maps there are, once for addresses and once for node ports.
+/// The purposes of maps and sets. For each there is one for addresses and one for node ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Role {
-    /// What becomes of a packet.
+    /// What becomes of a packet, whoever sends it.
     All,
-    /// What becomes of it from pods here and the node.
+    /// What becomes of a packet from pods here and from the node.
     FromCluster,
-    /// What becomes of it from others.
+    /// What becomes of a packet from others.
     FromOutside,
     /// Endpoints by slot.
     Endpoints,
@@ -38,7 +38,7 @@ pub(super) enum Role {
     Counter(Counter),
 }
 
-/// What of a ServicePort is counted, each by sets of its own.
+/// What of a ServicePort is counted, each in sets of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Counter {
     /// First packets of connections.
@@ -102,7 +102,7 @@ impl Frontend {
         role.set(self.called())
     }
 
-    /// Returns which of both it is.
+    /// Returns which kind of address it is.
     pub(super) fn called(&self) -> Called {
         match self.ip {
             Some(_) => Called::Address,

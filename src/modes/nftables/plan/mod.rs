@@ -1,5 +1,5 @@
-//! From ServicePorts to a table of nf_tables: rules whose number does not grow
-//! with Services, and maps and sets that do.
+//! Plans a table of nf_tables for ServicePorts: rules whose number does not grow with
+//! Services, and maps and sets that do.
 //!
 //! Pure: nothing here reads the kernel or remembers anything. What a ServicePort
 //! needs depends on it, its [`Slots`] and the [`Options`] alone, never on other

@@ -13,7 +13,7 @@ use crate::{
     services::{Namespaces, ServiceMap},
 };
 
-/// What rules and elements depend on beside the ServicePorts themselves. Whatever
+/// What rules and elements depend on besides the ServicePorts themselves. Whatever
 /// differs here makes the whole table a new one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -51,7 +51,8 @@ pub struct Features {
     pub numgen: bool,
     /// Whether rules can hash packets (`jhash`).
     pub hash: bool,
-    /// Whose an address is, by the routes; else the Node says it.
+    /// Whether the kernel can look up, by the routes, whether an address is the node's; else the
+    /// Node says it.
     pub fib: bool,
     /// Refusing; else packets are dropped.
     pub reject: bool,
@@ -110,7 +111,7 @@ impl Options {
         addresses.sort_unstable();
         addresses.dedup();
         if features.fib {
-            // The kernel knows them.
+            // The kernel knows the node's addresses.
             addresses.clear();
         }
         Options {

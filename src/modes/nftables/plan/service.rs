@@ -99,9 +99,9 @@ struct Plan<'a> {
     /// The ServicePort as kube-proxy calls it.
     comment: String,
     scheduler: Scheduler,
-    /// Some endpoint in the cluster takes connections, even if not from here.
+    /// Whether some endpoint in the cluster takes connections, even if not from here.
     any: bool,
-    /// What has its elements; a Service may name an address twice.
+    /// The frontends that have their elements already; a Service may name an address twice.
     seen: Vec<Frontend>,
     needs: ServiceElements,
 }
@@ -115,7 +115,7 @@ impl Plan<'_> {
         }
     }
 
-    /// False if the frontend was served already.
+    /// Returns false if the frontend was served already.
     fn begin(&mut self, frontend: Frontend) -> bool {
         let first = !self.seen.contains(&frontend);
         if first {
@@ -124,8 +124,8 @@ impl Plan<'_> {
         first
     }
 
-    /// Who is no pod of this node may have routed the whole service network to
-    /// it, and the endpoint may be on another: answers must come back here.
+    /// A caller other than a pod of this node may have the whole service network routed
+    /// to this node, and the endpoint may be on another: answers must come back here.
     fn cluster_ip(&mut self) {
         let Some(ip) = self.port.cluster_ip else {
             return;
@@ -186,7 +186,7 @@ impl Plan<'_> {
         let element = Element::new(frontend.key(&[])).commented(&self.comment);
         self.needs.own.push((frontend.set(Role::Refused), element));
         if frontend.ip.is_some() {
-            // It is not looked up as a node port then.
+            // Then it is not looked up as a node port.
             self.verdict(frontend, Role::All, Verdict::Return);
         }
     }
@@ -235,7 +235,7 @@ impl Plan<'_> {
         self.needs.own.extend(elements);
     }
 
-    /// For how long clients stay on their endpoint, where rules can see to that.
+    /// Returns how long clients stay on their endpoint, if rules can do that.
     fn affinity(&self) -> Option<Duration> {
         match self.port.session_affinity {
             SessionAffinity::ClientIp { timeout } if self.options.features.dynamic_maps => {

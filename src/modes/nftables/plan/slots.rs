@@ -5,7 +5,7 @@ use std::{collections::HashMap, net::SocketAddr};
 
 use crate::services::{Endpoint, ServicePort};
 
-/// Slots of one kind of traffic of a ServicePort at most, unless there are more
+/// The most slots of one kind of traffic of a ServicePort, unless there are more
 /// endpoints. Weights whose ratio would take more are rounded.
 const MOST: u64 = 1024;
 
@@ -57,7 +57,7 @@ impl Slots {
     }
 }
 
-/// Returns among how many slots is drawn where so many are `taken`; it was `before`.
+/// Returns among how many slots a connection draws if that number is `taken`; it was `before`.
 fn room(taken: usize, before: u32) -> u32 {
     let taken = u32::try_from(taken).unwrap_or(LOCAL);
     if taken <= before && taken > before / 4 {
@@ -67,7 +67,8 @@ fn room(taken: usize, before: u32) -> u32 {
     }
 }
 
-/// How many slots each endpoint takes: its weight, as small as the ratio allows.
+/// Returns how many slots each endpoint takes: its weight, divided as far as the ratios of the
+/// weights allow.
 fn shares(endpoints: &[&Endpoint]) -> Vec<(SocketAddr, u64)> {
     let weights = || endpoints.iter().map(|endpoint| u64::from(endpoint.weight));
     let divisor = weights().fold(0, greatest_common_divisor).max(1);
@@ -93,8 +94,8 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     }
 }
 
-/// Gives slots to endpoints by their shares. Who has a slot `before` keeps it, as
-/// far as there are so many slots now.
+/// Gives slots to endpoints by their shares. An endpoint that had a slot `before` keeps
+/// it, as far as there are that many slots now.
 fn assign(shares: &[(SocketAddr, u64)], before: &[SocketAddr]) -> Box<[SocketAddr]> {
     let mut left: HashMap<SocketAddr, u64> = shares.iter().copied().collect();
     let count = shares.iter().map(|(_, share)| share).sum::<u64>();
@@ -111,13 +112,13 @@ fn assign(shares: &[(SocketAddr, u64)], before: &[SocketAddr]) -> Box<[SocketAdd
     slots.into_iter().filter_map(fill).collect()
 }
 
-/// The shares that are `left`, those of one endpoint as far from each other as
-/// possible, as one who takes slots in turn would like them.
+/// Returns the shares that are `left`, those of one endpoint as far from each other as
+/// possible, which spreads connections evenly where slots are taken in turn.
 fn spread(shares: &[(SocketAddr, u64)], left: &HashMap<SocketAddr, u64>) -> Vec<SocketAddr> {
     let mut placed = Vec::new();
     for (address, _) in shares {
         let count = left.get(address).copied().unwrap_or(0);
-        // The middle of each of so many equal parts of a whole.
+        // The middle of each of `count` equal parts of a whole.
         let places = (0..count).map(|at| ((2 * at + 1) << 32) / (2 * count));
         placed.extend(places.map(|place| (place, *address)));
     }
@@ -129,7 +130,7 @@ fn spread(shares: &[(SocketAddr, u64)], left: &HashMap<SocketAddr, u64>) -> Vec<
 mod tests {
     use super::*;
 
-    /// Slots that are taken one after the other, and among how many is drawn.
+    /// Slots that are taken one after the other, and among how many a connection draws.
     #[test]
     fn few_changes_of_the_number_of_endpoints_change_the_room() {
         let mut before = 0;

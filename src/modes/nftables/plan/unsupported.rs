@@ -21,7 +21,7 @@ pub fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
     }
 }
 
-/// A name for what is one ServicePort's own, of characters that `nft` takes.
+/// Returns a name for what is one ServicePort's own, of characters that `nft` takes.
 fn chain_name(port: &ServicePort) -> String {
     let name = &port.name;
     let protocol = name.protocol.to_string().to_lowercase();

@@ -208,8 +208,8 @@ fn clients_are_forgotten_with_the_endpoints_that_go() {
     assert_eq!(forgotten(None).len(), [8; 2]);
 }
 
-/// Who called from outside must not stay on an endpoint of another node once the policy is
-/// Local; pods of this node may.
+/// A client that called from outside must not stay on an endpoint of another node once the
+/// policy is Local; pods of this node may.
 #[test]
 fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
     let family = Family::V4;
@@ -240,7 +240,7 @@ fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
     assert_eq!(forgotten(local, &[1, 2, 3, 4, 6]), [0; 2]);
     assert_eq!(forgotten(cluster, &[1, 2, 3, 4, 6]), [0; 2]);
 
-    // The same of what a process finds that begins.
+    // The same for what a process finds when it starts.
     let empty = Applied::new(options.clone());
     let port = port(local, &[1, 2, 3, 4]);
     let change = Change::new(&empty, [(&name, Some(&port))]);
@@ -294,7 +294,7 @@ fn pods_are_forgotten_where_endpoints_that_terminate_are_for_outside_alone() {
 }
 
 /// By its address the node itself is no pod: it is forgotten with an endpoint elsewhere, and
-/// clients from outside are not where an endpoint here is gone for pods alone.
+/// clients from outside are not forgotten when an endpoint here is gone for pods only.
 #[test]
 fn the_node_is_forgotten_with_endpoints_elsewhere() {
     let family = Family::V4;

@@ -71,6 +71,6 @@ fn changes() {
         });
         each.sum::<usize>()
     });
-    // A frame of two, elements that go and elements that come.
+    // A frame of two messages, elements that are deleted and elements that are added.
     assert!(messages >= 4 * CHANGES as usize * REPEATED, "{messages}");
 }

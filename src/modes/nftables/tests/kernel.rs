@@ -27,7 +27,7 @@ use crate::{
 
 const FAMILY: Family = Family::V4;
 
-/// A table beside a socket that receives notifications, as the mode has it.
+/// A table, and a socket that receives notifications, as the mode has it.
 struct Watched {
     table: FamilyTable,
     watcher: Watcher,
@@ -89,8 +89,8 @@ fn contents(family: Family) -> Contents {
     rules.contents(family, TABLE).unwrap().unwrap()
 }
 
-/// What is in the table, whatever the order, whichever slot an endpoint has, and among
-/// how many slots is drawn.
+/// Returns what is in the table, regardless of the order, of the slot that an endpoint
+/// has, and of the number of slots.
 fn summary(family: Family) -> Vec<String> {
     let contents = contents(family);
     let mut lines = Vec::new();
@@ -114,7 +114,7 @@ fn summary(family: Family) -> Vec<String> {
                 *chain = chain.replace(|c: char| c.is_ascii_digit(), "").into();
             }
             if listed.set.name.ends_with("endpoints") {
-                // The data come without the slot, and the slots without data.
+                // The data are listed without the slot, and the slots without data.
                 let data = element.data.take();
                 let frontend = element.key.len() - 4;
                 lines.push(format!(
@@ -259,7 +259,7 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
             table.follow(&now, &changed(&[&now[0]]));
         }
         table.table.forget().unwrap();
-        // Another process, to which an endpoint less is known.
+        // Another process, which knows one endpoint less.
         let mut table = Watched::open(FAMILY);
         table.full(&port(&[5, 7]));
         assert_eq!(clients(), all[2..]);
@@ -279,7 +279,7 @@ fn what_is_refused_costs_its_own_service_alone() {
         table.full(&ports);
         assert_eq!(table.failed().len(), 1, "{:?}", table.failed());
         assert_eq!(elements("services").len(), 2);
-        // What is new beside it comes in force.
+        // Other new ServicePorts come into force.
         let mut more = ports.to_vec();
         more.push(on(FAMILY, 3, &[5]));
         let changes = Changes {

@@ -73,8 +73,8 @@ impl Model {
         chain.unwrap_or_else(|| panic!("no chain {name}"))
     }
 
-    /// Whatever leads to a chain leads to one that is there, and where a slot is
-    /// chosen all of them hold an endpoint.
+    /// Checks that every jump goes to a chain that is there, and that where a slot is
+    /// chosen all slots hold an endpoint.
     fn check(&self) {
         for (set, elements) in &self.sets {
             let endpoints = if set.starts_with("node-ports") {
@@ -105,9 +105,9 @@ impl Model {
         }
     }
 
-    /// The same with the endpoints of each frontend in order, and without the numbers
-    /// of slots among which is drawn: which endpoint has which slot, and how many
-    /// there are, follows from what was before.
+    /// Returns the same with the endpoints of each frontend in order, and without the
+    /// numbers of slots among which a chain draws: which endpoint has which slot, and
+    /// how many there are, follows from what was before.
     pub fn normalized(mut self) -> Model {
         self.chains.retain(|chain, _| slots_of(chain).is_none());
         for elements in self.sets.values_mut().flat_map(HashMap::values_mut) {

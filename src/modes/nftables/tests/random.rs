@@ -19,7 +19,7 @@ use crate::{
 /// Service and have its addresses.
 pub const PORTS: u16 = 6;
 
-/// A number whose digits choose; of 0 the simplest.
+/// A number whose digits make choices; 0 makes the simplest ones.
 struct Choices(u128);
 
 impl Choices {

@@ -74,7 +74,7 @@ pub fn scheduled(port: ServicePort, scheduler: &str) -> ServicePort {
     }
 }
 
-/// Clients of a port stay on their endpoint for so many seconds.
+/// Returns the same with clients that stay on their endpoint for that number of seconds.
 pub fn sticky(port: ServicePort, seconds: u64) -> ServicePort {
     let timeout = Duration::from_secs(seconds);
     ServicePort {

@@ -1,4 +1,5 @@
-//! A UDP flow that goes on in another process with its socket, as bytes beside it. Pure.
+//! A UDP flow that goes on in another process with its socket, as bytes that accompany the socket.
+//! Pure.
 
 use std::net::SocketAddr;
 
@@ -8,7 +9,7 @@ use crate::{
     modes::userspace::proxy::udp::Exchange,
 };
 
-/// The longest record, in bytes: a number, an address behind its length, a port, what was
+/// The longest record, in bytes: a number, an address after its length, a port, what was
 /// exchanged, and what is recorded of an assignment.
 pub const LONGEST: usize = 8 + 17 + 2 + 9 + record::LONGEST;
 

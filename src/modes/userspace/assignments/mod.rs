@@ -31,8 +31,8 @@ use super::{
 };
 use crate::{hold::MOST_NOTES, kernel::uptime::uptime, net::Family, services::ServicePortName};
 
-/// Records that one process gives another, at most, a million clients: as many as the
-/// holder keeps.
+/// The most records that one process gives another, those of a million clients: as many
+/// as the holder keeps.
 pub const MOST_RECORDS: usize = MOST_NOTES;
 
 /// What is assigned now, and what another process had assigned.
@@ -43,7 +43,7 @@ pub struct Assignments(Mutex<Known>);
 struct Known {
     affinities: HashMap<ServicePortName, Weak<Affinity>>,
     flows: HashMap<GroupName, Weak<Associations>>,
-    /// Of another process, until there is a Service to which it belongs.
+    /// Those of another process, until there is a Service to which it belongs.
     inherited: HashMap<Subject, Vec<Assignment>>,
     /// Flows of another process with their sockets, likewise.
     passed: HashMap<Subject, Vec<(Assignment, PassedFlow)>>,
@@ -51,7 +51,7 @@ struct Known {
 
 /// A flow that another process can go on with, and the record of it.
 pub struct FlowToPass {
-    /// Whose socket goes along.
+    /// The flow, whose socket is passed along.
     pub flow: Arc<Association>,
     /// What the other process must know.
     pub record: Vec<u8>,
@@ -82,8 +82,8 @@ impl Assignments {
         fresh
     }
 
-    /// Frees the pins that have expired, so that ServicePorts whose clients went leave theirs
-    /// to others.
+    /// Frees the pins that have expired, so that ServicePorts whose clients are gone leave their
+    /// pins to others.
     pub fn drop_expired(&self) {
         let known = self.0.lock();
         let affinities = known.affinities.values().filter_map(Weak::upgrade);
@@ -135,7 +135,7 @@ impl Assignments {
             let flows = flows.map(|assigned| Assignment::to_flow(assigned, now));
             Some((of_flows(name), flows.collect::<Vec<_>>()))
         });
-        // Of Services that this process does not serve yet.
+        // Those of Services that this process does not serve yet.
         let inherited = known.inherited.iter();
         let inherited = inherited.map(|(subject, all)| (subject.clone(), all.clone()));
         let all = affinities.chain(flows).chain(inherited);
@@ -143,8 +143,8 @@ impl Assignments {
         records.take(MOST_RECORDS).collect()
     }
 
-    /// Takes over what another process had assigned; what is no such record is passed
-    /// over. Returns how many clients these are.
+    /// Takes over what another process had assigned; what is not such a record is
+    /// skipped. Returns how many clients these are.
     pub fn inherit(&self, records: impl IntoIterator<Item = Vec<u8>>) -> usize {
         let mut known = self.0.lock();
         let mut clients = 0;
@@ -183,9 +183,9 @@ impl Assignments {
         passed.take(MOST_RECORDS).collect()
     }
 
-    /// Takes over a flow that another process passed on with its socket, for a group that is
-    /// added later or by [`Assignments::give_passed`]; what is no record of one is passed over.
-    /// `taken` gets the flow's number once this process goes on with it.
+    /// Takes over a flow that another process passed on with its socket, for a group that is added
+    /// later or by [`Assignments::give_passed`]; what is not a record of one is skipped. `taken`
+    /// gets the flow's number once this process goes on with it.
     pub fn inherit_flow(&self, record: &[u8], socket: OwnedFd, taken: &UnboundedSender<u64>) {
         let Some(record) = FlowRecord::parse(record) else {
             return;
@@ -204,7 +204,7 @@ impl Assignments {
         passed.push((record.assignment, flow));
     }
 
-    /// Gives the groups that there are the flows that were passed on since they were added.
+    /// Gives the existing groups the flows that were passed on since the groups were added.
     pub fn give_passed(&self) {
         let mut known = self.0.lock();
         let Known { flows, passed, .. } = &mut *known;
@@ -220,8 +220,8 @@ impl Assignments {
         }
     }
 
-    /// Forgets what another process had assigned of Services of `family` that there are
-    /// none of.
+    /// Forgets what another process had assigned of Services of `family` that do not
+    /// exist.
     pub fn drop_inherited(&self, family: Family) {
         let mut known = self.0.lock();
         let is_of_another = |subject: &Subject| subject.family != family;
@@ -243,7 +243,7 @@ fn age(then: Duration) -> Duration {
 }
 
 impl Assignment {
-    /// Returns a UDP client's flow with its endpoint, and how long it was idle.
+    /// Returns a UDP client's flow with its endpoint, and how long it has been idle.
     fn of_flow(&self) -> ((SocketAddr, IpAddr), SocketAddr, Duration) {
         let key = (self.client, self.called);
         (key, self.endpoint, age(self.last_used))

@@ -16,7 +16,7 @@ pub const LONGEST: usize = 1000;
 /// The longest label, in bytes: room for entries is left.
 const LONGEST_LABEL: usize = 500;
 
-/// What clients are assigned by.
+/// Why clients are assigned to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// ClientIP affinity of a ServicePort.
@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-/// Whose clients they are.
+/// The ServicePort or service group whose clients are recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
     pub kind: Kind,
@@ -49,7 +49,7 @@ pub struct Subject {
     pub label: String,
 }
 
-/// The endpoint of one client, and since when it was not used.
+/// The endpoint of one client, and when it was last used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// Its address; the port is 0 if all of its ports are meant.
@@ -136,7 +136,7 @@ impl Assignment {
         bytes
     }
 
-    /// Takes one from the beginning of `rest`.
+    /// Takes one assignment from the beginning of `rest`.
     fn parse(rest: &mut &[u8]) -> Option<Assignment> {
         let client = (take_ip(rest)?, u16::from_be_bytes(take(rest)?));
         let called = take_ip(rest)?;

@@ -11,8 +11,7 @@ use crate::{
 };
 
 /// The newest version. It has no number in its records: the socket over which they are sent has
-/// another name where they are others (`start/succession`), and notes of the holder have its
-/// version.
+/// another name if they differ (`start/succession`), and notes of the holder have its version.
 const VERSION: u16 = 1;
 const PROTOCOL: &str = "assignments";
 

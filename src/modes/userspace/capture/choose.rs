@@ -67,8 +67,8 @@ pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
     for (family, method) in methods.iter_mut() {
         let usable = redirecting(kernel, family).and_then(|tools| match requested {
             Requested::Redirect => Ok(tools),
-            // REDIRECT alone drops what comes in through a link without an
-            // address, as pods' links with many networks.
+            // REDIRECT alone drops what comes in through a link without an address,
+            // such as pods' links in many network plugins.
             _ => has(kernel, family, Extension::Dnat).map(|()| tools),
         });
         match usable {

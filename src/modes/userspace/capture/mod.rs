@@ -8,8 +8,7 @@
 //!   kernel does not count these addresses among its local ones. Node ports bind
 //!   the node's addresses.
 //!
-//! Both take the same map of what is desired and leave alone what is of a
-//! family that is not theirs.
+//! Both take the same map of what is desired and leave other families alone.
 
 mod choose;
 mod local;
@@ -83,8 +82,8 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// What becomes of packets to the other ports of a frontend's address. Asked
-/// of [`Local`] only; nat rules name single ports.
+/// What becomes of packets to the other ports of a frontend's address. Matters to
+/// [`Local`] only; nat rules name single ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherPorts {
     /// Refused at once: the address is a cluster IP, which no other machine has.
@@ -114,11 +113,11 @@ pub type Desired = BTreeMap<Frontend, Target>;
 pub enum Extent {
     /// What changed since the last sync.
     Changed,
-    /// What failed, too.
+    /// What changed, and what failed.
     Retry,
-    /// Everything, with the kernel, which adopts or removes what an earlier
-    /// process left; also due when the node's own addresses changed. A sync of
-    /// capture after a failure does so by itself.
+    /// Everything, with the kernel, which adopts or removes what an earlier process
+    /// left; also due when the node's own addresses changed. After a failure, the next
+    /// sync of capture does so by itself.
     Full,
 }
 
@@ -127,7 +126,7 @@ pub enum Extent {
 pub struct Scope {
     /// How much of the kernel's state the sync compares.
     pub extent: Extent,
-    /// The frontends that came, changed or went since the last sync.
+    /// The frontends that were added, changed or removed since the last sync.
     pub changed: Vec<Frontend>,
 }
 
@@ -142,8 +141,8 @@ pub type Outcomes = PerFamily<Option<Result<Report, Error>>>;
 /// What a sync did not do as asked. Everything else is in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// All frontends of the family were compared with the kernel, whatever the sync was to: those
-    /// that were not captured before are, but for `failed`.
+    /// Whether all frontends of the family were compared with the kernel, whatever the sync was
+    /// asked for: those that were not captured before are captured now, except those in `failed`.
     pub is_of_all: bool,
     /// Frontends that are not captured, each with the reason.
     pub failed: Vec<(Frontend, String)>,
@@ -162,12 +161,12 @@ pub(super) fn addresses_stay(error: &impl fmt::Display) -> String {
     )
 }
 
-/// What is not as it is to be, with the frontend that it is for alone, if any.
+/// What is not as it should be, with the frontend that it is for alone, if any.
 pub type Differing = Vec<(Option<Frontend>, Difference)>;
 
 #[cfg(test)]
 impl Target {
-    /// Returns one for a cluster IP that our listener on `port` serves.
+    /// Returns a target for a cluster IP that our listener on `port` serves.
     fn at(port: u16) -> Target {
         Target {
             port,

@@ -17,7 +17,7 @@ use crate::{
 /// How often it is checked whether another process changed what captures.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Brings packets for service addresses to our listeners.
+/// Captures packets for service addresses for our listeners.
 pub struct Capture {
     families: PerFamily<FamilyCapture>,
     node_ports: Arc<Served>,
@@ -28,8 +28,8 @@ pub struct Capture {
 /// Capture of one family.
 struct FamilyCapture {
     way: Way,
-    /// It was reported that another process changed something, and no sync succeeded since:
-    /// the next one is tried again in its time.
+    /// Whether it was reported that another process changed something, and no sync has
+    /// succeeded since: the next one is tried when it is due.
     is_reported: bool,
     logged: LogOnce,
 }
@@ -55,7 +55,7 @@ impl Capture {
     /// Node ports answer on all of the node's addresses.
     ///
     /// # Errors
-    /// When the sockets or programs for it are not to be had.
+    /// When the sockets or programs for it are not available.
     pub fn new(choice: Choice, kernel: &Kernel) -> Result<Self, Error> {
         let family = |family| -> Result<FamilyCapture, Error> {
             Ok(FamilyCapture {
@@ -83,7 +83,7 @@ impl Capture {
         self.node_ports = served;
     }
 
-    /// Returns the engine of each family that its rules are in.
+    /// Returns the engine that the rules of each family are in.
     pub fn engines(&self) -> Vec<(Family, Engine)> {
         let families = self.families.iter();
         let engines = families.filter_map(|(family, capture)| match &capture.way {
@@ -107,8 +107,8 @@ impl Capture {
         }
     }
 
-    /// Returns whether node ports of `family` are captured at each loopback address, not at
-    /// those alone that the node has.
+    /// Returns whether node ports of `family` are captured at each loopback address, not
+    /// only at those that the node has.
     pub fn redirects_loopback(&self, family: Family) -> bool {
         match &self.families.get(family).way {
             Way::Redirect(redirect) => redirect.matches_local_addresses(),
@@ -116,8 +116,8 @@ impl Capture {
         }
     }
 
-    /// Returns what rules of an earlier process capture of `family`, each with the local port
-    /// that they lead to.
+    /// Returns what rules of an earlier process capture of `family`, each with the local port that
+    /// they redirect to.
     ///
     /// # Errors
     /// When the kernel could not be asked.
@@ -153,7 +153,7 @@ impl Capture {
                 continue;
             };
             *before.get_mut(family) = redirect.before();
-            // A change writes whole chains: it would hide what others changed of them.
+            // A change writes whole chains, so it would hide what others changed of them.
             let is_unmodified = redirect.is_unmodified();
             if let Some(scope) = scopes.get_mut(family).as_mut().filter(|_| !is_unmodified) {
                 scope.extent = Extent::Full;
@@ -183,8 +183,8 @@ impl Capture {
 }
 
 impl Capture {
-    /// Compares what the kernel holds with what it is to hold for what is desired. Each
-    /// object is of the frontend with it, if of one alone. Changes nothing.
+    /// Compares what the kernel holds with what it is to hold for what is desired. Each object
+    /// comes with the frontend that it is for, if it is for a single one. Changes nothing.
     pub async fn compare(&mut self, desired: &Desired) -> PerFamily<Result<Differing, Error>> {
         let served = &self.node_ports;
         let mut compared = PerFamily::each(|_| Ok(Differing::new()));

@@ -1,4 +1,4 @@
-//! What of a difference is due when nothing leads to it any more.
+//! The part of a difference that is due when nothing is sent to it any more.
 
 use std::mem;
 
@@ -25,7 +25,7 @@ impl Executor {
                 self.close_one(&port, closing);
             }
         }
-        // Workers close the sockets: that runs of the simulation follow from their seed.
+        // Workers close the sockets; this makes runs of the simulation follow from their seed.
         #[cfg(test)]
         self.workers.wait();
     }

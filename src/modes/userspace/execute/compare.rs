@@ -14,7 +14,7 @@ use crate::{
 
 impl Executor {
     /// Returns the listeners of `family` that are missing: those that could not be opened,
-    /// as the sync has it that `failed`, and those that listen no longer.
+    /// with the reasons in `failed`, and those that no longer listen.
     pub fn missing_listeners(
         &self,
         family: Family,
@@ -36,8 +36,8 @@ impl Executor {
         missing
     }
 
-    /// Has the groups of `port` listen again where another program ended a socket. Fails
-    /// with why one cannot.
+    /// Makes the groups of `port` listen again where another program closed a socket.
+    /// The error says why one cannot.
     pub(super) fn reopen_ended(&mut self, port: &ServicePortName) -> Result<(), String> {
         let mut outcome = Ok(());
         for name in GroupKind::ALL.map(|kind| GroupName::of(port, kind)) {

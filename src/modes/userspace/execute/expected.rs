@@ -20,7 +20,7 @@ impl Expected {
         self.addresses
     }
 
-    /// Has `port` be planned so; one that is gone has no plans.
+    /// Records the plans of `port`; one that is gone has none.
     pub(super) fn update(
         &mut self,
         port: &ServicePortName,

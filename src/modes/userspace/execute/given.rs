@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Returns the local port that an ended process had for a group, if its clients do not
-/// call it: the rules that it left lead there.
+/// call it: the rules that it left redirect there.
 pub fn local_port(
     given: &GivenSockets,
     ports: &mut RedirectPorts,
@@ -42,7 +42,7 @@ impl Executor {
     /// listen where the sockets are get them.
     pub fn take_given(&mut self) {
         self.assignments.inherit(self.shared.holding.take_notes());
-        // No process reads their answers any more that would have to be told.
+        // No other process that would have to be told reads their answers any more.
         let (unread, _) = unbounded_channel();
         for (record, socket) in self.shared.holding.take_flows() {
             self.assignments.inherit_flow(&record, socket, &unread);
@@ -55,8 +55,8 @@ impl Executor {
         }
     }
 
-    /// Closes those of `family` that no group has taken. Of a Service that is still there
-    /// the connections that wait are served.
+    /// Closes those of `family` that no group has taken. Waiting connections of a Service
+    /// that is still there are served.
     pub fn close_given(&mut self, family: Family) {
         self.assignments.drop_inherited(family);
         let left = self.given.take_family(family);
@@ -86,8 +86,8 @@ impl Executor {
         self.give_up(ports);
     }
 
-    /// Closes the sockets of flows of an earlier process with which the groups of `port` did not
-    /// go on in time.
+    /// Closes the sockets of flows of an earlier process that the groups of `port` did not take
+    /// over in time.
     pub(super) fn drop_expired_flows(&self, port: &ServicePortName) {
         if port.protocol != Protocol::Udp {
             return;
@@ -98,7 +98,7 @@ impl Executor {
         flows.for_each(|flows| flows.drop_expired());
     }
 
-    /// Lets other groups have those of these local ports that no group has.
+    /// Gives those of these local ports that no group has to other groups.
     pub(super) fn give_up(&mut self, ports: impl IntoIterator<Item = BoundAddress>) {
         let mut ports = ports.into_iter().peekable();
         if ports.peek().is_none() {

@@ -1,5 +1,5 @@
-//! Local ports to which the rules of an earlier process lead: a service group has the one of its
-//! frontends again, and no other group has it before capture is in force. A process that gave
+//! Local ports to which the rules of an earlier process redirect: a service group has the one of
+//! its frontends again, and no other group has it before capture is in force. A process that gave
 //! way still listens there: connection tracking stays correct for flows of UDP.
 
 use std::collections::{HashMap, HashSet};
@@ -20,7 +20,7 @@ use crate::{kernel::socket::bound::BoundAddress, net::Family};
 /// The ports of earlier processes.
 #[derive(Debug, Default)]
 pub struct LeftPorts {
-    /// To which local port the rules of each frontend lead: the wildcard address with it.
+    /// The local port, with the wildcard address, to which the rules of each frontend redirect.
     ports: HashMap<Frontend, BoundAddress>,
     frontends: HashMap<BoundAddress, Vec<Frontend>>,
     /// Those that a group has again. The kernel would let two groups bind one of them.
@@ -28,7 +28,7 @@ pub struct LeftPorts {
     of: EarlierProcess,
 }
 
-/// Whether the process to whose local ports rules lead still listens there.
+/// Whether the process to whose local ports rules redirect still listens there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum EarlierProcess {
     #[default]
@@ -64,8 +64,8 @@ impl LeftPorts {
 }
 
 impl Executor {
-    /// Takes in where the rules of an earlier process lead, before there are groups of this
-    /// family.
+    /// Records where the rules of an earlier process redirect to, before there are groups
+    /// of this family.
     pub fn take_left(
         &mut self,
         family: Family,
@@ -88,8 +88,8 @@ impl Executor {
         }
     }
 
-    /// Lets other groups have the ports that no group of `family` has again: nothing leads
-    /// there any more.
+    /// Lets other groups have the ports that no group of `family` has again: nothing is
+    /// redirected there any more.
     pub fn give_up_left(&mut self, family: Family) {
         self.left.ports.retain(|one, _| one.family != family);
         let is_of_family = |port: &BoundAddress| Family::of(&port.address.ip()) == family;

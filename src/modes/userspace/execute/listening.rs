@@ -1,5 +1,5 @@
 //! Which service group listens where, as its workers have it: for the simulation, whose
-//! packets are led by rules to sockets that are real.
+//! rules send packets to real sockets.
 
 use std::{
     any::Any,
@@ -24,12 +24,12 @@ pub(crate) struct Listening(Vec<Weak<Worker>>);
 pub(crate) struct Listener {
     at: SocketAddr,
     group: Arc<ServiceGroup>,
-    /// What TCP connections that come in there keep.
+    /// The address, which TCP connections that come in there hold.
     address: Option<Arc<ListenerAddress>>,
 }
 
 impl Userspace {
-    /// Returns what says who listens where, at any time.
+    /// Returns a view of who listens where, at any time.
     pub(crate) fn listening(&self) -> Listening {
         Listening(self.executor.workers.all())
     }
@@ -91,7 +91,7 @@ impl Listener {
         Some(Arc::clone(address) as Arc<dyn Any + Send + Sync>)
     }
 
-    /// Returns the endpoints that a new flow may get; none: it is refused.
+    /// Returns the endpoints that a new flow may get; empty: it is refused.
     pub(crate) fn endpoints(&self, flow: &Flow) -> Vec<SocketAddr> {
         if !self.group.admits(flow) {
             return Vec::new();
@@ -104,7 +104,7 @@ impl Listener {
         self.group.has_affinity()
     }
 
-    /// Has a client stay on an endpoint, as if its connection was led there.
+    /// Makes a client stay on an endpoint, as if its connection had been sent there.
     pub(crate) fn pin(&self, client: IpAddr, endpoint: SocketAddr) {
         self.group.pin(client, endpoint);
     }

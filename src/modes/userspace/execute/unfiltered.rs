@@ -4,12 +4,12 @@ use std::io;
 
 use crate::{log_once::LogOnce, modes::userspace::plan::GroupName};
 
-/// The service groups whose listeners let in who may not call, to be reset.
+/// The service groups whose listeners let in callers that may not call, to be reset.
 #[derive(Debug, Default)]
 pub struct Unfiltered(LogOnce);
 
 impl Unfiltered {
-    /// Takes in whether the filter of the group called `name` fits; `None`: it is the same
+    /// Records whether the filter of the group called `name` fits; `None`: it is the same
     /// filter as before.
     pub fn set(&mut self, name: &GroupName, filtered: Option<io::Result<()>>) {
         let service = &name.port;
@@ -28,7 +28,7 @@ impl Unfiltered {
         }
     }
 
-    /// The group called `name` is gone.
+    /// Records that the group called `name` is gone.
     pub fn remove(&mut self, name: &GroupName) {
         self.0.is_over(&name.label());
     }

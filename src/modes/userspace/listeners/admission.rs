@@ -1,8 +1,8 @@
-//! Who may call a TCP listener: its filter drops the packets of callers that would
-//! not be served.
+//! Which callers a TCP listener lets in: its filter drops the packets of callers that
+//! would not be served.
 //!
-//! What passes is checked again once it is accepted, so a filter may let in too
-//! many, and never too few. UDP needs none: what is not passed on is not answered.
+//! What passes is checked again once it is accepted, so a filter may let in too many callers, but
+//! never too few. UDP needs none: datagrams that are not passed on are not answered.
 
 use super::super::proxy::{cluster_local::ClusterLocal, group::Routing};
 use crate::{
@@ -10,13 +10,14 @@ use crate::{
     net::Family,
 };
 
-/// Returns what is as good as the node's own address: see `ClusterLocal`.
+/// Returns tests for what counts as the node's own address: see `ClusterLocal`.
 fn node_itself() -> [Test; 3] {
     let [v4, v6] = Family::ALL.map(|family| Test::Within(family.loopback()));
     [Test::Itself, v4, v6]
 }
 
-/// Returns who of `family` may call where traffic goes along `routing`.
+/// Returns the filter that lets in callers of `family` that may call where traffic goes along
+/// `routing`.
 pub fn filter(family: Family, routing: &Routing, clients: &ClusterLocal) -> Filter {
     let mut sections = Vec::new();
     let ranges = &routing.allowed;

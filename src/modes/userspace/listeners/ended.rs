@@ -1,5 +1,5 @@
-//! Sockets that listen no longer though nothing here closed them: another program may end
-//! them in the kernel (`ss -K`, SOCK_DESTROY of `sock_diag(7)`).
+//! Sockets that no longer listen although nothing here closed them: another program may
+//! end them in the kernel (`ss -K`, SOCK_DESTROY of `sock_diag(7)`).
 
 use std::{io, mem, net::SocketAddr, os::fd::AsFd, sync::Arc};
 
@@ -13,14 +13,14 @@ use crate::{
 };
 
 impl ListenerSet {
-    /// Returns the addresses at which one of its sockets listens no longer.
+    /// Returns the addresses at which one of its sockets no longer listens.
     pub fn ended(&self) -> impl Iterator<Item = SocketAddr> {
         let ended = self.open.iter().filter(|listeners| listeners.has_ended());
         ended.map(|listeners| listeners.bind.address)
     }
 
-    /// Has each worker whose socket at an address listens no longer listen there anew.
-    /// Those that listen go on meanwhile.
+    /// Makes each worker whose socket at an address no longer listens listen there
+    /// anew. Workers that listen go on meanwhile.
     ///
     /// # Errors
     /// When an address cannot be bound, and which; the others are tried all the same.

@@ -43,7 +43,7 @@ use crate::{
     sched::Seed,
 };
 
-/// Alive as long as a connection that came in by an address is open.
+/// Alive as long as a connection that came in at an address is open.
 pub type InUse = Weak<tcp::ListenerAddress>;
 
 /// The listeners of one address. Dropping them closes them.
@@ -63,7 +63,7 @@ struct WorkerListener {
     worker: Arc<Worker>,
     /// Which of the worker's sockets it is.
     token: Token,
-    /// What has the holder keep it.
+    /// What makes the holder keep it.
     held: Option<Held>,
 }
 
@@ -117,7 +117,7 @@ impl Listeners {
         outcome
     }
 
-    /// Has new connections go to `theirs` sockets of another process, which has
+    /// Makes new connections go to the `theirs` sockets of another process, which has
     /// opened them later; `None`: to any.
     fn hand_over(&self, theirs: Option<u32>) -> io::Result<()> {
         // One socket stands for all that share the address.
@@ -155,7 +155,7 @@ pub struct ListenerSet {
     /// Where its schedulers begin.
     seed: Seed,
     associations: Option<Arc<udp::Associations>>,
-    /// Who may call its TCP listeners.
+    /// The filter of its TCP listeners: which callers they let in.
     filter: Filter,
     open: Vec<Listeners>,
     /// Bound and silent while there is no endpoint: connections are refused,
@@ -187,8 +187,8 @@ impl ListenerSet {
         }
     }
 
-    /// Returns whether clients call it at this port: a rule that leads there would have
-    /// nothing to translate.
+    /// Returns whether clients call it at this port: a rule that redirects there would
+    /// have nothing to translate.
     pub fn is_called_at(&self, port: u16) -> bool {
         self.frontends.iter().any(|frontend| frontend.port == port)
     }
@@ -229,8 +229,9 @@ impl ListenerSet {
         }
     }
 
-    /// Has its TCP listeners let in who may call now; no filter that fits lets in everyone.
-    /// Returns whether the filter fits on all of them; `None`: it is the same as before.
+    /// Makes its TCP listeners let in the callers that may call now; if the filter does not
+    /// fit, they let in everyone. Returns whether the filter fits on all of them; `None`:
+    /// it is the same as before.
     pub fn filter(
         &mut self,
         family: Family,
@@ -246,14 +247,14 @@ impl ListenerSet {
         Some(filtered.fold(Ok(()), Result::and))
     }
 
-    /// Has nothing more come to its sockets, which are about to close, but to those of
-    /// the process that took over. Where TCP comes all the same, its listeners drop it:
-    /// a client that gets no answer tries again a second later.
+    /// Makes new traffic go only to the sockets of the process that took over, as its
+    /// own are about to close. What arrives at its TCP listeners all the same is
+    /// dropped: a client that gets no answer tries again a second later.
     pub fn fall_silent(&self) {
         for listeners in &self.open {
             // While ours close, one after the other, the last socket of the group takes
             // the number of each (`__reuseport_detach_sock` in
-            // net/core/sock_reuseport.c), and the first one behind ours keeps its own,
+            // net/core/sock_reuseport.c), and the first one after ours keeps its own,
             // unless the other process has fewer than this one.
             let _ = listeners.hand_over(Some(1));
             // Without it a few may be reset.
@@ -268,7 +269,7 @@ impl ListenerSet {
             .any(|listeners| listeners.on.len() < workers)
     }
 
-    /// Has what is new at its addresses go to `theirs` sockets of another
+    /// Makes what is new at its addresses go to the `theirs` sockets of another
     /// process, which has opened them later; `None`: to any.
     ///
     /// # Errors
@@ -293,7 +294,7 @@ impl ListenerSet {
     /// `given` there: a socket that is left out would get connections, too.
     ///
     /// # Errors
-    /// When the address cannot be bound; `AddrInUse` when another program has it.
+    /// When the address cannot be bound; `AddrInUse` when another program has bound it.
     pub fn open(
         &mut self,
         shared: &Arc<Shared>,
@@ -304,13 +305,13 @@ impl ListenerSet {
         let spread = shared.descriptors.sockets_each(workers.count());
         let fresh = spread.saturating_sub(given.len());
         let count = given.len() + fresh;
-        // The port's own descriptor is that of one of the listeners.
+        // The local port's own descriptor counts for one of the listeners.
         let own = usize::from(self.local_port_at(bind.address).is_some());
         let descriptors = shared.descriptors.take_for_service(count - own)?;
         let address = Arc::new(tcp::ListenerAddress {
             group: Arc::clone(&self.group),
             called: self.called(bind.address),
-            // What waits may have a filter of the process before.
+            // Waiting connections may have a filter of the process before.
             filtered: (!self.filter.is_empty() || !given.is_empty()).into(),
         });
         // Should anything fail, its drop closes what is open by then.
@@ -355,7 +356,7 @@ impl ListenerSet {
                 ));
             }
         }
-        // By now the holder is sent each of them anew.
+        // By now each of them is sent to the holder anew.
         drop(releases);
         // Nearly every group listens at one address; a vector that grows makes room for four.
         self.open.reserve_exact(1);
@@ -367,7 +368,7 @@ impl ListenerSet {
         Ok(())
     }
 
-    /// Has connections accepted from the `sockets`, one on each of the workers `on`.
+    /// Accepts connections from the `sockets`, one on each of the workers `on`.
     fn listen<'a>(
         &self,
         listeners: &mut Listeners,
@@ -439,8 +440,8 @@ impl ListenerSet {
         self.reserved.retain(|reserved| reserved.address != address);
     }
 
-    /// Stops listening on `address`; connections that came in by it live on.
-    /// Returns what is alive as long as one of them is.
+    /// Stops listening on `address`; connections that came in there live on. Returns
+    /// what is alive as long as one of them is.
     pub fn close(&mut self, address: SocketAddr) -> Option<InUse> {
         let at = self
             .open
@@ -452,7 +453,7 @@ impl ListenerSet {
         Some(self.open.swap_remove(at).in_use.clone())
     }
 
-    /// Reserves its local port, if nothing does and nothing listens there.
+    /// Reserves its local port, if nothing reserves it and nothing listens there.
     pub fn reserve_local_port(&mut self) {
         let open: Vec<_> = self.listens_on().collect();
         if let Some(port) = &mut self.local_port
@@ -478,7 +479,7 @@ impl ListenerSet {
     }
 }
 
-/// `count` sockets, or none.
+/// Returns `count` sockets, or none.
 fn several<T>(count: usize, bind: impl Fn() -> io::Result<T>) -> io::Result<Vec<T>> {
     (0..count).map(|_| bind()).collect()
 }

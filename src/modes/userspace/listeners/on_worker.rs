@@ -15,7 +15,7 @@ use crate::{
     modes::userspace::proxy::{tcp, udp, workers::Worker},
 };
 
-/// Has the workers of `listeners` go on with the flows that came in at their address in another
+/// Makes the workers of `listeners` go on with the flows that came in at their address in another
 /// process.
 pub(super) fn go_on(listeners: &Listeners, associations: &Arc<udp::Associations>) {
     let clients = associations.passed_at(listeners.bind.address);
@@ -30,7 +30,7 @@ pub(super) fn go_on(listeners: &Listeners, associations: &Arc<udp::Associations>
 }
 
 impl ListenerSet {
-    /// Has `worker` accept connections from a bound socket at the address of `listeners`.
+    /// Makes `worker` accept connections from a bound socket at the address of `listeners`.
     pub(super) fn on_tcp(
         &self,
         listeners: &Listeners,
@@ -39,7 +39,8 @@ impl ListenerSet {
         address: &Arc<tcp::ListenerAddress>,
     ) -> io::Result<WorkerListener> {
         if address.filtered.load(Relaxed) {
-            // It was logged when it was made; who gets in is reset.
+            // A filter that does not fit was logged when it was made; callers that it would not let
+            // in are reset.
             let _ = self.filter.attach(&socket);
         }
         let listener = Arc::new(tcp::Listener {
@@ -54,7 +55,7 @@ impl ListenerSet {
         })
     }
 
-    /// Has `worker` take datagrams from a bound socket at the address of `listeners`.
+    /// Makes `worker` take datagrams from a bound socket at the address of `listeners`.
     pub(super) fn on_udp(
         &self,
         listeners: &Listeners,
@@ -71,7 +72,7 @@ impl ListenerSet {
         })
     }
 
-    /// Has the holder keep a socket at the address of `listeners`.
+    /// Makes the holder keep a socket at the address of `listeners`.
     fn hold(&self, listeners: &Listeners, socket: Weak<dyn AsFd + Send + Sync>) -> Option<Held> {
         let (holding, address) = (&listeners.shared.holding, listeners.bind.address);
         holding.hold(

@@ -33,10 +33,9 @@ pub struct RedirectPort {
     /// The wildcard address with the port.
     pub address: SocketAddr,
     protocol: Protocol,
-    /// Keeps the port ours while nothing listens on it; who calls it is refused
-    /// then.
+    /// Keeps the port ours while nothing listens on it; callers are refused then.
     reservation: Option<Socket>,
-    /// Of the reservation, or of one of the listeners in its place.
+    /// The descriptor of the reservation, or of one of the listeners in its place.
     _descriptor: Permits,
 }
 
@@ -53,8 +52,8 @@ impl RedirectPort {
         self.reservation = None;
     }
 
-    /// Reserves the port, before what listens on it closes. Where that fails, another
-    /// program may get it, as it may where [`reserve_udp`] cannot reserve one.
+    /// Reserves the port, before what listens on it closes. If that fails, another
+    /// program may get it, as it may if [`reserve_udp`] cannot reserve one.
     pub fn reserve(&mut self) {
         if self.reservation.is_some() {
             return;
@@ -65,8 +64,8 @@ impl RedirectPort {
 }
 
 impl RedirectPorts {
-    /// Returns a supply of the ports of `range` (`--proxy-port-range`), or those that the kernel picks,
-    /// each reserved by one of `descriptors`.
+    /// Returns a supply of the ports of `range` (`--proxy-port-range`), or of those that the kernel
+    /// picks, each reserved by one of `descriptors`.
     pub fn new(range: Option<RangeInclusive<u16>>, descriptors: Descriptors) -> Self {
         RedirectPorts {
             next: range.as_ref().map_or(0, |r| *r.start()),
@@ -149,8 +148,7 @@ impl RedirectPorts {
         self.share(protocol, Family::of(&address.ip()), address.port())
     }
 
-    /// Returns a port that an ended process had without a socket that is left, and which was
-    /// kept.
+    /// Returns a port of an ended process of which no socket is left, and which was kept.
     ///
     /// # Errors
     /// When it is not in the range, another program listens there, or the socket to reserve
@@ -161,8 +159,8 @@ impl RedirectPorts {
         self.bind(protocol, Family::of(&address.ip()), address.port())
     }
 
-    /// Returns a port on which a process listens that gave way to this one, and which was
-    /// kept. Of UDP it is not reserved: the other process might have the kernel direct
+    /// Returns a port on which a process that gave way to this one listens, and which was
+    /// kept. A UDP port is not reserved: the other process might make the kernel direct
     /// datagrams to the reservation, as to any socket of this process.
     ///
     /// # Errors
@@ -215,8 +213,8 @@ impl RedirectPorts {
     }
 }
 
-/// Binds a socket that lets nothing in. Returns where, for port 0 is one that the kernel
-/// picks, and the socket.
+/// Binds a socket that lets nothing in. Returns the address, since for port 0 the kernel
+/// picks the port, and the socket.
 fn reserve(protocol: Protocol, at: SocketAddr) -> io::Result<(SocketAddr, Option<Socket>)> {
     match protocol {
         Protocol::Tcp => {
@@ -255,10 +253,10 @@ fn bind_alone(protocol: Protocol, address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Makes a bound UDP socket keep its port without taking any datagram: connected
-/// to itself it gets only what it sends itself (`udp(7)`), and the kernel refuses
-/// the rest. `None` where even loopback is down, which leaves the port to whom the
-/// kernel gives it.
+/// Makes a bound UDP socket keep its port without taking any datagram: connected to
+/// itself it gets only what it sends itself (`udp(7)`), and the kernel refuses the
+/// rest. `None` where even loopback is down, which leaves the port to any program to
+/// which the kernel gives it.
 fn reserve_udp(socket: std::net::UdpSocket, address: SocketAddr) -> Option<Socket> {
     let myself = Family::of(&address.ip()).localhost();
     socket.connect((myself, address.port())).ok()?;

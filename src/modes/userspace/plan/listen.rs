@@ -41,8 +41,8 @@ pub fn addresses(plan: &GroupPlan, node: &NodeContext) -> usize {
     }
 }
 
-/// Returns where to listen for `frontend` of `plan` where routes lead packets to
-/// the service addresses themselves.
+/// Returns where to listen for `frontend` of `plan` where routes deliver packets to the
+/// service addresses themselves.
 pub fn binds(frontend: &Frontend, plan: &GroupPlan, node: &NodeContext) -> Vec<Bind> {
     let address = |ip: IpAddr| SocketAddr::new(ip, frontend.port);
     let Some(ip) = frontend.address else {

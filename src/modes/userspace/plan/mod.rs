@@ -1,4 +1,4 @@
-//! From a ServicePort to the service groups that carry it: pure.
+//! Plans the service groups that serve a ServicePort: pure.
 
 pub mod listen;
 mod preferences;
@@ -102,9 +102,9 @@ pub struct GroupPlan {
     pub targets: Vec<Target>,
     /// The endpoints that cluster-local clients may reach; `None`: the same as for other clients.
     pub cluster_local: Option<Vec<Target>>,
-    /// Other endpoints that keep the UDP flows that they have: they serve, but policies,
-    /// topology or their termination exclude them from new ones. For TCP none are named, as its
-    /// connections go on in any case.
+    /// Other endpoints, which keep the UDP flows that they have: they serve, but policies, topology
+    /// or their termination exclude them from new ones. For TCP none are named, as its connections
+    /// go on in any case.
     pub keep_flows: Box<[SocketAddr]>,
     /// Peers that may call; empty: everyone.
     pub allowed: Box<[IpNet]>,
@@ -144,8 +144,8 @@ impl GroupPlan {
 
 #[cfg(test)]
 impl GroupPlan {
-    /// Returns the group of the cluster IP of the ServicePort `name`, TCP, which leads from
-    /// `frontends` to `targets`.
+    /// Returns the group of the cluster IP of the ServicePort `name`, TCP, from `frontends`
+    /// to `targets`.
     pub fn of_cluster_ip(name: &str, frontends: &[Frontend], targets: Vec<Target>) -> GroupPlan {
         let port = crate::services::service_ports::service_port(name, [10, 96, 0, 1]);
         let candidate = Candidate {
@@ -176,8 +176,8 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
 
     let mut groups: Vec<GroupPlan> = Vec::new();
     for mut candidate in candidates(port) {
-        // An external IP may be a load-balancer IP, too; in rules the former
-        // come first.
+        // An external IP may be a load-balancer IP, too; in rules, external IPs come
+        // first.
         let known = |frontend: &Frontend| groups.iter().any(|g| g.frontends.contains(frontend));
         candidate.frontends.retain(|frontend| !known(frontend));
         if candidate.frontends.is_empty() {
@@ -220,7 +220,7 @@ pub fn node_port(port: &ServicePort, default: SchedulerName) -> Option<GroupPlan
     Some(group(port, default, candidate, targets))
 }
 
-/// Returns the service group of `candidate`, for `targets` whoever calls.
+/// Returns the service group of `candidate`, with `targets` for every caller.
 fn group(
     port: &ServicePort,
     default: SchedulerName,
@@ -280,9 +280,9 @@ fn candidates(port: &ServicePort) -> [Candidate<'_>; 3] {
     ]
 }
 
-/// Returns the endpoints that cluster-local clients of `candidate` may reach, where
-/// they are others than `targets`: they take the short way to every endpoint,
-/// whatever `externalTrafficPolicy` says.
+/// Returns the endpoints that cluster-local clients of `candidate` may reach, if they
+/// differ from `targets`: they take the short way to every endpoint, whatever
+/// `externalTrafficPolicy` says.
 fn cluster_local(
     port: &ServicePort,
     candidate: &Candidate<'_>,
@@ -297,9 +297,9 @@ fn cluster_local(
     }
 }
 
-/// Returns the endpoints of `port` beside `targets` and those for cluster-local clients to which
-/// UDP flows go on that were led there before: as kube-proxy, which deletes the conntrack entries
-/// of an endpoint when it does not serve (`CleanStaleEntries` in pkg/proxy/conntrack/cleanup.go).
+/// Returns the endpoints of `port`, other than `targets` and those for cluster-local clients, to
+/// which existing UDP flows go on: as with kube-proxy, which deletes the conntrack entries of an
+/// endpoint when it does not serve (`CleanStaleEntries` in pkg/proxy/conntrack/cleanup.go).
 fn keep_flows(
     port: &ServicePort,
     targets: &[Target],

@@ -12,14 +12,14 @@ use crate::{
 pub struct Replaced {
     /// Scheduler that is used instead.
     pub instead: SchedulerName,
-    /// Why the Service's own one is not.
+    /// Why the Service's own one is not used.
     pub why: String,
 }
 
 /// Returns the scheduler of `port`, where Services that name none have `default`.
 ///
 /// # Errors
-/// With what is used instead, and why.
+/// With the scheduler that is used instead, and why.
 pub fn scheduler(port: &ServicePort, default: SchedulerName) -> Result<SchedulerName, Replaced> {
     let error = match port.scheduler(default.as_str()).parse() {
         Ok(name) => return Ok(name),

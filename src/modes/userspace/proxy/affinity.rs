@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 pub use self::limit::PinLimit;
 
-/// Pins that are examined for each new one: more than one, so that expired ones go faster
-/// than new ones come.
+/// Pins that are examined for each new one: more than one, so that expired ones are
+/// removed faster than new ones are added.
 const EXAMINED: usize = 4;
 
 #[derive(Debug)]
@@ -59,9 +59,9 @@ impl Affinity {
         }
     }
 
-    /// Has each client stay on its endpoint for `timeout` from now on, since its last use: clients
-    /// stay where they are, as with kube-proxy, which changes `--seconds` of a rule and not the list
-    /// of the clients (iptables-extensions(8), recent).
+    /// Makes each client stay on its endpoint for `timeout` after its last use from now on: clients
+    /// stay where they are, as with kube-proxy, which changes `--seconds` of a rule and not the
+    /// list of the clients (iptables-extensions(8), recent).
     pub fn set_timeout(&self, timeout: Duration) {
         self.table.lock().timeout = timeout;
     }
@@ -97,10 +97,10 @@ impl Affinity {
         }
     }
 
-    /// Pins `client` to the endpoint that `choose` answers, if it answers one, given the
-    /// endpoint that it is pinned to now, if any; returns the rest of the answer. One step
-    /// under the table's lock, so that the first connections of a client, accepted by several
-    /// workers at once, still agree.
+    /// Pins `client` to the endpoint that `choose` returns, if it returns one; `choose` gets the
+    /// endpoint that the client is pinned to now, if any. Returns the rest of what `choose`
+    /// returned. This is one step under the table's lock, so that the first connections of a
+    /// client, accepted by several workers at once, still agree.
     pub fn pin<T>(
         &self,
         client: IpAddr,

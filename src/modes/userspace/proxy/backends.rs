@@ -38,7 +38,7 @@ impl Endpoint {
         }
     }
 
-    /// So many bytes went from the client, and to it.
+    /// Counts bytes that went from the client, and to it.
     pub fn carried(&self, from_client: usize, to_client: usize) {
         let carried = self.load.carried();
         let counts = [
@@ -67,18 +67,18 @@ impl Lease {
         &self.endpoint
     }
 
-    /// The endpoint took the connection.
+    /// Records that the endpoint took the connection.
     pub fn connected(&self) {
         let carried = self.endpoint.load.carried();
         carried.connections.fetch_add(1, Relaxed);
     }
 
-    /// So many bytes went from the client, and to it.
+    /// Counts bytes that went from the client, and to it.
     pub fn carried(&self, from_client: usize, to_client: usize) {
         self.endpoint.carried(from_client, to_client);
     }
 
-    /// One direction ended: like ip_vs, which counts connections past
+    /// Records that one direction ended: like ip_vs, which counts connections past
     /// ESTABLISHED as inactive.
     pub fn half_close(&mut self) {
         if !self.half_closed {
@@ -105,8 +105,8 @@ impl Drop for Lease {
 #[derive(Clone, Debug, Default)]
 pub struct Tried {
     endpoints: HashSet<SocketAddr>,
-    /// All others are ejected: they are picked as if they were not. Saves
-    /// looking through them with each pick, as there may be thousands.
+    /// Whether all others are ejected: then they are picked as if they were not. Saves
+    /// looking through them at each pick, as there may be thousands.
     ignore_failing: bool,
 }
 
@@ -126,7 +126,7 @@ impl Tried {
         self.endpoints.is_empty()
     }
 
-    /// All may be tried again.
+    /// Records that all may be tried again.
     pub fn clear(&mut self) {
         self.endpoints.clear();
     }
@@ -154,8 +154,8 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// Returns the set of `targets`, scheduled on from where `previous` was, or as
-    /// `seed` says; the `loads` that are known are kept, and others added to them.
+    /// Returns the set of `targets`, scheduled from where `previous` was, or from
+    /// `seed`; the `loads` that are known are kept, and others added to them.
     pub fn new(
         name: SchedulerName,
         seed: Seed,
@@ -191,8 +191,8 @@ impl Backends {
         (self.servers[i].weight > 0).then(|| self.endpoint(i))
     }
 
-    /// Returns the endpoint for a new flow: none of `tried`, and one that is not
-    /// ejected as `failing` if there is such a one.
+    /// Returns the endpoint for a new flow: none of `tried`, and if possible one that
+    /// is not ejected as `failing`.
     pub fn pick(&self, flow: &Flow, tried: &mut Tried, failing: &Failing) -> Option<Endpoint> {
         let address = |i: usize| &self.servers[i].address;
         let ejected = failing.ejected().filter(|_| !tried.ignore_failing);

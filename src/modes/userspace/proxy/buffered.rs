@@ -1,4 +1,4 @@
-//! Bytes that this process keeps for receivers that do not take them.
+//! Bytes that this process keeps for receivers that do not read them yet.
 
 use prometheus::IntGauge;
 
@@ -9,7 +9,7 @@ const SHARE: u64 = 16;
 #[derive(Clone, Debug)]
 pub struct Buffered {
     bytes: IntGauge,
-    /// More is kept only in small pieces.
+    /// Above this, relays read only little at once.
     most: i64,
 }
 
@@ -30,7 +30,7 @@ impl Buffered {
         }
     }
 
-    /// Returns whether so much is kept that a relay is to read little at once.
+    /// Returns whether so much is kept that a relay should read little at once.
     pub fn is_much(&self) -> bool {
         self.bytes.get() >= self.most
     }

@@ -1,8 +1,8 @@
-//! The addresses whose calls come to this process.
+//! The addresses at which calls come to this process.
 //!
-//! An endpoint that is one of them would have each connection come back as a new one
-//! for as long as there are descriptors. In the kernel's modes such calls just end:
-//! a packet is translated once.
+//! If an endpoint were one of them, each connection would come back as a new one for as
+//! long as there are descriptors. In the kernel's modes such calls just end: a packet
+//! is translated once.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -36,7 +36,7 @@ struct Known {
 }
 
 impl ClusterLocal {
-    /// Returns one that knows given networks, and nothing of the node yet.
+    /// Returns a value that knows the given networks, and nothing of the node yet.
     pub fn new(detect: DetectLocal) -> Self {
         let clients = ClusterLocal {
             detect,
@@ -47,7 +47,7 @@ impl ClusterLocal {
         clients
     }
 
-    /// Takes the node's object and its own addresses. Returns whether that makes a
+    /// Records the node's object and its own addresses. Returns whether that makes a
     /// difference.
     pub fn update(&self, node: Option<&Node>, addresses: &[IpAddr]) -> bool {
         let networks = match &self.detect {
@@ -84,8 +84,8 @@ impl ClusterLocal {
 
     /// Returns whether packets to `peer` leave through a link whose name `is_ours`, so that
     /// theirs come through it: a socket does not know the link, but a route does. Asked
-    /// for Services alone whose external policy makes a difference between callers.
-    /// What cannot be found out counts as outside.
+    /// only for Services whose external policy distinguishes between callers. What cannot
+    /// be found out counts as outside.
     fn is_behind(&self, peer: IpAddr, is_ours: impl Fn(&str) -> bool) -> bool {
         let mut routes = self.routes.lock();
         if routes.is_none() {
@@ -103,8 +103,8 @@ impl ClusterLocal {
         matches!(name, Some(Ok(name)) if name.to_str().is_ok_and(is_ours))
     }
 
-    /// Returns the networks that all cluster-local clients are in, but for the node that calls itself;
-    /// `None`: their addresses do not say it.
+    /// Returns the networks that all cluster-local clients are in, except for the node that calls
+    /// itself; `None`: their addresses do not tell.
     pub fn networks(&self) -> Option<Vec<IpNet>> {
         if let DetectLocal::BridgeInterface(_) | DetectLocal::InterfaceNamePrefix(_) = self.detect {
             return None;
@@ -132,8 +132,8 @@ impl ClusterLocal {
         known.networks.iter().any(|net| net.contains(address))
     }
 
-    /// Returns whether `predicate` holds for the client's address: for one of the node's
-    /// own, if the client is the node by whatever address it calls.
+    /// Returns whether `predicate` holds for the client's address or, if the client is
+    /// the node, for any of the node's own addresses.
     pub fn any_address(&self, flow: &Flow, predicate: impl Fn(&IpAddr) -> bool) -> bool {
         let known = || self.known.load();
         predicate(&flow.client.ip()) || is_the_node(flow) && known().addresses.iter().any(predicate)

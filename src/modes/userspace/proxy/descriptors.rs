@@ -1,17 +1,17 @@
-//! The budget of file descriptors: who would go over the limit waits instead
-//! of failing.
+//! The budget of file descriptors: what would go over the limit waits instead of
+//! failing.
 //!
 //! The data path takes its descriptors out of the budget: connections, pipes, UDP
 //! clients, listeners, ports that are reserved. What the rest of the process has
 //! open (logs, epoll, netlink, the API server, probes, health-check node ports) is
 //! counted and left out of it.
 //!
-//! Listeners and reserved ports leave a part to connections: Services that cannot all be
-//! served must not have every other one served no more.
+//! Listeners and reserved ports leave a part to connections: even if there are too many
+//! Services to listen for all of them, those that are listened for must be served.
 //!
 //! Clients come and go, and what each has costs memory of this process and of the
-//! kernel: where that has a limit, they take out of a second budget what there is memory
-//! for.
+//! kernel: if memory has a limit, they also take from a second budget, which is what
+//! there is memory for.
 
 use std::{
     fs, io,
@@ -31,7 +31,7 @@ use crate::kernel::open_files;
 /// server, connections that wait for their share of the budget.
 const SPARE: usize = 64;
 
-/// What the data path has at least, however low the limit is.
+/// The least that the data path has, however low the limit is.
 const LEAST: usize = 2;
 
 /// Descriptors that this process has open (`proc_pid_fd(5)`).
@@ -44,18 +44,18 @@ const COST: u64 = 6 * 1024;
 /// What clients' descriptors may cost is this fraction of the memory limit.
 const MEMORY_SHARE: u64 = 2;
 
-/// This fraction of all is clients' alone.
+/// This fraction of all is for clients alone.
 const CLIENTS_SHARE: usize = 8;
 
 /// Permits that are held, and free again when this is dropped.
 #[derive(Debug)]
 pub struct Permits {
     _of_all: OwnedSemaphorePermit,
-    /// Of those that clients have memory for, or that Services may have.
+    /// Permits of those that clients have memory for, or that Services may have.
     _of_part: OwnedSemaphorePermit,
 }
 
-/// Permits that the data path may hold, one a descriptor.
+/// Permits that the data path may hold, one for each descriptor.
 #[derive(Clone, Debug)]
 pub struct Descriptors(Arc<Budget>);
 
@@ -104,7 +104,7 @@ impl Pool {
         self.total().saturating_sub(self.free())
     }
 
-    /// Makes `number` of them; those in use stay until the next time.
+    /// Changes their number to `number`; those in use stay until the next call.
     fn resize(&self, number: usize) {
         let total = self.total();
         let total = if number >= total {
@@ -201,7 +201,7 @@ impl Descriptors {
     /// is.
     ///
     /// # Errors
-    /// When so many are not free, or would be missing to clients.
+    /// When that many are not free, or clients would lack them.
     pub fn take_for_service(&self, n: usize) -> io::Result<Permits> {
         let take = |of: &Pool| {
             let n = u32::try_from(n).ok()?;
@@ -231,7 +231,7 @@ impl Descriptors {
         self.0.permits.free()
     }
 
-    /// Returns how many there are beside those of listeners and reserved ports.
+    /// Returns how many there are besides those of listeners and reserved ports.
     fn left(&self) -> usize {
         let budget = &self.0;
         budget
@@ -270,21 +270,21 @@ impl Descriptors {
         std::iter::once(descriptors).chain(memory)
     }
 
-    /// Less than a quarter of what clients may have is free, or has memory left: who can do
-    /// with fewer should.
+    /// Returns whether less than a quarter of what clients may have is free, or has memory
+    /// left: what can do with fewer should.
     pub fn short(&self) -> bool {
         self.rooms().any(|room| room.free < room.total / 4)
     }
 
-    /// Returns whether a service group with so many descriptors is to leave those that are
-    /// free to others, be they of all or of those that there is memory for.
+    /// Returns whether a service group with that number of descriptors is to leave free
+    /// ones to others: those of all, or those that there is memory for.
     pub fn are_for_others(&self, descriptors: usize) -> bool {
         self.rooms().any(|room| room.is_for_others(descriptors))
     }
 }
 
-/// Returns the data path's share of `limit` descriptors when `outside` are open beside
-/// it.
+/// Returns the data path's share of `limit` descriptors when `outside` are open outside
+/// of it.
 fn share(limit: usize, outside: usize) -> usize {
     let left = limit.saturating_sub(outside);
     let share = left - SPARE.min(left / 2);
@@ -312,7 +312,7 @@ async fn wait_for(permits: &Arc<Semaphore>, n: u32) -> OwnedSemaphorePermit {
     }
 }
 
-/// Returns how many descriptors are open, if the kernel has that number.
+/// Returns how many descriptors are open, if the kernel tells that number.
 fn number_open() -> Option<usize> {
     // It is the folder's size since Linux 6.2, which was 0 before.
     let size = fs::metadata(OPEN).ok()?.len();

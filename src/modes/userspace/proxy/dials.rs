@@ -15,10 +15,11 @@ use crate::net::Protocol;
 /// How long a ServicePort is followed after it was asked for.
 const LEASE: Duration = Duration::from_secs(10);
 
-/// ServicePorts that may be followed at a time.
+/// How many ServicePorts may be followed at a time.
 const MOST_FOLLOWED: usize = 16;
 
-/// Tries that are remembered, of all ServicePorts that are followed; of more, the last ones.
+/// Tries that are remembered, of all ServicePorts that are followed; if there are more, the last
+/// ones.
 const MOST: usize = 4096;
 
 /// A try to reach an endpoint for a client.
@@ -41,8 +42,8 @@ pub struct Dials {
     pub items: Vec<Dial>,
     /// The number to ask with next.
     pub next: u64,
-    /// Some may be missing: there were more than are remembered, the ServicePort was not followed
-    /// for a while, or another process counted.
+    /// Whether some may be missing: there were more than are remembered, the ServicePort was not
+    /// followed for a while, or another process counted.
     pub lost: bool,
 }
 
@@ -64,7 +65,7 @@ pub struct DialLog {
 #[derive(Debug, Default)]
 struct Log {
     followed: Vec<Followed>,
-    /// Which ServicePort each is of: its place in `followed` may change.
+    /// Each try with its ServicePort, whose place in `followed` may change.
     dials: VecDeque<(Box<str>, Protocol, Dial)>,
     /// How many came before those in `dials`.
     before: u64,

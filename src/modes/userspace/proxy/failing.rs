@@ -30,20 +30,20 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// passed over any more.
 const TRIAL: Duration = Duration::from_secs(8);
 
-/// Endpoints above which old ones are swept out; the next sweep comes when what
-/// was left has doubled.
+/// Number of endpoints above which old ones are swept out; the next sweep is due when
+/// what was left has doubled.
 const SWEEP_AT: usize = 64;
 
 /// Endpoints that failed lately, mostly none.
 #[derive(Debug, Default)]
 pub struct Failing {
-    /// There may be some: saves the lock where nothing fails.
+    /// Whether there may be some: saves the lock where nothing fails.
     any: AtomicBool,
     table: Mutex<Table>,
 }
 
-/// A Service may have thousands of endpoints that all fail at once, and each is
-/// asked for with each pick.
+/// A Service may have thousands of endpoints that all fail at once, and each is looked
+/// up at each pick.
 #[derive(Debug, Default)]
 struct Table {
     ejections: HashMap<SocketAddr, Ejection>,
@@ -57,7 +57,7 @@ struct Ejection {
     until: Instant,
     /// Failures in a row.
     failures: u32,
-    /// A trial runs until then, or ended without an outcome.
+    /// Whether a trial runs until then, or ended without an outcome.
     on_trial: bool,
 }
 
@@ -88,7 +88,7 @@ impl Ejected<'_> {
         ejection.is_some_and(|ejection| ejection.until > self.now)
     }
 
-    /// Records that `endpoint` was picked: if its time is over, this is its trial.
+    /// Records that `endpoint` was picked: if its time of ejection is over, this is its trial.
     pub fn picked(&mut self, endpoint: SocketAddr) {
         if let Some(ejection) = self.table.ejections.get(&endpoint).copied()
             && ejection.until <= self.now
@@ -105,8 +105,8 @@ impl Ejected<'_> {
 }
 
 impl Failing {
-    /// The endpoint refused a connection, did not answer in time, or reset the connection
-    /// before it sent anything.
+    /// Records that the endpoint refused a connection, did not answer in time, or reset
+    /// the connection before it sent anything.
     pub fn failed(&self, endpoint: SocketAddr) {
         let now = Instant::now();
         let mut table = self.table.lock();
@@ -130,7 +130,7 @@ impl Failing {
         self.any.store(true, Relaxed);
     }
 
-    /// The endpoint sent something, or did not reset the connection for a while.
+    /// Records that the endpoint sent something, or did not reset the connection for a while.
     pub fn answered(&self, endpoint: SocketAddr) {
         if self.any.load(Relaxed) {
             let mut table = self.table.lock();
@@ -139,7 +139,7 @@ impl Failing {
         }
     }
 
-    /// Returns those to pass over now, if there may be any.
+    /// Returns the endpoints to pass over now, if there may be any.
     pub fn ejected(&self) -> Option<Ejected<'_>> {
         if !self.any.load(Relaxed) {
             return None;

@@ -38,7 +38,7 @@ pub struct Routing {
     /// The endpoints that keep the UDP flows that they have, and get no new ones.
     keep_flows: Box<[RealServer]>,
     /// The loads of endpoints that have left, as long as connections to them are open: one that
-    /// comes back has them, as a real server that IPVS takes back from its trash
+    /// comes back gets its load again, like a real server that IPVS takes back from its trash
     /// (`ip_vs_trash_get_dest` in net/netfilter/ipvs/ip_vs_ctl.c).
     left: Box<[(SocketAddr, Weak<Load>)]>,
     /// The clients with their endpoints, for ClientIP affinity; `None`: there is no session
@@ -102,7 +102,7 @@ impl Routing {
     pub fn loads(&self) -> Loads {
         let left = self.left.iter();
         let left = left.filter_map(|(at, load)| Some((*at, load.upgrade()?)));
-        // Most that may keep flows have none.
+        // Most endpoints that may keep flows have none.
         let has_flows = |server: &&RealServer| Arc::strong_count(&server.load) > 1;
         let keep_flows = self.keep_flows.iter().filter(has_flows);
         let present = self.reached().chain(keep_flows);
@@ -143,8 +143,8 @@ impl Routing {
         }
     }
 
-    /// Returns all endpoints to which a UDP flow may lead, of all clients, whether they get new
-    /// ones or not.
+    /// Returns all endpoints that may have UDP flows, of all clients, whether they get new ones or
+    /// not.
     pub fn servers(&self) -> impl Iterator<Item = &RealServer> {
         self.reached().chain(&self.keep_flows)
     }
@@ -169,11 +169,11 @@ pub struct ServiceGroup {
     pub usage: Arc<Usage>,
     /// TCP connections that are open now.
     pub connections: AtomicUsize,
-    /// That new connections wait, to leave descriptors to others, was logged.
+    /// Whether it was logged that new connections wait, to leave descriptors to others.
     pub waits_logged: LoggedFlag,
-    /// That connections were ended which stalled was logged.
+    /// Whether it was logged that stalled connections were ended.
     pub stalled_logged: LoggedFlag,
-    /// That an endpoint was found whose calls come back was logged.
+    /// Whether it was logged that calls of an endpoint would come back.
     pub comes_back_logged: LoggedFlag,
 }
 
@@ -230,7 +230,7 @@ impl ServiceGroup {
         ejected.is_some_and(|ejected| ejected.has(endpoint))
     }
 
-    /// Returns the limits of its Service, which are those `given` where it asks for none.
+    /// Returns the limits of its Service, which are those in `given` where it asks for none.
     pub fn limits(&self, given: ConnectionLimits) -> ConnectionLimits {
         given.of_service(self.routing.load().limits)
     }
@@ -261,7 +261,7 @@ impl ServiceGroup {
         let backends = routing.backends_for(flow, &self.cluster_local);
         let mut stays = None;
         if let Some(affinity) = &routing.affinity {
-            // Nothing chosen: its client is pinned as before.
+            // Nothing is chosen, so its client is pinned as before.
             affinity.pin(flow.client.ip(), |current| {
                 let chosen = self.choose(flow, backends, current, &mut Tried::default());
                 stays = current.filter(|on| chosen.is_some_and(|chosen| chosen.address == *on));
@@ -275,7 +275,7 @@ impl ServiceGroup {
         usable.map(|server| server.address).collect()
     }
 
-    /// Has a client stay on an endpoint, if clients do.
+    /// Makes a client stay on an endpoint, if clients stay on theirs.
     #[cfg(test)]
     pub fn pin(&self, client: IpAddr, endpoint: SocketAddr) {
         if let Some(affinity) = &self.routing.load().affinity {

@@ -1,5 +1,5 @@
-//! What carries bytes between clients and endpoints: runs on the workers, sees
-//! service groups only, and reads their routing without locks.
+//! Relays bytes between clients and endpoints: runs on the workers, sees service groups
+//! only, and reads their routing without locks.
 
 pub mod affinity;
 pub mod backends;
@@ -54,7 +54,7 @@ pub struct Shared {
     pub descriptors: Descriptors,
     /// What each Service and its clients have open.
     pub usages: Usages,
-    /// How much they may have, where a Service does not say it.
+    /// How much they may have if a Service does not say.
     pub limits: ConnectionLimits,
     /// How many clients with session affinity are remembered.
     pub pins: Arc<PinLimit>,
@@ -72,22 +72,22 @@ pub struct Shared {
     pub dial: tcp::Limits,
     /// Tries to reach endpoints of the ServicePorts that are followed.
     pub dials: Arc<DialLog>,
-    /// How long a peer may acknowledge nothing of what is under way to it; zero: as
-    /// long as the kernel allows.
+    /// How long a peer may leave data unacknowledged; zero: as long as the kernel
+    /// allows.
     pub tcp_user_timeout: Duration,
     /// Distinguishes cluster-local clients from others.
     pub cluster_local: Arc<ClusterLocal>,
     /// Which endpoints see the client's address.
     pub transparent: Arc<Transparent>,
-    /// Calls of these addresses come back here.
+    /// Addresses at which calls come back here.
     pub captured: Captured,
-    /// For the workers.
+    /// The rings for the workers.
     pub rings: Rings,
     /// What keeps sockets from one process to the next.
     pub holding: Holding,
     /// The worker where the next listeners begin.
     pub next_worker: AtomicUsize,
-    /// That local ports run out was logged.
+    /// Whether it was logged that local ports run out.
     pub ports_logged: LoggedFlag,
 }
 
@@ -97,13 +97,13 @@ impl Shared {
         self.next_worker.fetch_add(sockets, Relaxed)
     }
 
-    /// Returns whether `group` is to leave memory to others: the kernel's buffers of sockets take
-    /// much of it, and the group has more than a quarter of what clients have open.
+    /// Returns whether `group` is to leave memory to others: the kernel's socket buffers take much
+    /// of it, and the group has more than a quarter of what clients have open.
     fn lacks_memory_for(&self, group: &ServiceGroup) -> bool {
         self.socket_memory.is_short() && group.descriptors() > self.descriptors.of_clients() / 4
     }
 
-    /// Gives a `place` of the Service of `group` to the client of `flow`, if that may have
+    /// Gives a `place` of the Service of `group` to the client of `flow`, if it may have
     /// one more under `limits`; otherwise counts and logs that it may not.
     fn admit(
         &self,

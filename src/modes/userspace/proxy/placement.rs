@@ -1,6 +1,6 @@
-//! Which worker serves a new connection. The kernel chooses a listener by a hash of the
-//! addresses, which leaves the busiest of 8 workers with almost twice the mean of 32
-//! connections; so one that comes to a busy worker is given to the one that has fewest.
+//! Which worker serves a new connection. The kernel chooses a listener by a hash of the addresses,
+//! which leaves the busiest of 8 workers with almost twice the mean of 32 connections; so a
+//! connection that arrives at a busy worker is given to the one that has fewest.
 
 use std::sync::{
     Arc,
@@ -29,7 +29,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Returns one for each of the workers that take `jobs`.
+    /// Returns a placement for each of the workers that take `jobs`.
     pub fn of_all(jobs: &[UnboundedSender<Job>]) -> Vec<Placement> {
         let seats = jobs.iter().map(|jobs| Seat {
             connections: AtomicUsize::new(0),
@@ -43,8 +43,8 @@ impl Placement {
         (0..jobs.len()).map(of).collect()
     }
 
-    /// Counts a connection that came to this worker where it is to be served: here,
-    /// unless another has clearly fewer, as to wake it costs something.
+    /// Counts a connection that came to this worker at the worker that is to serve it:
+    /// this one, unless another has clearly fewer, as waking that costs something.
     pub fn place(&self) -> Placed {
         let connections = |number: usize| self.seats[number].connections.load(Relaxed);
         let least = (0..self.seats.len()).min_by_key(|&number| connections(number));
@@ -62,8 +62,8 @@ impl Placement {
         }
     }
 
-    /// Has the worker of `place` run `job`, or this one if it has ended. Runs on this
-    /// worker.
+    /// Makes the worker of `place` run `job`, or this one if that has ended. Runs on
+    /// this worker.
     pub fn run(&self, place: usize, job: impl FnOnce() + Send + 'static) {
         if place == self.number {
             return job();
@@ -77,7 +77,7 @@ impl Placement {
     }
 }
 
-/// A connection counts at its worker as long as this lives.
+/// Counts a connection at its worker as long as this lives.
 #[derive(Debug)]
 pub struct Placed {
     seats: Arc<[Seat]>,

@@ -13,7 +13,7 @@ use nix::sys::socket::{
 };
 use socket2::SockRef;
 
-/// What no other protocol begins with.
+/// The signature, with which no other protocol begins.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Version 2, command PROXY: on behalf of another.
 const VERSION_AND_COMMAND: u8 = 0x21;
@@ -21,8 +21,8 @@ const TCP_OVER_IPV4: u8 = 0x11;
 const TCP_OVER_IPV6: u8 = 0x21;
 
 /// Returns the header of a TCP connection that `client` opened to `called`. When only
-/// one of them is of IPv4, both are written as IPv6, that one mapped (RFC 4291
-/// section 2.5.5.2).
+/// one of them is IPv4, both are written as IPv6, the IPv4 one mapped (RFC 4291 section
+/// 2.5.5.2).
 pub fn header(client: SocketAddr, called: SocketAddr) -> Vec<u8> {
     let (kind, addresses) = match (client.ip().to_canonical(), called.ip().to_canonical()) {
         (IpAddr::V4(client), IpAddr::V4(called)) => (
@@ -55,7 +55,7 @@ fn sixteen(ip: IpAddr) -> [u8; 16] {
 }
 
 /// Returns the address that the client of an accepted connection called: before nat
-/// rules, where there are some (`SO_ORIGINAL_DST`), else the socket's own.
+/// rules, if there are any (`SO_ORIGINAL_DST`), else the socket's own.
 ///
 /// # Errors
 /// When the socket has no address any more.
@@ -123,7 +123,7 @@ mod tests {
         let cases = [
             ("192.0.2.1:256", "10.96.0.1:80", from_v4.clone()),
             ("[2001:db8::1]:65535", "[fd00::2]:443", long),
-            // Mixed, whichever way round.
+            // Mixed, either way round.
             ("192.0.2.1:1", "[fd00::2]:2", mixed),
             ("[fd00::2]:2", "192.0.2.1:1", mixed_back),
             // A dual-stack socket's way to say IPv4.

@@ -1,4 +1,4 @@
-//! Whether the kernel's buffers of sockets leave memory to the process.
+//! Whether the kernel's socket buffers leave memory to the process.
 //!
 //! With cgroups version 2 they count as memory of the process, which the kernel ends when it
 //! needs more than its limit. What a connection has in them is bounded, and is much only while
@@ -11,37 +11,37 @@ use std::{
 
 use crate::kernel::memory_limit::{MemoryLimit, Usage};
 
-/// So many eighths of the limit may be in use. Connections that stall fill more buffers after
-/// that was looked at.
+/// How many eighths of the limit may be in use. Connections that stall fill more buffers after the
+/// check.
 const EIGHTHS: u64 = 5;
 
 /// How long an answer of the kernel is good for, in microseconds, while memory is not far from
 /// being short.
 const FRESH: u64 = 500;
 
-/// The same while less than half of what would be too much is in use: it takes that long to fill
-/// the rest. The answer costs some tens of microseconds, and is asked for at each connection.
+/// The same while less than half of what would be too much is in use: filling the rest takes that
+/// long. The answer costs some tens of microseconds, and is asked for at each connection.
 const FRESH_FAR_AWAY: u64 = 10_000;
 
-/// Looks at how much memory is in use; where there is no limit, or buffers are no part of it,
-/// nothing is looked at.
+/// Checks how much memory is in use; `None`, and no checks, if there is no limit, or if buffers do
+/// not count.
 #[derive(Debug, Default)]
 pub struct SocketMemory(Option<Watched>);
 
 #[derive(Debug)]
 struct Watched {
     usage: Usage,
-    /// More than so many bytes are too many.
+    /// More bytes than this are too many.
     most: u64,
     since: Instant,
-    /// When was looked last, in microseconds.
+    /// When the last check was made, in microseconds.
     looked: AtomicU64,
     /// How many bytes were in use then.
     bytes: AtomicU64,
 }
 
 impl SocketMemory {
-    /// Looks at the memory that has this `limit`.
+    /// Returns checks of the memory that has this `limit`.
     pub fn new(limit: Option<&MemoryLimit>) -> SocketMemory {
         let watched = limit.and_then(|limit| {
             let most = limit.bytes / 8 * EIGHTHS;
@@ -56,7 +56,7 @@ impl SocketMemory {
         SocketMemory(watched)
     }
 
-    /// Returns whether so much is in use that connections which stall are to be ended.
+    /// Returns whether so much is in use that stalled connections are to be ended.
     pub fn is_short(&self) -> bool {
         self.0.as_ref().is_some_and(Watched::is_short)
     }
@@ -74,7 +74,7 @@ impl Watched {
                 .looked
                 .compare_exchange(looked, now, Relaxed, Relaxed)
                 .is_ok();
-        // What cannot be read says nothing.
+        // If it cannot be read, the last number holds.
         if looks && let Ok(bytes) = self.usage.bytes() {
             self.bytes.store(bytes, Relaxed);
         }

@@ -1,9 +1,9 @@
 //! How many connections and UDP clients each Service has now, and each of its clients, and
 //! how many they may have.
 //!
-//! A client is an IPv4 address, or a network of IPv6, which one host may have all of; this node
-//! and its pods, which share one, are counted by address. There is an entry for each client
-//! that has something open, so never more of them than file descriptors.
+//! A client is an IPv4 address, or a network of IPv6, all addresses of which may belong to one
+//! host; this node and its pods, which share one, are counted by address. There is an entry for
+//! each client that has something open, so never more of them than file descriptors.
 
 use std::{
     collections::HashMap,
@@ -26,16 +26,16 @@ use crate::{
     services::ServiceName,
 };
 
-/// A Service may have so many times what is free.
+/// A Service may have this many times what is free.
 const OF_FREE: usize = 3;
 
-/// A client may have so many times what is left to its Service.
+/// A client may have this many times what is left to its Service.
 const TIMES: usize = 4;
 
-/// A client may have this fraction of all in any case.
+/// In any case, a client may have the total divided by this.
 const SMALL: usize = 64;
 
-/// And it may have so many, however few there are.
+/// A client may have at least this many, however few there are.
 const LEAST: usize = 8;
 
 /// File descriptors of a TCP connection: the client's and the endpoint's socket.
@@ -74,7 +74,7 @@ impl ConnectionLimits {
     /// Services.
     ///
     /// # Errors
-    /// What the word is to be.
+    /// What the word may be.
     pub fn per_client(word: &str) -> Result<ConnectionLimits, &'static str> {
         let limits = ConnectionLimits::default();
         match (word, word.parse()) {
@@ -111,9 +111,9 @@ impl Room {
     /// Returns whether a Service that has `has` leaves the rest to other Services: it has more
     /// than [`OF_FREE`] times what is free.
     ///
-    /// One alone gets three quarters of all. Of several that ask for more than there is each gets
-    /// as much as the others, and a third of what each has stays free (the dynamic thresholds of
-    /// Choudhury and Hahne for shared buffers, IEEE/ACM Transactions on Networking 6.2, 1998).
+    /// A single Service gets three quarters of all. Several that ask for more than there is each
+    /// get the same, and a third of what each has stays free (the dynamic thresholds of Choudhury
+    /// and Hahne for shared buffers, IEEE/ACM Transactions on Networking 6.2, 1998).
     pub fn is_for_others(self, has: usize) -> bool {
         has > OF_FREE * self.free
     }
@@ -121,16 +121,15 @@ impl Room {
     /// Returns whether a client that has `has` leaves the rest to other clients of its
     /// Service, which has `of_service`.
     ///
-    /// Of what the Service gets yet before it leaves the rest to others, a client may have
-    /// [`TIMES`] as much: three fifths of all where no other one asks for much, and of several
-    /// each as much as the others.
+    /// A client may have [`TIMES`] times what the Service still gets before it leaves the rest to
+    /// others: three fifths of all if no other client asks for much, and several each get the same.
     pub fn is_for_other_clients(self, has: usize, of_service: usize) -> bool {
         let left = (OF_FREE * self.free).saturating_sub(of_service) / (OF_FREE + 1);
         has >= (TIMES * left).max(self.total / SMALL).max(LEAST)
     }
 }
 
-/// What a client has, of one Service.
+/// What a client has of one Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Has {
     connections: u32,
@@ -166,20 +165,20 @@ impl Has {
 pub struct Usage {
     all: AtomicUsize,
     clients: Mutex<Clients>,
-    /// Counts the clients of all Services.
+    /// The gauge that counts the clients of all Services.
     shown: IntGauge,
     /// How often there was no place, as the Service has as much as it may.
     pub service_limited: AtomicU64,
     /// How often a client had as much as it may.
     pub client_limited: AtomicU64,
-    /// That the Service has as much as it may was logged.
+    /// Whether it was logged that the Service has as much as it may.
     pub full_logged: LoggedFlag,
-    /// That a client of it has as much as it may was logged.
+    /// Whether it was logged that a client of it has as much as it may.
     pub client_logged: LoggedFlag,
 }
 
-/// The hasher of the standard library has keys of its own: who chooses addresses does not
-/// choose where they are.
+/// The hasher of the standard library has keys of its own: whoever chooses addresses does
+/// not choose where they are stored.
 #[derive(Debug, Default)]
 struct Clients {
     has: HashMap<IpAddr, Has>,
@@ -271,7 +270,7 @@ pub struct Usages {
 }
 
 impl Usages {
-    /// Returns one that has `shown` count clients.
+    /// Returns a value that counts clients in `shown`.
     pub fn new(shown: IntGauge) -> Usages {
         Usages {
             services: Mutex::default(),
@@ -279,7 +278,7 @@ impl Usages {
         }
     }
 
-    /// Returns what `service` has, the same for all who ask while one of them keeps it.
+    /// Returns the usage of `service`: the same value for all callers while one of them keeps it.
     pub fn of(&self, service: &ServiceName) -> Arc<Usage> {
         let mut services = self.services.lock();
         if let Some(usage) = services.get(service).and_then(Weak::upgrade) {
@@ -302,7 +301,7 @@ impl Usages {
     }
 }
 
-/// Returns whom the caller of `flow` is counted as.
+/// Returns the address under which the caller of `flow` is counted.
 pub fn client(flow: &Flow, known: &ClusterLocal) -> IpAddr {
     let ip = flow.client.ip().to_canonical();
     if known.is_node(flow) || known.has_pod(&ip) {
@@ -312,200 +311,4 @@ pub fn client(flow: &Flow, known: &ClusterLocal) -> IpAddr {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::net::DetectLocal;
-
-    fn service(name: &str) -> ServiceName {
-        ServiceName {
-            namespace: "default".into(),
-            name: name.into(),
-        }
-    }
-
-    fn ip(last: u8) -> IpAddr {
-        IpAddr::from([192, 0, 2, last])
-    }
-
-    fn take(usage: &Arc<Usage>, last: u8) -> Counted {
-        let place = usage.place(None).expect("a place");
-        place
-            .give(ip(last), Protocol::Tcp, |_, _| true)
-            .expect("it may")
-    }
-
-    #[test]
-    fn a_word_names_limits() {
-        let most = |word| {
-            ConnectionLimits::per_client(word)
-                .map(|l| (l.client.map(NonZeroU32::get), l.leaves_room))
-        };
-        assert_eq!(most("auto"), Ok((None, true)));
-        assert_eq!(most("none"), Ok((None, false)));
-        assert_eq!(most("100"), Ok((Some(100), true)));
-        for word in ["0", "-1", "", "many"] {
-            assert!(most(word).is_err(), "{word:?}");
-        }
-        let asked = AskedLimits {
-            service: NonZeroU32::new(7),
-            client: NonZeroU32::new(3),
-        };
-        let named = ConnectionLimits::per_client("100")
-            .expect("limits")
-            .of_service(asked);
-        assert_eq!((named.service, named.client), (asked.service, asked.client));
-        assert_eq!(named.of_service(AskedLimits::default()), named);
-    }
-
-    #[test]
-    fn what_is_counted_goes_with_who_has_it() {
-        let shown = IntGauge::new("clients", "clients").expect("a gauge");
-        let usages = Usages::new(shown.clone());
-        let (web, same) = (usages.of(&service("web")), usages.of(&service("web")));
-        assert!(Arc::ptr_eq(&web, &same));
-        let other = usages.of(&service("other"));
-        let mut all = vec![take(&web, 1), take(&web, 1), take(&web, 2), take(&other, 1)];
-        assert_eq!((web.all(), other.all(), shown.get()), (3, 1, 3));
-        let udp = web
-            .place(None)
-            .expect("a place")
-            .give(ip(1), Protocol::Udp, |has, together| {
-                assert_eq!((has.all(), has.udp(), has.descriptors()), (2, 0, 4));
-                assert_eq!(together.descriptors(), 6);
-                true
-            });
-        all.extend(udp);
-        let refused = web
-            .place(None)
-            .expect("a place")
-            .give(ip(1), Protocol::Tcp, |has, _| {
-                assert_eq!((has.all(), has.udp(), has.descriptors()), (3, 1, 5));
-                false
-            });
-        assert!(refused.is_none() && web.all() == 4);
-        all.clear();
-        assert_eq!((web.all(), other.all(), shown.get()), (0, 0, 0));
-        assert!(web.clients.lock().has.is_empty());
-        assert_eq!(web.clients.lock().together, Has::default());
-    }
-
-    #[test]
-    fn a_service_has_no_more_than_it_may() {
-        let usages = Usages::new(IntGauge::new("clients", "clients").expect("a gauge"));
-        let web = usages.of(&service("web"));
-        let two = NonZeroU32::new(2);
-        let places = [web.place(two), web.place(two)];
-        assert!(places.iter().all(Option::is_some) && web.place(two).is_none());
-        assert!(web.place(None).is_some());
-        drop(places);
-        assert!(web.place(two).is_some());
-    }
-
-    #[test]
-    fn services_that_are_gone_are_forgotten() {
-        let usages = Usages::new(IntGauge::new("clients", "clients").expect("a gauge"));
-        for number in 0..10_000 {
-            usages.of(&service(&number.to_string()));
-        }
-        assert!(usages.services.lock().len() < 100);
-    }
-
-    /// Clients that take all they may of 20,000.
-    #[test]
-    fn several_clients_leave_room_to_another_one() {
-        const TOTAL: usize = 20_000;
-        for (clients, each) in [(1, 12_000), (2, 6_668), (10, 1_468), (40, 376)] {
-            let mut has = vec![0; clients];
-            let mut took = true;
-            while took {
-                took = false;
-                for n in 0..clients {
-                    let together: usize = has.iter().sum();
-                    let room = Room {
-                        free: TOTAL - together,
-                        total: TOTAL,
-                    };
-                    if !room.is_for_other_clients(has[n], together) {
-                        has[n] += PER_CONNECTION as usize;
-                        took = true;
-                    }
-                    assert!(!room.is_for_other_clients(0, together));
-                }
-            }
-            let (least, most) = (has.iter().min(), has.iter().max());
-            let near = |n: Option<&usize>| n.is_some_and(|n| n.abs_diff(each) <= 8);
-            assert!(near(least) && near(most), "{clients}: {least:?}, {most:?}");
-            let left = TOTAL - has.iter().sum::<usize>();
-            assert!(left > TOTAL / 4 + 80, "{clients}: {left} left");
-        }
-    }
-
-    #[test]
-    fn where_others_have_nearly_all_a_client_of_a_small_service_has_its_part() {
-        let room = Room {
-            free: 3_000,
-            total: 20_000,
-        };
-        // Half of what the Service gets.
-        assert!(!room.is_for_other_clients(4_498, 4_498));
-        assert!(room.is_for_other_clients(4_502, 4_502));
-        // A large one has nothing left, and no client of it more than little.
-        assert!(!room.is_for_other_clients(310, 10_000));
-        assert!(room.is_for_other_clients(314, 10_000));
-        let few = Room { free: 0, total: 10 };
-        assert!(!few.is_for_other_clients(LEAST - 1, 10));
-        assert!(few.is_for_other_clients(LEAST, 10));
-    }
-
-    /// Services that take all they may of 20,000.
-    #[test]
-    fn several_services_leave_room_to_another_one() {
-        const TOTAL: usize = 20_000;
-        let free = |has: &[usize]| TOTAL - has.iter().sum::<usize>();
-        let take = |has: &mut [usize], n: usize| {
-            let room = Room {
-                free: free(has),
-                total: TOTAL,
-            };
-            let takes = !room.is_for_others(has[n]);
-            has[n] += usize::from(takes) * PER_CONNECTION as usize;
-            takes
-        };
-        for services in [1, 2, 6, 20] {
-            let mut has = vec![0; services];
-            while (0..services).filter(|n| take(&mut has, *n)).count() > 0 {}
-            let each = 3 * TOTAL / (1 + 3 * services);
-            let near = |has: &usize| has.abs_diff(each) <= 8;
-            assert!(has.iter().all(near), "{services}: {has:?}, not {each}");
-            assert!(free(&has).abs_diff(each / 3) <= 8 * services);
-        }
-        // Those that come later get three quarters of what the earlier ones left.
-        let mut has = [0; 4];
-        for n in 0..has.len() {
-            while take(&mut has, n) {}
-        }
-        for (has, expected) in has.into_iter().zip([15_000, 3_750, 938, 234]) {
-            assert!(has.abs_diff(expected) <= 4, "{has}, not {expected}");
-        }
-    }
-
-    #[test]
-    fn a_client_of_ipv6_is_a_network_unless_it_is_a_pod() {
-        let pods = DetectLocal::ClusterCidr(vec!["fd00:244::/64".parse().expect("a network")]);
-        let known = ClusterLocal::new(pods);
-        for (from, expected) in [
-            ("192.0.2.7", "192.0.2.7"),
-            ("::ffff:192.0.2.7", "192.0.2.7"),
-            ("2001:db8::1:2:3:4", "2001:db8::"),
-            ("fd00:244::5", "fd00:244::5"),
-            ("::1", "::1"),
-        ] {
-            let flow = Flow {
-                client: (from.parse::<IpAddr>().expect("an address"), 1).into(),
-                destination: IpAddr::from([10, 96, 0, 1]),
-            };
-            let expected: IpAddr = expected.parse().expect("an address");
-            assert_eq!(client(&flow, &known), expected, "{from}");
-        }
-    }
-}
+mod tests;

@@ -27,9 +27,9 @@ use super::{
 };
 use crate::kernel::socket::poller::Poller;
 
-/// The workers. They end when this and all that listens on them is dropped,
-/// and what they carry with them. All that listens is to be dropped first: then no socket
-/// of theirs is open any more when this is gone.
+/// The workers. They end, with the connections that they relay, when this and all that
+/// listens on them is dropped. All that listens is to be dropped first: then no socket of
+/// theirs is open any more when this is gone.
 #[derive(Debug)]
 pub struct Workers {
     all: Vec<Arc<Worker>>,
@@ -37,7 +37,7 @@ pub struct Workers {
     ended: Mutex<Receiver<()>>,
 }
 
-/// How long the end of the threads is waited for. They have only to close sockets.
+/// How long to wait for the threads to end. They only have to close sockets.
 const END: Duration = Duration::from_secs(1);
 
 /// One worker: a thread that accepts and serves connections.
@@ -123,21 +123,22 @@ impl Workers {
         let _ = ran.recv();
     }
 
-    /// `count` workers, the first of which is number `first` (modulo their
+    /// Returns `count` workers, the first of which is number `first` (modulo their
     /// number).
     pub fn some(&self, first: usize, count: usize) -> impl Iterator<Item = &Arc<Worker>> {
         let all = self.all.len();
         self.all.iter().cycle().skip(first % all).take(count)
     }
 
-    /// Returns number `number` (modulo their number).
+    /// Returns the worker with this `number` (modulo their number).
     pub fn one(&self, number: usize) -> &Worker {
         &self.all[number % self.all.len()]
     }
 }
 
 impl Drop for Workers {
-    /// Another process may take the end of this one to mean that its sockets are closed.
+    /// Waits for the threads: another process may take the end of this one to mean that its sockets
+    /// are closed.
     fn drop(&mut self) {
         drop(mem::take(&mut self.all));
         let _ = self.ended.lock().recv_timeout(END);
@@ -145,7 +146,7 @@ impl Drop for Workers {
 }
 
 impl Worker {
-    /// Runs what `start` makes on it.
+    /// Runs the future that `start` makes on this worker.
     pub fn spawn<F>(&self, start: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
@@ -158,8 +159,8 @@ impl Worker {
     }
 }
 
-/// Waits for ever once the sockets are left to the holder: what comes in there is the
-/// next process's.
+/// Waits for ever once the sockets are left to the holder: what comes in there belongs
+/// to the next process.
 async fn until_left(shared: &Shared) {
     if shared.holding.is_left() {
         pending().await

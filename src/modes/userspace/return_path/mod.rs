@@ -1,5 +1,5 @@
-//! The way back for answers to clients that endpoints see
-//! (`--userspace-transparent`): leads them to our sockets.
+//! The way back for answers to clients that endpoints see (`--userspace-transparent`):
+//! sends them to our sockets.
 //!
 //! ```text
 //! mangle PREROUTING → TRIPOD-TRANSPARENT
@@ -7,9 +7,9 @@
 //! rule 76: fwmark MARK lookup TABLE  local default
 //! ```
 //!
-//! The mark is a whole one, so that no bit of it is another program's: such a
-//! packet goes no further than to our socket. One rule serves all connections,
-//! whatever Services there are.
+//! All bits of the mark are ours, so that none of it is another program's: such a
+//! packet goes no further than to our socket. One rule serves all connections, whatever
+//! Services there are.
 
 use std::sync::Arc;
 
@@ -45,11 +45,11 @@ const OWNED: Owned = Owned {
     is_ours: |table, chain| table == Table::Mangle && chain == CHAIN,
     shared: None,
 };
-/// What is for a socket of ours.
+/// The mark of packets for a socket of ours.
 const MARK: u32 = 0x5450_5448;
-/// Before the rules of local capture that lead by port (77 and on), and outside of its tables.
-/// Its rules at 75 and 76, for connections that go on after it, are for packets that this node
-/// sends, of which none has the mark.
+/// Before the rules of local capture that match ports (77 and on), and outside of its tables. The
+/// rules of local capture at 75 and 76, for connections that go on after it, are for packets that
+/// this node sends, none of which has the mark.
 const PRIORITY: u32 = 76;
 const TABLE: u32 = 0x5454_0000;
 
@@ -100,12 +100,12 @@ fn route(family: Family, loopback: u32) -> Route {
     }
 }
 
-/// Returns the steps that make what was `observed` lead answers here.
+/// Returns the steps that make tables, as they were `observed`, mark answers for us.
 fn repair(observed: &Observed, family: Family) -> Transaction<()> {
     difference(observed, &desired(), family)
 }
 
-/// Keeps the way of answers in force, or away.
+/// Keeps the return path in force, or removed.
 #[derive(Debug)]
 pub struct ReturnPath {
     purpose: Purpose,
@@ -117,12 +117,12 @@ pub struct ReturnPath {
     unfinished: PerFamily<Option<String>>,
 }
 
-/// What this process has the way of answers for.
+/// What the return path is for in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Endpoints are to see clients.
     ShowClients,
-    /// Endpoints are not to see clients: what an earlier process installed goes.
+    /// Endpoints are not to see clients: what an earlier process installed is removed.
     RemoveStale,
     /// Endpoints are not to see clients, and nothing is installed.
     Nothing,
@@ -132,8 +132,8 @@ pub enum Purpose {
 pub type Message = Result<String, String>;
 
 impl ReturnPath {
-    /// Returns the way of answers for the data path's `transparent`, on a `kernel`
-    /// that was examined.
+    /// Returns the return path for the data path's `transparent`, on a `kernel` that
+    /// was examined.
     pub fn new(purpose: Purpose, transparent: Arc<Transparent>, kernel: &Kernel) -> Self {
         ReturnPath {
             purpose,
@@ -223,15 +223,15 @@ impl ReturnPath {
     }
 }
 
-/// Why answers of a family are not led here.
+/// Why answers of a family are not sent here.
 enum Failure {
-    /// It will be the same the next time.
+    /// For a reason that will be the same the next time.
     Lasting(String),
-    /// It may be over soon.
+    /// For a reason that may be over soon.
     Passing(String),
 }
 
-/// Has packets with our mark delivered here.
+/// Makes the kernel deliver packets with our mark here.
 fn route_marked(family: Family) -> Result<(), netlink::Error> {
     let mut socket = Socket::open(Protocol::Route)?;
     let loopback = links::index("lo")?;
@@ -245,7 +245,7 @@ fn route_marked(family: Family) -> Result<(), netlink::Error> {
     Ok(())
 }
 
-/// Has packets for our sockets marked.
+/// Makes rules mark packets for our sockets.
 async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
     let mut observed = Observed::new(interest);
     let line = |line: &str| observed.line(Table::Mangle, line);
@@ -257,8 +257,8 @@ async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
     xtables.restore(&transaction.to_string()).await
 }
 
-/// Returns whether a process installed something. The routing rule comes first and
-/// goes last.
+/// Returns whether a process installed something. The routing rule is added first and
+/// removed last.
 fn is_there() -> Result<bool, Error> {
     let mut socket = Socket::open(Protocol::Route)?;
     for family in Family::ALL {

@@ -1,4 +1,4 @@
-//! What endpoints carry, also while they are not there.
+//! Loads of endpoints, also while they are not there.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -1,4 +1,4 @@
-//! Connections that io_uring carries while they exchange short messages.
+//! Connections that io_uring moves while they exchange short messages.
 
 use proptest::{
     prelude::*,
@@ -12,7 +12,7 @@ use crate::kernel::io_uring::or_skip;
 /// Connections at once: more than a worker needs to be busy.
 const CLIENTS: usize = 16;
 
-/// Returns a proxy whose workers have rings; `None`, and says so, where there can be none.
+/// Returns a proxy whose workers have rings; `None`, with a message, where there can be none.
 fn proxy(targets: &[SocketAddr]) -> Option<Proxy> {
     let rings = or_skip(Rings::make(2))?;
     let (node, tcp) = ("here", Protocol::Tcp);
@@ -45,7 +45,7 @@ fn exchange(client: &mut TcpStream, message: &[u8]) {
 /// What a client does.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// So many messages of up to so many bytes.
+    /// This many messages of up to this many bytes.
     Messages(usize, usize),
     /// Several messages before the first answer is read.
     Pipelined(usize),
@@ -139,7 +139,7 @@ fn backend_until(
     })
 }
 
-/// Returns clients that have exchanged messages until io_uring carries them.
+/// Returns clients that have exchanged messages until io_uring moves them.
 fn busy_clients(proxy: &Proxy) -> Vec<TcpStream> {
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| proxy.connect()).collect();
     let begun = Instant::now();

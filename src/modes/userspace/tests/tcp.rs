@@ -187,8 +187,8 @@ fn a_search_for_a_backend_ends_after_so_many_attempts() {
     assert_eq!(proxy.shared.counters.dial_failures.get(), 8);
 }
 
-/// Each endpoint is the first one of some node's first client, and the same one
-/// after a restart.
+/// Each endpoint is the one that some node's first client gets, and the same one after
+/// a restart.
 #[test]
 fn nodes_begin_with_different_endpoints() {
     let name = |n: u8| {
@@ -213,7 +213,7 @@ fn nodes_begin_with_different_endpoints() {
     assert!(!counts.contains(&0), "{counts:?}");
 }
 
-/// Nothing is won by passing over the only endpoint there is.
+/// Nothing is gained by passing over the only endpoint there is.
 #[test]
 fn the_last_endpoint_is_tried_however_often_it_failed() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -306,7 +306,7 @@ fn the_service_decides_what_is_tried_again() {
     ] {
         let first = if refused_first { refusing() } else { dying() };
         let mut proxy = Proxy::new(Protocol::Tcp, &[]);
-        // The first one has all connections until it fails.
+        // The first one gets all connections until it fails.
         let mut plan = plan(Protocol::Tcp, &[first, backend(echo)]);
         plan.targets[0].weight = 1_000;
         plan.scheduler = SchedulerName::Sed;
@@ -395,7 +395,7 @@ fn a_removed_endpoint_keeps_its_connections_and_gets_no_new_ones() {
     }
     assert_eq!(ask(&mut old), b'a');
 
-    // A service group that goes closes its listener only.
+    // A service group that is removed closes only its listener.
     let address = proxy.address;
     let ends: Vec<SocketAddr> = proxy.listeners.listens_on().collect();
     for end in ends {
@@ -407,7 +407,7 @@ fn a_removed_endpoint_keeps_its_connections_and_gets_no_new_ones() {
     assert_eq!(ask(&mut old), b'a');
 }
 
-/// The time that endpoints take before they reset counts like that in which they do not answer.
+/// The time that endpoints take before they reset counts like time in which they do not answer.
 #[test]
 fn a_client_that_only_listens_waits_no_longer_than_a_search_may_take() {
     let hold = Duration::from_millis(1_500);

@@ -154,7 +154,7 @@ fn an_answer_of_an_endpoint_that_leaves_arrives() {
     slow.send_to(b"late", asker).unwrap();
     let n = client.recv(&mut buffer).unwrap();
     assert_eq!(&buffer[..n], b"late");
-    // Its answers end with it, though, and what it had open.
+    // Its answers and what it had open end with it, though.
     let associations = &proxy.shared.counters.udp_associations;
     until("one is left at most", || associations.get() <= 1);
 }
@@ -291,7 +291,7 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     };
     let (client, other) = (next.udp_client(), next.udp_client());
     inherit(&client, backend);
-    // One port cannot be that of two flows to one endpoint.
+    // Two flows to one endpoint cannot have the same port.
     inherit(&other, backend);
     passed.leave_answers(Reader::Successor);
     for _ in 0..100 {
@@ -315,14 +315,14 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     assert_ne!(ask(&other, b"?"), asked);
     assert!(taken.try_recv().is_err());
 
-    // Its socket leads elsewhere than it was said to.
+    // Its socket is connected to another endpoint than was said.
     let third = next.udp_client();
     inherit(&third, udp_backend_of_ports());
     assert_ne!(ask(&third, b"?"), asked);
 }
 
 /// The second datagram of a client that got an answer to the first one, as of SIP or TURN,
-/// says that it goes on.
+/// shows that the conversation goes on.
 #[test]
 fn while_there_are_many_udp_clients_those_that_asked_once_are_forgotten_sooner() {
     let backend = udp_backend_of_ports();
@@ -414,6 +414,6 @@ fn many_udp_clients_are_served_through_few_ports() {
     let associations = usize::try_from(counters.udp_associations.get()).unwrap();
     assert!(associations <= UDP_PORTS * targets.len(), "{associations}");
     assert!(counters.udp_ended_early.get() > 0);
-    // Short of ports is not short of endpoints.
+    // A lack of ports is no failure of endpoints.
     assert_eq!(counters.dial_failures.get(), 0);
 }

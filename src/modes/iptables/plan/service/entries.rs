@@ -52,8 +52,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Also without endpoints for outside callers there may be some for others
-    /// in the chain; whom it leaves is refused afterwards.
+    /// Even without endpoints for outside callers, the chain may have some for others;
+    /// callers that it does not send to one are refused afterwards.
     pub(super) fn external_address(&mut self, ip: IpAddr, what: &str, chain: &str) {
         let key = Key::Address(ip);
         if self.backends.any {

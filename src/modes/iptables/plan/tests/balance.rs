@@ -1,4 +1,4 @@
-//! Who gets how much.
+//! Which share each endpoint gets.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 

@@ -17,10 +17,10 @@ pub struct Applied {
     /// How packets for each frontend are delivered.
     deliveries: BTreeMap<Frontend, Delivery>,
     /// How many frontends use each object, by its hash: there are several objects for
-    /// each frontend, which together would be the largest thing about it. That two among
-    /// a million have the same hash of 64 bits is as likely as one in 37 million, with a
-    /// key of our own no client can bring it about, and it would keep one object too
-    /// long.
+    /// each frontend, which together would be the largest thing about it. The chance
+    /// that two among a million have the same hash of 64 bits is one in 37 million; as
+    /// the key is our own, no client can bring it about; and it would keep one object
+    /// too long.
     users: References<u64>,
     key: RandomState,
 }
@@ -50,8 +50,8 @@ impl Applied {
         applied
     }
 
-    /// Has packets for `frontend` delivered. Returns the objects for it that no other
-    /// frontend uses.
+    /// Records that packets for `frontend` are delivered. Returns the objects for it
+    /// that no other frontend uses.
     fn insert(
         &mut self,
         frontend: Frontend,
@@ -79,7 +79,7 @@ impl Applied {
         delivery.map_or_else(Vec::new, |d| plan::objects(frontend, *d, environment))
     }
 
-    /// Becomes what is desired of `changed`, and returns the difference.
+    /// Updates this to what is desired for `changed`, and returns the difference.
     pub fn update(
         &mut self,
         desired: &Desired,
@@ -98,7 +98,7 @@ impl Applied {
                 difference.add.extend(new);
             }
         }
-        // What is used before and after has a user all the time.
+        // An object that is used before and after always has a user.
         let is_unused = |object: &Object| self.users.release(&self.key.hash_one(object));
         difference.remove.retain(is_unused);
         difference
@@ -116,7 +116,7 @@ impl Applied {
         let missing: HashSet<_> = desired
             .filter(|o| matches!(o, Object::Address(_)) || !present.contains(o))
             .collect();
-        // A route that differs in its source only is in the way of the right one.
+        // A route that differs in its source only would block the right one.
         let place = |object: &Object| match object {
             Object::Route(route) => Some((route.table, route.destination)),
             _ => None,

@@ -79,11 +79,11 @@ pub fn insert(
     Ok(refused)
 }
 
-/// What was refused or is held back, each with the reason.
+/// Objects that were refused or are held back, each with the reason.
 pub type Refused = HashMap<Object, String>;
 
-/// Returns those of `objects` that are held back, as something was `refused` that keeps others
-/// from following them, each with the reason; and the rest.
+/// Returns those of `objects` that are held back, because something that must guard them was
+/// `refused`, each with the reason; and the rest.
 fn split(objects: &[Object], refused: &Refused) -> (Refused, Vec<Object>) {
     let (mut held_back, mut rest) = (HashMap::new(), Vec::new());
     for object in objects {
@@ -112,7 +112,7 @@ fn outdate_cached_routes(socket: &mut Socket) -> Result<(), Error> {
     Ok(rules::delete(socket, &scratch)?)
 }
 
-/// Removes `objects`, the other way round: what refuses packets stays while something could
+/// Removes `objects` in the reverse order: what refuses packets stays while something could
 /// not be removed that lets them in.
 ///
 /// # Errors

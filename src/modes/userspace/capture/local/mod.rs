@@ -52,20 +52,20 @@ pub struct Local {
     socket: Socket,
     family: Family,
     applied: Applied,
-    /// That of the last full sync; `None`: the next sync must be full.
+    /// The environment of the last full sync; `None`: the next sync must be full.
     environment: Option<Environment>,
     /// A full sync could not compare, as the node's addresses could not be listed.
     is_uncompared: bool,
     /// Whether routing rules of this kernel can match ports.
     ports: Result<(), String>,
-    /// Nothing of ours was in the kernel when it was observed last, and nothing was
-    /// added since.
+    /// Whether nothing of ours was in the kernel when it was observed last, and nothing
+    /// was added since.
     empty: bool,
     deletions: RouteDeletions,
 }
 
 impl Local {
-    /// Returns capture of this family of `kernel`.
+    /// Returns capture of this `family` on `kernel`.
     ///
     /// # Errors
     /// When no netlink socket can be had.
@@ -107,8 +107,8 @@ impl Local {
         Ok(())
     }
 
-    /// Has open connections of `family` go on under rules of nat, which are about to be
-    /// written for another mode or capture (`retire::prepare`).
+    /// Makes open connections of `family` survive under rules of nat, which are about
+    /// to be written for another mode or capture (`retire::prepare`).
     ///
     /// # Errors
     /// When the kernel lacks what that takes, or refuses.
@@ -148,7 +148,7 @@ impl Local {
         let Some(environment) = self.environment.as_ref().filter(|_| deleted) else {
             return Ok(true);
         };
-        // They may be those that a sync deleted.
+        // What was deleted may be what a sync deleted.
         let installed = observe::installed(&mut self.socket, self.family)?;
         let installed: HashSet<Object> = installed.into_iter().collect();
         let mut frontends = self.applied.frontends();
@@ -161,11 +161,11 @@ impl Local {
     /// Makes the kernel capture what is desired; frontends of other families are
     /// left out.
     ///
-    /// Blocks, about 10 µs for each object that changes. Listeners may be bound
-    /// before or after. A frontend whose Service is gone must stay desired until
-    /// its last connection has ended: routing carries every packet, and there is
-    /// no conntrack that would remember. New clients are refused meanwhile, as
-    /// nothing listens.
+    /// Blocks, about 10 µs for each object that changes. Listeners may be bound before
+    /// or after. A frontend whose Service is gone must stay desired until its last
+    /// connection has ended: routing decides about every packet, and there is no
+    /// conntrack that would remember. New clients are refused meanwhile, as nothing
+    /// listens.
     ///
     /// # Errors
     /// When the kernel could not be asked or refused as a whole.
@@ -182,7 +182,7 @@ impl Local {
         if full && (environment.is_some() || self.empty) {
             match addresses::list(&mut self.socket) {
                 Ok(listed) => own = Some(listed),
-                // What is known stays.
+                // What was known before stays.
                 Err(error) => {
                     report.unfinished.push(addresses_stay(&error));
                     compares = false;
@@ -202,7 +202,7 @@ impl Local {
             return self.reconcile(desired, own, report);
         }
         if compares || !self.empty {
-            // No need of an environment that may not be there.
+            // This needs no environment, which may not be known.
             let observed = observe::installed(&mut self.socket, self.family)?;
             self.applied = Applied::default();
             remove_all(&mut self.socket, observed)?;
@@ -286,7 +286,7 @@ impl Local {
                 ability.remedy()
             ));
         }
-        // An earlier process may have begun to give way here.
+        // An earlier process may have begun to give way to another mode or capture.
         retire::cleanup(family)?;
         self.empty = false;
         self.applied = Applied::of(desired, &environment, report);

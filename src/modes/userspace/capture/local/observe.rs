@@ -18,7 +18,7 @@ use crate::{
     node::addresses::SERVICE_LINK,
 };
 
-/// The setting by which a node goes without IPv6 though its kernel has it.
+/// The setting by which a node does without IPv6 although its kernel has it.
 const OFF: &str = "net.ipv6.conf.lo.disable_ipv6";
 
 /// Returns what the kernel has of ours.

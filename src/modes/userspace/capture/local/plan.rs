@@ -20,14 +20,14 @@
 //! 76: iif lo goto 80                               new connections of the node go by its rules
 //! ```
 //!
-//! - Plain local routes would lead every port of a service address to whatever
-//!   listens on the node's wildcard address, sshd for instance, and have the
-//!   node answer ARP for it. With a rule for each port they do neither: ARP
-//!   asks without a port.
-//! - Fragments have no ports, also the first (`__skb_flow_dissect` stops at
-//!   it), and without netfilter nothing joins them before they are routed.
-//!   Hence 78 and 79, or UDP datagrams larger than the path would be lost. Only
-//!   a fragmented datagram can so reach another UDP port of the node.
+//! - Plain local routes would deliver every port of a service address to whatever
+//!   listens on the node's wildcard address, sshd for instance, and have the node
+//!   answer ARP for it. With a rule for each port they do neither: ARP asks without a
+//!   port.
+//! - Fragments have no ports, not even the first (`__skb_flow_dissect` stops at it),
+//!   and without netfilter nothing joins them before they are routed. Hence 78 and 79,
+//!   or UDP datagrams larger than the path would be lost. Only a fragmented datagram
+//!   can reach another UDP port of the node in this way.
 //! - ICMP is let in because path MTU discovery needs it; echo requests are
 //!   answered.
 //! - `prohibit`, not `unreachable`: what the latter sends is a soft error that
@@ -62,8 +62,8 @@ pub(super) const TABLE_ICMP: u32 = TABLES + 0x3_0000;
 pub(super) const TABLE_REFUSED: u32 = TABLE_ICMP + 1;
 const TABLES_END: u32 = TABLE_REFUSED;
 
-/// Something in the kernel. In the order in which they are added: what
-/// refuses comes first; removal goes the other way round.
+/// Something in the kernel. In the order in which they are added: what refuses comes
+/// first; removal is in the reverse order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Object {
     /// The node may answer from this address.
@@ -85,7 +85,7 @@ impl fmt::Display for Object {
 }
 
 impl Object {
-    /// When it is added: all of a lower number are in the kernel by then.
+    /// Returns when it is added: all objects of a lower phase are in the kernel by then.
     pub fn phase(&self) -> u8 {
         match self {
             Object::Address(_) => 0,
@@ -110,9 +110,9 @@ impl Object {
         }
     }
 
-    /// Returns whether it may not be there without `guard`: UDP packets with ports, of all
-    /// addresses, follow a rule for those without ports where no rule has them skip it, or
-    /// none is there that they would go on at.
+    /// Returns whether it must not be there without `guard`. UDP packets with ports, to
+    /// all addresses, follow a rule for packets without ports if no rule has them skip it,
+    /// or if there is no rule at which they would go on.
     pub fn is_guarded_by(&self, guard: &Object) -> bool {
         let (Object::Rule(rule), Object::Rule(_)) = (self, guard) else {
             return false;
@@ -147,11 +147,11 @@ pub fn scratch(family: Family) -> Rule {
 /// How packets for one frontend are delivered here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// They are anyway: it is a node port, or an address of the node's own.
+    /// They are delivered here anyway: it is a node port, or an address of the node's own.
     Already,
     /// By rules for its port.
     PerPort(OtherPorts),
-    /// By a plain local route: all ports of its address lead here.
+    /// By a plain local route: all ports of its address are delivered here.
     WholeAddress,
 }
 
@@ -164,7 +164,7 @@ pub struct Environment {
     pub matches_ports: bool,
     /// Index of the loopback interface.
     pub loopback: u32,
-    /// The loopback address is there to be the source of what programs here
+    /// Whether the loopback address is there to be the source of what programs here
     /// send to service addresses; otherwise the service address itself is.
     pub has_loopback_address: bool,
     /// The node's own addresses, of any family.
@@ -263,7 +263,7 @@ impl IpProtocol {
     }
 }
 
-/// Returns the rules that lead packets for `frontend` to the tables with its routes.
+/// Returns the rules that look packets for `frontend` up in the tables with its routes.
 fn rules(frontend: &Frontend, family: Family, ip_protocol: &IpProtocol) -> Vec<Object> {
     let rule = |priority, ip_protocol, ports, action| {
         Object::Rule(Rule {

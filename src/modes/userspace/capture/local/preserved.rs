@@ -1,12 +1,12 @@
 //! What stays for connections that are open when another mode or another capture takes
 //! over. Pure.
 //!
-//! They end at sockets of the process that serves no more, at service addresses: without a
-//! route there is no way to these. A route for everyone would have new connections to the
-//! same address and port come here as well, where the node's other programs may listen; so
-//! it stays for as long as it is needed, and [`retire`](super::retire) has packets refused
-//! that belong to no connection. Nor may the node's own new connections follow it: from
-//! the loopback address, which it gives them, nothing that nat sends on reaches an endpoint.
+//! They end at sockets of the process that no longer serves, at service addresses: without a route
+//! no packet reaches these. A route for everyone would bring new connections to the same address
+//! and port here as well, where the node's other programs may listen; so it stays for as long as it
+//! is needed, and [`retire`](super::retire) refuses packets that belong to no connection. Nor may
+//! the node's own new connections follow it: from the loopback address, which it gives them,
+//! nothing that nat sends on reaches an endpoint.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -85,7 +85,7 @@ pub fn preserved(
         Object::Route(_) => tcp(object).is_some_and(|f| frontends.contains(&f)),
         Object::Rule(rule) => match rule.action {
             Action::Lookup(TABLE_ICMP) => true,
-            // What the rule for packets of the node leads to.
+            // What the rule for packets of the node looks up.
             Action::Lookup(TABLE_REFUSED) => rule.priority == PRIORITY_REFUSE,
             Action::Lookup(table) => rule.priority == PRIORITY_PORT && tables.contains(&table),
             Action::Goto(_) => false,
@@ -171,7 +171,7 @@ mod tests {
         let open = [
             connection("10.96.0.1:80", "192.0.2.1:4000"),
             connection("10.96.0.1:80", "127.0.0.1:4000"),
-            // It ends at an address of the node's own, and has no need of a route.
+            // It ends at an address of the node's own, and needs no route.
             connection("192.0.2.9:22", "192.0.2.1:4000"),
         ];
         let preserved_of = preserved(Family::V4, before.clone(), &open, &HashSet::new());
@@ -207,7 +207,7 @@ mod tests {
         assert!(stay.iter().all(Object::is_ours), "{stay:?}");
         let again = preserved(Family::V4, stay.clone(), &open, &HashSet::new());
         assert_eq!((again.add, again.remove), (vec![], vec![]));
-        // The node's own client goes, and with it its rule.
+        // The node's own client is gone, and with it its rule.
         let later = preserved(Family::V4, stay, &open[..1], &HashSet::new());
         assert_eq!(texts(&later.remove).len(), 1, "{later:?}");
     }

@@ -2,7 +2,7 @@
 //! by which no connection was tracked.
 //!
 //! Before its rules are in force, [`prepare`] has connections tracked, and gives connection
-//! tracking entries of those that are open: rules of nat apply to the first packet of a
+//! tracking entries for those that are open: rules of nat apply to the first packet of a
 //! connection only. Afterwards [`retire`] leaves what they need, and refuses what is new
 //! there, until none is left. What both do is in one table of nf_tables for each family.
 
@@ -38,8 +38,8 @@ use crate::{
 
 const TABLE: &str = "tripod-draining";
 
-/// Connections that are kept at most: as many as a kernel tracks by default on a node with
-/// 4 GiB of memory (`nf_conntrack_max`).
+/// The most connections that are kept: as many as a kernel tracks by default on a node
+/// with 4 GiB of memory (`nf_conntrack_max`).
 const MOST: usize = 65_536;
 
 // Bits of `ct state`: NF_CT_STATE_BIT of IP_CT_ESTABLISHED, _RELATED and _NEW
@@ -58,12 +58,12 @@ pub struct Prepared {
     pub left_out: usize,
 }
 
-/// Has connections tracked in `family`, if it is captured by routes, and gives those that
-/// are open entries without translation. Returns `None` where nothing is captured by routes.
+/// Makes the kernel track connections in `family`, if it is captured by routes, and gives those
+/// that are open entries without translation. Returns `None` where nothing is captured by routes.
 ///
-/// All that are open, to captured addresses first: also those to node ports, for which there
-/// are no routes, and those to endpoints, whose ports a masqueraded connection could be
-/// given otherwise.
+/// These are all open connections, those to captured addresses first: also those to node ports, for
+/// which there are no routes, and those to endpoints, whose ports could otherwise be given to a
+/// masqueraded connection.
 ///
 /// # Errors
 /// When the kernel lacks nf_tables, ctnetlink or sock_diag, or refuses.
@@ -96,10 +96,10 @@ pub fn prepare(family: Family) -> Result<Option<Prepared>, Error> {
     Ok(Some(Prepared { added, left_out }))
 }
 
-/// Leaves in these `families` what open connections to captured addresses need, and refuses
-/// new ones there; removes the rest of what captures by routes. Clients of UDP are led by
-/// the rules of who serves now. Returns how many are open; one more, the first time, for the
-/// answers to datagrams that are under way.
+/// Leaves in these `families` what open connections to captured addresses need, and refuses new
+/// ones there; removes the rest of what captures by routes. The rules of the mode or capture that
+/// serves now decide about UDP clients. Returns how many are open; one more, the first time, for
+/// the answers to datagrams that are under way.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -123,7 +123,7 @@ pub fn retire(families: &[Family]) -> Result<usize, Error> {
 }
 
 /// Deletes the entries of UDP flows to these addresses and ports which nothing translates:
-/// they would lead their clients to the process that serves no more.
+/// they would send their clients to the process that no longer serves.
 fn forget_datagrams(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<(), Error> {
     if datagrams.is_empty() {
         return Ok(());
@@ -134,7 +134,7 @@ fn forget_datagrams(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<(
             source,
             destination,
         } = flow.original;
-        // Where the answer was seen before the question.
+        // The source counts if the answer was seen before the question.
         let called = datagrams.contains(&destination) || datagrams.contains(&source);
         called && !flow.is_translated()
     })?;
@@ -148,10 +148,10 @@ fn keep(
     datagrams: &HashSet<SocketAddr>,
 ) -> Result<(), Error> {
     if preserved.add.is_empty() && preserved.remove.is_empty() {
-        // Each change of nf_tables has others read their rules anew.
+        // Each change of nf_tables makes others read their rules anew.
         return Ok(());
     }
-    // First: what stays may lead new connections to other programs of the node.
+    // First, because what stays may bring new connections to other programs of the node.
     let refusing = refusing(family, &preserved.addresses, datagrams);
     Rules::open()?
         .run(&refusing, None)
@@ -204,9 +204,9 @@ fn frontends(protocol: Protocol, installed: &[Object]) -> HashSet<SocketAddr> {
         .collect()
 }
 
-/// Returns what replaces the table of `family`. It has the answers of the process that serves
-/// no more to `datagrams` tracked by none: an entry by which they were the first packet would
-/// keep their clients there for as long as they send.
+/// Returns what replaces the table of `family`. In it, the answers to `datagrams` from the process
+/// that no longer serves are not tracked: an entry with such an answer as its first packet would
+/// keep the client there for as long as it sends.
 fn table(family: Family, datagrams: &HashSet<SocketAddr>) -> Transaction {
     let comment = Comment::new("open connections of userspace mode, local capture");
     let table = Table {
@@ -244,8 +244,8 @@ fn state(bits: u32) -> Statement {
     Statement::Match(Field::Ct(Ct::State, None), Test::Any(bits))
 }
 
-/// Returns what has connections tracked and does nothing else: a rule that asks for their
-/// state is enough, also where no packet comes by (`nft_ct_get_init` calls
+/// Returns what makes the kernel track connections and does nothing else: a rule that
+/// asks for their state is enough, even if no packet passes it (`nft_ct_get_init` calls
 /// `nf_ct_netns_get`).
 fn tracking(family: Family, datagrams: &HashSet<SocketAddr>) -> Transaction {
     let mut transaction = table(family, datagrams);
@@ -257,7 +257,7 @@ fn tracking(family: Family, datagrams: &HashSet<SocketAddr>) -> Transaction {
 }
 
 /// Returns what refuses packets to `addresses` that belong to no connection. Those that nat
-/// leads on have another destination by then.
+/// translates have another destination by then.
 fn refusing(
     family: Family,
     addresses: &BTreeSet<IpAddr>,

@@ -205,7 +205,7 @@ fn what_cannot_be_captured_is_named_and_the_rest_works() {
 #[test]
 fn a_connected_socket_takes_a_route_that_came_later() {
     in_namespace(|| {
-        // Whose other end takes what is sent too early.
+        // The other end takes what is sent too early.
         ip("link add out type veth peer name away");
         ip("link set away up");
         ip("link set out up");

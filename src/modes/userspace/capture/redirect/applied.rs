@@ -26,16 +26,16 @@ use crate::{
 /// The rules of one family, as they were last written.
 #[derive(Debug, Default)]
 pub struct Applied {
-    /// What they were made of; `None`: nothing was written.
+    /// What they were made from; `None`: nothing was written.
     environment: Option<Environment>,
-    /// What has rules.
+    /// The frontends and listeners that have rules.
     trees: Trees,
 }
 
 /// The steps from what is in force to what is desired.
 #[derive(Debug, Default)]
 pub struct Difference {
-    /// The steps that lead from one to the other.
+    /// The steps from one to the other.
     pub ops: Vec<Op>,
     /// The frontends whose rules are to be added or deleted.
     pub frontends: Vec<Frontend>,
@@ -83,18 +83,18 @@ impl Applied {
         applied
     }
 
-    /// Returns where the rules of `frontend` lead; `None` if it has none.
+    /// Returns the listener to which the rules of `frontend` redirect; `None` if it has none.
     pub fn listener(&self, frontend: &Frontend) -> Option<Listener> {
         let target = self.trees.target(frontend)?;
         Some(listener(frontend, target))
     }
 
-    /// Returns the address that nat rules lead to; `None`: REDIRECT.
+    /// Returns the address that nat rules translate to; `None`: REDIRECT.
     pub fn destination(&self) -> Option<IpAddr> {
         self.environment.as_ref()?.destination
     }
 
-    /// Returns the rules of `frontend`, as they are where few have some.
+    /// Returns the rules of `frontend`, as they are when few frontends have rules.
     fn rules(&self, frontend: &Frontend) -> Vec<Rule> {
         match (&self.environment, self.trees.target(frontend)) {
             (Some(environment), Some(target)) => plan::nat(frontend, target, environment),
@@ -102,8 +102,8 @@ impl Applied {
         }
     }
 
-    /// Returns the rules by which packets to `frontend` get to its listener, in the order in
-    /// which they do.
+    /// Returns the rules by which packets to `frontend` get to its listener, in the order in which
+    /// packets pass them.
     pub fn way(&self, frontend: &Frontend) -> Vec<Entry> {
         let (Some(environment), Some(target)) = (&self.environment, self.trees.target(frontend))
         else {
@@ -158,8 +158,8 @@ impl Applied {
         plan::rule_set(chains, environment)
     }
 
-    /// Becomes what is desired of `changed`, and returns the difference, of which it compares
-    /// no chains but those that lead to these frontends and their listeners.
+    /// Updates this to what is desired for `changed`, and returns the difference. Compares only the
+    /// chains by which these frontends and their listeners are reached.
     pub fn update(
         &mut self,
         desired: &Desired,
@@ -215,10 +215,10 @@ impl Applied {
     }
 }
 
-/// Returns the steps that have listeners guarded. Chains of table filter were as the first of
-/// `states` says and become as the second, in which old and new listeners are guarded: `both`
-/// of it is new. When nat leads to the new ones alone, they become as the third, of which `last`
-/// is new.
+/// Returns the steps that guard listeners. Chains of table filter were as in the first of the
+/// states and become as in the second, in which old and new listeners are guarded; `both` are its
+/// new chains. When nat redirects only to the new listeners, they become as in the third, whose new
+/// chains are `last`.
 fn guarding(
     [before, meanwhile, after]: [&Affected; 3],
     both: Vec<Chain>,
@@ -236,7 +236,7 @@ fn guarding(
         there.remove(&name);
     }
     let mut ops = steps(old, both, family);
-    // What goes now is at the end still there, or needed again.
+    // What would be deleted now is still there at the end, or needed again.
     ops.retain(|op| matches!(op.action, Action::Fill(_)));
     let later = steps(there.into_values().collect(), last, family);
     ops.extend(later.into_iter().map(|op| match op.action {

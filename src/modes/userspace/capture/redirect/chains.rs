@@ -1,5 +1,5 @@
-//! Our chains with their rules, all or those that lead to what changed: one flat chain of
-//! few rules, or search trees. Pure.
+//! Our chains with their rules, all, or those on the way to what changed: one flat chain
+//! of few rules, or search trees. Pure.
 
 use std::collections::BTreeSet;
 
@@ -16,12 +16,12 @@ use crate::{
     modes::userspace::capture::{Frontend, Target},
 };
 
-/// What has rules.
+/// The frontends and listeners that have rules.
 #[derive(Debug, Default)]
 pub struct Trees {
     services: Tree<(Frontend, Target)>,
     node_ports: Tree<(Frontend, Target)>,
-    /// With how many frontends lead there.
+    /// Each with the number of frontends that are redirected there.
     listeners: Tree<(Listener, u32)>,
 }
 
@@ -33,12 +33,12 @@ pub struct Changed {
     listeners: BTreeSet<Key>,
 }
 
-/// The chains of a table that lead to what changed.
+/// The chains of a table on the way to what changed.
 #[derive(Debug, Default)]
 pub struct Affected {
     /// These chains, each before the one that jumps to it.
     pub chains: Vec<Chain>,
-    /// Chains that they jump to and that lead to nothing that changed.
+    /// Chains that they jump to, with nothing that changed in or below them.
     others: BTreeSet<(Purpose, Prefix)>,
 }
 
@@ -50,7 +50,7 @@ fn listener_key(listener: &Listener) -> Key {
     Key::new(None, listener.protocol, listener.port)
 }
 
-/// Returns where the rules of a frontend lead.
+/// Returns the listener to which the rules of a frontend redirect.
 pub fn listener(frontend: &Frontend, target: &Target) -> Listener {
     Listener {
         protocol: frontend.protocol,
@@ -59,7 +59,7 @@ pub fn listener(frontend: &Frontend, target: &Target) -> Listener {
 }
 
 impl Changed {
-    /// Adds a frontend, and the listener that it led to or is to lead to.
+    /// Adds a frontend, and the listener to which it was or is to be redirected.
     pub fn add(&mut self, frontend: &Frontend, target: Option<&Target>) {
         match frontend.address {
             Some(_) => self.services.insert(key(frontend)),
@@ -73,8 +73,8 @@ impl Changed {
 }
 
 impl Affected {
-    /// Returns what became of chains since they were as `before`: these, and, with their
-    /// `contents` now, those that lead to nothing that changed and are new.
+    /// Returns the chains as they are now, after they were as `before`: these, and, with
+    /// their present `contents`, the others that are new.
     pub fn since(
         &self,
         before: &Affected,
@@ -85,8 +85,8 @@ impl Affected {
         new.chain(self.chains.iter().cloned()).collect()
     }
 
-    /// Returns the chains that were there before they were as `after`. What was in those
-    /// that go is left out.
+    /// Returns the chains that were there before they became as `after`. The rules of
+    /// those that are deleted are left out.
     pub fn until(&self, after: &Affected) -> Vec<Chain> {
         let gone = self.others.difference(&after.others);
         let gone = gone.map(|(purpose, prefix)| Chain {
@@ -97,14 +97,14 @@ impl Affected {
         gone.chain(self.chains.iter().cloned()).collect()
     }
 
-    /// Returns the names of chains that lead to nothing that changed, here as there.
+    /// Returns the names of the other chains that are the same in both.
     pub fn unchanged(&self, other: &Affected) -> BTreeSet<String> {
         let both = self.others.intersection(&other.others);
         both.map(|(purpose, prefix)| purpose.chain(*prefix))
             .collect()
     }
 
-    /// Adds those of a tree, and returns what leads to them.
+    /// Adds the chains of a tree, and returns the step to the first of them.
     fn add<'a, V>(
         &mut self,
         tree: &'a Tree<V>,
@@ -126,7 +126,7 @@ impl Affected {
         chains.top
     }
 
-    /// Adds the chain to which the kernel's lead.
+    /// Adds the chain to which the kernel's chains jump.
     fn add_first(&mut self, table: Table, rules: Vec<Rule>) {
         self.chains.push(Chain {
             table,
@@ -164,7 +164,7 @@ impl Trees {
         all.map(|(frontend, _)| frontend)
     }
 
-    /// Has `frontend` captured, and its listener guarded by one more.
+    /// Captures `frontend`, and counts one more user of the guard of its listener.
     pub fn insert(&mut self, frontend: &Frontend, target: &Target) {
         let entry = (*frontend, target.clone());
         self.of_mut(frontend).entries.insert(key(frontend), entry);
@@ -173,13 +173,13 @@ impl Trees {
         guarded.or_insert((listener, 0)).1 += 1;
     }
 
-    /// Has `frontend` no longer captured. Its listener stays guarded.
+    /// Stops capturing `frontend`. Its listener stays guarded.
     pub fn remove(&mut self, frontend: &Frontend) -> Option<Target> {
         let removed = self.of_mut(frontend).entries.remove(&key(frontend))?;
         Some(removed.1)
     }
 
-    /// Has the listener of a frontend that was removed guarded by one less.
+    /// Counts one user less of the guard of a listener whose frontend was removed.
     pub fn release(&mut self, listener: &Listener) {
         let key = listener_key(listener);
         match self.listeners.entries.get_mut(&key) {
@@ -188,7 +188,7 @@ impl Trees {
         }
     }
 
-    /// Returns our chains of table nat, all or those that lead to what `changed`.
+    /// Returns our chains of table nat, all, or those on the way to what `changed`.
     pub fn nat(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
         let mut affected = Affected::default();
         if self.services.entries.len() + self.node_ports.entries.len() <= FEW {
@@ -224,8 +224,8 @@ impl Trees {
         rules
     }
 
-    /// Returns our chains of table filter, if it has some: all or those that lead to what
-    /// `changed`.
+    /// Returns our chains of table filter, if it has some: all, or those on the way to
+    /// what `changed`.
     pub fn filter(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
         let mut affected = Affected::default();
         if !environment.tables().contains(&Table::Filter) {
@@ -273,7 +273,7 @@ impl Trees {
     }
 }
 
-/// Returns `rule`, for what goes to frontends.
+/// Returns `rule` limited to what goes to frontends.
 fn led(
     purpose: Purpose,
     rule: Rule,

@@ -1,5 +1,5 @@
 //! What the rules of a frontend or a listener match, as a number of bits that can be
-//! searched by its first ones.
+//! searched by its first bits.
 //!
 //! The bits are those of the address (128; of IPv4 the first 32, then zeros; zeros
 //! where no address is matched), the protocol (4) and the port (16).
@@ -52,12 +52,12 @@ impl Key {
     }
 
     fn port(self) -> u16 {
-        // The mask leaves nothing to lose.
+        // The mask makes the cast exact.
         (self.rest >> 12 & 0xffff) as u16
     }
 }
 
-/// Returns the number of a protocol among the bits of a key; none has 0.
+/// Returns the number of a protocol among the bits of a key; no protocol has 0.
 fn number(protocol: Protocol) -> u32 {
     match protocol {
         Protocol::Tcp => 1,
@@ -95,8 +95,8 @@ impl Prefix {
         Prefix { bits, length }
     }
 
-    /// Returns the longest that both keys have and a rule can match, which asks for a whole
-    /// protocol.
+    /// Returns the longest prefix that both keys have and that a rule can match: it can
+    /// only match a protocol as a whole.
     pub fn common(one: Key, other: Key) -> Prefix {
         let of_address = (one.address ^ other.address).leading_zeros();
         let of_rest = (one.rest ^ other.rest).leading_zeros();
@@ -111,7 +111,7 @@ impl Prefix {
         }
     }
 
-    /// Returns the longest prefix of it at which a chain may begin.
+    /// Returns the longest part of this prefix at which a chain may begin.
     pub fn aligned(self) -> Prefix {
         Prefix::of(self.bits, self.length - self.length % STRIDE)
     }
@@ -151,8 +151,8 @@ impl Prefix {
         (0..1 << width).map(part)
     }
 
-    /// Returns `rule` for those of its packets that have this prefix; `addresses` are of that
-    /// family, or are not matched.
+    /// Returns `rule` limited to packets that have this prefix; `addresses` are of that family, or
+    /// are not matched.
     pub fn within(self, rule: Rule, addresses: Option<Family>) -> Rule {
         let rule = match addresses {
             Some(family) if self.length > 0 => rule.destination(self.network(family)),
@@ -181,7 +181,7 @@ impl Prefix {
             }
             Family::V6 => (IpAddr::V6(Ipv6Addr::from_bits(self.bits.address)), 128),
         };
-        // At most the longest there is.
+        // At most the longest that there is.
         IpNet::new_assert(address, self.length.min(longest))
     }
 

@@ -1,4 +1,4 @@
-//! Where the rules of an earlier process lead. Pure.
+//! Where the rules of an earlier process redirect to. Pure.
 //!
 //! Its listeners ended with it, and its rules stay until the first sync replaces them: what
 //! listens on one of its ports before that gets the clients of whichever Service had it.
@@ -13,8 +13,8 @@ use crate::{
 };
 
 /// Returns the frontend that a line of `iptables-save -t nat` captures, with the local port
-/// that it leads to; `None`: it is no such line of ours. A node port whose rule names an
-/// address of the node is taken for a service address.
+/// that it redirects to; `None`: it is no such line of ours. A node port whose rule names
+/// an address of the node is taken for a service address.
 pub fn captured(line: &str, family: Family) -> Option<(Frontend, u16)> {
     let Line::Rule { chain, words } = Line::parse(line)? else {
         return None;

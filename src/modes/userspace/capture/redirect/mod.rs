@@ -4,15 +4,15 @@
 //!
 //! Verified with namespaces on Linux 6.18, both families, from a pod's
 //! namespace and from the node itself:
-//! - a packet that our nat rules led to a listener has `--ctstate DNAT` in
-//!   filter INPUT, TCP and UDP alike; one that called the listener's port
-//!   directly has not, and is refused at once;
+//! - a packet that our nat rules redirected to a listener has `--ctstate DNAT` in
+//!   filter INPUT, TCP and UDP alike; one that called the listener's port directly has
+//!   not, and is refused at once;
 //! - REDIRECT drops what comes in through an interface without an address;
 //! - a UDP listener on the wildcard address must answer from the address that
 //!   the datagram came to (`IP_PKTINFO`): left to itself the kernel chooses
 //!   another one, conntrack does not know the answer, and the client waits;
-//! - a UDP client that keeps its socket is led where connection tracking led
-//!   it first, whatever the rules say by now ([`stale`] helps);
+//! - a UDP client that keeps its socket is sent where connection tracking sent it
+//!   first, whatever the rules say by now ([`stale`] helps);
 //! - a node's own program needs some route to the service address, be it the
 //!   default route: the kernel asks for one before nat. kube-proxy's modes
 //!   need the same.
@@ -57,8 +57,8 @@ use crate::{
     node::Served,
 };
 
-/// The chains of this capture. What leads to the listeners goes before what guards
-/// them.
+/// The chains of this capture. What redirects to the listeners is removed before what
+/// guards them.
 const OWNED: Owned = Owned {
     tables: &[Table::Nat, Table::Filter],
     is_ours: |_, chain| plan::is_ours(chain),
@@ -87,7 +87,7 @@ pub struct Redirect {
 }
 
 impl Redirect {
-    /// Returns capture of this family of `kernel`.
+    /// Returns capture of this `family` on `kernel`.
     ///
     /// # Errors
     /// When nat does not work in it: see [`super::choose()`].
@@ -96,7 +96,7 @@ impl Redirect {
         Ok(Redirect::with(tools.writer, tools.features))
     }
 
-    /// Returns the same by such rules, written so.
+    /// Returns capture with this `writer`, by rules that use these `features`.
     fn with(writer: Writer, features: Features) -> Redirect {
         let (family, engine) = (writer.family(), writer.engine);
         Redirect {
@@ -116,8 +116,8 @@ impl Redirect {
         self.writer.engine
     }
 
-    /// Returns whether the kernel says to rules which addresses are the node's; otherwise
-    /// they name those that it has.
+    /// Returns whether rules can match the node's addresses as such; otherwise they name
+    /// those that it has.
     pub fn matches_local_addresses(&self) -> bool {
         self.features.contains(Extension::Addrtype)
     }
@@ -129,7 +129,7 @@ impl Redirect {
     }
 
     /// Returns what the rules of an earlier process capture, each with the local port that they
-    /// lead to.
+    /// redirect to.
     ///
     /// # Errors
     /// When the kernel could not be asked.
@@ -190,10 +190,10 @@ impl Redirect {
         }
     }
 
-    /// Removes everything that this way of capture ever installs in these
-    /// families, also what an earlier process left, through whichever engine of
-    /// the kernel, but for those that are `preserved`. Twice is harmless; nothing of
-    /// others is changed.
+    /// Removes everything that this way of capture ever installs in these families,
+    /// also what an earlier process left, through whichever engine of the kernel,
+    /// except those that are `preserved`. Twice is harmless; nothing of others is
+    /// changed.
     ///
     /// # Errors
     /// When something of it could not be removed.
@@ -201,12 +201,12 @@ impl Redirect {
         Ok(OWNED.remove(families, preserved).await?)
     }
 
-    /// Has nothing lead to its chains any more, and leaves them, in these families; see
-    /// [`iptables::retire`](crate::modes::iptables::retire). Clients of UDP begin anew.
-    /// Returns those that have some.
+    /// Removes the rules that jump to its chains in these families, and leaves the
+    /// chains; see [`iptables::retire`](crate::modes::iptables::retire). Flows of UDP
+    /// clients begin anew. Returns the families that have some.
     ///
     /// # Errors
-    /// When a rule that leads there could not be removed, or an entry of connection tracking.
+    /// When a rule that jumps there, or an entry of connection tracking, could not be removed.
     pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
         let mut left = Vec::new();
         for &family in families {
@@ -232,8 +232,8 @@ impl Redirect {
         OWNED.may_be_there()
     }
 
-    /// Returns how the rules differ from those for what is desired, rule by rule: that those of a
-    /// chain stand in another order is left out. Changes nothing.
+    /// Returns how the rules differ from those for what is desired, rule by rule: the order of a
+    /// chain's rules is not compared. Changes nothing.
     ///
     /// # Errors
     /// When the kernel could not be asked.
@@ -270,7 +270,7 @@ impl Redirect {
         Ok(differences.map(|difference| (None, difference)).collect())
     }
 
-    /// Returns the rules that capture `frontend` and those that lead to them, in the words of
+    /// Returns the rules that capture `frontend` and those that jump to them, in the words of
     /// [`Redirect::differences`].
     pub fn objects(&self, frontend: &Frontend) -> Vec<String> {
         let way = self.applied.way(frontend);
@@ -280,8 +280,8 @@ impl Redirect {
         named.collect()
     }
 
-    /// Returns what the rules depend on beside what is captured. The node has the addresses
-    /// `own`.
+    /// Returns what the rules depend on besides what is captured. The node has the
+    /// addresses `own`.
     fn environment(&self, own: &[Address], desired: &Desired, served: &Served) -> Environment {
         let family = self.writer.family();
         let services: BTreeSet<_> = desired.keys().filter_map(|f| f.address).collect();
@@ -305,7 +305,7 @@ impl Redirect {
         let family = self.writer.family();
         let (own, is_current) = match (own_addresses(), self.own.take()) {
             (Ok(listed), _) => (listed, true),
-            // What is unknown is not gone.
+            // Addresses that cannot be listed are not gone.
             (Err(error), Some(known)) => {
                 report.unfinished.push(addresses_stay(&error));
                 (known, false)
@@ -328,7 +328,7 @@ impl Redirect {
         let desired = self.applied.rule_set();
         let transaction = exact_difference(&observed, &desired, family);
         if self.watch.take_suspect() || !transaction.is_empty() {
-            // Who called while rules were missing was led past them.
+            // Clients that called while rules were missing were not redirected.
             self.stale.extend(self.applied.frontends());
         }
         let is_empty = |table, chain: &str| observed.is_empty(table, chain);
@@ -349,7 +349,7 @@ impl Redirect {
         let difference = self.applied.update(desired, changed, report);
         self.stale.extend(difference.frontends);
         if self.watch.misses_changes() && !difference.ops.is_empty() {
-            // What is written anew, with rules of other frontends, may have been missing.
+            // What is written anew, rules of other frontends included, may have been missing.
             self.stale.extend(self.applied.frontends());
         }
         let family = self.writer.family();
@@ -361,8 +361,8 @@ impl Redirect {
     }
 
     /// Makes the change. Where the kernel refuses it and would delete chains, they are only
-    /// emptied, unless they are known to be empty: another program's rule may lead to one of
-    /// them, which is not ours to remove.
+    /// emptied, unless they are known to be empty: another program's rule may jump to one of them,
+    /// which is not ours to remove.
     async fn run(
         &mut self,
         transaction: Transaction<()>,
@@ -385,7 +385,7 @@ impl Redirect {
         Ok(())
     }
 
-    /// Deletes the flows that lead elsewhere than the rules in force.
+    /// Deletes the flows that go elsewhere than the rules in force would send them.
     async fn forget_stale(&mut self, report: &mut Report) {
         let forgotten = self.stale.forget(self.writer.family(), &self.applied).await;
         let failed = if self.stale.is_due() {

@@ -52,7 +52,7 @@ use crate::{
     node::Served,
 };
 
-/// The chain of ours to which the kernel's lead, in table nat and in table filter.
+/// The chain of ours to which the kernel's chains jump, in table nat and in table filter.
 pub const CHAIN: &str = "TRIPOD-USERSPACE";
 /// What the names of the other chains of ours begin with.
 const PARTS: &str = "TRIPOD-US-";
@@ -67,13 +67,13 @@ pub struct Environment {
     pub family: Family,
     /// What is possible.
     pub features: Features,
-    /// Where nat rules lead; `None`: REDIRECT.
+    /// The address that nat rules translate to; `None`: REDIRECT.
     pub destination: Option<IpAddr>,
     /// The beginnings of rules for "an address of this node".
     pub node: Vec<Rule>,
 }
 
-/// Where nat rules lead, and what is called directly by no one.
+/// Where nat rules redirect to; nobody may call it directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener {
     /// The transport protocol that is captured.
@@ -114,7 +114,7 @@ impl Purpose {
         }
     }
 
-    /// Returns the name of the chain for what has this prefix.
+    /// Returns the name of the chain for keys that have this prefix.
     pub fn chain(self, prefix: Prefix) -> String {
         let what = match self {
             Purpose::Services => "service",
@@ -138,7 +138,7 @@ pub fn is_ours(chain: &str) -> bool {
     chain == CHAIN || chain.starts_with(PARTS)
 }
 
-/// How a chain is compared where each rule that differs is to be known.
+/// Returns how a chain is compared where each rule that differs is to be known.
 pub fn by_rule(table: Table, chain: &str) -> Interest {
     match interest(table, chain) {
         Interest::Whole => Interest::ByRule,
@@ -146,7 +146,7 @@ pub fn by_rule(table: Table, chain: &str) -> Interest {
     }
 }
 
-/// How a chain is compared.
+/// Returns how a chain is compared.
 pub fn interest(table: Table, chain: &str) -> Interest {
     match table {
         Table::Nat | Table::Filter if is_ours(chain) => Interest::Whole,
@@ -154,13 +154,12 @@ pub fn interest(table: Table, chain: &str) -> Interest {
     }
 }
 
-/// Returns the address that nat rules lead to. `before` stays if it can.
+/// Returns the address that nat rules translate to. `before` stays if it can.
 ///
-/// REDIRECT would lead packets from elsewhere to the address of the interface
-/// they came in through, and *drops* them where that has none
-/// (`nf_nat_redirect_ipv4`), as the pods' interfaces of Calico and others: so
-/// an address of the node is named, whichever, and REDIRECT is for nodes that
-/// have none.
+/// REDIRECT would send packets from elsewhere to the address of the interface they came
+/// in through, and *drops* them where that has none (`nf_nat_redirect_ipv4`), as for
+/// the pods' interfaces of Calico and others. So some address of the node is named, and
+/// REDIRECT is for nodes that have none.
 pub fn destination(
     addresses: &[Address],
     family: Family,
@@ -194,7 +193,7 @@ pub fn node(
     family: Family,
 ) -> Vec<Rule> {
     let served = served.of(family);
-    // A network alone would catch what goes to other machines in it.
+    // A network alone would also match what goes to other machines in it.
     let local = |rule: Rule| rule.with(Match::LocalAddress(Negatable::Is(Side::Destination)));
     match (features.contains(Extension::Addrtype), served) {
         (true, Served::All) => vec![local(Rule::new())],

@@ -1,10 +1,10 @@
-//! Flows that connection tracking leads elsewhere than the rules do now.
+//! Flows that connection tracking sends elsewhere than the rules do now.
 //!
-//! It asks nat rules for a flow's first packet only. A TCP client that is led
-//! astray is refused and connects anew; a UDP socket keeps its flow alive with
-//! each datagram and is never led right: one that called before the Service was
-//! there goes past the rules, one of a Service that came back goes to a local
-//! port without a listener.
+//! It asks nat rules for a flow's first packet only. A TCP client that is sent to the
+//! wrong place is refused and connects anew; a UDP socket keeps its flow alive with
+//! each datagram and is never sent to the right place: the flow of a client that called
+//! before the Service was there is not redirected, that of a Service that came back
+//! goes to a local port without a listener.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -40,10 +40,10 @@ impl Stale {
         !self.frontends.is_empty() && !self.is_lasting
     }
 
-    /// Returns what to delete, now that what is `applied` is in the kernel: of a
-    /// frontend that is there, what leads elsewhere than its listener (with
-    /// REDIRECT, on any address); of one that is gone, everything. Node ports are
-    /// meant on any address, as only the kernel knows which ones it has translated.
+    /// Returns what to delete, now that what is `applied` is in the kernel: for a
+    /// frontend that is there, flows that go elsewhere than to its listener (with
+    /// REDIRECT, on any address); for one that is gone, all flows. Node ports match on
+    /// any address, as only the kernel knows which ones it has translated.
     fn matches(&self, applied: &Applied) -> Vec<Match> {
         let one = |frontend: &Frontend| Match {
             protocol: UDP,
@@ -66,7 +66,7 @@ impl Stale {
     /// Deletes the stale flows of `family`. What fails is tried again the next time.
     ///
     /// # Errors
-    /// With what is amiss meanwhile, and why.
+    /// With what is wrong meanwhile, and why.
     pub async fn forget(&mut self, family: Family, applied: &Applied) -> Result<(), String> {
         let matches = self.matches(applied);
         match stale::delete(family, matches).await {
@@ -91,8 +91,8 @@ impl Stale {
     }
 }
 
-/// Deletes the entries of UDP flows that nat leads to a socket of this node: a client that
-/// keeps its socket would stay with a process that serves no more.
+/// Deletes the entries of UDP flows that nat translates to a socket of this node: a client
+/// that keeps its socket would stay with a process that no longer serves.
 ///
 /// # Errors
 /// When the addresses of this node or the flows cannot be read.

@@ -20,7 +20,7 @@ fn frontend(family: Family, address: Option<&str>, port: u16) -> Frontend {
     }
 }
 
-/// Longer than from one check to the next, whether others changed something.
+/// Longer than the time between two checks whether others changed something.
 const NOTICED: std::time::Duration = std::time::Duration::from_millis(2500);
 
 /// Our lines in both tables of `family`, without those that declare chains.
@@ -82,7 +82,7 @@ fn rules_follow_are_repaired_and_go() {
             redirect.sync_both(&desired, None).await.unwrap();
             assert_eq!(sorted(ours(Family::V4).await), sorted(step));
 
-            // A change that comes then has everything repaired, too.
+            // A change at that time makes everything be repaired, too.
             xtables.restore(&broken).await.unwrap();
             desired.remove(&https);
             redirect.sync_both(&desired, Some(&[https])).await.unwrap();
@@ -260,7 +260,7 @@ async fn is_unmodified(capture: &mut Capture) -> bool {
     tokio::time::timeout(NOTICED, modified).await.is_err()
 }
 
-/// Rules that were missing may have led clients past them, also where a change of ours wrote
+/// Clients may not have been redirected while rules were missing, also where a change of ours wrote
 /// them again before that was noticed.
 #[test]
 fn flows_are_forgotten_of_rules_that_a_change_restores() {
@@ -311,7 +311,7 @@ async fn restored_in(writer: Writer) {
     Redirect::cleanup(&[Family::V4], &nothing).await.unwrap();
 }
 
-/// So many chains of others that lead to each other, and then to ours: the kernel takes no
+/// This many chains of others jump to each other, and then to ours: the kernel takes no
 /// more below that (`NFT_JUMP_STACK_SIZE` of `net/netfilter/nf_tables.h`).
 const DEEP: u32 = 14;
 

@@ -1,14 +1,14 @@
-//! A search tree of chains, by which few rules are tried of many: a chain has few rules, or
-//! jumps to chains for parts of what it is for. Pure.
+//! A search tree of chains, by which only few of many rules are tried: a chain has few
+//! rules, or jumps to chains for parts of what it is for. Pure.
 //!
 //! What is in a chain follows from the keys that begin with its prefix, and from nothing
 //! else: not from other keys, nor from what was there before. So a change of one key
-//! concerns the chains that lead to it, and the same keys always give the same chains.
+//! concerns the chains on the way to it, and the same keys always give the same chains.
 //!
-//! Parts with no more than [`FEW`] keys are leaves. Larger ones are halved, up to four times
-//! in one chain; bits that all keys of a part have in common are passed over, but chains
-//! that jump begin at every fourth bit only, and so stay when a key comes that has fewer of
-//! the bits in common: it only has another chain lead to them.
+//! Parts with no more than [`FEW`] keys are leaves. Larger ones are halved, up to four times in one
+//! chain; bits that all keys of a part have in common are passed over, but chains that jump begin
+//! at every fourth bit only, and so stay when a key with fewer of the bits in common is added: then
+//! only another chain jumps to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ pub struct Tree<V> {
 /// One rule of a chain.
 #[derive(Debug)]
 pub enum Step<'a, V> {
-    /// That of one value.
+    /// The rule of one value.
     Entry(&'a V),
     /// A jump to the chain that has the values of a part.
     Jump {
@@ -41,7 +41,7 @@ pub enum Step<'a, V> {
 /// Chains of a tree.
 #[derive(Debug)]
 pub struct Chains<'a, V> {
-    /// What leads to the first of them, or takes its place.
+    /// The step to the first of them, or the one that takes its place.
     pub top: Option<Step<'a, V>>,
     /// Those that were asked for, each before the one that jumps to it.
     pub asked: Vec<(Prefix, Vec<Step<'a, V>>)>,
@@ -57,7 +57,7 @@ impl<V> Default for Tree<V> {
 }
 
 impl<V> Tree<V> {
-    /// Returns the chains that are `asked` for, of those that others lead to which are.
+    /// Returns the chains that are `asked` for, as far as all chains above them are, too.
     pub fn chains(&self, asked: &dyn Fn(Prefix) -> bool) -> Chains<'_, V> {
         let mut chains = Chains {
             top: self.step(Prefix::ALL),
@@ -106,7 +106,7 @@ impl<V> Tree<V> {
         }
     }
 
-    /// Returns what leads to the values of `part`; `None`: there are none.
+    /// Returns the step to the values of `part`; `None`: there are none.
     fn step(&self, part: Prefix) -> Option<Step<'_, V>> {
         let mut of_part = self.entries.range(part.keys());
         let (first, value) = of_part.next()?;

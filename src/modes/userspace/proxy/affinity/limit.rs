@@ -6,11 +6,11 @@ use prometheus::IntCounter;
 
 use crate::log_once::LoggedFlag;
 
-/// Pins of all ServicePorts together, at most: as many as nftables mode has.
+/// The most pins of all ServicePorts together: as many as nftables mode has.
 const MOST: usize = 1 << 18;
 
-/// Pins that each ServicePort may have in any case, so that a flood of one Service leaves
-/// some to others.
+/// Pins that each ServicePort may have in any case, so that a flood of clients of one
+/// Service leaves some to others.
 pub(super) const OF_EACH: usize = 1024;
 
 /// Memory that a pin costs at most, in bytes: with its place in the order of expiry, in
@@ -48,7 +48,7 @@ impl PinLimit {
         self.taken.load(Relaxed) >= self.most
     }
 
-    /// Takes one more for a ServicePort that has so many; returns false if there are too many.
+    /// Takes one more for a ServicePort that has that many; returns false if there are too many.
     pub(super) fn take(&self, has: usize) -> bool {
         let more = |taken| (taken < self.most || has < OF_EACH).then_some(taken + 1);
         self.taken.fetch_update(Relaxed, Relaxed, more).is_ok()

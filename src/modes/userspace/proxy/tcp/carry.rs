@@ -1,5 +1,5 @@
-//! One connection between a client and an endpoint, from when the endpoint took it to its end:
-//! who moves its bytes, and what is looked at beside them.
+//! One connection between a client and an endpoint, from when the endpoint took it to its end: who
+//! moves its bytes, and what is checked besides.
 
 use std::{
     future::{pending, poll_fn},
@@ -19,12 +19,12 @@ use super::{
 };
 use crate::kernel::socket::{set_keep_alive, stream::Stream, user_timeout::Silence};
 
-/// How old a connection is when its backend's socket gets keep-alive, far below the idle
-/// time before the first probe: most end sooner, and save four calls. By then a backend that
-/// is silent has not failed.
+/// How old a connection is when its backend's socket gets keep-alive, far below the idle time
+/// before the first probe: most end sooner, and save four calls. A backend that has been silent
+/// until then has not failed.
 const YOUNG: Duration = ANSWER_WINDOW;
 
-/// How long the ring keeps an idle connection, at least, where nothing else is looked at. What it
+/// How long the ring keeps an idle connection, at least, where nothing else is checked. What it
 /// holds for one takes more memory of the kernel than epoll does.
 const IDLE: Duration = Duration::from_secs(30);
 
@@ -34,12 +34,12 @@ struct Mover<'a> {
     relay: &'a mut Relay,
     /// The worker's ring, instead of the relay.
     ring: Option<ring::Carried>,
-    /// That it took the connection says little: a backend that is about to die, or whose
-    /// program does not accept, does, too.
+    /// Whether the backend has answered. That it took the connection says little: a
+    /// backend that is about to die, or whose program does not accept, takes it, too.
     answered: bool,
 }
 
-/// What a mover has come to.
+/// What a mover reports.
 enum Step {
     Relay(Progress),
     /// The relay goes on from what the ring left.
@@ -77,7 +77,7 @@ impl Mover<'_> {
         }
     }
 
-    /// Has the worker's ring move the bytes, if it has one.
+    /// Makes the worker's ring move the bytes, if it has one.
     fn use_ring(&mut self, client: &mut Stream, dialed: &mut Dialed, shared: &Shared) {
         if let Some(driver) = ring::of_this_worker() {
             let endpoint = dialed.lease.endpoint().clone();
@@ -87,7 +87,7 @@ impl Mover<'_> {
         }
     }
 
-    /// Has the relay move them again. Returns false if the kernel has no memory to watch them.
+    /// Makes the relay move them again. Returns false if the kernel has no memory to watch them.
     fn use_relay(
         &mut self,
         left: &ring::Left,
@@ -101,7 +101,7 @@ impl Mover<'_> {
     }
 }
 
-/// Returns whether a connection of `group` is to end that stalls.
+/// Returns whether a connection of `group` that stalls is to end.
 fn ends_stalled(shared: &Shared, group: &ServiceGroup) -> bool {
     let ends = shared.lacks_memory_for(group);
     if ends {
@@ -130,8 +130,8 @@ pub async fn carry(
         ring: None,
         answered: false,
     };
-    // A side that is not read, because it has closed its direction or because
-    // the other takes nothing, has its reset seen only by asking for it.
+    // A side that is not read, because it has closed its direction or because the other
+    // takes nothing, shows its reset only if it is asked for.
     let mut closed = None;
     let mut stalled = false;
     let limit = shared.tcp_user_timeout;
@@ -195,8 +195,8 @@ pub async fn carry(
     }
 }
 
-/// Waits for an error of `stream`; of none, for ever. What most connections do not need is
-/// apart, so that they have no room for it.
+/// Waits for an error of `stream`; without one, for ever. Most connections do not need
+/// this; it is a function of its own so that they hold no room for it.
 async fn error_of(stream: Option<&Stream>) {
     match stream {
         Some(stream) => drop(Box::pin(stream.ready(Interest::ERROR)).await),

@@ -1,5 +1,5 @@
-//! From an accepted client to a connected backend: which endpoints are tried,
-//! in which order and for how long.
+//! Finds a backend for an accepted client: which endpoints are tried, in which order
+//! and for how long.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -50,17 +50,17 @@ pub struct Search<'a> {
     shared: &'a Shared,
     group: &'a ServiceGroup,
     flow: Flow,
-    /// Endpoints tried in this round; none is tried twice before all were.
+    /// Endpoints tried in this round; none is tried twice before all were tried.
     tried: Tried,
     attempts: usize,
-    /// The time is what is left of it.
+    /// The limits; their time is what is left of it.
     limits: Limits,
-    /// An endpoint got what the client sent: no endpoint is tried twice from then on.
+    /// Whether an endpoint got what the client sent: no endpoint is tried twice from then on.
     sent: bool,
     timed_out: usize,
-    /// An endpoint has reset the connection after a while.
+    /// Whether an endpoint has reset the connection after a while.
     was_late: bool,
-    /// Endpoints see the node from now on: one that saw the client was silent.
+    /// Whether endpoints see the node from now on, because one that saw the client was silent.
     plain: bool,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Search<'a> {
             let patience = TIMEOUTS[self.timed_out.min(TIMEOUTS.len() - 1)];
             let patience = patience.min(self.limits.time);
             let begun = Instant::now();
-            // Apart, so that a connection does not hold the room for it to its end.
+            // Boxed, so that a connection does not hold the room for it to its end.
             let dialed = Box::pin(self.dial(endpoint.address, patience)).await;
             self.waited(begun.elapsed());
             match dialed {
@@ -128,7 +128,7 @@ impl<'a> Search<'a> {
                     }
                     return Some(Dialed { stream, lease });
                 }
-                // Other endpoints would be reached no better, and none of them has failed.
+                // Other endpoints could not be reached either, and none of them has failed.
                 Err(error) if descriptors::exhausted(&error) => {
                     self.remember(endpoint.address, Err(&error));
                     return None;
@@ -147,13 +147,14 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Records that the client has waited for so long, which its search may not take any more.
+    /// Records that the client has waited for this `time`, which is taken off the time of its
+    /// search.
     fn waited(&mut self, time: Duration) {
         self.limits.time = self.limits.time.saturating_sub(time);
     }
 
-    /// Records that an endpoint had the connection for so long before it reset it. The client may
-    /// have taken its time as well, so there is some left for one more endpoint the first time.
+    /// Records that an endpoint had the connection for this `time` before it reset it. The client
+    /// may have taken its time as well, so the first time some is left for one more endpoint.
     pub fn answered_late(&mut self, time: Duration) {
         self.waited(time);
         if !std::mem::replace(&mut self.was_late, true) {
@@ -162,9 +163,9 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Records that an endpoint got what the client sent, and reset the
-    /// connection; returns false if another one got it before. One dies by itself: a
-    /// second one that resets, too, may well do it because of what it read.
+    /// Records that an endpoint got what the client sent, and reset the connection;
+    /// returns false if another one got it before. One endpoint may die by itself; a
+    /// second one that resets, too, may well do so because of what it read.
     pub fn may_be_sent_again(&mut self) -> bool {
         !std::mem::replace(&mut self.sent, true)
     }
@@ -183,7 +184,7 @@ impl<'a> Search<'a> {
         );
     }
 
-    /// Tells who follows the ServicePort how a try ended.
+    /// Tells those who follow the ServicePort how a try ended.
     fn remember(&self, endpoint: SocketAddr, outcome: Result<&Stream, &dyn std::fmt::Display>) {
         let dial = || Dial {
             client: self.flow.client,
@@ -195,9 +196,9 @@ impl<'a> Search<'a> {
         dials.add(label, net::Protocol::Tcp, dial);
     }
 
-    /// Once: callers that end their connections first leave ours to a busy
-    /// endpoint in TIME_WAIT, a minute each with a local port (RFC 9293 section
-    /// 3.6.1).
+    /// Logs once that local ports are exhausted: callers that end their connections
+    /// first leave ours to a busy endpoint in TIME_WAIT, each of which holds a local
+    /// port for a minute (RFC 9293 section 3.6.1).
     fn log_exhausted_ports(&self, endpoint: SocketAddr) {
         if self.shared.ports_logged.is_first() {
             tracing::warn!(
@@ -267,8 +268,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Returns what `attempt` does as soon as the system has room for another socket, or its error if
-/// it has none for as long as `limit`. Calls `paused` before each pause.
+/// Returns what `attempt` returns as soon as the system has room for another socket, or its error
+/// if there is none within `limit`. Calls `paused` before each pause.
 async fn when_there_is_room<T>(
     limit: Duration,
     paused: impl Fn(),

@@ -1,8 +1,8 @@
 //! One direction of a relayed connection.
 //!
-//! Short messages pass through a buffer that all connections of a worker
-//! share; a direction that proves to be bulk is spliced through a pipe. What
-//! a slow receiver does not take is the only thing that a connection keeps.
+//! Short messages pass through a buffer that all connections of a worker share; a
+//! direction that proves to be bulk is spliced through a pipe. A connection keeps only
+//! what a slow receiver does not take yet.
 
 use std::{
     cell::RefCell,
@@ -28,11 +28,11 @@ const LITTLE: usize = 2 * 1024;
 /// A read of at least this many bytes speaks for a bulk flow.
 const BULK_READ: usize = 16 * 1024;
 
-/// A splice of less than this speaks against one: the pipe then costs more
-/// calls than the copy that it saves.
+/// A splice of fewer bytes than this speaks against a bulk flow: the pipe then costs
+/// more calls than the copy that it saves.
 const SHORT_SPLICE: usize = 4 * 1024;
 
-/// So many reads (or splices) in a row change a direction's way of moving bytes.
+/// How many reads (or splices) in a row change a direction's way of moving bytes.
 const STREAK: u8 = 4;
 
 /// Bytes that one connection moves before the worker's others get a turn.
@@ -42,14 +42,14 @@ thread_local! {
     static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
 }
 
-/// How far a direction is.
+/// The state of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// The sender may send more.
     Open,
     /// The sender has closed; what is under way is still to be delivered.
     Ended,
-    /// The receiver knows.
+    /// The receiver knows that it has ended.
     Closed,
     /// The receiver no longer takes anything.
     Broken,
@@ -67,7 +67,7 @@ pub enum Fault {
 struct Moved {
     /// Bytes, 0 at the stream's end.
     length: usize,
-    /// The stream ends after them.
+    /// Whether the stream ends after them.
     last: bool,
 }
 
@@ -77,19 +77,20 @@ pub struct Ends<'a> {
     pub from: &'a Stream,
     /// The side that gets these bytes.
     pub to: &'a Stream,
-    /// The sender's connection is known to be dead: the end of its stream is not its own.
+    /// Whether the sender's connection is known to be dead: then the end of its stream was not sent
+    /// by it.
     pub sender_dead: bool,
-    /// The other direction has ended, so that both sockets are closed when this one has,
-    /// which ends it, too.
+    /// Whether the other direction has ended: then both sockets are closed when this one
+    /// has, which also tells its receiver that it ended.
     pub other_closed: bool,
 }
 
 /// One direction of a relayed connection.
 #[derive(Debug)]
 pub struct Direction {
-    /// How far it is.
+    /// The state of the direction.
     pub phase: Phase,
-    /// Its bytes are spliced.
+    /// Whether its bytes are spliced.
     pub bulk: bool,
     streak: u8,
     pipe: Option<Pipe>,
@@ -100,12 +101,12 @@ pub struct Direction {
     /// The error of a send that was made right after a read. The kernel gives it
     /// once, and EPIPE ever after.
     refused: Option<io::ErrorKind>,
-    /// The sender's connection had failed, behind what is pending.
+    /// Whether the sender's connection failed after what is pending.
     failed: bool,
 }
 
 impl Direction {
-    /// Returns one in which nothing was sent yet.
+    /// Returns a direction in which nothing was sent yet.
     pub fn new() -> Self {
         Direction {
             phase: Phase::Open,
@@ -154,9 +155,9 @@ impl Direction {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     ready!(to.poll_writable(cx))?;
                 }
-                // A splice(2) that moved something keeps back the error behind
-                // it (`splice_to_socket` in fs/splice.c): the next one then
-                // returns EPIPE, whatever it was.
+                // A splice(2) that moved something holds back the error after it
+                // (`splice_to_socket` in fs/splice.c): the next one then returns EPIPE,
+                // whatever it was.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
                     return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
                 }
@@ -176,7 +177,7 @@ impl Direction {
     ) -> Poll<Result<Moved, Fault>> {
         if self.bulk && self.pipe.is_none() {
             self.pipe = Pipe::take(|| {
-                // What is left then is for connections.
+                // The descriptors that are left then are for connections.
                 if budget.descriptors.short() {
                     return None;
                 }

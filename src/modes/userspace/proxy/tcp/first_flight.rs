@@ -1,7 +1,7 @@
 //! What a client sent before its backend answered, kept so that it can be
 //! sent again to another backend.
 
-/// More than this is not kept: who sends so much unasked has a backend that
+/// More than this is not kept: a client that sends so much unasked has a backend that
 /// takes it.
 const KEPT: usize = 4 * 1024;
 

@@ -1,20 +1,20 @@
-//! Which connections exchange short messages while others of their worker do so as well: by
-//! the worker's ring, these cost fewer system calls together. A connection that is alone
-//! gains nothing by it.
+//! Which connections exchange short messages while others of their worker do so as well:
+//! with the worker's ring, these cost fewer system calls together. A connection that is
+//! alone gains nothing by it.
 
 use std::cell::Cell;
 
 use crate::kernel::io_uring::SIZE;
 
-/// So many messages in a row, of both directions, speak for the ring.
+/// This many messages in a row, of both directions, speak for the ring.
 const FIRST: u16 = 16;
 
-/// Each return from the ring multiplies that by as much, up to [`MOST`].
+/// Each return from the ring multiplies the number needed by this, up to [`MOST`].
 const FACTOR: u16 = 4;
 const MOST: u16 = 16_384;
 
-/// The worker moved so many times as many messages meanwhile: at least as many connections
-/// are as active.
+/// The worker must have moved this many times as many messages meanwhile: then at least
+/// that many connections are as active.
 const OTHERS: u64 = 4;
 
 thread_local! {
@@ -22,7 +22,8 @@ thread_local! {
     static ALL: Cell<u64> = const { Cell::new(0) };
 }
 
-/// One of `length` bytes was moved on this worker. Returns how many were before it.
+/// Counts a message of `length` bytes that was moved on this worker. Returns how many there were
+/// before it.
 pub fn count(length: usize) -> u64 {
     let before = ALL.get();
     if length < SIZE {
@@ -34,10 +35,10 @@ pub fn count(length: usize) -> u64 {
 /// The messages of one connection.
 #[derive(Debug)]
 pub struct Messages {
-    /// Short ones in a row.
+    /// Short messages in a row.
     count: u16,
     needed: u16,
-    /// Those of the worker before the first of them.
+    /// The worker's messages before the first of them.
     before: u64,
 }
 
@@ -52,7 +53,7 @@ impl Default for Messages {
 }
 
 impl Messages {
-    /// One of `length` bytes was moved.
+    /// Records that a message of `length` bytes was moved.
     pub fn moved(&mut self, length: usize) {
         if length >= SIZE {
             self.count = 0;
@@ -65,7 +66,7 @@ impl Messages {
         self.count = self.count.saturating_add(1);
     }
 
-    /// Returns whether the ring is to carry them from here on.
+    /// Returns whether the ring is to move them from here on.
     pub fn are_for_the_ring(&mut self) -> bool {
         if self.count < self.needed {
             return false;
@@ -75,7 +76,8 @@ impl Messages {
         of_all >= OTHERS * count
     }
 
-    /// Something else than a short message has ended that.
+    /// Records that the connection came back from the ring because of something other than a short
+    /// message.
     pub fn came_back(&mut self) {
         self.needed = self.needed.saturating_mul(FACTOR).min(MOST);
         self.count = 0;
@@ -86,8 +88,8 @@ impl Messages {
 mod tests {
     use super::*;
 
-    /// Has `connections` move a message of `length` bytes each, so many `times`, and returns
-    /// after how many of its own the first one is for the ring.
+    /// Makes `connections` move a message of `length` bytes each, up to `times` times, and returns
+    /// after how many of its own messages the first connection is for the ring.
     fn exchange(connections: &mut [Messages], length: usize, times: usize) -> Option<usize> {
         (1..=times).find(|_| {
             connections.iter_mut().for_each(|one| one.moved(length));

@@ -55,16 +55,16 @@ const TURN: usize = 16;
 /// system refused although the budget had one.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
-/// An address that a service group listens on. Every connection that came in by it
-/// holds it, so that what the address needs (a route, say) stays as long as one
-/// is open.
+/// An address that a service group listens on. Every connection that came in there
+/// holds it, so that what the address needs (a route, say) stays as long as one is
+/// open.
 #[derive(Debug)]
 pub struct ListenerAddress {
     /// Service group whose endpoints get its connections.
     pub group: Arc<ServiceGroup>,
     /// The address that clients call to come in here.
     pub called: IpAddr,
-    /// Its listeners have a filter, or had one, which connections inherit.
+    /// Whether its listeners have a filter, or had one, which connections inherit.
     pub filtered: AtomicBool,
 }
 
@@ -124,7 +124,7 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
                 return Left::More;
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Left::Nothing,
-            // It listens no longer: another program ended it in the kernel (`ss -K`).
+            // It no longer listens: another program closed it in the kernel (`ss -K`).
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Left::Ended,
             // The client gave up before it was accepted (accept(2)).
             Err(_) => return Left::More,
@@ -167,7 +167,7 @@ pub fn serve_rest(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Li
         let Ok((client, flow)) = accepted(listener) else {
             return;
         };
-        // They have waited, and are served whatever the Service has.
+        // They have waited, and are served however many the Service has.
         let limits = ConnectionLimits::UNLIMITED;
         let place = shared.place(group, limits);
         let counted = place.and_then(|p| shared.admit(group, p, &flow, Protocol::Tcp, limits));
@@ -213,7 +213,7 @@ fn serve(shared: &Arc<Shared>, placement: &Placement, listener: &Listener, accep
         // Fails only where the kernel has no memory left; the socket is closed then.
         if let Ok(mut client) = Stream::new(client) {
             tokio::task::spawn_local(async move {
-                // Lent, as a future has what a function is given twice.
+                // Lent, because a future stores a function's arguments twice.
                 connection(&open, &mut client, &flow).await;
                 drop((client, held, open));
             });

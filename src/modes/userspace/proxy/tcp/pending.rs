@@ -38,7 +38,7 @@ impl Pending {
         self.bytes.get(self.delivered..).unwrap_or_default()
     }
 
-    /// Records that so many more bytes were delivered, and frees them with the last one.
+    /// Records that `bytes` more bytes were delivered, and frees them with the last one.
     pub fn delivered(&mut self, bytes: usize) {
         self.delivered += bytes;
         if self.is_empty() {

@@ -19,10 +19,10 @@ use super::{
 };
 use crate::kernel::socket::stream::Stream;
 
-/// How long after the connection to it a backend's reset still counts as
-/// "did not answer", so that another one is tried. Long enough for a backend
-/// that hangs before it dies; too short for a machine that read the bytes, was
-/// restarted, and now resets what it no longer knows.
+/// How long after the connection to a backend was opened its reset still counts as "did
+/// not answer", so that another one is tried. Long enough for a backend that hangs
+/// before it dies; too short for a machine that read the bytes, was restarted, and now
+/// resets what it no longer knows.
 pub const ANSWER_WINDOW: Duration = Duration::from_secs(5);
 
 /// How a relay ended.
@@ -42,14 +42,14 @@ pub enum End {
 pub enum Progress {
     /// One direction was closed, the other is open.
     HalfClosed(Side),
-    /// For the first time, the backend does not take what the client sent. Who
-    /// waits for the backend reads nothing from the client, and does not see
-    /// its reset: say so by [`Relay::client_gone`].
+    /// For the first time, the backend does not take what the client sent. While the
+    /// relay waits for the backend it reads nothing from the client, and does not see
+    /// its reset: report that by [`Relay::client_gone`].
     Stalled,
-    /// It exchanges short messages, and so do others of this worker: the worker's ring can
-    /// carry them, see [`Relay::take_up`].
+    /// The connection exchanges short messages, and so do others of this worker: the
+    /// worker's ring can move them, see [`Relay::take_up`].
     Messages,
-    /// It is over.
+    /// The relay has ended.
     Ended(End),
 }
 
@@ -69,7 +69,7 @@ pub struct Relay {
     back: Direction,
     half_closed_reported: bool,
     stalled_reported: bool,
-    /// Which directions were stalled when that was last asked for.
+    /// Which directions were stalled when that was last asked.
     stalled: [bool; 2],
     client_gone: bool,
     /// A send to the backend failed because its connection was reset or timed
@@ -77,8 +77,8 @@ pub struct Relay {
     /// orderly end (`sock_error` in include/net/sock.h).
     backend_dead: bool,
     since: Instant,
-    /// The backend sent something or ended its direction, or did not reset the connection
-    /// for so long that this would say nothing of it any more.
+    /// Whether the backend has sent something or ended its direction, or has not reset the
+    /// connection for so long that a reset would no longer mean that it did not answer.
     answered: bool,
     first_flight: Option<FirstFlight>,
     messages: Messages,
@@ -185,10 +185,10 @@ impl Relay {
     fn backend_takes_no_more(&mut self, why: io::ErrorKind) {
         self.out.phase = Phase::Broken;
         match why {
-            // It had ended its direction before the reset, which is an answer (`tcp_reset` in
-            // net/ipv4/tcp_input.c).
+            // The backend had ended its direction before the reset, which is an answer (`tcp_reset`
+            // in net/ipv4/tcp_input.c).
             io::ErrorKind::BrokenPipe => self.answered = true,
-            // From shutdown(2), which leaves the reason to the read.
+            // The error of shutdown(2), which leaves the reason to the read.
             io::ErrorKind::NotConnected => {}
             _ => self.backend_dead = true,
         }
@@ -213,7 +213,7 @@ impl Relay {
         budget: Budget<'_>,
     ) {
         let ring::Left { out, back, idle } = left;
-        // As its reset is not seen again while the backend takes nothing.
+        // Recorded, because its reset is not seen again while the backend takes nothing.
         self.client_gone |= out.failed;
         self.out.take_up(out, backend, budget.buffered);
         self.back.take_up(back, client, budget.buffered);
@@ -229,7 +229,7 @@ impl Relay {
         (std::mem::take(out), std::mem::take(back))
     }
 
-    /// Returns whether the receiver of a direction takes nothing that did when this was last
+    /// Returns whether the receiver of some direction takes nothing now, but did when this was last
     /// asked.
     pub fn has_stalled(&mut self) -> bool {
         let now = [&self.out, &self.back].map(Direction::is_stalled);
@@ -237,19 +237,19 @@ impl Relay {
         now.iter().zip(before).any(|(now, before)| *now && !before)
     }
 
-    /// Returns whether the backend has answered, by which it does not fail.
+    /// Returns whether the backend has answered, and so has not failed.
     pub fn is_answered(&self) -> bool {
         self.answered
     }
 
-    /// Some time has passed: a backend that has not reset the connection within
-    /// [`ANSWER_WINDOW`] has answered by that.
+    /// Records that some time has passed: a backend that has not reset the connection
+    /// within [`ANSWER_WINDOW`] counts as having answered.
     pub fn time_passed(&mut self) {
         self.answered |= self.since.elapsed() >= ANSWER_WINDOW;
     }
 
-    /// The client reset the connection. What the backend takes at once of what
-    /// it had sent is still delivered.
+    /// Records that the client reset the connection. What the backend takes at once of
+    /// what it had sent is still delivered.
     pub fn client_gone(&mut self) {
         self.client_gone = true;
     }
@@ -262,9 +262,9 @@ impl Relay {
         Poll::Ready(Progress::HalfClosed(side))
     }
 
-    /// A backend that resets mostly closed its socket with our bytes unread (RFC
-    /// 2525 section 2.17) or never accepted it: what the client sent can be sent
-    /// to another one, as long as nothing came back.
+    /// Handles a reset by the backend. It has mostly closed its socket with our bytes
+    /// unread (RFC 2525 section 2.17) or never accepted it: what the client sent can be
+    /// sent to another one, as long as nothing came back.
     fn backend_gone(&mut self) -> Poll<Progress> {
         let end = match self.first_flight.take() {
             Some(mut first) if self.since.elapsed() < ANSWER_WINDOW => {

@@ -1,9 +1,9 @@
-//! Connections whose short messages the worker's ring carries, many of them in one system
+//! Connections whose short messages the worker's ring moves, many of them in one system
 //! call.
 //!
-//! It carries what is received and sent at once. Whatever else happens to a connection (an
-//! end, a reset, a receiver that takes nothing, much at once) ends that, and the relay goes
-//! on from there: nothing of it is decided here.
+//! It moves what is received and can be sent at once. Whatever else happens to a connection
+//! (an end, a reset, a receiver that takes nothing, much at once) ends that, and the relay
+//! goes on from there: nothing of it is decided here.
 
 mod connection;
 mod state;
@@ -31,16 +31,16 @@ use self::{
 use super::super::backends::Endpoint;
 use crate::kernel::io_uring::Ring;
 
-/// Rounds through what has completed before the worker's other tasks get a turn.
+/// How many rounds are made through what has completed before the worker's other tasks get a turn.
 const TURN: usize = 16;
 
-/// How long a system call is left alone that failed for want of memory, and at first what the
-/// kernel may have put off.
+/// How long to wait after a system call that failed for want of memory, and, at first, before
+/// looking at what the kernel may have put off.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How often is looked whether something came that the kernel did not say: on architectures other
-/// than x86-64 nothing orders its mark that there is something before its look whether to say so
-/// (`io_req_local_work_add` in io_uring/io_uring.c).
+/// How often to check whether something came that the kernel did not report: on architectures other
+/// than x86-64 nothing orders its mark that there is something before its check whether to report
+/// it (`io_req_local_work_add` in io_uring/io_uring.c).
 const LOOK: Duration = Duration::from_secs(1);
 
 thread_local! {
@@ -52,7 +52,7 @@ pub fn of_this_worker() -> Option<Rc<Driver>> {
     OWN.with_borrow(Clone::clone)
 }
 
-/// The ring of a worker, and what it carries.
+/// The ring of a worker, and the connections that it moves.
 #[derive(Debug)]
 pub struct Driver {
     state: RefCell<State>,
@@ -61,26 +61,26 @@ pub struct Driver {
 /// What the ring left of a connection.
 #[derive(Debug)]
 pub struct Left {
-    /// From the client to the backend.
+    /// The direction from the client to the backend.
     pub out: Rest,
-    /// From the backend to the client.
+    /// The direction from the backend to the client.
     pub back: Rest,
-    /// It was given back because nothing was received for a while.
+    /// Whether it was given back because nothing was received for a while.
     pub idle: bool,
 }
 
-/// What it left of a direction.
+/// What the ring left of a direction.
 #[derive(Debug, Default)]
 pub struct Rest {
     /// Bytes that were received and not sent.
     pub bytes: Vec<u8>,
     /// Why the receiver takes no more.
     pub refused: Option<io::ErrorKind>,
-    /// The sender's connection failed after those bytes.
+    /// Whether the sender's connection failed after those bytes.
     pub failed: bool,
 }
 
-/// A connection that the ring carries as long as this lives.
+/// A connection that the ring moves as long as this lives.
 #[derive(Debug)]
 pub struct Carried {
     driver: Rc<Driver>,
@@ -88,7 +88,8 @@ pub struct Carried {
 }
 
 impl Driver {
-    /// Returns the driver of `ring` for this thread, and what becomes readable for it.
+    /// Returns the driver of `ring` for this thread, and the descriptor that becomes readable for
+    /// it.
     fn new(mut ring: Ring) -> io::Result<(Rc<Driver>, AsyncFd<OwnedFd>)> {
         ring.enable()?;
         let event = ring.event()?;
@@ -96,8 +97,8 @@ impl Driver {
         Ok((Rc::new(Driver { state }), event))
     }
 
-    /// Carries messages between a client and its `endpoint`, whose sockets nothing else reads
-    /// or writes meanwhile.
+    /// Moves messages between a client and its `endpoint`, whose sockets nothing else reads or
+    /// writes meanwhile.
     pub fn carry(
         self: Rc<Self>,
         client: Rc<TcpStream>,
@@ -113,7 +114,7 @@ impl Driver {
         }
     }
 
-    /// Does what there is to do, in turns with the worker's other tasks.
+    /// Does all work that is due, in turns with the worker's other tasks.
     async fn serve(&self) -> io::Result<()> {
         loop {
             {
@@ -175,12 +176,12 @@ pub async fn run(ring: Ring) {
         };
         match ready {
             Ok(Ok(())) => patience = PAUSE,
-            // The runtime ends.
+            // The runtime is ending.
             Ok(Err(_)) => return,
             Err(_) => patience = (2 * patience).min(LOOK),
         }
         while let Err(error) = driver.serve().await {
-            // No more connections go there.
+            // No more connections are given to it.
             if OWN.take().is_some() {
                 tracing::warn!("a worker goes on without io_uring: {error}");
             }
@@ -215,7 +216,7 @@ impl Carried {
 }
 
 impl Carried {
-    /// Has the relay go on if nothing was received since this was last called.
+    /// Gives the connection back to the relay if nothing was received since this was last called.
     pub fn give_back_if_idle(&self) {
         let Some(number) = self.number.get() else {
             return;

@@ -1,10 +1,10 @@
 //! Endpoints see the client (`--userspace-transparent`): connections to them
 //! are bound to the client's own address and port (`IP_TRANSPARENT`, `ip(7)`).
 //!
-//! What an endpoint answers is then addressed to the client and would pass by:
-//! `return_path` leads it to our socket, if it comes through this node at all,
-//! which [`paths`] judges beforehand. Every other endpoint, and one whose
-//! client's address cannot be bound, sees the node's address as without the flag.
+//! What an endpoint answers is then addressed to the client and would not reach us:
+//! `return_path` sends it to our socket, if it comes through this node at all, which
+//! [`paths`] judges beforehand. Every other endpoint, and one whose client's address
+//! cannot be bound, sees the node's address, as without the flag.
 //!
 //! Verified with namespaces on Linux 6.18, both families, TCP and UDP, redirect
 //! and local capture.
@@ -36,10 +36,10 @@ use crate::{
     sched::Flow,
 };
 
-/// What the data path asks.
+/// Decides for the data path which endpoints see the client's address.
 #[derive(Debug)]
 pub struct Transparent {
-    /// Endpoints may see clients: their answers are led here.
+    /// Whether endpoints may see clients: their answers are sent here.
     shown: PerFamily<AtomicBool>,
     cluster_local: Arc<ClusterLocal>,
     paths: Mutex<Option<Paths>>,
@@ -50,7 +50,7 @@ pub struct Transparent {
 }
 
 impl Transparent {
-    /// Shows no client until a return path leads answers here.
+    /// Returns a value that shows no client until a return path sends answers here.
     pub fn new(cluster_local: Arc<ClusterLocal>) -> Self {
         Transparent {
             shown: PerFamily::default(),
@@ -131,7 +131,7 @@ impl Transparent {
         self.shown.get(family).load(Relaxed)
     }
 
-    /// Has clients of `family` shown from now on, or not.
+    /// Sets whether clients of `family` are shown from now on.
     pub fn set_shown(&self, family: Family, shown: bool) {
         self.shown.get(family).store(shown, Relaxed);
     }
@@ -142,7 +142,7 @@ impl Transparent {
     }
 }
 
-/// What a socket that is bound to a client is between.
+/// The two ends of a socket that is bound to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Ends {
     client: SocketAddr,

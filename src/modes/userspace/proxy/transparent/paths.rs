@@ -24,9 +24,9 @@ use crate::{
     net::Family,
 };
 
-/// How long an answer of the kernel holds.
+/// How long an answer of the kernel is used.
 const FRESH: Duration = Duration::from_secs(1);
-/// Addresses whose way is kept in mind, at most.
+/// The most addresses whose path is remembered.
 const MOST: usize = 4096;
 
 /// Kinds of links that lead to pods of this node.
@@ -37,7 +37,7 @@ const OF_PODS: [&str; 3] = ["veth", "bridge", "netkit"];
 pub struct Path {
     /// First hop of the path.
     pub hop: NextHop,
-    /// It leads over a link whose far end has no other way than through this
+    /// Whether it goes over a link whose far end has no other way than through this
     /// node.
     pub pods: bool,
 }
@@ -45,9 +45,9 @@ pub struct Path {
 /// In which network an endpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointNetwork {
-    /// That of the pods, so that it knows the way to pods elsewhere.
+    /// The pods' network, so the endpoint has a route to pods elsewhere.
     OfPods,
-    /// Not known to be that of the pods.
+    /// Not known to be the pods' network.
     Unknown,
 }
 
@@ -79,7 +79,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Asks by `socket`.
+    /// Returns a value that asks over `socket`.
     pub fn new(socket: Socket) -> Self {
         Paths {
             socket,

@@ -1,5 +1,5 @@
-//! Clients that an endpoint did not answer when it saw them: what routes say
-//! is not all that there is.
+//! Clients that an endpoint did not answer when it saw them: routes do not say
+//! everything.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -9,20 +9,20 @@ use tokio::time::Instant;
 /// How long such an endpoint sees the node's address instead: long enough for
 /// one that is just slow or dead to be found out.
 const SUSPECTED: Duration = Duration::from_secs(10);
-/// How long when it then answered: after that the client is shown again, which
-/// costs a connection its first timeout if nothing has changed.
+/// How long if it then answered: after that the client is shown again, which costs a
+/// connection its first timeout if nothing has changed.
 const CONFIRMED: Duration = Duration::from_secs(60);
-/// Pairs that are kept, at most.
+/// The most pairs that are kept.
 const MOST: usize = 4096;
 
-/// Who was not answered by whom.
+/// A client, and the endpoint that did not answer it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Pair {
     client: IpAddr,
     endpoint: IpAddr,
 }
 
-/// How long an endpoint is not to see a client.
+/// How long an endpoint does not get to see a client.
 #[derive(Debug)]
 struct Silence {
     until: Instant,
@@ -34,7 +34,7 @@ struct Silence {
 pub struct Unanswered(HashMap<Pair, Silence>);
 
 impl Unanswered {
-    /// The endpoint did not answer when it saw the client.
+    /// Records that the endpoint did not answer when it saw the client.
     pub fn add(&mut self, client: IpAddr, endpoint: IpAddr) {
         let now = Instant::now();
         if self.0.len() >= MOST {
@@ -49,7 +49,7 @@ impl Unanswered {
         }
     }
 
-    /// The endpoint answered when it saw the node.
+    /// Records that the endpoint answered when it saw the node.
     pub fn confirm(&mut self, client: IpAddr, endpoint: IpAddr) {
         if let Some(silence) = self.0.get_mut(&Pair { client, endpoint })
             && !silence.confirmed

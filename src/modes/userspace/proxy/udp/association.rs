@@ -43,14 +43,14 @@ pub type Key = (SocketAddr, IpAddr);
 /// that a refusal costs the client nothing; longer ones are not kept.
 const KEPT: usize = 2048;
 
-/// Datagrams of a client that may be all that it has to ask: a name server is
+/// The number of datagrams that may be all that a client has to ask: a name server is
 /// asked for the addresses of both families at once.
 const FEW: u32 = 2;
 
-/// Idle time after which an association ends, while there are many, whose client asked no
-/// more than that before the first answer and nothing since, and got as many answers. It
-/// would seldom come back. A client that asks again after an answer, as SIP and TURN do where
-/// they authenticate (RFC 3261 section 22, RFC 8656 section 5), is in a conversation.
+/// Idle time after which, while there are many, an association ends whose client asked no more than
+/// that before the first answer and nothing since, and got as many answers. Such a client would
+/// seldom come back. A client that asks again after an answer, as SIP and TURN do where they
+/// authenticate (RFC 3261 section 22, RFC 8656 section 5), is in a conversation.
 const ANSWERED: Duration = Duration::from_secs(3);
 
 /// How often an association checks whether it is idle, at least.
@@ -66,7 +66,7 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// One client's conversation with one backend.
 pub struct Association {
-    /// Which of this process's it is.
+    /// Its number among those of this process.
     number: u64,
     key: Key,
     backend: UdpSocket,
@@ -80,11 +80,11 @@ pub struct Association {
     sent: AtomicU32,
     received: AtomicU32,
     answered: AtomicBool,
-    /// The client sent something after an answer.
+    /// Whether the client sent something after an answer.
     converses: AtomicBool,
-    /// Its endpoint has left the Service: the client's next datagram goes to another one.
+    /// Whether its endpoint has left the Service: the client's next datagram goes to another one.
     leaves: AtomicBool,
-    /// Another process reads the answers.
+    /// Whether another process reads the answers.
     is_left: AtomicBool,
     /// The first datagram, until the backend answers.
     unanswered: Mutex<Vec<u8>>,
@@ -101,13 +101,13 @@ pub struct Associations {
     shared: Arc<Shared>,
     group: Arc<ServiceGroup>,
     table: Mutex<HashMap<Key, Arc<Association>>>,
-    /// Those whose endpoint has left, for answers that are on the way.
+    /// Those whose endpoint has left, kept for answers that are on the way.
     leaving: Mutex<Vec<Arc<Association>>>,
     inherited: Mutex<InheritedClients>,
 }
 
 impl Associations {
-    /// Returns the service group that they are of.
+    /// Returns the service group that they belong to.
     #[cfg(test)]
     pub fn group(&self) -> &Arc<ServiceGroup> {
         &self.group
@@ -191,7 +191,7 @@ impl Associations {
     }
 
     /// Begins an association as another process had it, or with an endpoint that is not among
-    /// `tried`, in place of the one that `counted` is of.
+    /// `tried`, in place of the one that `counted` belongs to.
     fn begin(
         self: &Arc<Self>,
         key: Key,
@@ -239,14 +239,14 @@ impl Associations {
         self.shared.counters.udp_associations.inc();
         self.remember(key, endpoint.address, Ok(&association.backend));
         tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
-        // What ended others at these moments did not see this one.
+        // What ended others meanwhile did not see this one.
         if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
             self.forget(&association);
         }
         Some(association)
     }
 
-    /// Counts a flow, unless its Service or its client has as many as they may.
+    /// Counts a flow; `None` if its Service or its client has as many as they may.
     fn count(&self, flow: &Flow) -> Option<Counted> {
         let (shared, group) = (&self.shared, &self.group);
         let limits = group.limits(shared.limits);
@@ -254,9 +254,9 @@ impl Associations {
         shared.admit(group, place, flow, Protocol::Udp, limits)
     }
 
-    /// The endpoint refused the client: begins an association with the next
-    /// one and sends it what was not answered. When all refused, or nothing is
-    /// to be sent twice, the client's next datagram starts over.
+    /// Handles an endpoint's refusal of the client: begins an association with the next
+    /// one and sends it what was not answered. When all refused, or nothing is to be
+    /// sent twice, the client's next datagram starts over.
     fn move_on(self: &Arc<Self>, old: &Arc<Association>) {
         let endpoint = old.lease.endpoint().address;
         self.group.failed(endpoint);
@@ -298,7 +298,7 @@ impl Associations {
         current
     }
 
-    /// Carries the backend's answers to the client until the association ends.
+    /// Passes the backend's answers on to the client until the association ends.
     async fn answers(self: Arc<Self>, association: Arc<Association>) {
         let (client, called) = association.key;
         let mut check = Box::pin(tokio::time::sleep(
@@ -346,8 +346,8 @@ impl Associations {
         self.shared.counters.udp_associations.dec();
     }
 
-    /// Has clients of endpoints that have left the Service, or do not serve, go to others with
-    /// their next datagram. What the endpoints had been asked they may still answer.
+    /// Makes clients of endpoints that have left the Service, or do not serve, go to others with
+    /// their next datagram. The endpoints may still answer what they were asked before.
     pub fn end_gone(&self) {
         let mut leaving = self.leaving.lock();
         let mut table = self.table.lock();
@@ -361,7 +361,7 @@ impl Associations {
         }
     }
 
-    /// Ends and forgets the associations of clients that came in by `listener`: as long
+    /// Ends and forgets the associations of clients that came in at `listener`: as long
     /// as one is kept here, the socket stays open, even if nothing runs any more.
     pub(super) fn end_at(&self, listener: &Arc<Listener>) {
         let came_in_there = |a: &Association| Arc::ptr_eq(&a.listener, listener);
@@ -378,7 +378,7 @@ impl Associations {
         routing.servers().any(|server| server.address == endpoint)
     }
 
-    /// The backend answered.
+    /// Records that the backend answered.
     fn answered(&self, association: &Association) {
         association.received.fetch_add(1, Relaxed);
         if !association.answered.swap(true, Relaxed) {

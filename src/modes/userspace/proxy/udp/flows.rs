@@ -1,5 +1,5 @@
-//! How many UDP flows there may be, and which of them end early when there are
-//! many: the one that was idle for longest goes first.
+//! How many UDP flows there may be, and which of them end early when there are many:
+//! the one that was idle for longest ends first.
 
 use std::{
     collections::VecDeque,
@@ -18,26 +18,27 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::super::usage::Room;
 
-/// Idle time that no flow is ended within, however many there are: its answer
-/// may be on the way.
+/// No flow is ended within this idle time, however many there are: its answer may be on
+/// the way.
 const SHORTEST: Duration = Duration::from_millis(250);
 
-/// Flows that are few, whatever there may be: some 25 MB of memory, half of it the kernel's.
+/// This number of flows counts as few, however many there may be: some 25 MB of memory, half of it
+/// the kernel's.
 const FEW: usize = 4096;
 
 /// Flows that are examined for each new one, so that none has to wait for long.
 const EXAMINED: usize = 8;
 
-/// The time that is told apart before the epoch, for flows that began in another process:
-/// longer than one may be idle.
+/// How far before the epoch times can be expressed, for flows that began in another
+/// process: longer than one may be idle.
 const BEFORE: Duration = Duration::from_secs(86_400);
 
-/// All UDP flows of the process, with the order in which they were last used.
+/// All UDP flows of the process, in the order of their last use.
 #[derive(Debug)]
 pub struct Flows {
-    /// Flows that there may be: each takes a descriptor, and TCP needs some, too.
+    /// The most flows that there may be: each takes a descriptor, and TCP needs some, too.
     most: AtomicUsize,
-    /// Flows to one endpoint that there may be.
+    /// The most flows to one endpoint that there may be.
     most_each: usize,
     /// How long a flow may be idle while there are few.
     timeout: Duration,
@@ -62,7 +63,7 @@ struct Queue {
     entries: VecDeque<(Weak<Activity>, u64)>,
 }
 
-/// When a flow was used, and that it is to end.
+/// When a flow was last used, and whether it is to end.
 #[derive(Debug)]
 pub struct Activity {
     /// Milliseconds after the epoch.
@@ -71,12 +72,13 @@ pub struct Activity {
     end: Notify,
 }
 
-/// There are as many flows as there may be.
+/// Why there is no place for another flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// Of all, or of this Service where few are left for others: they take descriptors.
+    /// There are as many as there may be, or this Service has as many as it may have while few are
+    /// left for others: flows take descriptors.
     All,
-    /// To that endpoint: they take local ports.
+    /// The endpoint has as many as it may have: flows take local ports.
     Endpoint,
 }
 
@@ -90,8 +92,8 @@ pub struct Place {
 }
 
 impl Flows {
-    /// Returns up to `most` flows, and `most_each` to one endpoint, each of which may be
-    /// idle for `timeout` while there are few.
+    /// Returns an account of up to `most` flows, and `most_each` to one endpoint, each
+    /// of which may be idle for `timeout` while there are few.
     pub fn new(most: usize, most_each: usize, timeout: Duration) -> Arc<Self> {
         Arc::new(Flows {
             most: AtomicUsize::new(most.max(1)),
@@ -102,7 +104,7 @@ impl Flows {
         })
     }
 
-    /// Has up to `most` flows from now on; those that there are stay.
+    /// Allows up to `most` flows from now on; existing ones stay.
     pub fn set_most(&self, most: usize) {
         self.most.store(most.max(1), Relaxed);
     }
@@ -112,7 +114,7 @@ impl Flows {
     }
 
     /// Returns the place of a new flow of `service` to `remote`, unless there are too many.
-    /// Answers also how many others were ended to make room: those of Services that have
+    /// Also returns how many others were ended to make room: those of Services that have
     /// many before those of others.
     pub fn begin(
         self: &Arc<Self>,
@@ -121,7 +123,7 @@ impl Flows {
     ) -> (Result<Place, Full>, usize) {
         let now = self.now();
         let mut state = self.state.lock();
-        // What a Service that has many must leave to others is as good as taken.
+        // For a Service that has many, what it must leave to others counts as taken.
         let is_large = state.large.contains(service);
         let taken = state.all.count + if is_large { self.large() } else { 0 };
         let allowed = self.allowed(taken, self.most());
@@ -169,8 +171,8 @@ impl Flows {
         (room, of_service.map_or(0, |queue| queue.count))
     }
 
-    /// Ends the flow to `remote` that was idle for longest, if for long enough:
-    /// there was no port for another one. Answers how many were ended.
+    /// Ends the flow to `remote` that was idle for longest, if for long enough: there
+    /// was no port for another one. Returns how many were ended.
     pub fn make_room(&self, remote: SocketAddr) -> usize {
         let now = self.now();
         let mut state = self.state.lock();
@@ -185,7 +187,7 @@ impl Flows {
     }
 
     /// Returns how long a flow may be idle when there are `count` of `most`; `None`: as
-    /// long as it would anyway. From half on, the less the more there are.
+    /// long as usual. From half of `most` on, the time shrinks as their number grows.
     fn allowed(&self, count: usize, most: usize) -> Option<Duration> {
         let left = most.saturating_sub(count);
         if left > most / 2 {
@@ -231,7 +233,7 @@ impl State {
 
     /// Ends flows that were idle for longer than `allowed`, before another one of `service`
     /// begins: its own if it has many, otherwise those of a Service that has, or of all if
-    /// none has. Answers how many.
+    /// none has. Returns how many.
     fn end_idle(&mut self, service: &Arc<str>, now: u64, allowed: Option<Duration>) -> usize {
         let large = self.large.iter().find(|large| *large == service);
         let large = large.or(self.large.first());
@@ -240,7 +242,7 @@ impl State {
     }
 }
 
-/// Takes a flow out of the `queues`: one that is left empty goes. Returns how many are left.
+/// Takes a flow out of the `queues`: one that is left empty is removed. Returns how many are left.
 fn remove<K: Eq + Hash>(queues: &mut HashMap<K, Queue>, key: &K) -> usize {
     let Some(queue) = queues.get_mut(key) else {
         return 0;
@@ -263,7 +265,7 @@ impl Queue {
         self.entries.push_back((Arc::downgrade(activity), now));
     }
 
-    /// Ends flows that were idle for longer than `allowed`; answers how many.
+    /// Ends flows that were idle for longer than `allowed`; returns how many.
     fn end_idle(&mut self, now: u64, allowed: Option<Duration>) -> usize {
         let Some(allowed) = allowed else {
             return 0;
@@ -304,7 +306,7 @@ impl Activity {
         self.ends.load(Relaxed)
     }
 
-    /// Wakes who waits for [`Activity::changed`].
+    /// Wakes what waits for [`Activity::changed`].
     pub fn wake(&self) {
         self.end.notify_one();
     }
@@ -321,7 +323,7 @@ impl Place {
         self.activity.last_used.store(self.flows.now(), Relaxed);
     }
 
-    /// Records that another process used the flow so long ago.
+    /// Records that another process last used the flow this long `ago`.
     pub fn was_used(&self, ago: Duration) {
         let ago = u64::try_from(ago.as_millis()).unwrap_or(u64::MAX);
         let last_used = self.flows.now().saturating_sub(ago);

@@ -45,38 +45,39 @@ use crate::{
 pub struct Resources {
     flows: Arc<Flows>,
     ports: Arc<LocalPorts>,
-    /// That they run out was logged.
+    /// Whether it was logged that they run out.
     exhaustion_logged: LoggedFlag,
     /// How many associations have begun.
     begun: AtomicU64,
 }
 
-/// Returns how many flows half of the descriptors that clients may have are.
+/// Returns how many flows take half of the descriptors that clients may have.
 fn most(descriptors: &Descriptors) -> usize {
     descriptors.for_clients() / 2
 }
 
 impl Resources {
-    /// Returns whether a client that has so many flows of `service` leaves the rest to other
+    /// Returns whether a client that has `flows` flows of `service` is to leave the rest to other
     /// clients of it.
     pub fn is_for_others(&self, service: &Arc<str>, flows: usize) -> bool {
         let (room, of_service) = self.flows.room(service);
         room.is_for_other_clients(flows, of_service)
     }
 
-    /// Has as many flows as the `descriptors` that listeners leave by now allow.
+    /// Allows as many flows as fit into the `descriptors` that listeners leave by now.
     pub fn fit(&self, descriptors: &Descriptors) {
         self.flows.set_most(most(descriptors));
     }
 
-    /// Has up to `most` flows.
+    /// Allows up to `most` flows.
     #[cfg(test)]
     pub fn limit(&self, most: usize) {
         self.flows.set_most(most);
     }
 
-    /// Returns half of the descriptors and of the node's local `ports` at most: TCP and
-    /// other programs on the node need the rest. Idle flows end after `timeout`.
+    /// Returns resources for flows that take at most half of the descriptors and of the
+    /// node's local `ports`: TCP and other programs on the node need the rest. Idle
+    /// flows end after `timeout`.
     pub fn new(descriptors: &Descriptors, ports: Arc<LocalPorts>, timeout: Duration) -> Self {
         Resources {
             flows: Flows::new(most(descriptors), ports.most(), timeout),
@@ -92,7 +93,7 @@ impl Resources {
     }
 }
 
-/// The largest datagram there is (RFC 768: a 16-bit length), in bytes.
+/// Size of the largest datagram (RFC 768: a 16-bit length), in bytes.
 const DATAGRAM: usize = 65_535;
 
 /// Datagrams that one socket may hand over before the worker's other tasks
@@ -119,7 +120,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Returns where it listens, and for which service group.
+    /// Returns the address at which it listens, and its service group.
     #[cfg(test)]
     pub fn place(&self) -> (io::Result<SocketAddr>, Arc<ServiceGroup>) {
         let group = Arc::clone(self.associations.group());
@@ -148,9 +149,8 @@ impl AsFd for Listener {
     }
 }
 
-/// Takes what clients sent to a `listener` that has some, though not so much
-/// that others would wait for long. Returns whether there may be more. Runs inside a
-/// worker's runtime.
+/// Takes datagrams that clients sent to a `listener`, but not so many that others would
+/// wait for long. Returns whether there may be more. Runs inside a worker's runtime.
 pub fn receive(listener: &Arc<Listener>) -> Left {
     for _ in 0..TURN {
         let step = BUFFERS.with_borrow_mut(|b| {
@@ -167,7 +167,7 @@ pub fn receive(listener: &Arc<Listener>) -> Left {
     Left::More
 }
 
-/// What wakes who waits for answers: a refusal comes as an error without
+/// What wakes a task that waits for answers: a refusal comes as an error without
 /// anything to read (`udp(7)`).
 const ANSWER_OR_REFUSAL: Interest = Interest::READABLE.add(Interest::ERROR);
 
@@ -211,7 +211,7 @@ fn connected(shared: &Shared, flow: &Flow, to: SocketAddr) -> Result<(UdpSocket,
         let shown = open(to).and_then(|socket| {
             let bound = transparent.bind_udp(&socket, flow.client, to)?;
             socket.connect(&to.into())?;
-            // Until then it took what anyone sent to the client's port.
+            // Until it was connected, it took what anyone sent to the client's port.
             let mut buffer = [0];
             while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok() {}
             let local = Local::Client { _bound: bound };

@@ -33,7 +33,7 @@ fn applied_to(desired: &Desired, family: Family) -> Applied {
     Applied::of(desired, environment(family), &mut Report::default())
 }
 
-/// What makes empty tables hold all that is desired.
+/// Returns tables that hold all that is desired.
 fn whole(applied: &Applied, family: Family) -> Tables {
     let nothing = Observed::new(plan::interest);
     let transaction = exact_difference(&nothing, &applied.rule_set(), family);
@@ -59,7 +59,7 @@ fn packet(frontend: &Frontend) -> Packet {
     }
 }
 
-/// Checks that nat leads what calls `frontend` to its target, or nowhere.
+/// Checks that nat redirects what calls `frontend` to its target, or does not translate it.
 fn assert_led(tables: &Tables, frontend: &Frontend, target: Option<&Target>) {
     let end = tables.way(Table::Nat, "PREROUTING", packet(frontend)).end;
     let expected = target.map(|target| format!("REDIRECT --to-ports {}", target.port));
@@ -105,7 +105,7 @@ fn target() -> impl Strategy<Value = Option<Target>> {
     prop::option::weighted(0.7, (40_000_u16..40_200).prop_map(Target::at))
 }
 
-/// What is set at once; sometimes, everything else goes.
+/// What is set at once; sometimes, everything else is removed.
 fn step() -> impl Strategy<Value = (bool, Vec<(Frontend, Option<Target>)>)> {
     let few = prop::collection::vec((frontend(), target()), 1..4);
     let many = prop::collection::vec((frontend(), target()), 1..120);
@@ -132,7 +132,7 @@ fn apply(applied: &mut Applied, tables: &mut Tables, before: &Desired, after: &D
             assert_led(tables, frontend, Some(target));
             assert!(is_refused(tables, frontend, target), "{frontend}");
         }
-        // No listener is led to that can also be called directly.
+        // No packet is redirected to a listener that can also be called directly.
         for (frontend, target) in before.iter().chain(after) {
             let end = tables.way(Table::Nat, "PREROUTING", packet(frontend)).end;
             let led = end == Some(format!("REDIRECT --to-ports {}", target.port));
@@ -183,7 +183,7 @@ proptest! {
     }
 }
 
-/// Returns so many frontends at addresses that are spread over a service network, half of
+/// Returns `count` frontends at addresses that are spread over a service network, half of
 /// them dense, and node ports.
 fn cluster(family: Family, count: u32) -> Desired {
     let mut seed = 1_u32;

@@ -52,8 +52,8 @@ async fn run(relay: &mut Relay, client: &Stream, backend: &Stream) -> End {
     }
 }
 
-/// What a client that sent something finds after the backend reset its
-/// connection, wherever the kernel reports that first.
+/// What a client that sent something sees after the backend reset its connection,
+/// wherever the kernel reports that first.
 #[tokio::test]
 async fn a_reset_by_the_backend_is_no_end() {
     struct Case {

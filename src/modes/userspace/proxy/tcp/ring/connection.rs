@@ -1,40 +1,40 @@
-//! A connection that a ring carries: what is under way in each of its directions.
+//! A connection that a ring moves: what is under way in each of its directions.
 
 use std::{collections::VecDeque, net::TcpStream, rc::Rc, task::Waker};
 
 use super::{super::super::backends::Endpoint, Left, Rest};
 use crate::kernel::io_uring::{Buffer, Ring};
 
-/// A connection that is carried.
+/// A connection that the ring moves.
 #[derive(Debug)]
 pub struct Connection {
-    /// From the client to the backend.
+    /// The direction from the client to the backend.
     pub out: Way,
-    /// From the backend to the client.
+    /// The direction from the backend to the client.
     pub back: Way,
     endpoint: Endpoint,
     /// Number of requests that have not completed.
     pub requests: usize,
-    /// None while the ring is to carry it.
+    /// `None` while the ring is to move it.
     pub end: Option<Ending>,
-    /// Something was received since it was looked at last.
+    /// Whether something was received since the last check.
     pub active: bool,
-    /// Who waits for what is left of it.
+    /// Wakes the task that waits for what is left of it.
     pub waker: Option<Waker>,
 }
 
-/// Why the ring is to carry it no longer.
+/// Why the ring is no longer to move it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The relay goes on when nothing is under way any more.
     GiveBack,
-    /// The same; it is only that nothing was received for a while.
+    /// The same, only because nothing was received for a while.
     Idle,
     /// No task waits for what is left of it.
     Abandoned,
 }
 
-/// One direction of it.
+/// One direction of a connection.
 #[derive(Debug)]
 pub struct Way {
     // These keep the descriptors open until all requests that name them have completed.
@@ -44,11 +44,11 @@ pub struct Way {
     pub to: Rc<TcpStream>,
     /// Whether what the sender sends is received.
     pub receiving: Receiving,
-    /// Under way to the receiver.
+    /// Bytes under way to the receiver.
     pub sending: Option<Received>,
-    /// Received after that.
+    /// Bytes that were received after those.
     pub waiting: VecDeque<Received>,
-    /// Full buffers in a row.
+    /// Number of full buffers in a row.
     pub full: u8,
     /// What is left of it for the relay.
     pub rest: Rest,
@@ -111,7 +111,7 @@ impl Request {
 }
 
 impl Connection {
-    /// Returns one of which nothing is under way.
+    /// Returns a connection of which nothing is under way.
     pub fn new(client: &Rc<TcpStream>, backend: &Rc<TcpStream>, endpoint: Endpoint) -> Connection {
         Connection {
             out: Way::new(client, backend),
@@ -137,7 +137,7 @@ impl Connection {
         }
     }
 
-    /// Returns the direction that a request is of.
+    /// Returns the direction that a request belongs to.
     pub fn way(&mut self, request: Request) -> &mut Way {
         match request {
             Request::ReceiveBack | Request::SendBack => &mut self.back,
@@ -145,7 +145,7 @@ impl Connection {
         }
     }
 
-    /// Counts so many bytes that were received.
+    /// Counts `length` bytes that were received.
     pub fn count(&self, request: Request, length: usize) {
         match request {
             Request::ReceiveBack => self.endpoint.carried(0, length),
@@ -153,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// The relay is to go on.
+    /// Records that the relay is to go on.
     pub fn give_back(&mut self) {
         self.end.get_or_insert(Ending::GiveBack);
     }
@@ -172,8 +172,7 @@ impl Way {
         }
     }
 
-    /// Keeps for the relay what was received, but for so many bytes that were sent of it, and
-    /// gives the buffer back.
+    /// Keeps for the relay what was received, except the `sent` bytes, and gives the buffer back.
     pub fn keep(&mut self, received: Received, sent: usize, ring: &mut Ring) {
         let Received { buffer, length } = received;
         let bytes = &ring.bytes(&buffer, length)[sent..];

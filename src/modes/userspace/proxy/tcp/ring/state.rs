@@ -11,31 +11,31 @@ use super::{
 };
 use crate::kernel::io_uring::{Completion, Ring, SIZE};
 
-/// So many full buffers in a row are no short messages.
+/// This many full buffers in a row are no short messages.
 const STREAK: u8 = 2;
 
 /// Completions that are taken before what they ask for is submitted.
 const BATCH: usize = 1024;
 
-/// System calls for what is still carried at the end: one is enough to cancel, and one to see it
-/// done.
+/// The most system calls for what the ring still moves at the end: one is enough to cancel, and one
+/// to see it done.
 const LAST_ROUNDS: usize = 100;
 
-/// A ring and the connections that it carries.
+/// A ring and the connections that it moves.
 #[derive(Debug)]
 pub struct State {
     /// The ring, which this worker alone uses.
     pub ring: Ring,
     connections: Vec<Option<Connection>>,
     free: Vec<usize>,
-    /// Connections of which a request could not be cancelled yet.
+    /// Connections a request of which could not be cancelled yet.
     unsettled: Vec<usize>,
     /// Directions of connections into which nothing is received for want of buffers.
     starved: VecDeque<(usize, Request)>,
 }
 
 impl State {
-    /// Returns one that carries nothing yet.
+    /// Returns a state without connections.
     pub fn new(ring: Ring) -> State {
         State {
             ring,
@@ -46,7 +46,7 @@ impl State {
         }
     }
 
-    /// Carries a connection from here on. Returns its number.
+    /// Moves a connection from here on. Returns its number.
     pub fn begin(&mut self, connection: Connection) -> usize {
         let number = self.free.pop().unwrap_or_else(|| {
             self.connections.push(None);
@@ -60,7 +60,7 @@ impl State {
         number
     }
 
-    /// Submits requests now, or has it done as soon as that works.
+    /// Submits requests now, or notes that it is to be done as soon as possible.
     pub fn submit(&mut self) {
         if self.ring.submit().is_err() || !self.unsettled.is_empty() {
             self.ring.wake();
@@ -94,7 +94,7 @@ impl State {
         Ok(())
     }
 
-    /// Has those receive again that found no buffer, as many as there are buffers now.
+    /// Makes directions that found no buffer receive again, as many as there are buffers now.
     fn feed(&mut self) {
         let mut free = self.ring.free_buffers();
         while free > 0
@@ -111,7 +111,7 @@ impl State {
         can_feed || !self.unsettled.is_empty() || self.ring.has_work()
     }
 
-    /// Returns whether any connection is carried.
+    /// Returns whether the ring moves any connection.
     pub fn is_used(&self) -> bool {
         self.free.len() < self.connections.len()
     }
@@ -216,7 +216,7 @@ impl State {
         let ended = connection.end.is_some();
         let way = connection.way(request);
         if ended {
-            // For the relay; a buffer is not to wait for its turn.
+            // It is kept for the relay, so that a buffer does not wait for its turn.
             return way.keep_waiting(ring);
         }
         if way.sending.is_some() {
@@ -318,7 +318,7 @@ impl State {
 }
 
 impl Drop for State {
-    /// Sockets are to be closed when this is gone.
+    /// Waits for what is under way, because sockets must be closed when this is gone.
     fn drop(&mut self) {
         for _ in 0..LAST_ROUNDS {
             if !self.is_used() || self.advance().is_err() {
@@ -328,9 +328,9 @@ impl Drop for State {
     }
 }
 
-/// Returns whether an error says that the connection has failed, rather than that the kernel
-/// could not do what was asked for: the relay then asks itself. Any other error may be one of the
-/// connection, also what an ICMP message told of it.
+/// Returns whether an error says that the connection has failed, rather than that the kernel could
+/// not do what was asked for: in the latter case the relay asks itself. Any other error may be one
+/// of the connection, even one that an ICMP message reported.
 fn is_of_the_connection(errno: Errno) -> bool {
     !matches!(
         errno,

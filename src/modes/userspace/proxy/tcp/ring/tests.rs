@@ -31,7 +31,7 @@ fn pair() -> (Rc<TcpStream>, TcpStream) {
     (Rc::new(near), far)
 }
 
-/// A connection that a ring carries, and its client and backend.
+/// A connection that a ring moves, and its client and backend.
 struct Lab {
     carried: Carried,
     client: TcpStream,

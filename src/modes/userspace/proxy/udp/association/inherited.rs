@@ -21,7 +21,7 @@ use crate::kernel::socket::local_ports::PortLease;
 pub struct PassedFlow {
     /// The address of the socket at which its client's datagrams came in.
     pub listener: SocketAddr,
-    /// Is connected to the endpoint.
+    /// The socket that is connected to the endpoint.
     pub socket: Socket,
     /// What was exchanged.
     pub exchange: Exchange,
@@ -36,7 +36,7 @@ pub struct Exchange {
     pub sent: u32,
     /// Answers that were passed on to it.
     pub received: u32,
-    /// The client sent something after an answer.
+    /// Whether the client sent something after an answer.
     pub converses: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct Exchange {
 pub struct Taken {
     /// Which flow it is, for the other process.
     pub number: u64,
-    /// Takes the number.
+    /// Where the number is sent.
     pub sender: UnboundedSender<u64>,
 }
 
@@ -55,11 +55,11 @@ pub(super) struct Inherited {
     pub(super) passed: Option<Passed>,
 }
 
-/// A flow that can be gone on with.
+/// A flow that this process can go on with.
 pub(super) struct Passed {
     flow: PassedFlow,
     lease: PortLease,
-    /// The time for which it was not used, when it was passed on.
+    /// How long it had not been used when it was passed on.
     idle: Duration,
     since: Instant,
     _descriptor: Permits,
@@ -70,7 +70,7 @@ pub(super) struct Continued {
     pub(super) backend: UdpSocket,
     pub(super) local: Local,
     pub(super) exchange: Exchange,
-    /// The time for which it was not used.
+    /// How long it has not been used.
     pub(super) idle: Duration,
 }
 
@@ -96,11 +96,11 @@ impl Passed {
     }
 }
 
-/// All of them of one service group.
+/// All inherited clients of one service group.
 #[derive(Default)]
 pub(super) struct InheritedClients {
     clients: HashMap<Key, Inherited>,
-    /// From then on they are like new ones.
+    /// From this time on they are like new ones.
     until: Option<Instant>,
 }
 
@@ -123,15 +123,15 @@ impl InheritedClients {
 }
 
 impl Associations {
-    /// Has clients go on with their endpoints, as [`Associations::assigned`] of another
-    /// process says.
+    /// Makes clients go on with their endpoints, as [`Associations::assigned`] of
+    /// another process says.
     pub fn inherit(&self, clients: impl Iterator<Item = (Key, SocketAddr, Duration)>) {
         for (key, endpoint, idle) in clients {
             self.add_inherited(key, endpoint, idle, None);
         }
     }
 
-    /// Has a client go on with its flow, of which another process passed on the socket: at once
+    /// Makes a client go on with its flow, of which another process passed on the socket: at once
     /// when this process listens where its datagrams come in, or with its next datagram.
     pub fn inherit_flow(
         &self,
@@ -173,7 +173,7 @@ impl Associations {
         self.inherited.lock().drop_expired();
     }
 
-    /// Returns the clients whose flows can be gone on with where a socket listens at `address`.
+    /// Returns the clients whose flows can go on because a socket listens at `address`.
     pub fn passed_at(&self, address: SocketAddr) -> Vec<Key> {
         let inherited = self.inherited.lock();
         let came_in_there = |client: &Inherited| {

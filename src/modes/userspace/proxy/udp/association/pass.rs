@@ -11,9 +11,9 @@ use std::{
 use super::{super::Local, Association, Associations, Exchange, Key};
 
 impl Associations {
-    /// Returns the flows that another process can go on with. Those that are bound to the
-    /// client's own address are none: that process binds the same one. Nor are those that one
-    /// goes on with already, which passes them on itself.
+    /// Returns the flows that another process can go on with. Flows that are bound to the client's
+    /// own address are left out, as that process binds the same address. So are those that another
+    /// process goes on with already, which passes them on itself.
     pub fn to_pass_on(&self) -> Vec<Arc<Association>> {
         let table = self.table.lock();
         let all = table.values();
@@ -26,7 +26,7 @@ impl Associations {
 }
 
 impl Association {
-    /// Returns which of this process's flows it is.
+    /// Returns its number among this process's flows.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -37,7 +37,7 @@ impl Association {
         self.listener.socket.local_addr().ok()
     }
 
-    /// Returns its client with its endpoint, and how long it was silent.
+    /// Returns its client with its endpoint, and how long it has been silent.
     pub fn assigned(&self) -> (Key, SocketAddr, Duration) {
         (self.key, self.lease.endpoint().address, self.place.idle())
     }

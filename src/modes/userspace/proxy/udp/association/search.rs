@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{kernel::socket::local_ports::Failure, net::Protocol, sched::Flow};
 
-/// Endpoints that may be found to have as many flows as there are local ports, before a
-/// datagram of a new client is dropped: of each, flows that are idle end meanwhile.
+/// How many endpoints may be found to have as many flows as there are local ports before a datagram
+/// of a new client is dropped; idle flows of each are ended meanwhile.
 const MOST_FULL: usize = 8;
 
 /// An endpoint that takes a client.
@@ -49,8 +49,8 @@ enum NotBegun {
 }
 
 impl Associations {
-    /// Returns the endpoint for a client that is not among `tried`, to which those are added
-    /// that cannot be reached: the one that it had in another process, if it can.
+    /// Returns an endpoint for a client that is not among `tried`: the one that it had in another
+    /// process, if that can be reached. Endpoints that cannot be reached are added to `tried`.
     pub(super) fn find(
         &self,
         key: Key,
@@ -90,7 +90,7 @@ impl Associations {
                 Err(NotBegun::Failed(Failure::Other(e))) if descriptors::exhausted(&e) => {
                     return self.exhausted("file descriptors");
                 }
-                // No route leads there, most often.
+                // Most often, there is no route to it.
                 Err(NotBegun::Failed(Failure::Other(e))) => {
                     self.unreachable(key, &endpoint, tried, &e);
                 }
@@ -161,7 +161,7 @@ impl Associations {
         })
     }
 
-    /// The endpoint cannot be reached from here: another one may be.
+    /// Records that the endpoint cannot be reached from here; another one may be.
     fn unreachable(&self, key: Key, endpoint: &Endpoint, tried: &mut Tried, error: &io::Error) {
         tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{error}");
         self.group.failed(endpoint.address);
@@ -170,7 +170,7 @@ impl Associations {
         tried.add(endpoint.address);
     }
 
-    /// Tells who follows the ServicePort how a try ended.
+    /// Tells those who follow the ServicePort how a try ended.
     pub(super) fn remember(
         &self,
         (client, _): Key,
@@ -186,7 +186,8 @@ impl Associations {
         self.shared.dials.add(self.label(), Protocol::Udp, dial);
     }
 
-    /// There is not enough of `what` for another client, and no other endpoint can help.
+    /// Logs that there is not enough of `what` for another client, which no other endpoint could
+    /// change. Returns `None`.
     pub(super) fn exhausted<T>(&self, what: &str) -> Option<T> {
         self.shared.counters.udp_exhausted.inc();
         if self.shared.udp.exhaustion_logged.is_first() {

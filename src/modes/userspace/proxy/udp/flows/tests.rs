@@ -123,8 +123,8 @@ async fn a_service_with_many_flows_leaves_places_and_time_to_others() {
     assert_eq!((refused.err(), ended), (Some(Full::All), EXAMINED));
     flood.retain(|place| !ends(place));
     flood.push(begin(&flows, 2));
-    // Others have the last quarter, and what is idle of the many goes for them, however
-    // long others were.
+    // Others have the last quarter, and idle flows of the Service that has many are
+    // ended for them, however long others were idle.
     advance(TIMEOUT / 3).await;
     let mut ended = 0;
     for _ in 0..20 {

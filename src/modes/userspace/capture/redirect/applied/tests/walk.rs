@@ -19,7 +19,7 @@ pub struct Packet {
     pub address: IpAddr,
     pub protocol: Protocol,
     pub port: u16,
-    /// The address is one of the node's.
+    /// Whether the address is one of the node's.
     pub is_local: bool,
 }
 
@@ -30,7 +30,7 @@ pub struct Way {
     pub end: Option<String>,
     /// With how many rules it was compared.
     pub rules: usize,
-    /// How many chains it came to.
+    /// How many chains it reached.
     pub chains: usize,
 }
 
@@ -41,7 +41,7 @@ impl Tables {
         chains.filter(|(name, _)| !BASE_CHAINS.contains(&name.as_str()))
     }
 
-    /// Returns the chains of ours that no rule leads to.
+    /// Returns the chains of ours that no rule jumps to.
     pub fn unused(&self) -> Vec<&String> {
         let used: HashSet<&str> = self
             .0
@@ -88,7 +88,7 @@ fn walk(chains: &Chains, chain: &str, packet: Packet, way: &mut Way) {
 }
 
 impl Packet {
-    /// Returns where `rule` leads the packet, if it matches.
+    /// Returns the target of `rule`, if it matches the packet.
     fn led_by(self, rule: &str) -> Option<&str> {
         let (matches, target) = rule.split_once("-j ")?;
         // What is quoted is a comment.
