@@ -121,9 +121,9 @@ async fn leave(handover: &Handover, deadline: Instant) {
         connections,
         "new connections wait at the holder for the next process"
     );
-    handover.leave();
     let mut quiet = Instant::now();
     while Instant::now() < deadline {
+        handover.leave();
         let is_sent = handover.holding().is_none_or(Holding::is_sent);
         if handover.active_connections() > 0 || !is_sent {
             quiet = Instant::now();

@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use hashbrown::HashSet;
 use prometheus::IntGauge;
 use tokio::{
     sync::{Mutex, MutexGuard, watch},
@@ -78,6 +79,8 @@ struct Relay {
     connections: IntGauge,
     holding: Holding,
     assignments: Arc<Assignments>,
+    /// Numbers of the UDP flows that the holder has for the next process.
+    passed: parking_lot::Mutex<HashSet<u64>>,
 }
 
 /// Shared by the mode and by what talks to other processes.
@@ -93,6 +96,7 @@ impl Handover {
             connections,
             holding,
             assignments,
+            passed: parking_lot::Mutex::default(),
         }))
     }
 
@@ -131,22 +135,25 @@ impl Handover {
     }
 
     /// Leaves what comes in from now on to the holder, for the next process, which goes
-    /// on with the endpoints that clients have.
+    /// on with the endpoints that clients have. To be called again until this process ends: a
+    /// worker that is in the middle of receiving may begin flows, which are passed on then.
     pub fn leave(&self) {
-        let Some(Relay {
+        let Some(relay) = &self.0.relay else {
+            return;
+        };
+        let Relay {
             holding,
             assignments,
             ..
-        }) = &self.0.relay
-        else {
-            return;
-        };
+        } = relay;
         if !holding.is_left() {
-            holding.note(assignments.records());
-            let flows = assignments.flows_to_pass().into_iter();
-            holding.pass(flows.map(|FlowToPass { flow, record }| (record, flow as _)));
             holding.leave();
+            holding.note(assignments.records());
         }
+        let mut passed = relay.passed.lock();
+        let flows = assignments.flows_to_pass().into_iter();
+        let new = flows.filter(|one| passed.insert(one.flow.number()));
+        holding.pass(new.map(|FlowToPass { flow, record }| (record, flow as _)));
     }
 
     /// Returns whether connections that come in while no process runs wait for the next
