@@ -7,19 +7,19 @@
 use std::time::{Duration, SystemTime};
 
 use prometheus::{
-    Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, core::Collector,
+    Gauge, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
-use super::unwritten::UnwrittenRules;
+use super::{
+    by_family::{FAMILY, counter, histogram, registered},
+    unwritten::UnwrittenRules,
+};
 use crate::{
     modes::{self, Unwritten},
     net::{Family, ModeName},
     services::{ServicePort, TrafficPolicy},
 };
 
-/// Label of the IP family: `IPv4` or `IPv6`.
-const FAMILY: &str = "ip_family";
 /// Label of the policy: `internal` or `external`.
 const POLICY: &str = "traffic_policy";
 
@@ -109,7 +109,7 @@ fn no_local_endpoints(registry: &Registry) -> prometheus::Result<IntGaugeVec> {
     let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
     let gauge = IntGaugeVec::new(Opts::new(name, help), &[FAMILY, POLICY])?;
     for (family, policy) in family_policies() {
-        gauge.with_label_values(&[family_label(family), policy.label()]);
+        gauge.with_label_values(&[family.name(), policy.label()]);
     }
     registered(registry, gauge)
 }
@@ -224,7 +224,7 @@ impl Metrics {
             SyncKind::Partial => &self.sync_partial,
         };
         for histogram in [&self.sync, kind] {
-            let histogram = histogram.with_label_values(&[family_label(family)]);
+            let histogram = histogram.with_label_values(&[family.name()]);
             histogram.observe(took.as_secs_f64());
         }
     }
@@ -236,23 +236,19 @@ impl Metrics {
 
     /// Records that a sync of `family` failed as a whole.
     pub(super) fn failed(&self, family: Family) {
-        self.failures
-            .with_label_values(&[family_label(family)])
-            .inc();
+        self.failures.with_label_values(&[family.name()]).inc();
     }
 
     /// Records that a change of an endpoint of `family` was in force after
     /// `took`.
     pub(super) fn programmed(&self, family: Family, took: Duration) {
-        let histogram = self
-            .network_programming
-            .with_label_values(&[family_label(family)]);
+        let histogram = self.network_programming.with_label_values(&[family.name()]);
         histogram.observe(took.as_secs_f64());
     }
 
     /// Sets the number of ServicePorts without a local endpoint.
     pub(super) fn set_no_local_endpoints(&self, family: Family, policy: Policy, count: usize) {
-        let labels = [family_label(family), policy.label()];
+        let labels = [family.name(), policy.label()];
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         self.no_local_endpoints
             .with_label_values(&labels)
@@ -262,7 +258,7 @@ impl Metrics {
 
 impl modes::Metrics for Metrics {
     fn conntrack_cleared(&self, family: Family, took: Duration, deleted: u64) {
-        let family = [family_label(family)];
+        let family = [family.name()];
         let duration = self.conntrack_duration.with_label_values(&family);
         duration.observe(took.as_secs_f64());
         self.conntrack_deleted
@@ -297,41 +293,6 @@ impl Changes {
     }
 }
 
-fn registered<C: Collector + Clone + 'static>(registry: &Registry, c: C) -> prometheus::Result<C> {
-    registry.register(Box::new(c.clone()))?;
-    Ok(c)
-}
-
-/// Returns a counter that shows both families from the start, as
-/// [histograms](histogram) do.
-pub(super) fn counter(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-) -> prometheus::Result<IntCounterVec> {
-    let counter = IntCounterVec::new(Opts::new(name, help), &[FAMILY])?;
-    for family in Family::ALL {
-        counter.with_label_values(&[family_label(family)]);
-    }
-    registered(registry, counter)
-}
-
-/// Returns a histogram that shows both families from the start, so that a rate
-/// over the first event is not lost.
-fn histogram(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-    buckets: Vec<f64>,
-) -> prometheus::Result<HistogramVec> {
-    let opts = HistogramOpts::new(name, help).buckets(buckets);
-    let histogram = HistogramVec::new(opts, &[FAMILY])?;
-    for family in Family::ALL {
-        histogram.with_label_values(&[family_label(family)]);
-    }
-    registered(registry, histogram)
-}
-
 /// Returns buckets from 1 ms to 16 s, each twice the one before.
 fn sync_buckets() -> Vec<f64> {
     (0..15)
@@ -355,15 +316,8 @@ fn family_policies() -> impl Iterator<Item = (Family, Policy)> {
         .flat_map(|f| Policy::ALL.map(|p| (f, p)))
 }
 
-pub(super) fn family_label(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    }
-}
-
 fn set_to_now(gauge: &GaugeVec, family: Family) {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = since.unwrap_or_default().as_secs_f64();
-    gauge.with_label_values(&[family_label(family)]).set(now);
+    gauge.with_label_values(&[family.name()]).set(now);
 }

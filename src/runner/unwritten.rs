@@ -4,7 +4,7 @@
 
 use prometheus::{IntCounterVec, Registry};
 
-use super::metrics::{counter, family_label};
+use super::by_family::counter;
 use crate::{
     modes::Unwritten,
     net::{Family, ModeName},
@@ -49,7 +49,7 @@ impl UnwrittenRules {
             Unwritten::Remnants => &self.remnants,
         };
         if let Some(counter) = counter {
-            counter.with_label_values(&[family_label(family)]).inc();
+            counter.with_label_values(&[family.name()]).inc();
         }
     }
 }

@@ -1,0 +1,50 @@
+//! Metrics that have a value for each IP family.
+
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, core::Collector};
+
+use crate::net::Family;
+
+/// Label of the IP family, by its [name](Family::name).
+pub(super) const FAMILY: &str = "ip_family";
+
+/// Registers a metric with `registry`.
+///
+/// # Errors
+/// When `registry` has a metric of its name already.
+pub(super) fn registered<C: Collector + Clone + 'static>(
+    registry: &Registry,
+    c: C,
+) -> prometheus::Result<C> {
+    registry.register(Box::new(c.clone()))?;
+    Ok(c)
+}
+
+/// Returns a counter that shows both families from the start, as
+/// [histograms](histogram) do.
+pub(super) fn counter(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+) -> prometheus::Result<IntCounterVec> {
+    let counter = IntCounterVec::new(Opts::new(name, help), &[FAMILY])?;
+    for family in Family::ALL {
+        counter.with_label_values(&[family.name()]);
+    }
+    registered(registry, counter)
+}
+
+/// Returns a histogram that shows both families from the start, so that a rate
+/// over the first event is not lost.
+pub(super) fn histogram(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    buckets: Vec<f64>,
+) -> prometheus::Result<HistogramVec> {
+    let opts = HistogramOpts::new(name, help).buckets(buckets);
+    let histogram = HistogramVec::new(opts, &[FAMILY])?;
+    for family in Family::ALL {
+        histogram.with_label_values(&[family.name()]);
+    }
+    registered(registry, histogram)
+}
