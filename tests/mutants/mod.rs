@@ -30,11 +30,11 @@ struct Simulated {
 
 const SIMULATED: [Simulated; 4] = [
     Simulated {
-        tests: "simulation::nftables::random",
+        tests: "simulation::nftables::",
         mutants: nftables::MUTANTS,
     },
     Simulated {
-        tests: "simulation::iptables::random",
+        tests: "simulation::iptables::",
         mutants: iptables::MUTANTS,
     },
     Simulated {

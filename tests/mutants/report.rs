@@ -5,7 +5,8 @@ use std::{fmt::Write as _, fs};
 use super::root;
 
 const HEAD: &str = "
-To check that the simulation detects errors, `make mutants` breaks one thing at a time:
+To check that the simulation detects errors, `make mutants` breaks one thing at a time and runs the
+simulation's tests, random runs and named cases:
 
 ";
 
