@@ -74,7 +74,7 @@ impl RequestMetrics {
             )?,
             response_size: histogram(
                 "rest_client_response_size_bytes",
-                "Size of the body of an answer of the API server, in bytes, but for watches.",
+                "Size of the body of an answer of the API server, in bytes; watches are not counted.",
                 &SIZES,
             )?,
         })

@@ -232,7 +232,7 @@ fn connections(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<S
         (total, 0) => format!("connections to it that conntrack holds, {total}:"),
         (total, stale) => {
             let text =
-                format!("connections to it that conntrack holds, {total}, of which {stale} stale:");
+                format!("connections to it that conntrack holds, {total}, {stale} of them stale:");
             paint.paint(Tone::Bad, &text)
         }
     });

@@ -42,7 +42,7 @@ pub(super) fn command() -> Command {
         .after_help(help::VALUES)
         .args(used)
         .about(
-            "Remove what Tripod or kube-proxy put into this kernel, but for its settings, and exit",
+            "Remove what Tripod or kube-proxy put into this kernel, except its settings, and exit",
         )
         .arg(help::explained(
             Arg::new(KEEP).long(KEEP).action(ArgAction::SetTrue),

@@ -257,8 +257,9 @@ pub(super) fn server_command() -> Command {
                 .help("Where it makes calls for the tester"),
         )
         .arg(
-            value("token-sha256")
-                .help("SHA-256 of the token of those for whom it makes calls, in hexadecimal"),
+            value("token-sha256").help(
+                "SHA-256 of the token of the clients for which it makes calls, in hexadecimal",
+            ),
         )
 }
 

@@ -64,7 +64,7 @@ pub(super) fn command() -> Command {
         .value_name("NUMBER")
         .default_value("10")
         .value_parser(clap::value_parser!(u32).range(1..=100_000))
-        .help("End after so many connections");
+        .help("End after this many connections");
     let timeout = Arg::new("timeout")
         .long("timeout")
         .value_name("DURATION")

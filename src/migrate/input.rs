@@ -15,7 +15,7 @@ pub(super) fn rows(was: ModeName, mode: ModeName, dropping: Option<&[String]>, r
     let before = if passes(was) {
         "has packets to Services pass it with the addresses of Services"
     } else {
-        "translates packets to Services before: they pass hook FORWARD, but for those to endpoints \
+        "translates packets to Services before: they pass hook FORWARD, except those to endpoints \
          with the node's own address"
     };
     let after = match mode {

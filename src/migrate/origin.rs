@@ -226,7 +226,7 @@ fn of_text(text: &str, origin: String) -> Result<Given, String> {
 
 fn refused(stop: &Stop, origin: &str) -> String {
     match stop {
-        Stop::Answer(_) => format!("{origin} asks for no proxy, but for help or a version"),
+        Stop::Answer(_) => format!("{origin} asks for help or a version, not for a proxy"),
         Stop::Refusal(why) => {
             let why = why.strip_prefix("error: ").unwrap_or(why);
             format!("Tripod does not take the configuration of {origin}: {why}")

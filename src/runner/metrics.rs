@@ -190,7 +190,7 @@ impl Metrics {
             failures: counter(
                 registry,
                 "tripod_sync_failures_total",
-                "Syncs of an IP family of which nothing took effect.",
+                "Syncs of an IP family that had no effect.",
             )?,
             unwritten: UnwrittenRules::default(),
         })

@@ -130,7 +130,7 @@ mod tests {
     fn what_the_object_lacks_is_named() {
         let dependents = NodeDependents {
             node_ports: Some("node ports are not served".to_owned()),
-            pods: Some("pods are not told from others".to_owned()),
+            pods: Some("pods are not distinguished from others".to_owned()),
         };
         let mut this = ThisNode::new("here", dependents);
         let begins = [
@@ -141,7 +141,7 @@ mod tests {
             ),
             (
                 node(&["192.0.2.1"], &[]),
-                "this node's Node object here has no spec.podCIDRs: pods are not told from \
+                "this node's Node object here has no spec.podCIDRs: pods are not distinguished from \
                  others; ",
             ),
         ];

@@ -209,9 +209,9 @@ fn pods_unknown(effective: &Effective) -> Option<String> {
     (!families.any(|of| of == family)).then(|| {
         format!(
             "detectLocalMode is ClusterCIDR, and clusterCIDR (--cluster-cidr) has no network of \
-             {family}: callers of {family} cannot be told from pods of the cluster, so that in \
-             modes of the kernel who calls a cluster IP from outside is masqueraded with \
-             masqueradeAll alone, and pods that call an external address of a Service whose \
+             {family}: callers of {family} cannot be distinguished from pods of the cluster, so \
+             that in modes of the kernel callers of a cluster IP from outside are masqueraded only \
+             with masqueradeAll, and pods that call an external address of a Service whose \
              externalTrafficPolicy is Local are treated as callers from outside; name the pods' \
              network, or set another detectLocalMode"
         )
@@ -230,7 +230,8 @@ fn node_dependents(node_ports: &NodePorts, detect_local: &DetectLocal) -> NodeDe
         )
     });
     let pods = (*detect_local == DetectLocal::NodeCidr).then(|| {
-        "pods of this node are not told from other callers (detectLocalMode is NodeCIDR)".to_owned()
+        "pods of this node are not distinguished from other callers (detectLocalMode is NodeCIDR)"
+            .to_owned()
     });
     NodeDependents { node_ports, pods }
 }

@@ -148,7 +148,7 @@ fn summary(summary: &Summary) -> String {
             "to where Tripod relays, not answered yet",
         ),
         (summary.not_translated, "not translated"),
-        (summary.unknown, "of which it is not known what became"),
+        (summary.unknown, "with an unknown outcome"),
     ] {
         if count > 0 {
             lines.push(format!("  {count} {words}"));

@@ -208,7 +208,7 @@ fn a_connection_is_followed(mode: &str) {
             });
             let printed = tripod(&lab.node, &["explain", "--to", to]).text;
             for words in [
-                "connections to it that conntrack holds, 1, of which 1 stale:",
+                "connections to it that conntrack holds, 1, 1 of them stale:",
                 "stale: no such",
             ] {
                 assert!(printed.contains(words), "no {words:?} in {printed}");
@@ -310,7 +310,7 @@ fn a_service_stands_for_its_cluster_ips() {
             assert!(table.contains(&format!("{to} from pod")), "{table}");
         }
         for (to, words) in [
-            ("web", "several ports, of which one is to be named"),
+            ("web", "several ports; name one of them"),
             ("web:http", "no such port: it has tcp ("),
             (
                 "shop/web:tcp",

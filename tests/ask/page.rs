@@ -124,10 +124,7 @@ fn explains_services(browser: &Browser<'_>) {
             "shop:80/udp\u{e007}",
             "10.96.0.1:80 UDP from pod: forwarded",
         ),
-        (
-            "default/shop\u{e007}",
-            "several ports, of which one is to be named",
-        ),
+        ("default/shop\u{e007}", "several ports; name one of them"),
         (
             "default/shop:http\u{e007}",
             "no such port: it has tcp (80/TCP), udp (80/UDP)",

@@ -50,8 +50,8 @@ pub(super) const OBSERVING: &[Flag] = &[
             },
             "",
         ),
-        "Where the same is served over TLS, to those whom the API server lets (bearer tokens, \
-         TokenReview and SubjectAccessReview); empty: nowhere",
+        "Where the same is served over TLS, to clients that the API server authorizes (bearer \
+         tokens, TokenReview and SubjectAccessReview); empty: nowhere",
     )
     .beside_file(),
     Flag::new(

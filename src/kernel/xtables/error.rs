@@ -45,8 +45,8 @@ pub enum Error {
     },
     /// There are rules, but not the program for them.
     #[error(
-        "{family}: there are rules of ours in nf_tables, and no iptables-nft here that could \
-         remove them (Debian package iptables)"
+        "{family}: nf_tables has rules of Tripod, and there is no iptables-nft that could remove \
+         them: install it (Debian package iptables)"
     )]
     Absent {
         /// The family of the rules.
@@ -54,8 +54,8 @@ pub enum Error {
     },
     /// It is not known to which engine of the kernel a program speaks.
     #[error(
-        "{family}: cannot tell which engine of the kernel a program uses ({reason}); rules of ours \
-         may be in one that no other program reaches: repair or remove that program"
+        "{family}: cannot tell which engine of the kernel a program uses ({reason}); rules of \
+         Tripod may be in one that no other program reaches: repair or remove that program"
     )]
     Unidentified {
         /// The family of the rules.

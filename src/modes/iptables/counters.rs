@@ -68,8 +68,8 @@ impl Counters {
             registry.register(Box::new(Account::new(account, name, help)?))?;
         }
         Ok(Counters {
-            total: rules("total", "Rules of ours that there are.")?,
-            last: rules("last", "Rules of ours that the last sync wrote.")?,
+            total: rules("total", "Rules of Tripod in the kernel.")?,
+            last: rules("last", "Rules of Tripod that the last sync wrote.")?,
             failures: failures("restore", "Rules that could not be written.")?,
             partial_failures: failures(
                 "partial_restore",

@@ -70,7 +70,7 @@ pub(super) fn cluster_ips(
     }
     if words.len() > 1 {
         return Err(bad(format!(
-            "has several ports, of which one is to be named, as in {namespace}/{name}:PORT or \
+            "has several ports; name one of them, as in {namespace}/{name}:PORT or \
              {namespace}/{name}:PORT/udp: it has {}",
             words.join(", ")
         )));

@@ -51,9 +51,9 @@ pub(super) async fn inherit(assignments: &Assignments) {
             }
         };
         tracing::warn!(
-            "{clients} clients keep their endpoints, and those of which the earlier process sent \
-             nothing more are assigned to new ones: {why}, after {records} records that were \
-             read; nothing is to be done about it"
+            "{clients} clients keep their endpoints; others, of which the earlier process sent no \
+             records, are assigned to new ones: {why}, after {records} records that were read; \
+             nothing needs to be done"
         );
     }
 }

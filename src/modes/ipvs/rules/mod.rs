@@ -142,7 +142,7 @@ impl FamilyRules {
                 }
             }
             None => {
-                let why = "no ip6tables works here".to_owned();
+                let why = "there is no ip6tables that works".to_owned();
                 self.in_force.failed(why, Previous::Lost);
             }
         }

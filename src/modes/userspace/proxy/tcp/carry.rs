@@ -109,7 +109,7 @@ fn ends_stalled(shared: &Shared, group: &ServiceGroup) -> bool {
         if group.stalled_logged.is_first() {
             tracing::warn!(
                 service = %group.label,
-                "connections are reset of which one end does not read: the kernel's buffers for \
+                "connections are reset because one end does not read: the kernel's buffers for \
                  them are memory of this process, and its limit is near; raise the limit of \
                  memory; tripod_userspace_stalled_ended_total counts them"
             );
