@@ -122,10 +122,13 @@ fn at_pace(
             }
         });
     };
+    let begun = Instant::now();
+    let mut seconds = 0.0;
     std::thread::scope(|scope| {
         let caller = scope.spawn(|| lab.client.enter(caller));
         let over = Stop(&calls.over);
         body(calls);
+        seconds = begun.elapsed().as_secs_f64().round();
         drop(over);
         caller.join().expect("the caller does not panic");
     });
@@ -139,6 +142,7 @@ fn at_pace(
     ] {
         measured(test, lab.capture, name, count as f64);
     }
+    measured(test, lab.capture, "seconds", seconds);
     none_failed(made, &failures);
 }
 

@@ -29,11 +29,13 @@ no call is refused or reset, and every probe is answered with 200. In userspace 
 | the next process does not use the holder of the previous one, or has no version of its protocol in common | the share that the kernel assigned to the holder's sockets is reset, after 2 to 3 s, or at once if the versions differ; after that all reach the next process | as above | that share is lost |
 
 [Settings](settings.md) describes how to run a holder. `make acceptance` makes 50 upgrades in
-each way with 200 open connections and 1,000 new ones per second, every tenth over UDP. The open
-connections are answered after the old process was asked to end, and are closed before it ends:
+each way with 200 open connections and 1,000 new ones per second, every tenth over UDP. Tripod runs
+as the DaemonSet of `deploy/` has it: with its capabilities, confined to system calls and files, each
+time after its init container. The open connections are answered after the old process was asked to
+end, and are closed before it ends:
 
-| | calls | failed |
-|---|---|---|
+| | calls | per second | failed |
+|---|---|---|---|
 ";
 
 const FOOT: &str = "
@@ -54,8 +56,12 @@ pub fn write(text: &mut String, figures: &Figures) {
                 (failed, udp) if failed == udp => format!("{failed}, over UDP"),
                 (failed, udp) => format!("{failed}, of them {udp} over UDP"),
             };
-            let (capture, calls) = (capture.name(), thousands(of("calls")));
-            let _ = writeln!(text, "| {title}, {capture} capture | {calls} | {failed} |");
+            let (calls, pace) = (of("calls"), of("calls") / of("seconds"));
+            let (capture, calls, pace) = (capture.name(), thousands(calls), thousands(pace));
+            let _ = writeln!(
+                text,
+                "| {title}, {capture} capture | {calls} | {pace} | {failed} |"
+            );
         }
     }
     text.push_str(FOOT);
