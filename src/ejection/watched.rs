@@ -28,7 +28,7 @@ impl Watched {
             for name in gone {
                 changed |= self.set(&name, None);
             }
-            for port in map.iter().filter(|port| port.name.family == family) {
+            for port in map.of_family(family) {
                 changed |= self.set(&port.name, Some(port));
             }
         } else {

@@ -54,7 +54,7 @@ pub fn render(
     match mode {
         ModeName::Iptables => render_iptables(map, choices, &mut text)?,
         ModeName::Ipvs => {
-            let node = map.this_node().map(|node| &**node);
+            let node = map.this_node();
             let addresses = choices.addresses.to_vec();
             let options = ipvs::plan::Options::new(choices.configuration, choices.effective);
             let context = ipvs::plan::NodeContext::new(&options, node, choices.served, addresses);
@@ -88,7 +88,7 @@ pub fn render(
 /// program, and lines for what must be there before.
 fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -> fmt::Result {
     for family in Family::ALL {
-        let ports = || map.iter().filter(|port| port.name.family == family);
+        let ports = || map.of_family(family);
         let endpoints = ports().map(|port| port.endpoints.all.len()).sum();
         let options = plan::Options {
             large_cluster: plan::is_large_cluster(endpoints, false),
@@ -97,7 +97,7 @@ fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -
                 choices.configuration,
                 choices.effective,
                 family,
-                map.this_node().map(|node| &**node),
+                map.this_node(),
                 choices.served,
                 choices.kernel.features(family),
             )

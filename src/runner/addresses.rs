@@ -24,8 +24,7 @@ impl<M: Mode> Runner<M> {
     /// Observes the node's addresses: the owner of a node port at an address
     /// depends on them.
     pub(super) fn observe_addresses(&mut self, addresses: &mut impl NodeAddresses) {
-        let node = self.tracker.node();
-        match addresses.serving_node_ports(node.map(|node| &**node)) {
+        match addresses.serving_node_ports(self.tracker.node()) {
             Ok(addresses) => {
                 let changes = self.tracker.set_node_addresses(addresses);
                 self.status.set_ports(self.tracker.map());

@@ -277,10 +277,7 @@ impl<M: Mode> Runner<M> {
         }
         let have_node_ports = self.tracker.map().has_node_ports();
         let this_node = self.this_node.as_mut();
-        let missing = this_node.and_then(|this| {
-            let node = node.map(|node| &**node);
-            this.observe(node, have_node_ports)
-        });
+        let missing = this_node.and_then(|this| this.observe(node, have_node_ports));
         self.status.set_node(missing);
         self.merge(changes, events);
     }

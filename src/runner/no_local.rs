@@ -58,7 +58,7 @@ impl AfterSync for NoLocalEndpoints {
     fn synced(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
         if changes.full {
             self.without.retain(|(name, _)| name.family != family);
-            for port in map.iter().filter(|port| port.name.family == family) {
+            for port in map.of_family(family) {
                 self.update(&port.name, Some(port));
             }
         } else {

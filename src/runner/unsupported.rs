@@ -61,7 +61,7 @@ impl ReportedPreferences {
         let services = &mut *self.services.lock();
         let before = remove(services, family, changes);
         if changes.full {
-            let ports = map.iter().filter(|port| port.name.family == family);
+            let ports = map.of_family(family);
             unsupported.extend(ports.flat_map(malformed));
         } else {
             let changed = changes.ports.iter().filter_map(|name| map.get(name));

@@ -36,7 +36,7 @@ mod trigger;
 #[path = "../../tests/lab/service_ports.rs"]
 pub(crate) mod service_ports;
 
-use crate::net::Protocol;
+use crate::net::{Family, Protocol};
 pub use absence::{Absence, Missing};
 pub use by_name::{ByName, Named};
 pub use changes::{Changes, LostAddresses, StaleAddresses, StaleEndpoint, StaleUdp};
@@ -78,8 +78,13 @@ impl ServiceMap {
     }
 
     /// Returns the Node object of this node; `None` until it is known.
-    pub fn this_node(&self) -> Option<&Arc<Node>> {
-        self.node.as_ref()
+    pub fn this_node(&self) -> Option<&Node> {
+        self.node.as_deref()
+    }
+
+    /// Returns the ServicePorts of `family`.
+    pub fn of_family(&self, family: Family) -> impl Iterator<Item = &Arc<ServicePort>> {
+        self.iter().filter(move |port| port.name.family == family)
     }
 
     /// Returns the networks that cluster IPs are allocated from, disjoint, as far as

@@ -73,7 +73,7 @@ impl Tracker {
     }
 
     /// Returns the Node object of this node; `None` until it is known.
-    pub fn node(&self) -> Option<&Arc<Node>> {
+    pub fn node(&self) -> Option<&Node> {
         self.map.this_node()
     }
 

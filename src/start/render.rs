@@ -80,9 +80,9 @@ pub(super) fn text_of(
     let effective = &settings.effective;
     let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
     let node = tracker.node().cloned();
-    node_ports.update(node.as_deref());
+    node_ports.update(node.as_ref());
     let own = match own {
-        OwnAddresses::Object => node.as_deref().map_or(&[][..], |node| &node.addresses),
+        OwnAddresses::Object => node.as_ref().map_or(&[][..], |node| &node.addresses),
         OwnAddresses::Listed(own) => own,
     };
     let served = node_ports.served();

@@ -43,7 +43,7 @@ pub(super) fn is_own(behaviour: &Behaviour, ip: IpAddr) -> bool {
 pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Frontend<'a> {
     let (ip, number) = (packet.to.ip(), packet.to.port());
     let family = Family::of(&ip);
-    let ports = || map.iter().filter(move |port| port.name.family == family);
+    let ports = || map.of_family(family);
     let mut other = Frontend::None;
     for port in ports() {
         let Some(role) = role(port, ip) else { continue };

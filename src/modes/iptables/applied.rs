@@ -57,7 +57,7 @@ impl Size {
             ports: 0,
             endpoints: 0,
         };
-        for port in map.iter().filter(|port| port.name.family == family) {
+        for port in map.of_family(family) {
             size.ports += 1;
             size.endpoints += port.endpoints.all.len();
         }

@@ -18,7 +18,7 @@ impl Explain for Iptables {
         let family = self.families.get_mut(family).as_mut();
         let options = family.map(|rules| rules.options(setup, map, &Changes::default()));
         let serves_localhost = (options.as_ref()).is_some_and(plan::Options::serves_localhost);
-        let this_node = map.this_node().map(|node| &**node);
+        let this_node = map.this_node();
         Ok(Behaviour {
             mode: ModeName::Iptables,
             unserved: options.is_none().then(Behaviour::unable),

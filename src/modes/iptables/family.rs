@@ -201,7 +201,7 @@ impl FamilyRules {
             Some(applied) => applied.size_after(map, &changes.ports),
             None => Size::of(map, self.family),
         };
-        let node = map.this_node().map(|node| &**node);
+        let node = map.this_node();
         let mut options = setup.options(self.family, self.features, node, size, now);
         let applied = now.map(|now| now.tcp_be_liberal);
         options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);

@@ -151,7 +151,7 @@ impl Mode for Iptables {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        let node = map.this_node().map(|node| &**node);
+        let node = map.this_node();
         self.setup.node_ports.update(node);
         let (setup, counters) = (&self.setup, &self.counters);
         let mut before = PerFamily::default();

@@ -11,7 +11,7 @@ use crate::{
 
 impl Explain for Ipvs {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
-        let this_node = map.this_node().map(|node| &**node);
+        let this_node = map.this_node();
         Ok(Behaviour {
             mode: ModeName::Ipvs,
             unserved: None,

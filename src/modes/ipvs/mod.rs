@@ -234,7 +234,7 @@ impl Ipvs {
         map: &ServiceMap,
         asked: Asked<'_>,
     ) -> Result<PerFamily<Option<Work>>, netlink::Error> {
-        let node = map.this_node().map(|node| &**node);
+        let node = map.this_node();
         self.node_ports.update(node);
         if self.served.differs(&self.node_ports) {
             self.forget();

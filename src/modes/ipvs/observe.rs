@@ -25,7 +25,7 @@ use crate::{
     },
     net::{Family, PerFamily},
     node::Served,
-    services::{Node, ServiceMap},
+    services::ServiceMap,
 };
 
 /// How a virtual server spreads connections, as a number that only shows whether two of
@@ -222,6 +222,6 @@ pub fn node_context(
         .iter()
         .filter(|address| !clients.is_on_link(address))
         .map(|address| address.address);
-    let node: Option<&Node> = map.this_node().map(|node| &**node);
+    let node = map.this_node();
     Ok(NodeContext::new(options, node, served, own))
 }

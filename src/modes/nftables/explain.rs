@@ -13,7 +13,7 @@ impl Explain for Nftables {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let served = self.families.get(family).as_ref();
         let options = served.map(|of| of.options(&self.setup, map, &Changes::default()));
-        let this_node = map.this_node().map(|node| &**node);
+        let this_node = map.this_node();
         Ok(Behaviour {
             mode: ModeName::Nftables,
             unserved: options.is_none().then(Behaviour::unable),

@@ -189,7 +189,7 @@ impl Mode for Nftables {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        let node = map.this_node().map(|node| &**node);
+        let node = map.this_node();
         self.setup.node_ports.update(node);
         self.read_or_suspect(asked);
         // A family that is not served has nothing to do.

@@ -15,7 +15,7 @@ use crate::{
 
 impl Explain for Userspace {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
-        let this_node = map.this_node().map(|node| &**node);
+        let this_node = map.this_node();
         let methods = self.capture.methods();
         let method = *methods.get(family);
         Ok(Behaviour {

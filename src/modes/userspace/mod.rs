@@ -387,7 +387,7 @@ impl Mode for Userspace {
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         self.write_settings();
-        let node = map.this_node().map(|node| &**node);
+        let node = map.this_node();
         let others = self.handover.other_processes();
         let handed_over = self.handover.differs(&others);
         self.others = others;

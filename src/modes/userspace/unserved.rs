@@ -27,7 +27,7 @@ impl Unserved {
 
     /// Returns why `family` is not served, if `map` has ServicePorts of `family`, and logs it once.
     pub(super) fn report(&mut self, family: Family, map: &ServiceMap) -> Option<String> {
-        let is_named = || map.iter().any(|port| port.name.family == family);
+        let is_named = || map.of_family(family).next().is_some();
         let why = self.why(family).filter(|_| is_named()).cloned();
         let text = why
             .as_ref()

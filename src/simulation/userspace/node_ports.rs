@@ -101,7 +101,7 @@ fn they_listen_in_both_families_whoever_noticed_the_change_first() {
             );
 
             tracker.apply([node()]);
-            node_ports.update(tracker.node().map(|node| &**node));
+            node_ports.update(tracker.node());
             let asked = PerFamily {
                 v4: Some(&full),
                 v6: Some(&nothing),

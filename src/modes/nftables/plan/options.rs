@@ -103,7 +103,7 @@ impl Options {
     ) -> Options {
         let of_family = |ip: &IpAddr| Family::of(ip) == family;
         let is_of_family = |network: &IpNet| of_family(&network.addr());
-        let node = map.this_node().map(|node| &**node);
+        let node = map.this_node();
         let networks = map.service_networks().iter().copied();
         let addresses = node.map(|node| &*node.addresses).unwrap_or_default();
         let mut addresses: Vec<IpAddr> = addresses.iter().copied().filter(of_family).collect();
