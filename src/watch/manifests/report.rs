@@ -28,7 +28,7 @@ pub(super) enum Report {
     /// Objects that the file does not have any more stay, because a part of it that
     /// names no object cannot be read.
     NotRemoved { file: OsString, objects: String },
-    /// Objects that stayed as they were are as the file says again.
+    /// Objects that had stayed as they were follow the file again.
     Over { file: OsString, objects: String },
     /// A file that was broken is good again.
     GoodAgain { file: OsString },
