@@ -41,7 +41,7 @@ impl LogOnce {
         !std::mem::take(&mut self.logged).is_empty()
     }
 
-    /// Forgets `message`, which holds no more. Returns true if it was logged.
+    /// Forgets `message`, which does not hold any more. Returns true if it was logged.
     pub fn is_over(&mut self, message: &str) -> bool {
         self.logged.remove(message)
     }

@@ -97,7 +97,7 @@ impl Authorizer {
     /// called on any runtime.
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why the request is not allowed.
     pub async fn authorize(
         &self,
         token: Option<&str>,

@@ -27,8 +27,7 @@ use crate::kernel::conntrack::flows::{Flow, Snapshot};
 /// takes from anywhere.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 
-/// From the first look to the second: longer than a client waits until it sends its SYN
-/// again.
+/// From the first lookup to the second: longer than a client waits until it sends its SYN again.
 const SECOND_LOOK: Duration = Duration::from_millis(1050);
 
 /// Maximum number of connections that are looked up at a time: of one endpoint, and of all.

@@ -10,8 +10,8 @@ pub(super) trait Released: fmt::Debug + Send + Sync {
     /// Is called when the process has closed the socket that the holder keeps under `number`.
     fn held(&self, number: u64);
 
-    /// Is called when the process does not need the holder's descriptor any more of the socket that
-    /// it was given under `number` on a `connection`.
+    /// Is called when the process does not need the socket any more that the holder gave it under
+    /// `number` on a `connection`.
     fn given(&self, connection: u64, number: u64);
 }
 

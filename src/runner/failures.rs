@@ -131,7 +131,7 @@ impl LoggedFailures {
         Arc::clone(self.families.get(family))
     }
 
-    /// Returns how many ServicePorts are not in force as asked.
+    /// Returns how many ServicePorts are not in force as requested.
     pub(super) fn service_ports(&self) -> usize {
         let families = self.families.iter();
         families.map(|(_, failures)| failures.ports.len()).sum()

@@ -19,8 +19,8 @@ pub struct Options {
     pub min_interval: Duration,
     /// Syncs that may follow each other at once after a quiet time; at least 1.
     pub burst: u32,
-    /// Longest time from one full sync to the next: `syncPeriod` of the mode.
-    /// The longest pause before what failed is tried again, too.
+    /// Longest time from one full sync to the next: `syncPeriod` of the mode. It is also the
+    /// longest pause before what failed is tried again.
     pub sync_period: Duration,
     /// Pause after a first failure; it doubles with each further one.
     pub retry: Duration,

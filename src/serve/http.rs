@@ -287,7 +287,7 @@ pub(super) async fn each_connection<L: Listener, F>(
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
-            // It listens no longer (accept(2)).
+            // It does not listen any more (accept(2)).
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
             Err(_) => {
                 tokio::time::sleep(ACCEPT_AGAIN).await;

@@ -30,7 +30,7 @@ use crate::{
 /// Name under which `/configz` shows the configuration: its API group.
 const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";
 
-/// Where metrics are.
+/// Path of the metrics.
 const METRICS: &str = "/metrics";
 
 /// The paths, sorted.

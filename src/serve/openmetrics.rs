@@ -16,8 +16,7 @@ use super::http::Answer;
 const MEDIA_TYPE: &str = "application/openmetrics-text";
 const VERSION: &str = "1.0.0";
 
-/// Returns the metrics as they are now, in the format that `accept` asks for, an `Accept`
-/// header.
+/// Returns the metrics as they are now, in the format that `accept`, an `Accept` header, requests.
 pub(super) fn answer(registry: &Registry, accept: &str) -> Answer {
     let families = registry.gather();
     let made = if is_preferred(accept) {

@@ -11,7 +11,7 @@ const MOST_PORTS: usize = 10;
 /// Why a ServicePort has no endpoint, usable or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
-    /// The Service has a selector: the control plane writes its EndpointSlices.
+    /// Whether the Service has a selector, so that the control plane writes its EndpointSlices.
     pub selector: bool,
     /// What is missing, so that there is no endpoint.
     pub missing: Missing,

@@ -32,11 +32,12 @@ pub struct Endpoint {
 pub struct Endpoints {
     /// All endpoints, usable or not.
     pub all: Box<[Endpoint]>,
-    /// Indices into `all`: where traffic with policy Cluster goes.
+    /// Indices into `all`: where traffic with policy Cluster goes; empty if there is no such
+    /// traffic.
     pub cluster: Box<[u32]>,
-    /// Indices into `all`: where traffic with policy Local goes.
+    /// Indices into `all`: where traffic with policy Local goes; empty if there is no such traffic.
     pub local: Box<[u32]>,
-    /// Indices into `all`: union of both, each where the policies need it.
+    /// Indices into `all`: the union of both.
     pub all_reachable: Box<[u32]>,
     /// Whether some endpoint in the cluster is usable, even if none on this node is.
     pub has_any: bool,

@@ -27,8 +27,8 @@ pub enum Event {
     Ejected(Ejected),
 }
 
-/// The endpoints of a Service that get no new connections for now, because those to
-/// them are not answered. Where that would leave none, they are used all the same.
+/// The endpoints of a Service that get no new connections for now, because connections to them are
+/// not answered. If that would leave none, they are used all the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ejected {
     /// Name of the Service to which the endpoints belong.

@@ -45,7 +45,7 @@ impl Namespaces {
         }
     }
 
-    /// Returns whether they are none.
+    /// Returns whether it is none.
     pub fn is_empty(&self) -> bool {
         *self == Namespaces::None
     }

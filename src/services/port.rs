@@ -119,7 +119,7 @@ impl ServicePort {
         lost.filter_map(|lost| lost.ip)
     }
 
-    /// Returns what the Service asks for under `tripod.proxy/`.
+    /// Returns what the Service requests under `tripod.proxy/`.
     pub fn preferences(&self) -> &Preferences {
         static NONE: Preferences = Preferences::NONE;
         self.preferences.as_deref().unwrap_or(&NONE)

@@ -17,7 +17,7 @@ use crate::net::{
     address::{is_special, is_unusable, parse_cidr, parse_ip},
 };
 
-/// Label by which a Service asks for another proxy than this one (KEP-2447).
+/// Label by which a Service requests another proxy than this one (KEP-2447).
 pub(super) const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 /// The API server's default for ClientIP affinity (`DefaultClientIPServiceAffinitySeconds`).

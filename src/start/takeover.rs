@@ -6,8 +6,8 @@
 //! ends.
 //!
 //! It does not matter which program left it, Tripod or kube-proxy, nor whether it is in the engine
-//! of the kernel in which this mode has its rules, or in the other one. What the mode that runs
-//! would install itself, it takes over by its own work.
+//! of the kernel in which this mode has its rules, or in the other one. What the running mode would
+//! install itself, it takes over in its own syncs.
 
 mod clearing;
 mod going_back;
@@ -224,7 +224,7 @@ impl<M: Mode> Mode for TakeOver<M> {
             let changes = asked.get(family);
             changes.is_some_and(|changes| changes.full) && matches!(outcome, Some(Ok(_)))
         };
-        // A family that never synced is not waited for: it has had [`GRACE`].
+        // A family that never synced is not waited for: it has had `GRACE`.
         let has_synced = |family| *self.families.get(family) != Synced::Not;
         let fully = outcomes.iter().all(|of| !has_synced(of.0) || full(of));
         if is_in_force

@@ -46,7 +46,8 @@ fn in_two(all: Vec<Said>) -> [Vec<Said>; 2] {
     [first, second]
 }
 
-/// Compares what the other side says with what was recorded. Returns what comes along.
+/// Compares what the other side says with what was recorded. Returns the descriptor that comes with
+/// it, if any.
 async fn hears(channel: &Channel, said: &Said) -> Option<OwnedFd> {
     let mut buffer = [0; LONGEST];
     let received = channel.receive(&mut buffer).await.expect(&said.what);

@@ -67,8 +67,8 @@ pub(super) type Pass = fn(&Work, waited: Duration) -> Option<Passed>;
 pub(super) struct Clearing(JoinHandle<Vec<StaleState>>);
 
 impl Clearing {
-    /// Begins. Where `work` has no stale state, those of `reappeared` that are
-    /// there are removed.
+    /// Begins to clear. If `work` has no stale state, removes the state in `reappeared` that is
+    /// there.
     pub(super) fn begin(work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Clearing {
         Clearing(tokio::spawn(clear_up(work, reappeared, pass)))
     }

@@ -86,8 +86,8 @@ impl StaleState {
         Ok(open)
     }
 
-    /// Returns whether the mode's stale state is there, apart from what `running` uses too, or
-    /// whether that is not known. Cheap.
+    /// Returns true if the mode's stale state is there, apart from what `running` uses too, or if
+    /// that is not known. Cheap.
     pub(super) async fn may_be_there(self, running: &Running) -> bool {
         let mode = match self {
             StaleState::Of(mode @ (ModeName::Ipvs | ModeName::Nftables)) if running.is(mode) => {

@@ -82,7 +82,7 @@ fn broken() -> SyncError {
     })
 }
 
-/// Each engine has something of kube-proxy's.
+/// Leaves chains of kube-proxy in each engine.
 fn leave_chains() {
     sh("iptables-nft -t nat -N KUBE-SVC-OLD; iptables-legacy -w -t nat -N KUBE-SVC-OLD");
 }
@@ -389,7 +389,8 @@ fn who_may_start_no_programs_ends_where_they_have_to_remove_rules() {
     }
 }
 
-/// As when a kube-proxy that ends beside this process wrote its rules after they were looked for.
+/// As when a kube-proxy that ends while this process runs wrote its rules after they were looked
+/// for.
 #[test]
 fn who_may_start_no_programs_ends_where_rules_came_while_others_were_removed() {
     in_namespace(|| {

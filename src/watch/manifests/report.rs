@@ -20,7 +20,7 @@ pub(super) enum Report {
     Unreadable {
         file: OsString,
         reason: String,
-        /// What it had stays in force.
+        /// Whether what it had stays in force.
         stays: bool,
     },
     /// Objects stay as they were because they are broken.
@@ -54,10 +54,10 @@ pub(super) enum Report {
     },
 }
 
-/// Names that a report has at most.
+/// Maximum number of names in a report.
 const NAMED: usize = 5;
 
-/// Returns the first of these names, and how many more there are; nothing of none.
+/// Returns the first of these names, and how many more there are; `None`: there are none.
 pub(super) fn first_of(names: impl IntoIterator<Item = impl fmt::Display>) -> Option<String> {
     let mut names = names.into_iter();
     let named: Vec<String> = names

@@ -98,7 +98,7 @@ impl Broken {
     }
 }
 
-/// Characters of a faulty line that a message repeats at most.
+/// Maximum number of characters of a faulty line that a message repeats.
 const LONGEST_QUOTE: usize = 60;
 
 /// Decodes what `seed` is for.
