@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 pub struct Backoff {
     first: Duration,
     longest: Duration,
-    /// From the next failure to the try after it.
+    /// Pause from the next failure to the try after it.
     pause: Duration,
     due: Option<Instant>,
 }
@@ -32,9 +32,9 @@ impl Backoff {
         self.due
     }
 
-    /// What failed before failed still, or again. A try that ran early, because
-    /// something else changed, leaves the one that is due where it is, so that a
-    /// storm does not stretch the pause.
+    /// Records that what failed before still fails, or fails again. A try that ran early, because
+    /// something else changed, does not put off the one that is due, so that a storm does not
+    /// stretch the pause.
     pub fn failed(&mut self, now: Instant) {
         if self.due.is_none_or(|due| due <= now) {
             self.due = Some(now + self.pause);
@@ -42,8 +42,8 @@ impl Backoff {
         }
     }
 
-    /// Something failed that did not before: it does not wait as long as what
-    /// has failed for a while.
+    /// Records that something failed that did not fail before: it does not wait as long as what has
+    /// failed for a while.
     pub fn failed_anew(&mut self, now: Instant) {
         self.pause = self.first;
         if self.due.is_some_and(|due| due > now + self.first) {

@@ -22,8 +22,8 @@ const MAX_FRACTION: usize = 15;
 /// Reads a duration.
 ///
 /// # Errors
-/// With what is wrong and an example, for anything else, for negative and for
-/// overlong durations.
+/// For anything else, and for durations that are negative or too long: says what is wrong, with an
+/// example.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong = |what: &str| format!("{what}; write it like 250ms, 30s or 1h15m");
     if text == "0" {
@@ -101,7 +101,7 @@ pub fn format(duration: Duration) -> String {
     }
 }
 
-/// `nanos` in units of `unit` nanoseconds, a power of ten.
+/// Returns `nanos` as a decimal number in units of `unit` nanoseconds, a power of ten.
 fn decimal(nanos: u128, unit: u128) -> String {
     let digits = unit.ilog10() as usize;
     let fraction = format!("{:0digits$}", nanos % unit);

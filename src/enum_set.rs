@@ -7,7 +7,7 @@ pub trait Variants: Copy + fmt::Debug + Eq + Hash + 'static {
     /// All variants, in the order in which they are declared.
     const ALL: &'static [Self];
 
-    /// Returns the place of the variant in that order.
+    /// Returns the index of the variant in that order, from 0.
     fn place(self) -> u32;
 }
 
@@ -41,7 +41,7 @@ impl<T: Variants> EnumSet<T> {
         self.bits |= 1 << variant.place();
     }
 
-    /// Returns whether `variant` is among them.
+    /// Returns whether `variant` is in the set.
     pub fn contains(self, variant: T) -> bool {
         self.bits & (1 << variant.place()) != 0
     }
@@ -53,17 +53,17 @@ impl<T: Variants> EnumSet<T> {
         EnumSet::of_bits(self.bits & !gone.bits)
     }
 
-    /// Returns those that are in both.
+    /// Returns the variants that are in both sets.
     pub fn and(self, other: EnumSet<T>) -> EnumSet<T> {
         EnumSet::of_bits(self.bits & other.bits)
     }
 
-    /// Returns those that are in either.
+    /// Returns the variants that are in either set.
     pub fn or(self, other: EnumSet<T>) -> EnumSet<T> {
         EnumSet::of_bits(self.bits | other.bits)
     }
 
-    /// Returns whether all of `other` are among these.
+    /// Returns whether all variants of `other` are in this set.
     pub fn covers(self, other: EnumSet<T>) -> bool {
         self.and(other) == other
     }

@@ -3,7 +3,7 @@
 //! Data flows one way: [`watch`] → [`services`] → [`modes`] → [`kernel`].
 //! `ARCHITECTURE.md` has the map and the flow of one Service through the code.
 
-// What the library's tests share with those of `tests/` names it as they do.
+// Code that the library's tests share with those of `tests/` refers to the library by this name.
 #[cfg(test)]
 extern crate self as tripod;
 

@@ -1,4 +1,4 @@
-//! The log: one line an event, on standard error.
+//! The log: one line per event, on standard error.
 
 use std::{
     fmt::{self, Write as _},
@@ -28,9 +28,8 @@ pub enum Format {
     /// Time, level, message, `key=value`.
     #[default]
     Text,
-    /// An object with the keys of Kubernetes' JSON log: `ts` (milliseconds since
-    /// 1970), `msg`, `v` (verbosity), `caller`, and what belongs to the event;
-    /// `level` besides.
+    /// An object with the keys of Kubernetes' JSON log: `ts` (milliseconds since 1970), `msg`, `v`
+    /// (verbosity), `caller`, and the fields of the event; in addition `level`.
     Json,
 }
 
@@ -69,15 +68,15 @@ fn filter(verbosity: u8) -> Targets {
         2 | 3 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    // What libraries have to say below a warning is about their inner workings,
-    // and at its most talkative about what goes over the wire.
+    // Below warnings, libraries log how they work inside, and at the most verbose level all that
+    // they send and receive.
     let others = match verbosity {
         0..=5 => LevelFilter::WARN,
         6 | 7 => LevelFilter::INFO,
         _ => LevelFilter::DEBUG,
     };
-    // It warns of each connection whose certificate is not verified; that it is
-    // not is logged once when the credentials are read.
+    // kube's client warns at each connection whose certificate is not verified; Tripod logs that
+    // once, when it reads the credentials.
     let tls = match others {
         LevelFilter::WARN => LevelFilter::ERROR,
         others => others,
@@ -121,7 +120,8 @@ fn text(writer: &mut Writer<'_>, event: &Event<'_>, now: SystemTime) -> fmt::Res
     escaped(writer, &line.fields)
 }
 
-/// Control characters would begin a line, or command the reader's terminal.
+/// Writes `text` with control characters escaped: they would begin a line, or control the reader's
+/// terminal.
 fn escaped(writer: &mut Writer<'_>, text: &str) -> fmt::Result {
     for c in text.chars() {
         match c {
@@ -213,7 +213,7 @@ impl Visit for JsonLine {
     }
 }
 
-/// What is logged, for tests.
+/// Captures what is logged, for tests.
 #[cfg(test)]
 mod captured {
     use std::sync::{Arc, Mutex};

@@ -41,7 +41,7 @@ impl LogOnce {
         !std::mem::take(&mut self.logged).is_empty()
     }
 
-    /// Forgets `message`, which holds no more. Returns true if it was logged.
+    /// Forgets `message`, which does not hold any more. Returns true if it was logged.
     pub fn is_over(&mut self, message: &str) -> bool {
         self.logged.remove(message)
     }
@@ -77,7 +77,7 @@ impl LogOnce {
 /// for a minute, so that what comes and goes does not fill the log.
 #[derive(Debug, Default)]
 pub struct LoggedFlag {
-    /// When it last happened, as [`now`] has it; 0: it was not logged, or is over.
+    /// When it last happened, in seconds as [`now`] returns them; 0: it was not logged, or is over.
     last: AtomicU64,
 }
 
@@ -91,15 +91,15 @@ fn now() -> u64 {
 }
 
 impl LoggedFlag {
-    /// Records that it happens. Returns true if that is to be logged: for the first time, and
-    /// when it was over.
+    /// Records that it happens. Returns true if that is to be logged: the first time, and the first
+    /// time after it was over.
     pub fn is_first(&self) -> bool {
         self.happens(now())
     }
 
     /// Records that it does not happen now. Returns true once when it is over.
     pub fn is_over(&self) -> bool {
-        // Asked for each connection: mostly there is nothing to compare with the time.
+        // Called for each connection: mostly there is nothing to compare with the time.
         self.last.load(Relaxed) != 0 && self.ends(now())
     }
 

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 pub struct Trouble {
     /// The time at which it began.
     pub since: SystemTime,
-    /// The reason, as it was last.
+    /// The latest reason.
     pub why: String,
 }
 

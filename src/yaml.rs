@@ -1,4 +1,4 @@
-//! How YAML of others is read: within limits that follow from its length.
+//! Limits within which YAML of others is read; they follow from its length.
 
 use serde_saphyr::Options;
 

@@ -17,7 +17,7 @@ pub(super) struct Cache<T> {
 }
 
 impl<T: Clone> Cache<T> {
-    /// Keeps at most `most` answers, each for `time_to_live`.
+    /// Returns a cache that keeps at most `most` answers, each for `time_to_live`.
     pub(super) fn new(most: usize, time_to_live: Duration) -> Cache<T> {
         Cache {
             most,
@@ -32,8 +32,8 @@ impl<T: Clone> Cache<T> {
         (*ends > Instant::now()).then(|| answer.clone())
     }
 
-    /// Keeps `answer` about `key`. Where there is no room, the answer that would have
-    /// ended first goes.
+    /// Keeps `answer` about `key`. If there is no room, removes the answer that would have ended
+    /// first.
     pub(super) fn put(&mut self, key: Key, answer: T) {
         let now = Instant::now();
         if self.answers.len() >= self.most && !self.answers.contains_key(&key) {

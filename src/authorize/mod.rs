@@ -1,6 +1,6 @@
-//! Who may read what this process serves. The API server is asked, by TokenReview for
-//! whom a token stands and by SubjectAccessReview for what that one may do, as the
-//! kubelet and kube-rbac-proxy do it. Where there is no answer, nobody may.
+//! Decides who may read what this process serves. The API server is asked, as the kubelet and
+//! kube-rbac-proxy do it: by TokenReview whose a token is, and by SubjectAccessReview what that
+//! user may do. Without an answer, nobody may read.
 
 mod cache;
 mod review;
@@ -18,25 +18,25 @@ use self::{
 use crate::{api_client::Access, log_once::LogOnce};
 
 /// How long answers count: the kubelet's defaults (`authentication.webhook.cacheTTL`,
-/// `authorization.webhook.cacheAuthorizedTTL` and `.cacheUnauthorizedTTL`). Of a token
-/// that is nobody's the last one, which the kubelet has not.
+/// `authorization.webhook.cacheAuthorizedTTL` and `.cacheUnauthorizedTTL`). The last one also
+/// applies to a token that is nobody's, for which the kubelet has none.
 const KNOWN: Duration = Duration::from_mins(2);
 const ALLOWED: Duration = Duration::from_mins(5);
 const REFUSED: Duration = Duration::from_secs(30);
 
-/// Answers of each kind that are kept. Those that refuse are apart: what is sent
-/// without a valid token displaces nothing of those who may.
+/// Maximum number of answers of each kind that are kept. Refusals are kept apart: requests without
+/// a valid token displace no answers about those who may read.
 const MOST: usize = 256;
 
-/// Questions that are under way at once.
+/// Maximum number of questions that are under way at once.
 const AT_ONCE: usize = 8;
 
-/// Questions a second, and how many before that holds. They have a limit of their own:
-/// whoever sends tokens here keeps Services from being followed otherwise.
+/// Questions per second, and how many may exceed that in a burst. They have a limit of their own:
+/// otherwise whoever sends tokens here could keep Services from being followed.
 const RATE: f32 = 20.0;
 const BURST: u32 = 40;
 
-/// Longest token: that of a head of a request.
+/// Maximum length of a token in bytes: that of the head of a request.
 const LONGEST_TOKEN: usize = 16 << 10;
 
 /// Asks the API server who may read.
@@ -44,7 +44,7 @@ pub struct Authorizer(Arc<Shared>);
 
 struct Shared {
     access: Access,
-    /// Questions are asked here, beside all else that the API server is asked.
+    /// The runtime on which questions are asked, as are all other requests to the API server.
     runtime: Handle,
     turns: Arc<Semaphore>,
     users: Mutex<Cache<Arc<User>>>,
@@ -60,7 +60,7 @@ pub enum Refusal {
     /// There is no token, or it is nobody's.
     #[error("a bearer token is needed that the API server knows")]
     Unknown,
-    /// The owner of the token has not the right.
+    /// The owner of the token does not have the right.
     #[error(
         "{user} may not {verb} {path}: a ClusterRole with these as verbs and nonResourceURLs \
          allows it"
@@ -68,9 +68,9 @@ pub enum Refusal {
     Forbidden {
         /// Name of the user.
         user: String,
-        /// What was to be done.
+        /// The verb of the request.
         verb: String,
-        /// The path of the URL that was asked for.
+        /// The path of the URL that was requested.
         path: String,
     },
     /// It is not known whether it is allowed.
@@ -79,7 +79,7 @@ pub enum Refusal {
 }
 
 impl Authorizer {
-    /// Asks through `access`, on the runtime that this is called on.
+    /// Returns an authorizer that asks through `access`, on the runtime that this is called on.
     pub fn new(access: &Access) -> Authorizer {
         Authorizer(Arc::new(Shared {
             access: access.with_rate(RATE, BURST),
@@ -93,11 +93,11 @@ impl Authorizer {
         }))
     }
 
-    /// Returns when the owner of `token` may do `verb` to `path`. It may be called on any
-    /// runtime.
+    /// Returns `Ok` once it is known that the owner of `token` may do `verb` to `path`. It may be
+    /// called on any runtime.
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why the request is not allowed.
     pub async fn authorize(
         &self,
         token: Option<&str>,
@@ -161,8 +161,8 @@ impl Authorizer {
         self.known_or_asked(known, ask).await
     }
 
-    /// Returns what is `known`, or the answer to `ask`, which goes on when this is
-    /// dropped: who comes again finds the answer.
+    /// Returns what is `known`, or the answer to `ask`, which goes on when this is dropped: a later
+    /// request finds the answer.
     async fn known_or_asked<T: Send + 'static>(
         &self,
         known: impl Fn() -> Option<T>,

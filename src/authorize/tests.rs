@@ -16,7 +16,7 @@ use super::*;
 /// How long the server takes for an answer.
 const SLOW: Duration = Duration::from_millis(100);
 
-/// What the server was asked, and how it fares.
+/// What the server was asked, and how it answers.
 #[derive(Default)]
 struct Server {
     token_reviews: AtomicU32,
@@ -177,7 +177,7 @@ async fn questions_are_bounded_and_asked_once() {
     for task in many(|_| "reader".to_owned()) {
         assert_eq!(task.await.unwrap(), Ok(()));
     }
-    // As many as are under way at once ask the same.
+    // No more than can be under way at once ask the same.
     let most = u32::try_from(AT_ONCE).unwrap();
     let (tokens, rights) = server.asked();
     assert!(tokens <= most && rights <= most, "{tokens} {rights}");

@@ -8,10 +8,11 @@ use nix::unistd::geteuid;
 /// A set of capabilities of a thread, such as those that it keeps.
 pub(super) type Capabilities = HashSet<Capability>;
 
-/// Takes all but `kept` from every set of this thread. Returns what could not be done.
+/// Removes all capabilities except `kept` from every set of this thread. Returns what could not be
+/// done.
 ///
-/// What is left is inheritable and ambient, too: programs that are started have it then
-/// also where the user is not root, or has it from the file of this program alone.
+/// What is left is inheritable and ambient, too: programs that are started then have it even if the
+/// user is not root, or has it only from the file of this program.
 pub(super) fn keep(kept: &Capabilities) -> Vec<String> {
     let mut failures = Vec::new();
     let mut note = |what: &str, done: Result<(), CapsError>| {
@@ -19,8 +20,8 @@ pub(super) fn keep(kept: &Capabilities) -> Vec<String> {
             failures.push(format!("{what} capabilities: {error}"));
         }
     };
-    // First, since it takes CAP_SETPCAP. Without that it stays as it is, and gives nothing
-    // where new privileges cannot be had.
+    // First, since it takes CAP_SETPCAP. Without that the set stays as it is, which grants nothing
+    // where no new privileges can be gained.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
         note("bounding", bound(kept));
     }
@@ -37,7 +38,7 @@ pub(super) fn keep(kept: &Capabilities) -> Vec<String> {
     note("inheritable", caps::set(None, CapSet::Inheritable, &left));
     note("permitted", caps::set(None, CapSet::Permitted, &left));
     let ambient = caps::set(None, CapSet::Ambient, &left);
-    // Root's programs have them without.
+    // Programs of root get them without the ambient set.
     if !geteuid().is_root() {
         note("ambient", ambient);
     }
@@ -51,7 +52,7 @@ fn bound(kept: &Capabilities) -> Result<(), CapsError> {
     Ok(())
 }
 
-/// Returns the names of those that this thread has, in the order of the alphabet.
+/// Returns the names of the capabilities that this thread has, in alphabetical order.
 pub(super) fn words() -> String {
     let effective = match caps::read(None, CapSet::Effective) {
         Ok(effective) => effective,
@@ -93,7 +94,7 @@ mod tests {
                 assert!(status.contains(&line), "{line} in:\n{status}");
             }
         }
-        // They cannot be had again.
+        // They cannot be regained.
         let more = Capabilities::from([Capability::CAP_SYS_ADMIN]);
         assert!(caps::set(None, CapSet::Permitted, &more).is_err());
         // What is not there is no failure.

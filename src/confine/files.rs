@@ -1,5 +1,5 @@
-//! The files that the settings name, and which of them take a capability, because they are not
-//! this user's.
+//! The files that the settings name, and which of them take a capability because they do not belong
+//! to this user.
 
 use std::{
     fs,
@@ -13,11 +13,11 @@ use nix::unistd::geteuid;
 /// The files that the settings name.
 #[derive(Clone, Debug, Default)]
 pub struct Files<'a> {
-    /// Those that are read, also later.
+    /// Files that are read, also later.
     pub read: Vec<PathBuf>,
-    /// Those that are written, and made where there are none.
+    /// Files that are written, and created if they do not exist.
     pub written: Vec<&'a Path>,
-    /// Unix sockets that are made, or connected to.
+    /// Unix sockets that are created, or connected to.
     pub sockets: Vec<&'a Path>,
 }
 
@@ -35,15 +35,15 @@ impl Files<'_> {
     }
 }
 
-/// Returns whether the file, or the lowest folder on its way that there is, is another
-/// user's than `user`, or is in a folder of one that does not let everybody pass.
+/// Returns whether the file, or the lowest existing folder on its path, belongs to another user
+/// than `user`, or is below a folder of another user that not everybody may search.
 fn is_of_another(path: &Path, user: u32) -> bool {
     let found = path.ancestors().find_map(|path| match path.as_os_str() {
         path if path.is_empty() => fs::canonicalize(".").ok(),
         _ => fs::canonicalize(path).ok(),
     });
     let Some(found) = found else {
-        // It may be there, behind a folder that cannot be passed.
+        // It may be there, below a folder that this user may not search.
         return true;
     };
     let of_another = |path: &Path| match fs::metadata(path) {

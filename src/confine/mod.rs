@@ -63,8 +63,8 @@ pub enum Task {
     Hold,
 }
 
-/// What a process that serves does beside reading objects and asking the kernel, by its mode, its
-/// settings and the state of its node.
+/// What a process that serves does apart from reading objects and configuring the kernel, by its
+/// mode, its settings and the state of its node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Serving {
     /// Whether it may have to start programs.
@@ -77,10 +77,10 @@ pub struct Serving {
     pub watches_files: bool,
 }
 
-/// Confines this thread, and the threads and programs that it starts from now on, to
-/// what `task` needs. Capabilities that cannot be given away are logged, and kept: the process
-/// may not have been given what that takes. Returns what else `confinement` asks for and this
-/// kernel refuses, each with the remedy.
+/// Confines this thread, and the threads and programs that it starts from now on, to what `task`
+/// needs. Capabilities that cannot be given away are logged, and kept: the process may lack what
+/// that takes. Returns what else `confinement` requires and this kernel refuses, each with the
+/// remedy.
 #[must_use]
 pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) -> Vec<String> {
     let mut refused = Vec::new();
@@ -95,7 +95,7 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) -> Vec<S
     kept.extend(files.needed());
     failures.extend(capabilities::keep(&kept));
     if task != Task::Start {
-        // The calls that Landlock takes are none that the filter allows.
+        // Before the filter, which does not allow the calls that Landlock takes.
         if confinement == Confinement::Files
             && let Err(error) = reach::restrict(files)
         {
@@ -136,7 +136,7 @@ fn needed(task: Task) -> Capabilities {
     words.into_iter().collect()
 }
 
-/// What serves Services, in any mode.
+/// Capabilities for serving Services, in any mode.
 const SERVING: &[Capability] = &[
     // Rules, routes, addresses, IPVS, ipset, conntrack; `/proc/sys/net`, also for others
     // than root (`net_ctl_permissions` in `net/sysctl_net.c`).
@@ -148,7 +148,7 @@ const SERVING: &[Capability] = &[
     Capability::CAP_NET_BIND_SERVICE,
 ];
 
-/// What is done before the mode is known.
+/// Capabilities for what is done before the mode is known.
 const STARTING: &[Capability] = &[
     // A network namespace to try things in.
     Capability::CAP_SYS_ADMIN,

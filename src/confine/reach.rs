@@ -1,10 +1,10 @@
-//! Which files this process and the programs that it starts can reach, by Landlock
-//! (`landlock(7)`, `Documentation/userspace-api/landlock.rst`): whoever takes the process over
-//! reads no secrets of the node and of its pods, and writes nothing that others run.
+//! Which files this process and the programs that it starts can reach, by Landlock (`landlock(7)`,
+//! `Documentation/userspace-api/landlock.rst`): an attacker who controls the process reads no
+//! secrets of the node and of its pods, and writes nothing that others run.
 //!
-//! A rule is of a file or folder as it is now, not of its name. So what is replaced by
-//! another file of the same name, as the kubelet does with what is mounted in a pod, is
-//! reached by the folder that it is in.
+//! A rule applies to a file or folder as it is now, not to its name. So a file that is replaced by
+//! another one of the same name, as the kubelet replaces what is mounted in a pod, is reached
+//! through the folder that it is in.
 
 use std::{
     collections::BTreeSet,
@@ -20,11 +20,11 @@ use landlock::{
 
 use super::Files;
 
-/// What is known of Landlock here; of an older kernel's what there is counts. The later ones
-/// limit unix sockets by path, which other programs of the node are reached by.
+/// The version of Landlock that is used; with an older kernel, as much of it as that has. Later
+/// versions limit unix sockets by path, by which other programs of the node are reached.
 const VERSION: ABI = ABI::V5;
 
-/// Programs, and what they load and read on their way.
+/// Programs, and what they load and read when they start.
 const PROGRAMS: &[&str] = &[
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
 ];
@@ -58,13 +58,13 @@ const SETTINGS: &[&str] = &[
     "/etc/xtables",
 ];
 
-/// Replaced by others' programs in the folder where a link leads (systemd-resolved).
+/// A link to a file that programs of others replace in its folder (systemd-resolved).
 const RESOLVER: &str = "/etc/resolv.conf";
 
-/// What the kernel tells.
+/// Where the state of the kernel is read.
 const KERNEL: &[&str] = &["/proc", "/sys"];
 
-/// What of the kernel is set: its networking, and the size of conntrack's table.
+/// Settings of the kernel that are written: its networking, and the size of conntrack's table.
 const SET: &[&str] = &[
     "/proc/sys/net",
     "/sys/module/nf_conntrack/parameters/hashsize",
@@ -74,8 +74,8 @@ const SET: &[&str] = &[
 /// Devices that are read.
 const DEVICES: &[&str] = &["/dev/urandom", "/dev/random", "/dev/zero"];
 
-/// Confines this thread, and those and the programs that it starts, to what serves and to
-/// `files`.
+/// Confines this thread, and the threads and programs that it starts, to the files that serving
+/// takes and to `files`.
 ///
 /// # Errors
 /// When this kernel has no Landlock, or it is switched off: with what to do about it.
@@ -95,7 +95,7 @@ pub(super) fn restrict(files: &Files<'_>) -> Result<(), String> {
     }
 }
 
-/// Makes an empty file where there is none: in its folder none may be made later.
+/// Creates an empty file if there is none: later none may be created in its folder.
 fn make(path: &Path) -> io::Result<()> {
     let mut open = fs::OpenOptions::new();
     open.append(true).create(true).mode(0o600);
@@ -134,12 +134,12 @@ fn rules(files: &Files<'_>) -> Result<RulesetCreated, RulesetError> {
 fn folders_of_programs() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path);
-    // "." among them would have the whole of the working folder run.
+    // "." among them would allow running everything in the working folder.
     folders.filter(|folder| folder.is_absolute()).collect()
 }
 
-/// Returns what is to be read because the settings name it: folders as they are, files by the
-/// folders that they are in, those of a link and those of what it leads to.
+/// Returns what may be read because the settings name it: folders themselves, and for files the
+/// folders that they are in, both that of a link and that of its target.
 fn read(files: &Files<'_>) -> BTreeSet<PathBuf> {
     let resolver = Path::new(RESOLVER);
     let named = files.read.iter().map(PathBuf::as_path);
@@ -154,8 +154,8 @@ fn read(files: &Files<'_>) -> BTreeSet<PathBuf> {
     all
 }
 
-/// Returns the folder that `path` is, or is in. One at the root of the file system would be all
-/// that there is: then it is `path` alone.
+/// Returns the folder that `path` is, or is in. The root of the file system would be everything:
+/// for a file there, returns `path` alone.
 fn with_siblings(path: &Path) -> PathBuf {
     let folder = match path.parent() {
         _ if path.is_dir() => path,
@@ -167,7 +167,7 @@ fn with_siblings(path: &Path) -> PathBuf {
     if is_root { path } else { folder }.to_owned()
 }
 
-/// Returns the folder of `path`, or the lowest above that there is: the others are made.
+/// Returns the folder of `path`, or the lowest existing one above it: the others are created.
 fn existing_folder(path: &Path) -> &Path {
     let mut above = path.ancestors().skip(1);
     above.find(|folder| folder.is_dir()).unwrap_or(path)
@@ -188,9 +188,9 @@ fn allow(
         access & AccessFs::from_file(VERSION)
     };
     let rules = rules.add_rule(PathBeneath::new(&opened, access))?;
-    // Below /proc a name leads to another inode, which has no rule, as soon as the kernel has
-    // forgotten the name (`proc_sys_make_inode` in `fs/proc/proc_sysctl.c`): what is open it
-    // does not forget.
+    // Below /proc a name refers to another inode, which has no rule, as soon as the kernel has
+    // forgotten the name (`proc_sys_make_inode` in `fs/proc/proc_sysctl.c`): it does not forget a
+    // name that is open.
     if path.starts_with("/proc/") {
         std::mem::forget(opened);
     }

@@ -1,4 +1,4 @@
-//! What connections say of endpoints. Pure: it is given the time and what the kernel said.
+//! What connections say of endpoints. Pure: it is given the time and what the kernel reports.
 //!
 //! A connection is looked up a quarter of a second after it began, and once more a second
 //! later unless it was answered by then:
@@ -27,15 +27,14 @@ use crate::kernel::conntrack::flows::{Flow, Snapshot};
 /// takes from anywhere.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 
-/// From the first look to the second: longer than a client waits until it sends its SYN
-/// again.
+/// From the first lookup to the second: longer than a client waits until it sends its SYN again.
 const SECOND_LOOK: Duration = Duration::from_millis(1050);
 
-/// Connections of one endpoint that are looked up at a time, and of all.
+/// Maximum number of connections that are looked up at a time: of one endpoint, and of all.
 const OF_ENDPOINT: usize = 8;
 const OF_ALL: usize = 512;
 
-/// Signs of failure that eject an endpoint.
+/// Number of signs of failure that eject an endpoint.
 const ENOUGH: u32 = 2;
 
 /// How long the first ejection lasts; each further one in a row lasts twice as long.
@@ -56,11 +55,11 @@ pub struct Evidence {
 /// What is known of one endpoint.
 #[derive(Debug, Default)]
 struct Known {
-    /// Its connections that are to be looked up.
+    /// Number of its connections that are to be looked up.
     asked: usize,
-    /// Signs of failure since it answered.
+    /// Number of signs of failure since it answered.
     failures: u32,
-    /// When the last connection began that it answered.
+    /// When the last connection began that it answered; `None`: none.
     answered: Option<Instant>,
     ejection: Option<Ejection>,
 }
@@ -69,7 +68,7 @@ struct Known {
 struct Ejection {
     until: Instant,
     length: Duration,
-    /// Its time is over, and it gets connections again.
+    /// Whether its time is over, and the endpoint gets connections again.
     is_over: bool,
 }
 
@@ -79,10 +78,10 @@ pub struct Asked {
     flow: Flow,
     began: Instant,
     due: Instant,
-    /// What the first look found of when the entry ends.
+    /// Seconds until the entry would expire, as the first lookup found.
     expired_in: Option<u32>,
     is_first: bool,
-    /// A reset was the only answer.
+    /// Whether a reset was the only answer.
     refused: bool,
 }
 
@@ -107,7 +106,7 @@ impl Asked {
 }
 
 impl Evidence {
-    /// A connection to a watched endpoint began.
+    /// Records that a connection to a watched endpoint began.
     pub fn began(&mut self, flow: Flow, now: Instant) {
         let known = self.endpoints.entry(flow.reply.source).or_default();
         if known.asked >= OF_ENDPOINT || self.first.len() + self.second.len() >= OF_ALL {
@@ -124,7 +123,7 @@ impl Evidence {
         });
     }
 
-    /// A reset, the only answer, ended the entry of a connection.
+    /// Records that a reset, the only answer, ended the entry of a connection.
     pub fn refused(&mut self, flow: &Flow) {
         let mut asked = self.first.iter_mut().chain(&mut self.second);
         if let Some(asked) = asked.find(|asked| asked.flow.is_same(flow)) {
@@ -141,8 +140,8 @@ impl Evidence {
         looks.chain(ends.map(|ejection| ejection.until)).min()
     }
 
-    /// Returns a connection that is to be looked up by `now`; `None`: there is none left.
-    /// By then ejections whose time is over have ended.
+    /// Returns a connection that is to be looked up by `now`; `None`: there is none left, and
+    /// ejections whose time is over have ended.
     pub fn next(&mut self, now: Instant) -> Option<Asked> {
         for queue in [&mut self.first, &mut self.second] {
             if queue.front().is_some_and(|asked| asked.due <= now) {
@@ -166,8 +165,8 @@ impl Evidence {
         None
     }
 
-    /// Takes what the kernel said of a connection; `None`: it has none such any more.
-    /// Returns the endpoint if it is ejected for that.
+    /// Records what the kernel reports of a connection; `None`: it has no entry for it any more.
+    /// Returns the endpoint if it is ejected because of that.
     pub fn found(
         &mut self,
         mut asked: Asked,
@@ -175,7 +174,7 @@ impl Evidence {
         now: Instant,
     ) -> Option<Verdict> {
         let endpoint = asked.endpoint();
-        // It may be watched no longer.
+        // The endpoint may not be watched any more.
         let known = self.endpoints.get_mut(&endpoint)?;
         let signs = match found {
             Some(found) if found.state.is_answered() => {
@@ -190,7 +189,8 @@ impl Evidence {
                 self.second.push_back(asked);
                 return None;
             }
-            // A second later it would end a second sooner.
+            // The client has sent again: otherwise the entry would expire sooner than at the first
+            // lookup.
             Some(found) if found.expires_in.is_some() && found.expires_in >= asked.expired_in => {
                 ENOUGH
             }
@@ -206,7 +206,7 @@ impl Evidence {
         Some(Verdict { endpoint, length })
     }
 
-    /// What became of a connection could not be found out.
+    /// Records that it could not be found out what became of a connection.
     pub fn dropped(&mut self, asked: &Asked) {
         if let Some(known) = self.endpoints.get_mut(&asked.endpoint()) {
             known.asked = known.asked.saturating_sub(1);
@@ -232,7 +232,7 @@ impl Evidence {
 }
 
 impl Known {
-    /// It answered a connection that began then.
+    /// Records that it answered a connection that began at `began`.
     fn answers(&mut self, began: Instant) {
         self.answered = self.answered.max(Some(began));
         self.failures = 0;
@@ -241,15 +241,15 @@ impl Known {
         }
     }
 
-    /// It failed a connection that began then. Returns for how long it is ejected for that,
-    /// if it is.
+    /// Records that it failed a connection that began at `began`. Returns for how long it is
+    /// ejected because of that, if it is.
     fn fails(&mut self, began: Instant, signs: u32, now: Instant) -> Option<Duration> {
         let is_ejected = self.ejection.is_some_and(|ejection| !ejection.is_over);
         if is_ejected || self.answered.is_some_and(|answered| answered >= began) {
             return None;
         }
         self.failures += signs;
-        // One that is tried again has failed before.
+        // An endpoint that is tried again after an ejection fails with the first sign.
         if self.failures < ENOUGH && self.ejection.is_none() {
             return None;
         }

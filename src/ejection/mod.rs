@@ -1,10 +1,9 @@
-//! Endpoints that do not answer get no new connections for a while, in the modes in which
-//! the kernel carries them and for the Services that ask for it (`tripod.proxy/eject`).
+//! Endpoints that do not answer get no new connections for a while, in the modes in which the
+//! kernel forwards connections and for the Services that request it (`tripod.proxy/eject`).
 //!
-//! The kernel notifies of each new connection. Of those that go to a watched endpoint some
-//! are looked up twice (`evidence`), and what follows from them goes to the service map
-//! as an event, as if an object of the cluster had changed. While no Service asks for it,
-//! nothing is subscribed to.
+//! The kernel notifies of each new connection. Of those that go to a watched endpoint some are
+//! looked up twice (`evidence`), and what follows from them goes to the service map as an event, as
+//! if an object of the cluster had changed. While no Service requests it, nothing is subscribed to.
 
 mod evidence;
 mod watched;
@@ -51,11 +50,11 @@ use crate::{
 /// (`Documentation/networking/nf_conntrack-sysctl.rst`).
 const NOTIFIES: &str = "net/netfilter/nf_conntrack_events";
 
-/// Pauses between two tries to have notifications that could not be had.
+/// The first and the longest pause before subscribing is tried again after a failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Batches that may wait for the runner.
+/// Maximum number of batches that wait for the runner.
 const WAITING: usize = 16;
 
 /// What tells this part of the process which endpoints to watch: a follower of syncs.
@@ -65,7 +64,7 @@ pub struct Follower(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     watched: Mutex<Watched>,
-    /// Other endpoints are to be watched.
+    /// Notified when other endpoints are to be watched.
     changed: Notify,
 }
 
@@ -77,7 +76,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers them.
+    /// Registers the metrics with `registry`.
     ///
     /// # Errors
     /// When a name is taken.
@@ -99,9 +98,9 @@ impl Metrics {
     }
 }
 
-/// Watches endpoints, and adds what follows to the `batches` of the cluster. Returns the
-/// batches for the runner, and what follows its syncs. Where the kernel does not say what
-/// becomes of connections, `recorder` posts that for each Service that asks.
+/// Watches endpoints, and adds what follows to the `batches` of the cluster. Returns the batches
+/// for the runner, and what follows its syncs. If the kernel does not report what becomes of
+/// connections, that is posted to `recorder` for each Service that requests ejection.
 pub fn begin(
     batches: Receiver<Batch>,
     metrics: Metrics,
@@ -132,7 +131,7 @@ impl AfterSync for Follower {
     }
 }
 
-/// The kernel's notifications of new connections, and what asks about them.
+/// The kernel's notifications of new connections, and the socket for looking them up.
 struct Kernel {
     events: Events,
     socket: Socket,
@@ -143,8 +142,8 @@ struct Ejector {
     evidence: Evidence,
     /// `None`: nothing is watched, or the kernel has no notifications.
     kernel: Option<Kernel>,
-    /// When to ask for notifications again that could not be had: a limit of descriptors or
-    /// a setting of the kernel may be another one then.
+    /// When to try again to subscribe: the limit of descriptors or a setting of the kernel may have
+    /// changed by then.
     opening: Backoff,
     logged: LogOnce,
     /// What was last reported as ejected, by Service.
@@ -179,14 +178,14 @@ impl Ejector {
         }
     }
 
-    /// Other endpoints are to be watched.
+    /// Watches the endpoints that are to be watched now.
     fn watch(&mut self) {
         let watched = self.shared.watched.lock();
         self.evidence.retain(|endpoint| watched.has(endpoint));
         if watched.is_empty() {
             self.kernel = None;
             self.opening.succeeded();
-            // No Service asks for it, so that there is nothing to say of its being over.
+            // No Service requests it any more, so nothing is logged about the end of a failure.
             self.logged.end();
             return;
         }
@@ -212,7 +211,7 @@ impl Ejector {
                     }
                     current.push(message);
                 }
-                // A Service that asks no more is logged anew when it does again.
+                // A Service that stops requesting it is logged anew when it requests it again.
                 self.logged.replace(current);
             }
         }
@@ -228,7 +227,7 @@ impl Ejector {
         let read = kernel.events.drain(|event| {
             let flow = event.flow;
             let endpoint = flow.reply.source;
-            // Who calls the endpoint itself may be kept from it by a rule for that.
+            // A client that calls the endpoint directly may be kept from it by a rule for that.
             let is_through_service = flow.original.destination != endpoint;
             if flow.protocol != flows::TCP || !is_through_service || !watched.has(&endpoint) {
                 return;
@@ -315,7 +314,7 @@ impl Ejector {
 }
 
 impl Kernel {
-    /// Subscribes. The error says why not, and what to do.
+    /// Subscribes to notifications. The error says why it cannot, and what to do.
     fn open() -> Result<Kernel, String> {
         if sysctl::read(NOTIFIES).is_ok_and(|value| value.trim() == "0") {
             return Err(format!("{NOTIFIES} is 0; set it to 1"));
@@ -329,7 +328,7 @@ impl Kernel {
 /// Waits until the kernel may have notified of new connections.
 async fn arrived(kernel: Option<&Kernel>) {
     match kernel {
-        // That the runtime ends, ends this as well.
+        // It fails only when the runtime ends, which ends this as well.
         Some(kernel) => drop(kernel.events.arrived().await),
         None => std::future::pending().await,
     }

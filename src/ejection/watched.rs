@@ -9,7 +9,7 @@ use crate::{
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
-/// The endpoints of the ServicePorts that ask for it.
+/// The endpoints of the ServicePorts that request ejection.
 #[derive(Debug, Default)]
 pub struct Watched {
     ports: HashMap<ServicePortName, Box<[SocketAddr]>>,
@@ -75,7 +75,7 @@ impl Watched {
         self.endpoints.contains_key(endpoint)
     }
 
-    /// Returns the Services that ask for it.
+    /// Returns the Services that request ejection.
     pub fn all_services(&self) -> HashSet<&ServiceName> {
         self.ports.keys().map(|name| &name.service).collect()
     }

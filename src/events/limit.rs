@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::{Event, Regarding};
 
-/// Events about one object that may be written at once, and the time after
-/// which another one may (client-go's `EventSourceObjectSpamFilter`).
+/// Number of events about one object that may be written at once, and the time after which another
+/// one may be (client-go's `EventSourceObjectSpamFilter`).
 const BURST: u32 = 25;
 const ANOTHER_AFTER: Duration = Duration::from_secs(5 * 60);
 
@@ -16,7 +16,7 @@ const ANOTHER_AFTER: Duration = Duration::from_secs(5 * 60);
 /// (`finishTime` of client-go's `tools/events`).
 const SERIES: Duration = Duration::from_secs(6 * 60);
 
-/// Most entries that are remembered of each kind; the oldest goes first
+/// Maximum number of entries of each kind that are remembered; the oldest are dropped first
 /// (client-go's `maxLruCacheEntries`).
 const MOST: usize = 4096;
 

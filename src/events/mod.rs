@@ -41,7 +41,7 @@ pub enum Regarding {
 pub enum Severity {
     /// The event is information.
     Normal,
-    /// The event asks for action.
+    /// The event calls for action.
     Warning,
 }
 
@@ -79,8 +79,9 @@ impl Event {
         }
     }
 
-    /// Returns the Event that endpoints, and who holds NetworkPolicies, do not see clients on
-    /// this node, which runs another mode than the configured one; `note` says what follows.
+    /// Returns the Event that endpoints, and programs that enforce NetworkPolicies, do not see
+    /// clients on this node, which runs another mode than the configured one; `note` says what
+    /// follows.
     pub fn clients_hidden(note: String) -> Event {
         Event {
             regarding: Regarding::ThisNode,
@@ -103,8 +104,8 @@ impl Event {
         }
     }
 
-    /// Returns the Event that `service` asks for something that this node
-    /// cannot do; `note` says what, and why.
+    /// Returns the Event that `service` requests something that this node cannot do; `note` says
+    /// what, and why.
     pub fn unsupported(service: ServiceName, note: String) -> Event {
         Event {
             regarding: Regarding::Service(service),

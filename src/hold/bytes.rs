@@ -25,7 +25,7 @@ pub fn take_ip(rest: &mut &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Takes so many bytes from the beginning of `rest`; `None`: there are fewer.
+/// Takes `LENGTH` bytes from the beginning of `rest`; `None`: there are fewer.
 pub fn take<const LENGTH: usize>(rest: &mut &[u8]) -> Option<[u8; LENGTH]> {
     let (taken, after) = rest.split_first_chunk()?;
     *rest = after;

@@ -5,18 +5,19 @@ use std::{mem, os::fd::OwnedFd, time::Duration};
 
 use tokio::time::Instant;
 
-/// How long they are kept: by then the proxy's own timeout of idle flows is over
-/// (`--udp-timeout`, 30 s unless it is set). Where that is longer, flows end with a longer gap.
+/// How long they are kept: by then the proxy's own timeout of idle flows is over (`--udp-timeout`,
+/// 30 s unless it is set). If that is longer, flows still end when no proxy takes them for this
+/// long.
 const KEPT: Duration = Duration::from_secs(300);
 
-/// A flow, and what the next proxy must know of it, in the proxies' own words.
+/// A flow, and what the next proxy must know of it, in the proxies' own format.
 #[derive(Debug)]
 pub(super) struct PassedFlow {
     pub(super) record: Vec<u8>,
     pub(super) socket: OwnedFd,
 }
 
-/// All that no proxy goes on with.
+/// All passed flows that no proxy has taken yet.
 #[derive(Debug, Default)]
 pub(super) struct PassedFlows {
     all: Vec<PassedFlow>,
@@ -35,7 +36,7 @@ impl PassedFlows {
         mem::take(self).all
     }
 
-    /// Closes them if they were kept for long.
+    /// Closes them if the last one was passed on [`KEPT`] ago.
     pub(super) fn expire(&mut self) {
         if self.since.is_some_and(|since| since.elapsed() >= KEPT) {
             *self = PassedFlows::default();

@@ -7,11 +7,11 @@ use crate::{kernel::socket::records, net::Protocol};
 
 /// Has the holder close what need not be kept any more.
 pub(super) trait Released: fmt::Debug + Send + Sync {
-    /// The process has closed the socket that it had the holder keep under `number`.
+    /// Is called when the process has closed the socket that the holder keeps under `number`.
     fn held(&self, number: u64);
 
-    /// The process has done with the socket that the holder gave under `number` on a
-    /// `connection`.
+    /// Is called when the process does not need the socket any more that the holder gave it under
+    /// `number` on a `connection`.
     fn given(&self, connection: u64, number: u64);
 }
 
@@ -37,7 +37,7 @@ pub struct Given {
 }
 
 impl Given {
-    /// Returns what it is, which was checked.
+    /// Returns its description, which was checked against the socket.
     pub fn description(&self) -> &SocketDescription {
         &self.description
     }
@@ -48,7 +48,7 @@ impl Given {
         (self.socket, self.release)
     }
 
-    /// Closes it here and there. Connections that wait are reset.
+    /// Closes it in this process and in the holder. Connections that wait are reset.
     pub fn close(self) {
         if self.description.protocol == Protocol::Tcp {
             records::stop_listening(&self.socket);

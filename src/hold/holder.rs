@@ -45,7 +45,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How often other processes are looked for while sockets wait for a proxy.
 const OBSERVATION_PERIOD: Duration = Duration::from_secs(1);
 
-/// Notes of one proxy that are kept, at most: 64 MiB.
+/// Maximum number of notes of one proxy that are kept: 64 MiB.
 pub const MOST_NOTES: usize = 1 << 16;
 
 /// Keeps sockets of the proxies that connect at `path`, until SIGTERM or SIGINT.
@@ -76,7 +76,7 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
                 Ok(channel) if channel.is_same_user() => {
                     tokio::spawn(serve(channel, Arc::clone(&pool)));
                 }
-                // Who may write to the socket's file is root, or of a user whom root let in.
+                // Whoever may write to the socket's file is root, or a user whom root has admitted.
                 Ok(_) => pool.lock().give_up("a proxy of another user can have no share of them"),
                 Err(_) => tokio::time::sleep(AGAIN).await,
             },
@@ -102,8 +102,8 @@ impl HeldSocket {
         }
     }
 
-    /// Closes it, also where an ending proxy has a descriptor still. Connections that wait
-    /// are reset.
+    /// Closes it, even if a proxy that is ending still has a descriptor. Connections that wait are
+    /// reset.
     fn close(self) {
         if self.description.protocol == Protocol::Tcp {
             records::stop_listening(&self.socket);
@@ -116,9 +116,9 @@ impl HeldSocket {
 enum Offer {
     Socket(HeldSocket),
     Flow(PassedFlow),
-    /// What a proxy before recorded.
+    /// A note of the proxy before.
     Note(Vec<u8>),
-    /// That was all there is now.
+    /// There is nothing more now.
     All,
 }
 
@@ -127,9 +127,9 @@ enum Offer {
 struct Pool {
     /// Sockets that no proxy serves.
     unserved: Vec<HeldSocket>,
-    /// What the proxy recorded that was the last to record something.
+    /// The notes of the last proxy that recorded any.
     notes: Vec<Vec<u8>>,
-    /// UDP flows that no proxy goes on with.
+    /// UDP flows that no proxy has taken yet.
     flows: PassedFlows,
     /// The proxies that are connected, in the order in which they came.
     proxies: BTreeMap<u64, Proxy>,
@@ -146,9 +146,9 @@ struct Proxy {
 }
 
 impl Pool {
-    /// Closes all sockets that no proxy serves: one is about to serve that cannot take
-    /// them. Where both listen at an address (SO_REUSEPORT), the kernel would send a share
-    /// of the connections to sockets from which none is accepted.
+    /// Closes all sockets that no proxy serves, because a proxy that cannot take them is about to
+    /// serve. If both listen at an address (SO_REUSEPORT), the kernel would send a share of the
+    /// connections to sockets from which none is accepted.
     fn give_up(&mut self, why: &str) {
         self.flows = PassedFlows::default();
         let sockets = self.unserved.len();
@@ -207,7 +207,7 @@ impl Pool {
         let flows = flows.into_iter().map(Offer::Flow);
         let all = sockets.map(Offer::Socket).chain(flows).chain(notes);
         for offer in all.chain([Offer::All]) {
-            // The receiver is here.
+            // It does not fail: the receiver exists.
             let _ = send.send(offer);
         }
         let number = self.next;
@@ -220,8 +220,8 @@ impl Pool {
         (number, offers)
     }
 
-    /// Offers a socket that is served no more to the proxy that came last, or keeps it
-    /// for the next one. One that the proxy has closed goes.
+    /// Offers a socket that is not served any more to the proxy that came last, or keeps it for the
+    /// next one. A socket that the proxy has closed is dropped.
     fn add(&mut self, held: HeldSocket) {
         if !held.description.matches(&held.socket) {
             return;
@@ -241,7 +241,7 @@ impl Pool {
     fn pass(&mut self, flow: PassedFlow) {
         match self.proxies.values().next_back() {
             Some(last) if last.version >= FLOWS_SINCE => {
-                // It ends if it cannot be sent, and the flow with it.
+                // If it cannot be sent, its socket is closed, and the flow ends.
                 let _ = last.offers.send(Offer::Flow(flow));
             }
             Some(_) => {}
@@ -254,7 +254,7 @@ impl Pool {
 #[derive(Debug)]
 struct Sent {
     message: Message,
-    /// Goes along, and is not kept.
+    /// A descriptor that is sent along and not kept.
     socket: Option<OwnedFd>,
 }
 
@@ -277,7 +277,8 @@ struct Session {
     notes: Vec<Vec<u8>>,
     flows: Vec<PassedFlow>,
     next_given: u64,
-    /// It was logged that sockets come without their descriptors: all others do, too.
+    /// Whether it was logged that sockets come without their descriptors: then all later ones do,
+    /// too.
     is_short: bool,
 }
 
@@ -340,7 +341,8 @@ impl Session {
                 Ok(None)
             }
             Some(Message::Flow(record)) => {
-                // Without one, this process may open no more; the endpoint sees another port.
+                // There is no descriptor if this process may open no more; the endpoint then sees
+                // another port.
                 let flow = descriptor.map(|socket| PassedFlow { record, socket });
                 self.flows.extend(flow);
                 Ok(None)
@@ -349,7 +351,7 @@ impl Session {
         }
     }
 
-    /// Keeps sockets that are offered under a number of this connection, but for those of flows.
+    /// Keeps sockets that are offered under a number of this connection, except those of flows.
     /// Returns what is sent.
     fn give(&mut self, offer: Offer) -> Sent {
         match offer {
@@ -438,7 +440,7 @@ async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -
         };
         tokio::select! {
             sent = sending => {
-                // Who cannot be sent anything may have sent a lot before it ended.
+                // A proxy that cannot be sent anything may have sent a lot before it ended.
                 reached &= sent.is_ok();
                 answers.pop_front();
             }
@@ -446,8 +448,8 @@ async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -
                 let received = match received {
                     Ok(Some(received)) => received,
                     Ok(None) => return Ok(()),
-                    // It ended without reading all; what it sent before comes after this
-                    // (`unix_release_sock` and `sock_error` in the kernel).
+                    // It ended without reading all; what it sent before is received after this
+                    // error (`unix_release_sock` and `sock_error` in the kernel).
                     Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
                     Err(error) => return Err(error),
                 };

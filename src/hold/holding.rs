@@ -48,13 +48,13 @@ pub struct Holding(Option<Arc<State>>);
 struct State {
     path: PathBuf,
     table: Mutex<Table>,
-    /// Changes when something is to be sent.
+    /// Notifies that something is to be sent.
     queued: watch::Sender<()>,
     /// Whether the first attempt to get sockets of an ended process is over.
     answered: watch::Sender<bool>,
-    /// Changes when sockets were given.
+    /// Notifies that sockets were given.
     arrived: watch::Sender<()>,
-    /// Sockets stay with the holder when this process closes its own.
+    /// Whether sockets stay with the holder when this process closes its own.
     left: AtomicBool,
 }
 
@@ -62,19 +62,19 @@ struct State {
 struct Table {
     next: u64,
     sockets: HashMap<u64, Entry>,
-    /// How many of them the holder has not.
+    /// Number of these sockets that the holder does not have.
     missing: usize,
     /// What the holder is to be sent.
     queue: VecDeque<Job>,
-    /// Counts connections; on 0 there was none.
+    /// Number of the connection; 0: there was none yet.
     connection: u64,
     connected: bool,
-    /// Of the records that both sides speak.
+    /// Version of the records that both sides use.
     version: u16,
     given: Vec<Given>,
     /// UDP flows of an ended process.
     flows: Vec<Flow<OwnedFd>>,
-    /// What the process before recorded.
+    /// Notes of the process before.
     notes: Vec<Vec<u8>>,
 }
 
@@ -89,7 +89,7 @@ struct Entry {
     address: SocketAddr,
     label: Arc<str>,
     socket: Socket,
-    /// The holder said that it has it.
+    /// Whether the holder confirmed that it has it.
     held: bool,
 }
 
@@ -165,7 +165,7 @@ impl Holding {
         }
     }
 
-    /// Has the next process know `notes`, each of which fits in a record.
+    /// Leaves `notes` for the next process; each fits in a record.
     pub fn note(&self, notes: Vec<Vec<u8>>) {
         let Some(state) = &self.0 else { return };
         let mut table = state.table.lock();
@@ -176,7 +176,8 @@ impl Holding {
         state.queued.send_replace(());
     }
 
-    /// Leaves the sockets of UDP flows to the next process, each with what that must know.
+    /// Leaves the sockets of UDP flows to the next process, each with what it must know of the
+    /// flow.
     pub fn pass(&self, flows: impl Iterator<Item = Flow<Arc<dyn AsFd + Send + Sync>>>) {
         let Some(state) = &self.0 else { return };
         let mut table = state.table.lock();
@@ -196,7 +197,7 @@ impl Holding {
         state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().flows))
     }
 
-    /// Returns what the process before this one recorded, once.
+    /// Returns the notes of the process before this one, once.
     pub fn take_notes(&self) -> Vec<Vec<u8>> {
         let state = self.0.as_ref();
         state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().notes))
@@ -238,7 +239,7 @@ impl Holding {
         };
         let mut arrived = state.arrived.subscribe();
         let some = |_: &()| !state.table.lock().given.is_empty();
-        // As above.
+        // Fails only without a sender, which `state` has.
         let _ = arrived.wait_for(some).await;
     }
 
@@ -336,7 +337,7 @@ impl State {
         self.queued.send_replace(());
     }
 
-    /// A holder is there: it is to have everything.
+    /// Records that a holder is connected, and queues all sockets for it.
     fn connected(&self, version: u16) {
         let mut table = self.table.lock();
         table.connected = true;

@@ -20,20 +20,21 @@
 //!       for the next proxy (likewise)
 //! ```
 //!
-//! A number names a socket on one connection; the proxy chooses those of what it has
-//! held, the holder those of what it gives, from [`GIVEN`] on. Numbers are big endian.
+//! A number names a socket on one connection; the proxy chooses the numbers of the sockets that it
+//! has the holder keep, the holder those of the sockets that it gives, from [`GIVEN`] on. Numbers
+//! are big endian.
 
 use std::net::SocketAddr;
 
 use super::bytes::{append_ip, take, take_ip};
 use crate::net::Protocol;
 
-/// The version of the records. Both sides speak the lower of theirs, so that proxy and
-/// holder work together while only one of them is upgraded: a later version has to speak all
-/// from [`OLDEST`] on.
+/// The version of the records. Both sides use the lower of theirs, so that proxy and holder work
+/// together while only one of them is upgraded: a later version has to support all from [`OLDEST`]
+/// on.
 pub const VERSION: u16 = 2;
 
-/// The oldest version that is spoken. A proxy that the holder is too old for greets it with
+/// The oldest version that is supported. A proxy for which the holder is too old greets it with
 /// version 0, and the holder closes what it has: see [`is_spoken`].
 pub const OLDEST: u16 = 1;
 
@@ -48,21 +49,21 @@ pub fn is_spoken(version: u16) -> bool {
 /// The longest record, in bytes.
 pub const LONGEST: usize = 1024;
 
-/// The longest label, in bytes. Names of Kubernetes have 253 at most, of which it takes
-/// three (RFC 1123).
+/// The longest label, in bytes. Names of Kubernetes have 253 at most, and a label has three of them
+/// (RFC 1123).
 pub const LONGEST_LABEL: usize = 960;
 
 /// The first number of those that the holder chooses.
 pub const GIVEN: u64 = 1 << 63;
 
-/// What a socket that is passed is said to be.
+/// Description of a socket that is passed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SocketDescription {
     /// TCP for one that listens, UDP for one that is bound.
     pub protocol: Protocol,
     /// The address and port that it is bound to.
     pub address: SocketAddr,
-    /// What the proxy opened it for, in its own words.
+    /// What the proxy opened it for, in its own format.
     pub label: String,
 }
 
@@ -81,10 +82,10 @@ pub enum Message {
     Give(u64, SocketDescription),
     /// There are no more of these now.
     All,
-    /// Something that a proxy has the next one know, in its own words.
+    /// A note that a proxy leaves for the next one, in its own format.
     Note(Vec<u8>),
-    /// Comes with the socket of a UDP flow, of which the next proxy reads this, in the
-    /// proxy's own words.
+    /// Comes with the socket of a UDP flow: what the next proxy must know of the flow, in the
+    /// proxies' own format.
     Flow(Vec<u8>),
 }
 

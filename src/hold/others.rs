@@ -1,5 +1,5 @@
-//! Processes that wait for clients at the addresses of held sockets without the holder's
-//! knowing: a proxy that uses no holder, or another one.
+//! Processes that wait for clients at the addresses of held sockets without the holder's knowledge:
+//! a proxy that uses no holder, or another one.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,8 +21,8 @@ impl Others {
         self.0.clear();
     }
 
-    /// Returns at which addresses of `held` another process has a socket, now as at the last
-    /// call: sockets that were not held and are open only because their process is about to
+    /// Returns the addresses of `held` at which another process has a socket, both now and at the
+    /// last call: sockets that were not held and are open only because their process is about to
     /// end are gone by then.
     ///
     /// # Errors

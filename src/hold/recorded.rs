@@ -1,8 +1,9 @@
-//! What versions said to each other when they were released, in `tests/handover`:
-//! a file for each protocol and version, which stays as it is.
+//! What versions said to each other when they were released, in `tests/handover`: a file for each
+//! protocol and version, which stays as it is.
 //!
-//! A line has who says something, what it is called, and its bytes as hexadecimal digits; with
-//! `+socket` behind its name a descriptor goes along. `ends` and `connects` are no records.
+//! A line has the side that says something, the name of what it says, and its bytes as hexadecimal
+//! digits; `+socket` after the name means that a descriptor is sent along. `ends` and `connects`
+//! are no records.
 
 use std::path::Path;
 

@@ -27,7 +27,7 @@ use crate::{
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A path of this test's own for the holder, in a folder that goes with it.
+/// A path of this test's own for the holder, in a folder that is removed with it.
 struct Place(PathBuf);
 
 impl Place {
@@ -199,7 +199,7 @@ async fn a_proxy_of_a_later_version_gets_the_sockets() {
     .await;
 }
 
-/// A proxy has these sockets held and ends.
+/// Has a proxy leave these sockets to the holder, and end.
 async fn leaves(place: &Place, sockets: &[&TcpListener]) {
     let proxy = place.connect().await;
     send(&proxy, Message::Hello(VERSION), None).await;
@@ -247,7 +247,7 @@ async fn nothing_waits_where_a_proxy_serves_that_uses_no_holder() {
         drop(sockets);
         let serves = shared(address);
         serves.set_nonblocking(true).unwrap();
-        // Of so many some would come to the socket of the holder.
+        // Of that many some would reach the socket of the holder.
         let all_served = || {
             let calls: Vec<_> = (0..16).map(|_| TcpStream::connect(address)).collect();
             let accepted = calls.iter().filter(|_| serves.accept().is_ok()).count();

@@ -35,7 +35,7 @@ impl Family {
         }
     }
 
-    /// Length in bits of an address.
+    /// Returns the length of an address in bits.
     pub fn bits(self) -> u8 {
         match self {
             Family::V4 => 32,
@@ -68,7 +68,7 @@ impl Family {
         }
     }
 
-    /// `AF_INET` or `AF_INET6`.
+    /// Returns `AF_INET` or `AF_INET6`.
     pub(crate) fn number(self) -> u8 {
         match self {
             Family::V4 => libc::AF_INET as u8,

@@ -38,8 +38,7 @@ impl Served {
         }
     }
 
-    /// Returns what is served of `family`; all of it where one of the networks is of
-    /// everything.
+    /// Returns what is served of `family`: all addresses if one of the networks covers the family.
     pub fn of(&self, family: Family) -> Served {
         let Served::Within(networks) = self else {
             return Served::All;
@@ -56,8 +55,8 @@ impl Served {
     }
 }
 
-/// What one of those who follow [`NodePorts`] has acted on: each of them has to act on a change,
-/// whoever noticed it first.
+/// The addresses on which one follower of [`NodePorts`] has acted: each follower has to act on a
+/// change, whichever of them noticed it first.
 #[derive(Debug)]
 pub struct ActedOn(Arc<Served>);
 
@@ -73,8 +72,8 @@ impl ActedOn {
 /// `nodePortAddresses`, resolved as far as this node is known.
 #[derive(Debug)]
 pub struct NodePorts {
-    /// `Some` if `primary` is configured, with the address that `bindAddress`
-    /// names, if it does.
+    /// `None`: `primary` is not configured; else the address that `bindAddress` names, if it names
+    /// one.
     primary: Option<Option<IpAddr>>,
     /// The networks that are served whatever the node's object says.
     networks: Vec<IpNet>,
@@ -83,10 +82,9 @@ pub struct NodePorts {
 }
 
 impl NodePorts {
-    /// Resolves the configuration; a family of which no network is named is
-    /// served whole, as in kube-proxy (`NewNodePortAddresses` of its
-    /// `pkg/proxy/util`), but where the primary addresses are named, which are
-    /// of both. `node_ip` is `bindAddress`, where that names an address.
+    /// Resolves the configuration. A family of which no network is named is served whole, as in
+    /// kube-proxy (`NewNodePortAddresses` of its `pkg/proxy/util`), unless the primary addresses
+    /// are named, which are of both families. `node_ip` is `bindAddress`, if that names an address.
     pub fn new(configured: &NodePortAddresses, node_ip: Option<IpAddr>) -> Self {
         let NodePortAddresses {
             primary,
@@ -119,8 +117,8 @@ impl NodePorts {
         ports
     }
 
-    /// Updates what follows from this node's object. Until the object is known, `primary`
-    /// serves no address: it asks for less than all.
+    /// Updates what follows from this node's object. Until the object is known, `primary` serves no
+    /// address: it means fewer than all.
     pub fn update(&self, node: Option<&Node>) {
         let Some(node_ip) = self.primary else {
             return;
@@ -138,13 +136,12 @@ impl NodePorts {
         }
     }
 
-    /// Returns what is acted on by who begins with the addresses that are served now.
+    /// Returns the state of a follower that begins with the addresses that are served now.
     pub fn acted_on(&self) -> ActedOn {
         ActedOn(self.served())
     }
 
-    /// Returns the families of which node ports are served at the address that this node's
-    /// object has.
+    /// Returns the families whose node ports are served at the address in this node's object.
     pub fn of_node_object(&self) -> Vec<Family> {
         let Some(node_ip) = self.primary else {
             return Vec::new();
@@ -155,9 +152,9 @@ impl NodePorts {
             .collect()
     }
 
-    /// Returns the loopback addresses that the configuration asks for by name:
-    /// 127.0.0.1 and ::1, each within a network that is of loopback addresses alone.
-    /// All addresses of a family are no such network (KEP-6032).
+    /// Returns the loopback addresses that the configuration names: 127.0.0.1 and ::1, if they are
+    /// within a network of loopback addresses alone. A network of all addresses of a family does
+    /// not name them (KEP-6032).
     pub fn loopback(&self) -> &[IpAddr] {
         &self.loopback
     }

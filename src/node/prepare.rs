@@ -11,20 +11,20 @@ use crate::{
     },
 };
 
-/// The kernel's knob for who is ended first when memory runs out (proc(5)).
+/// The kernel's setting for which process is ended first when memory runs out (proc(5)).
 const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
 
-/// Sets the place of this process in the order of those that are ended when memory runs
-/// out; where it cannot be set, that is logged. A lower one takes CAP_SYS_RESOURCE.
+/// Sets how early the kernel ends this process when memory runs out; if it cannot be set, that is
+/// logged. A lower value takes CAP_SYS_RESOURCE.
 pub fn set_oom_score(score: i32) {
     if let Err(error) = fs::write(OOM_SCORE_ADJ, score.to_string()) {
         tracing::info!("oomScoreAdj {score} is not set: {OOM_SCORE_ADJ}: {error}");
     }
 }
 
-/// Sets the limits and timeouts of connection tracking. What cannot be set is logged, and
-/// keeps nothing from starting. Returns the settings that hold from now on, which leaves out
-/// what this kernel, or this container, does not let be set.
+/// Sets the limits and timeouts of connection tracking. What cannot be set is logged, and does not
+/// prevent the start. Returns the settings that hold from now on, without those that this kernel,
+/// or this container, does not allow to be set.
 pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) -> Vec<Setting> {
     let configured = &configuration.conntrack;
     let options = conntrack::Options {

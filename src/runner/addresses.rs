@@ -21,8 +21,7 @@ pub trait NodeAddresses: Send {
 }
 
 impl<M: Mode> Runner<M> {
-    /// Observes the node's addresses: the owner of a node port at an address
-    /// depends on them.
+    /// Asks for the node's addresses: the owner of a node port at an address depends on them.
     pub(super) fn observe_addresses(&mut self, addresses: &mut impl NodeAddresses) {
         match addresses.serving_node_ports(self.tracker.node()) {
             Ok(addresses) => {
@@ -31,13 +30,13 @@ impl<M: Mode> Runner<M> {
                 self.merge(changes, Events::default());
                 self.failures.addresses_listed();
             }
-            // The addresses that were observed last stay in force.
+            // The last known addresses stay in force.
             Err(error) => self.failures.addresses_unlisted(&error),
         }
     }
 }
 
-/// Waits for a change of addresses, for as long as `watched`.
+/// Waits for a change of addresses, as long as changes are `watched`.
 pub(super) async fn changed(addresses: Option<&mut impl NodeAddresses>, watched: &mut bool) {
     match addresses {
         Some(changes) if *watched => {

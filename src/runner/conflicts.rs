@@ -11,9 +11,8 @@ use crate::{
     services::{Changes, Conflict, ServiceMap, ServiceName, ServicePortName},
 };
 
-/// Conflicts of one Service that are named at a time: the API server takes notes
-/// of up to 1,024 bytes (`NoteLengthLimit` of
-/// `pkg/apis/core/validation/events.go`).
+/// Maximum number of conflicts of one Service that are named at a time: the API server takes notes
+/// of up to 1,024 bytes (`NoteLengthLimit` of `pkg/apis/core/validation/events.go`).
 const NAMED: usize = 3;
 
 /// Conflicts that were logged once and still last.

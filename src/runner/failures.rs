@@ -28,7 +28,7 @@ struct FailedSyncs {
     logged: LogOnce,
 }
 
-/// What of one family is not in force as asked.
+/// What of one family is not in force as requested.
 #[derive(Debug, Default)]
 pub struct Failures {
     /// ServicePorts, each with the reason.
@@ -68,7 +68,7 @@ impl LoggedFailures {
             tracing::error!("{family}: {why}");
         }
         for why in before.unfinished.difference(&now.unfinished) {
-            // Not where it goes on for another reason.
+            // Not if it goes on for another reason.
             if !now.unfinished.iter().any(|now| what(now) == what(why)) {
                 tracing::info!("{family}: no longer so: {why}");
             }
@@ -83,8 +83,8 @@ impl LoggedFailures {
         }
     }
 
-    /// Logs that a sync of `family` failed at `now`: each reason once until one comes in
-    /// force, as it may be tried again for hours.
+    /// Logs that a sync of `family` failed at `now`: each reason once until a sync comes in force,
+    /// as it may be tried again for hours.
     pub(super) fn sync_failed(&mut self, mode: ModeName, family: Family, why: &str, now: Instant) {
         let failed = self.syncs.get_mut(family);
         failed.since.get_or_insert((now, 0)).1 += 1;
@@ -99,7 +99,7 @@ impl LoggedFailures {
     pub(super) fn sync_in_force(&mut self, family: Family, now: Instant) {
         let failed = std::mem::take(self.syncs.get_mut(family));
         if let Some((since, times)) = failed.since {
-            // Microseconds are of no use here.
+            // No one needs microseconds here.
             let took = Duration::from_millis((now - since).as_millis() as u64);
             let took = duration::format(took);
             tracing::info!(
@@ -131,7 +131,7 @@ impl LoggedFailures {
         Arc::clone(self.families.get(family))
     }
 
-    /// Returns how many ServicePorts are not in force as asked.
+    /// Returns how many ServicePorts are not in force as requested.
     pub(super) fn service_ports(&self) -> usize {
         let families = self.families.iter();
         families.map(|(_, failures)| failures.ports.len()).sum()

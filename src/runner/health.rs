@@ -1,14 +1,12 @@
 //! How syncing goes, for probes, load balancers and metrics.
 //!
-//! A family is unhealthy when something has waited for a sync of it longer
-//! than the timeout. Waiting for the first objects is no fault of the proxy's,
-//! so a proxy that starts is healthy; but no load balancer should send to a node of which
-//! it does not know yet what it serves (kube-proxy serves `/healthz` only when it has read
-//! the node's object). A family that was never in force does not
-//! count while the other one is: a node may not be able to serve it, and starting
-//! the proxy again would end what it serves of the other. kube-proxy's
-//! `pkg/proxy/healthcheck` has the same rules, but for one: there, a proxy none of
-//! whose syncs ever succeeded stays healthy.
+//! A family is unhealthy when something has waited for a sync of it longer than the timeout.
+//! Waiting for the first objects is not the proxy's fault, so a proxy that starts is healthy; but
+//! no load balancer should send to a node that does not know yet what it serves (kube-proxy serves
+//! `/healthz` only when it has read the node's object). A family that was never in force does not
+//! count while the other one is: a node may not be able to serve it, and restarting the proxy would
+//! end what it serves of the other. kube-proxy's `pkg/proxy/healthcheck` has the same rules, except
+//! one: there, a proxy none of whose syncs ever succeeded stays healthy.
 
 use std::time::{Duration, SystemTime};
 
@@ -30,10 +28,10 @@ pub struct Health {
 #[derive(Debug, Default)]
 struct State {
     syncs: PerFamily<Syncs>,
-    /// The objects of the cluster were read once.
+    /// Whether the objects of the cluster were read once.
     are_objects_known: bool,
-    /// The node is being deleted or about to be: load balancers should not send to it. A node
-    /// without an object, as with a folder of manifests, is not.
+    /// Whether the node is being deleted or about to be: then load balancers should not send to it.
+    /// False for a node without an object, as with a folder of manifests.
     is_node_leaving: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The last syncs, as many as fit.
+//! The last syncs, up to a maximum number.
 
 use std::{
     collections::VecDeque,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::net::{Family, PerFamily};
 
-/// Syncs of each family that are kept.
+/// Maximum number of syncs of each family that are kept.
 const MOST: usize = 100;
 
 /// A sync that has ended.
@@ -26,13 +26,13 @@ pub struct PastSync {
 /// How much a sync did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// ServicePorts that it looked at.
+    /// Number of ServicePorts that it looked at.
     pub service_ports: usize,
-    /// Those that are not in force as asked after it.
+    /// Number of those that are not in force as requested after it.
     pub failed: usize,
 }
 
-/// The last syncs of each family, so that a busy one displaces none of the other.
+/// The last syncs of each family; those of a family that syncs often displace none of the other.
 #[derive(Debug, Default)]
 pub(super) struct History(PerFamily<VecDeque<PastSync>>);
 

@@ -1,6 +1,5 @@
-//! Network programming latency: the time from a change of a pod or Service to
-//! its being in force here. The endpoints controller writes the time of the
-//! change on the EndpointSlice (annotation
+//! Network programming latency: the time from a change of a pod or Service until it is in force
+//! here. The endpoints controller writes the time of the change on the EndpointSlice (annotation
 //! `endpoints.kubernetes.io/last-change-trigger-time`).
 
 use std::{
@@ -22,8 +21,8 @@ pub(super) struct Triggers {
     pending: PerFamily<BTreeMap<ServiceName, BTreeSet<SystemTime>>>,
 }
 
-/// Times of one Service that may wait while a family fails; later ones are not
-/// counted.
+/// Maximum number of times of one Service, and of Services, that wait while a family fails; later
+/// ones are not counted.
 const MOST_TIMES: usize = 100;
 const MOST_SERVICES: usize = 100_000;
 

@@ -41,7 +41,7 @@ pub struct Metrics {
     pub(super) endpoints: Changes,
     /// Number of ServicePorts that this node serves.
     pub(super) service_ports: IntGauge,
-    /// ServicePorts that are not in force as asked.
+    /// ServicePorts that are not in force as requested.
     pub(super) service_ports_failed: IntGauge,
     /// ServicePorts that lack an address which another one owns.
     pub(super) service_ports_conflicting: IntGauge,
@@ -67,7 +67,7 @@ pub(crate) enum SyncKind {
 }
 
 impl SyncKind {
-    /// Returns that of a sync that was `full` or not.
+    /// Returns the kind of a sync that was `full` or not.
     pub(crate) fn of(full: bool) -> SyncKind {
         if full {
             SyncKind::Full
@@ -282,7 +282,7 @@ impl Changes {
         })
     }
 
-    /// Counts `events` that came.
+    /// Counts `events` that were received.
     pub(super) fn seen(&self, events: u32) {
         self.total.inc_by(events.into());
     }

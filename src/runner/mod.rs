@@ -60,8 +60,8 @@ const LINGER_CHECK: Duration = Duration::from_secs(1);
 
 /// Is called after each sync of a family that came in force.
 pub trait AfterSync: Send {
-    /// Is called when all that `map` has of `family` is in force; `changes` is
-    /// what of it differs from the last time.
+    /// Is called when what `map` has of `family` is in force, apart from ServicePorts that failed;
+    /// `changes` is what of it differs from the last time.
     fn synced(&mut self, family: Family, map: &ServiceMap, changes: &Changes);
 }
 
@@ -69,7 +69,7 @@ pub trait AfterSync: Send {
 #[derive(Debug, Default)]
 struct Pending {
     changes: Changes,
-    /// Something was added for which no sync was requested yet.
+    /// Whether something was added for which no sync was requested yet.
     unrequested: bool,
     /// Events about Services and EndpointSlices from which the changes follow.
     events: Events,
@@ -141,15 +141,15 @@ impl<M: Mode> Runner<M> {
         }
     }
 
-    /// Posts Events to `recorder` about Services that ask for what the mode
-    /// cannot do, or for addresses that other Services own.
+    /// Posts Events to `recorder` about Services that request what the mode cannot do, or addresses
+    /// that other Services own.
     pub fn post_to(&mut self, recorder: Recorder) {
         self.preferences.post_to(recorder.clone());
         self.conflicts = Conflicts::new(recorder);
     }
 
-    /// Has it reported when the object of the node of that `name` is not known, and what
-    /// does not work then.
+    /// Has the runner report when the object of the node of that `name` is not known, and what does
+    /// not work then.
     pub fn report_node(&mut self, name: &str, dependents: NodeDependents) {
         self.this_node = Some(ThisNode::new(name, dependents));
     }
@@ -159,7 +159,7 @@ impl<M: Mode> Runner<M> {
         Arc::clone(&self.status)
     }
 
-    /// Returns what asks this runner while it runs.
+    /// Returns a handle for asking this runner questions while it runs.
     pub fn questions(&self) -> Questions {
         self.questions.clone()
     }
@@ -193,16 +193,14 @@ impl<M: Mode> Runner<M> {
                 while let Ok(batch) = batches.try_recv() {
                     self.fold(batch);
                 }
-                // This requests syncs for what came just now, also of the other
-                // family.
+                // This requests syncs for what has just been added, also for the other family.
                 self.ask(&mut scheduler);
                 self.sync(&mut scheduler, addresses.as_mut()).await;
-                // Signals and probes are dealt with, however short the sync
-                // period is.
+                // Signals and probes are handled, however short the sync period is.
                 tokio::task::yield_now().await;
                 continue;
             }
-            // Who asks all the time keeps no batch waiting.
+            // Questions come last: those who ask all the time must not keep a batch waiting.
             tokio::select! {
                 biased;
                 () = self.mode.externally_modified() => self.ask_all(&mut scheduler),
@@ -223,7 +221,7 @@ impl<M: Mode> Runner<M> {
 
     async fn answer(&mut self, question: Question) {
         let map = self.tracker.map();
-        // Who asked may not wait any more.
+        // Whoever asked may not be waiting any more.
         match question {
             Question::Compare(reply) if !reply.is_closed() => {
                 let _ = reply.send(question::compare(&mut self.mode, map).await);
@@ -346,8 +344,8 @@ impl<M: Mode> Runner<M> {
         }
         let asked = PerFamily::each(|f| due(f).then_some(&self.pending.get(f).changes));
         for family in Family::ALL.into_iter().filter(|family| due(*family)) {
-            // This counts also a sync that no change requested: if it hangs or
-            // fails, it is what is overdue.
+            // A sync that no change requested counts, too: if it hangs or fails, it is what is
+            // overdue.
             self.health.queued(family);
             self.status.began(family);
         }
@@ -389,7 +387,7 @@ impl<M: Mode> Runner<M> {
         }
         self.count_pending();
         self.trimmer.trim();
-        // For what the node's addresses changed of a family that was not due.
+        // For changes that the node's addresses caused in a family that was not due.
         self.ask(scheduler);
     }
 

@@ -1,5 +1,5 @@
-//! What others ask of a runner while it runs: what only its mode can find out. It is
-//! answered between syncs.
+//! What others ask a runner while it runs, and only its mode can find out. It is answered between
+//! syncs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,12 +18,11 @@ pub use crate::modes::{
     explain::{Caller, Connection, Origin, Stale, Verdict, connections, dropping_chains, stale},
 };
 
-/// Questions that may wait at a time. Each may take a reading of all that the kernel
-/// holds.
+/// Maximum number of questions that wait. Each may require reading all that the kernel holds.
 const WAITING: usize = 16;
 
 /// How long a mode may take to compare, since syncs wait meanwhile. The commands that ask wait
-/// a little longer for an answer.
+/// slightly longer for an answer.
 const LONGEST_COMPARISON: Duration = Duration::from_secs(15);
 
 /// Returns how the kernel differs from what `mode` is to have there for `map`. Both families fail
@@ -39,7 +38,7 @@ pub(super) async fn compare<M: Mode>(mode: &mut M, map: &ServiceMap) -> Compared
 #[derive(Clone, Debug)]
 pub struct Questions(mpsc::Sender<Question>);
 
-/// What is asked, with where the answer goes.
+/// A question, with where the answer goes.
 #[derive(Debug)]
 pub(super) enum Question {
     /// How the kernel differs from what it is to hold.
@@ -51,7 +50,7 @@ pub(super) enum Question {
 /// Whether what the kernel holds is read for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// All that the mode keeps there, which takes long where there is much.
+    /// All that the mode keeps there, which takes long if there is much.
     Whole,
     /// Nothing: the answer follows from the Services alone.
     Nothing,
@@ -60,27 +59,27 @@ pub enum Reading {
 /// What becomes of a packet, and what in the kernel is not as it is to be.
 #[derive(Debug)]
 pub struct Explained {
-    /// What becomes of it where the kernel is as it is to be.
+    /// What becomes of it if the kernel is as it should be.
     pub explanation: Result<Explanation, SyncError>,
     /// The ServicePort to which the destination belongs; `None`: it belongs to none.
     pub service_port: Option<Arc<ServicePort>>,
-    /// How the kernel differs from that; `None`: it was not to be read.
+    /// How the kernel differs from that; `None`: it was not read.
     pub compared: Option<Compared>,
 }
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
-    /// Too many ask.
+    /// Too many questions are waiting.
     #[error("others ask at the same time: try again")]
     Busy,
-    /// It does not run any more.
+    /// The runner does not run any more.
     #[error("the proxy is ending")]
     Ending,
 }
 
 impl Questions {
-    /// Returns one that asks, and where its questions arrive.
+    /// Returns a handle for asking, and the receiver of its questions.
     pub(super) fn new() -> (Questions, mpsc::Receiver<Question>) {
         let (sender, receiver) = mpsc::channel(WAITING);
         (Questions(sender), receiver)

@@ -19,23 +19,22 @@ pub struct Options {
     pub min_interval: Duration,
     /// Syncs that may follow each other at once after a quiet time; at least 1.
     pub burst: u32,
-    /// Longest time from one full sync to the next: `syncPeriod` of the mode.
-    /// The longest pause before what failed is tried again, too.
+    /// Longest time from one full sync to the next: `syncPeriod` of the mode. It is also the
+    /// longest pause before what failed is tried again.
     pub sync_period: Duration,
     /// Pause after a first failure; it doubles with each further one.
     pub retry: Duration,
 }
 
 impl Default for Options {
-    /// For all modes, as each writes only what changed: at most about a hundred syncs a
-    /// second, a full one every 30 s (kube-proxy's default). kube-proxy's own minimum is 1 s.
-    /// A program that takes longer than the interval sets the pace itself.
+    /// The same for all modes, as each writes only what changed: at most about a hundred syncs a
+    /// second, a full one every 30 s (kube-proxy's default). kube-proxy's own minimum is 1 s. A
+    /// program that takes longer than the interval sets the pace itself.
     ///
-    /// Measured (`cargo bench --bench cluster -- intervals`): in a storm of
-    /// 20,000 changes among 5,000 Services, 1 ms, 10 ms, 100 ms and 1 s all
-    /// take 11,000 to 13,000 changes a second of one core. A longer interval
-    /// saves nothing, so it is as short as still joins what a controller
-    /// writes in one go.
+    /// Measured (`cargo bench --bench cluster -- intervals`): in a storm of 20,000 changes among
+    /// 5,000 Services, 1 ms, 10 ms, 100 ms and 1 s all take 11,000 to 13,000 changes a second of
+    /// one core. A longer interval saves nothing, so it is as short as possible while it still
+    /// joins what a controller writes in one go.
     fn default() -> Self {
         Options {
             min_interval: Duration::from_millis(10),
@@ -51,7 +50,7 @@ impl Default for Options {
 pub enum Outcome {
     /// Everything is in force.
     Done,
-    /// Some of it is not, and is to be tried again; the rest need not wait.
+    /// Some of it is not in force, and is to be tried again; the rest need not wait.
     Partly {
         /// Whether something fails that did not before.
         new_failures: bool,
@@ -63,9 +62,9 @@ pub enum Outcome {
 /// How a sync of a family that begins is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// The sync period is over: everything is compared.
+    /// Whether the sync period is over, so that everything is compared.
     pub full: bool,
-    /// What failed is tried again.
+    /// Whether what failed is tried again.
     pub retry: bool,
 }
 
@@ -73,7 +72,7 @@ pub struct Turn {
 #[derive(Debug)]
 pub struct SyncScheduler {
     options: Options,
-    /// Syncs that may start now.
+    /// Number of syncs that may start now.
     tokens: u32,
     /// Start of the interval after which there is one more token.
     growing: Instant,

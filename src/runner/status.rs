@@ -1,6 +1,6 @@
-//! What others may read of the runner at any time: the ServicePorts, how syncs
-//! went, and what is not in force as asked. Nothing here is computed before it is
-//! asked for: a sync stores a few words.
+//! What others may read of the runner at any time: the ServicePorts, how syncs went, and what is
+//! not in force as requested. Nothing here is computed before it is read: a sync stores a few
+//! words.
 
 use std::{
     sync::{Arc, Weak},
@@ -23,13 +23,14 @@ use crate::{
     trouble::Trouble,
 };
 
-/// The state of a runner, as of the moment in which it is read.
+/// The state of a runner at the moment in which it is read.
 #[derive(Debug)]
 pub struct Status {
     /// Weak, so that a change copies the table only while it is read; `None`: the objects
     /// are not known yet.
     ports: Mutex<Option<Weak<ServicePorts>>>,
-    /// Why it matters that this node's object is not known, while it is not.
+    /// Why it matters that this node's object is not known; `None`: it is known, or nothing depends
+    /// on it.
     node: Mutex<Option<Trouble>>,
     families: Mutex<PerFamily<FamilyStatus>>,
     progress: PerFamily<SyncProgress>,
@@ -37,7 +38,7 @@ pub struct Status {
     unsupported: Arc<Mutex<UnsupportedPreferences>>,
 }
 
-/// How syncs of one family go.
+/// The state of syncs of one family.
 #[derive(Clone, Debug, Default)]
 pub struct FamilyStatus {
     /// The last sync that took effect; `None`: none has.
@@ -48,12 +49,12 @@ pub struct FamilyStatus {
     pub position: Option<Position>,
     /// Why syncs had no effect since the last one that took effect; `None`: none failed since.
     pub failure: Option<Trouble>,
-    /// What is not in force as asked, of the last sync that came in force.
+    /// What is not in force as requested, as of the last sync that came in force.
     pub failures: Arc<Failures>,
 }
 
 impl FamilyStatus {
-    /// Returns whether the first sync is over, in force or failed.
+    /// Returns whether the first sync has ended, in force or failed.
     pub fn first_sync_is_over(&self) -> bool {
         self.last.is_some() || self.failure.is_some()
     }
@@ -68,7 +69,7 @@ pub struct SuccessfulSync {
     pub took: Duration,
     /// Whether everything was compared with the kernel.
     pub full: bool,
-    /// Addresses and real servers that stay only for the connections that they have.
+    /// Number of addresses and real servers that stay only for the connections that they have.
     pub draining: usize,
     /// The first addresses and endpoints that drain.
     pub drains: Arc<[Drain]>,
@@ -77,7 +78,7 @@ pub struct SuccessfulSync {
 }
 
 impl Status {
-    /// Returns the state of a runner that was not given any objects yet; its mode counts in
+    /// Returns the state of a runner that has not received any objects yet; its mode counts in
     /// `progress`.
     pub(super) fn new(
         unsupported: Arc<Mutex<UnsupportedPreferences>>,
@@ -99,7 +100,7 @@ impl Status {
         self.ports.lock().as_ref()?.upgrade()
     }
 
-    /// Returns whether the objects were known once: before, nothing follows from them.
+    /// Returns whether the objects were known once: until then nothing can be derived from them.
     pub fn knows_objects(&self) -> bool {
         self.ports.lock().is_some()
     }
@@ -110,7 +111,7 @@ impl Status {
         self.node.lock().clone()
     }
 
-    /// Returns how syncs go.
+    /// Returns the state of syncs of each family.
     pub fn families(&self) -> PerFamily<FamilyStatus> {
         let mut families = self.families.lock().clone();
         for (family, status) in families.iter_mut() {
@@ -125,8 +126,8 @@ impl Status {
         self.history.lock().all()
     }
 
-    /// Calls `read` with what Services ask for that the mode does not do. The runner
-    /// waits meanwhile.
+    /// Calls `read` with what Services request and the mode does not do. The runner waits
+    /// meanwhile.
     pub fn unsupported<T>(&self, read: impl FnOnce(&UnsupportedPreferences) -> T) -> T {
         read(&self.unsupported.lock())
     }

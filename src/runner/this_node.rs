@@ -1,10 +1,10 @@
-//! Reports that this node's object is not known, as where the node has another name, or lacks
-//! what something depends on. kube-proxy waits for it for 30 s, and with NodeCIDR ends after five
-//! minutes (`NewNodeManager` of its `pkg/proxy/node.go`).
+//! Reports that this node's object is not known, for example because the node has another name, or
+//! lacks what something depends on. kube-proxy waits for it for 30 s, and with NodeCIDR ends after
+//! five minutes (`NewNodeManager` of its `pkg/proxy/node.go`).
 
 use crate::{log_once::LogOnce, services::Node};
 
-/// What does not work without this node's object, in words; `None`: that needs nothing of it.
+/// What does not work without this node's object, in words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeDependents {
     /// What does not work of node ports and health-check node ports; `None`: none depends on the
@@ -33,9 +33,9 @@ impl ThisNode {
         }
     }
 
-    /// Logs that the object is not known or lacks something, or is whole again. Returns what does
-    /// not work without it, and what to do, if something depends on it: node ports, if Services
-    /// have some.
+    /// Logs that the object is not known or lacks something, or that nothing is missing any more.
+    /// Returns what does not work without it, and what to do, if something depends on it: node
+    /// ports, if Services have some.
     pub(super) fn observe(&mut self, node: Option<&Node>, have_node_ports: bool) -> Option<String> {
         let NodeDependents { node_ports, pods } = &self.dependents;
         let lacks_addresses = node.is_none_or(|node| node.addresses.is_empty());

@@ -1,4 +1,4 @@
-//! Returns memory to the system that was needed for a moment.
+//! Returns memory that was needed for a moment to the system.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::services::Changes;
 
-/// After so many changed ServicePorts memory is returned.
+/// Number of changed ServicePorts after which memory is returned.
 const MANY: usize = 2_000;
-/// It is returned once more after this time: what looks at the kernel after such a sync, or
-/// decodes what others changed meanwhile, needs memory for a moment, too.
+/// Time after which it is returned once more: reading the kernel after such a sync, or decoding
+/// what others changed meanwhile, needs memory for a moment, too.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// Counts what was synced since memory was returned last.
@@ -27,9 +27,9 @@ impl Trimmer {
         self.is_due |= changes.full || self.changed >= MANY;
     }
 
-    /// Has the allocator return what is free to the system, after a sync with which a list of
-    /// a large cluster came, or after many small ones. glibc keeps freed memory, which is right
-    /// for what comes and goes; but those take more for a moment than all that follows.
+    /// Has the allocator return free memory to the system, after a sync of the whole list of a
+    /// large cluster, or after many small ones. glibc keeps freed memory, which suits what comes
+    /// and goes; but such syncs take more for a moment than all later ones.
     pub(super) fn trim(&mut self) {
         if std::mem::take(&mut self.is_due) {
             self.changed = 0;

@@ -16,7 +16,7 @@ use crate::{
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
-/// What the ports of each Service ask for that the mode does not do.
+/// What the ports of each Service request and the mode does not do.
 pub type UnsupportedPreferences = HashMap<ServiceName, BTreeMap<ServicePortName, BTreeSet<Reason>>>;
 
 /// Unsupported preferences that were reported and still hold.
@@ -46,10 +46,9 @@ impl ReportedPreferences {
         Arc::clone(&self.services)
     }
 
-    /// Reports what is new in `unsupported`, the report of a sync of `family`
-    /// with `changes` to `map`, and in the annotations of these Services that
-    /// cannot be read. The ports of a Service mostly have the same, which is
-    /// reported once.
+    /// Reports what is new in `unsupported`, the report of a sync of `family` with `changes` to
+    /// `map`, and in those annotations of these Services that cannot be read. The ports of a
+    /// Service mostly have the same, which is reported once.
     pub(super) fn report(
         &mut self,
         mode: ModeName,
@@ -87,8 +86,7 @@ impl ReportedPreferences {
     }
 }
 
-/// Logs what was reported `before` and is not among what holds `now`, but for what is gone from
-/// `map`.
+/// Logs what was reported `before` and does not hold `now`, except what is gone from `map`.
 fn log_ended(before: &Removed, now: &UnsupportedPreferences, map: &ServiceMap) {
     for (service, reasons) in before {
         let ports = now.get(service);
@@ -107,7 +105,7 @@ fn log_ended(before: &Removed, now: &UnsupportedPreferences, map: &ServiceMap) {
     }
 }
 
-/// What was reported of each Service, with a port of it that had that.
+/// What was reported of each Service, each with one of its ports for which it was.
 type Removed = HashMap<ServiceName, BTreeMap<Reason, ServicePortName>>;
 
 /// Removes and returns what was reported of the ServicePorts of `changes`,

@@ -1,4 +1,4 @@
-//! How often a mode could not write its rules, under the names that kube-proxy has for the same
+//! How often a mode could not write its rules, under the names that kube-proxy uses for the same
 //! mode (`RegisterMetrics` of `pkg/proxy/metrics`). iptables mode counts its own
 //! (`modes/iptables/counters.rs`).
 
@@ -18,7 +18,7 @@ pub(super) struct UnwrittenRules {
 }
 
 impl UnwrittenRules {
-    /// Returns those of `mode`, at zero, and shown by `registry`.
+    /// Returns the counters of `mode`, at zero, which `registry` shows.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.

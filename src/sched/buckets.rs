@@ -11,8 +11,8 @@ use super::{
 
 /// Table size of IPVS (`IP_VS_SH_TAB_BITS`, `IP_VS_DH_TAB_BITS`).
 const BITS: u32 = 8;
-/// Rounds of dealing that the table holds at least. The last one breaks off
-/// somewhere, so shares are off by one part in so many at most.
+/// Minimum number of rounds of dealing that the table holds. The last one is incomplete, so shares
+/// deviate by at most one part in this many.
 const ROUNDS: u64 = 16;
 /// The table grows up to this size for [`ROUNDS`]; beyond it, turns shrink.
 const MAX_BITS: u32 = 16;
@@ -32,9 +32,9 @@ impl Buckets {
     /// least one), over and over until the table is full, as
     /// `ip_vs_sh_reassign` does.
     ///
-    /// The kernel's table has 256 buckets always, in which weights of 130 and
-    /// 100 become 156 and 100, and the 257th server gets nothing. Here it is
-    /// larger where 256 is less than [`ROUNDS`] rounds, and the same elsewhere.
+    /// The kernel's table always has 256 buckets, in which weights of 130 and 100 become 156 and
+    /// 100, and the 257th server gets nothing. Here it is larger where 256 is less than [`ROUNDS`]
+    /// rounds, and otherwise the same.
     pub(super) fn deal(mut turns: Vec<u32>) -> Self {
         let round = |turns: &[u32]| turns.iter().map(|&t| u64::from(t.max(1))).sum::<u64>();
         while round(&turns) * ROUNDS > 1 << MAX_BITS && turns.iter().any(|&t| t > 1) {

@@ -12,8 +12,8 @@ use super::{
     next_usable, usable, weight_gcd,
 };
 
-/// Table sizes that the kernel offers. It is built with the fifth, and so are
-/// we; the others serve sets that this one does not hold.
+/// Table sizes that the kernel offers. Its default is the fifth, as here; larger ones are for sets
+/// that do not fit into it.
 const PRIMES: [u32; 10] = [
     251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131_071,
 ];
@@ -65,8 +65,8 @@ fn latest_weight(i: usize, server: &RealServer, previous: Option<&Maglev>) -> u3
         .map_or(0, |&(_, weight)| weight)
 }
 
-/// A member's walk over the table: which entries it prefers, in its order, and
-/// how many it takes each time round.
+/// A member's walk over the table: the order in which it prefers entries, and how many it takes in
+/// each round.
 struct Walk {
     at: u32,
     skip: u32,
@@ -83,7 +83,7 @@ fn populate(members: &[(SocketAddr, u32)]) -> Box<[u32]> {
         .unwrap_or(PRIMES.len() - 1);
     let size = PRIMES[prime];
 
-    // Rows stay short against the table: 6 bits of weight for the default one.
+    // Rows stay short compared with the table: 6 bits of weight for the default one.
     let most = members.iter().map(|&(_, w)| w / gcd).max().unwrap_or(0);
     let shift = (u32::BITS - most.leading_zeros()).saturating_sub((prime as u32 + 8) / 2);
     let mut walks: Vec<Walk> = members
@@ -103,7 +103,7 @@ fn populate(members: &[(SocketAddr, u32)]) -> Box<[u32]> {
     loop {
         for (member, walk) in walks.iter_mut().enumerate() {
             for _ in 0..walk.turns {
-                // The size is prime, so each walk comes by every entry.
+                // The size is prime, so each walk passes every entry.
                 while table[walk.at as usize] != UNASSIGNED {
                     walk.at = (walk.at + walk.skip) % size;
                 }
@@ -135,9 +135,9 @@ impl Scheduler for Maglev {
         if let Some(own) = server(home).filter(|&own| usable(servers, skip, own)) {
             return Some(own);
         }
-        // The probes of `ip_vs_mh_get_fallback` (flag `mh-fallback`), but not
-        // as many as the table is long: hashing anew may miss the last usable
-        // server even so, and the walk does not.
+        // The probes of `ip_vs_mh_get_fallback` (flag `mh-fallback`), but fewer than the table has
+        // entries: even that many might miss the last usable server, which the walk after them does
+        // not.
         (0..PROBES)
             .filter_map(|probe| server(entry((home + probe).checked_rem(size)?)))
             .find(|&i| usable(servers, skip, i))

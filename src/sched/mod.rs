@@ -61,31 +61,31 @@ use least::Least;
 pub use name::{SchedulerName, SchedulerNameError};
 pub use seed::Seed;
 
-/// Connections that a real server carries now. Shared between successive
-/// sets of real servers, so that counts survive a change of the set.
+/// Numbers of connections that a real server has now. Shared between successive sets of real
+/// servers, so that counts survive a change of the set.
 #[derive(Debug, Default)]
 pub struct Load {
     /// Established or being established.
     pub active: AtomicU32,
     /// Half-closed: one direction has ended.
     pub inactive: AtomicU32,
-    /// What it carried so far; most endpoints of a cluster carry nothing on one node.
+    /// Its traffic so far; most endpoints of a cluster have none on one node.
     carried: OnceLock<Box<Carried>>,
 }
 
 impl Load {
-    /// Returns what it carried so far, to be added to.
+    /// Returns its traffic so far, to be added to.
     pub fn carried(&self) -> &Carried {
         self.carried.get_or_init(Box::default)
     }
 
-    /// Returns what it carried so far, if anything.
+    /// Returns its traffic so far, if any.
     pub fn carried_so_far(&self) -> Option<&Carried> {
         self.carried.get().map(|carried| &**carried)
     }
 }
 
-/// What a real server carried so far.
+/// Traffic of a real server so far.
 #[derive(Debug, Default)]
 pub struct Carried {
     /// Connections that it took, or UDP clients.
@@ -107,7 +107,7 @@ pub struct RealServer {
     pub load: Arc<Load>,
 }
 
-/// What a scheduler may use beside the real servers.
+/// What a scheduler may use apart from the real servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
     /// Address and port of the client.
@@ -120,13 +120,12 @@ pub struct Flow {
 /// real servers; a changed set gets a new scheduler that may inherit. Several
 /// threads may pick at once.
 ///
-/// (`Any`, so that [`build`] can tell whether it may inherit.)
+/// `Any` lets [`build`] find out whether it may inherit.
 pub trait Scheduler: Any + fmt::Debug + Send + Sync {
-    /// Index of the real server that takes the connection, or `None` if every
-    /// one is skipped or has weight 0. `skip(i)` is true for the servers that
-    /// this connection tried already or that are out of order now. `servers`
-    /// is the set that the scheduler was built for, in the same order.
-    /// Does not allocate.
+    /// Returns the index of the real server that takes the connection, or `None` if every one is
+    /// skipped or has weight 0. `skip(i)` is true for the servers that this connection tried
+    /// already or that are out of order now. `servers` is the set that the scheduler was built for,
+    /// in the same order. Does not allocate.
     fn pick(
         &self,
         servers: &[RealServer],
@@ -142,11 +141,9 @@ pub type Previous<'a, S> = (S, &'a [RealServer]);
 /// which of them rr and wrr begin, and which one lc, wlc, sed and nq prefer
 /// among equals.
 ///
-/// `previous` is the scheduler of the set before with that set, if there was
-/// one. If it is of
-/// the same kind, the new one goes on where it stood: rr and wrr behind the
-/// real server picked last, mh with the table entries of servers that were
-/// given weight 0.
+/// `previous` is the scheduler of the set before with that set, if there was one. If it is of the
+/// same kind, the new one goes on where it stood: rr and wrr behind the real server picked last, mh
+/// with the table entries of servers that were given weight 0.
 pub fn build(
     name: SchedulerName,
     servers: &[RealServer],
@@ -183,17 +180,17 @@ fn of_kind<'a, S: Scheduler>(
     Some((scheduler.downcast_ref()?, servers))
 }
 
-/// Whether the server at `i` may get the connection.
+/// Returns whether the server at `i` may get the connection.
 fn usable(servers: &[RealServer], skip: &dyn Fn(usize) -> bool, i: usize) -> bool {
     servers.get(i).is_some_and(|server| server.weight > 0) && !skip(i)
 }
 
-/// The indices of `servers` from `start` on, going round once.
+/// Returns the indices of `servers` from `start` on, going round once.
 fn round(servers: &[RealServer], start: usize) -> impl Iterator<Item = usize> {
     (start..servers.len()).chain(0..start.min(servers.len()))
 }
 
-/// The first usable server from `start` on, going round once.
+/// Returns the first usable server from `start` on, going round once.
 fn next_usable(
     servers: &[RealServer],
     skip: &dyn Fn(usize) -> bool,
@@ -202,7 +199,7 @@ fn next_usable(
     round(servers, start).find(|&i| usable(servers, skip, i))
 }
 
-/// Greatest common divisor of the weights that are not 0; 0 if there is none.
+/// Returns the greatest common divisor of the weights that are not 0; 0 if there is none.
 fn weight_gcd(weights: impl Iterator<Item = u32>) -> u32 {
     weights.fold(0, |mut a, mut b| {
         while b > 0 {

@@ -75,8 +75,8 @@ const KERNEL_ONLY: [&str; 5] = ["fo", "lblc", "lblcr", "ovf", "twos"];
 /// Why a scheduler's name was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchedulerNameError {
-    /// The kernel's IPVS has it, this package has not. A caller may carry on
-    /// with [`SchedulerName::Rr`] and a warning.
+    /// The kernel's IPVS has it, this package does not. A caller may go on with
+    /// [`SchedulerName::Rr`] and a warning.
     #[error(
         "scheduler {name:?} exists in the kernel's IPVS only; choose one of {} outside ipvs mode",
         valid_names()

@@ -12,7 +12,7 @@ use std::{
 
 use super::{Flow, RealServer, Scheduler, hash::mix, next_usable, usable};
 
-/// Draws before the weights of what is left are summed up instead.
+/// Number of draws after which the weights of the usable servers are summed up instead.
 const DRAWS: usize = 8;
 
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Scheduler for Random {
                 None => return Some(i),
             }
         }
-        // Servers went out of order between the two walks.
+        // Servers became unusable between the two walks.
         next_usable(servers, skip, 0)
     }
 }

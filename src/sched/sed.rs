@@ -3,7 +3,7 @@
 
 use super::{RealServer, least::expected};
 
-/// Returns what `server` costs, for its share.
+/// Returns the cost of `server`, and its share.
 pub(super) fn cost(server: &RealServer) -> (u64, u32) {
     (expected(&server.load), server.weight)
 }

@@ -26,8 +26,7 @@ impl Seed {
         position.unwrap_or(0) as usize
     }
 
-    /// Another number below `len`, which says nothing of the first; 0 if there
-    /// is none.
+    /// Returns another number below `len`, independent of the first; 0 if there is none.
     pub(super) fn second(self, len: u32) -> u32 {
         let number = (self.0 >> 32) as u32;
         number.checked_rem(len).unwrap_or(0)

@@ -2,7 +2,7 @@
 
 use super::{RealServer, least::overhead};
 
-/// Returns what `server` costs, for its share.
+/// Returns the cost of `server`, and its share.
 pub(super) fn cost(server: &RealServer) -> (u64, u32) {
     (overhead(&server.load), server.weight)
 }

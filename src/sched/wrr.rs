@@ -48,7 +48,7 @@ impl Place {
     }
 }
 
-/// Returns the level that comes so many passes after `level`.
+/// Returns the level `passes` passes after `level`.
 fn lowered(level: u32, passes: u32, top: u32) -> u32 {
     match level.checked_sub(passes) {
         Some(lower) if lower > 0 || top == 0 => lower,
@@ -89,7 +89,7 @@ impl WeightedRoundRobin {
                 next: next as u32,
                 level,
             },
-            // Elsewhere in the cycle: what follows is the kernel's all the same.
+            // It begins elsewhere in the cycle, which is the kernel's all the same.
             None => Place {
                 next: seed.position(servers.len()) as u32 | UNUSED,
                 level: lowered(level, seed.second(top), top),
@@ -127,8 +127,8 @@ impl WeightedRoundRobin {
         } else {
             self.top
         };
-        // Passes above the best weight left would find no server. Their number is
-        // up to whoever chose the weights, so they are not walked.
+        // Passes above the greatest weight left would find no server. Their number depends on the
+        // weights that users choose, so they are not walked through.
         let level = next_level.min(best);
         in_pass(0, level)
             .or_else(|| next_usable(servers, skip, 0))
@@ -213,7 +213,7 @@ mod tests {
         let wrr = build(SchedulerName::Wrr, &first, None, Seed::default());
         // Levels 2, 1 of step 2: a | a b. Stop after the second a.
         assert_eq!(sequence(&*wrr, &first, 2), [0, 0]);
-        // With a third server the step is 1, and the pass the lowest still.
+        // With a third server the step is 1, and the pass is still the lowest.
         let second = with_weights(servers_at(&[1, 2, 3]), &[4, 2, 1]);
         let wrr = build(
             SchedulerName::Wrr,

@@ -17,7 +17,8 @@ pub struct Bind {
     /// Whether to give up at once when it cannot be bound
     /// (`bindAddressHardFail`).
     pub hard_fail: bool,
-    /// Those of this process, among which the process before it may have given it this one.
+    /// The listening sockets of this process, among which the process before it may have given it
+    /// one for this address.
     pub listeners: Listeners,
 }
 
@@ -58,9 +59,9 @@ impl Bind {
     }
 }
 
-/// Opens something by `open`, trying again after each `pause` until it succeeds. An error
-/// is given to `log` unless it is the one before; `serving` says in the log what goes on
-/// after some.
+/// Opens something by `open`, trying again after each `pause` until it succeeds. An error is passed
+/// to `log` unless it is the same as the one before; `serving` is what the log says when it
+/// succeeds after an error.
 pub(super) async fn until_open<T, E: fmt::Display>(
     open: impl Fn() -> Result<T, E>,
     pause: Duration,

@@ -21,13 +21,13 @@ use crate::log_once::LogOnce;
 pub enum Identity {
     /// Files in PEM, which may change at any time.
     Files {
-        /// The certificate, followed by those of the authorities between.
+        /// The certificate, followed by those of intermediate authorities.
         certificate: PathBuf,
         /// Its private key.
         key: PathBuf,
     },
-    /// Made anew by each process, for these host names and addresses. Nobody can tell
-    /// by it who serves.
+    /// Made anew by each process, for these host names and addresses. It proves to nobody who
+    /// serves.
     SelfSigned(Vec<String>),
 }
 
@@ -57,18 +57,18 @@ pub enum CertificateError {
     /// There is no certificate in the file.
     #[error("{}: it has no section CERTIFICATE", .0.display())]
     Empty(PathBuf),
-    /// None can be made.
+    /// No certificate can be made.
     #[error("no certificate for {} can be made: {reason}", names.join(", "))]
     SelfSigned {
-        /// What it was to be for.
+        /// Host names and addresses that it was to be for.
         names: Vec<String>,
-        /// What the library refused.
+        /// Why the library refused them.
         #[source]
         reason: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// A certificate as it now is.
+/// The current certificate.
 #[derive(Debug)]
 pub(super) struct Certificate {
     identity: Identity,
@@ -78,7 +78,7 @@ pub(super) struct Certificate {
 #[derive(Debug)]
 struct Current {
     config: Arc<ServerConfig>,
-    /// What the files were when they were last read.
+    /// Stamps of the files when they were last read.
     stamps: [Option<Stamp>; 2],
     logged: LogOnce,
 }
@@ -88,7 +88,7 @@ struct Current {
 type Stamp = (u64, u64, u64, i64, i64);
 
 impl Certificate {
-    /// Reads or makes it.
+    /// Reads or makes the certificate.
     pub(super) fn open(identity: Identity) -> Result<Certificate, CertificateError> {
         let stamps = stamps(&identity);
         let config = Arc::new(config(&identity)?);
@@ -103,11 +103,11 @@ impl Certificate {
         })
     }
 
-    /// Returns how to speak TLS with it. Where changed files cannot be used (one was
-    /// written, the other is not yet), what they were stays in use.
+    /// Returns the TLS configuration with it. While changed files cannot be used (one was written,
+    /// the other not yet), their last content stays in use.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         let mut current = self.current.lock();
-        // Before reading: what changes meanwhile is seen as a change.
+        // Before the files are read: a change while they are is noticed at the next call.
         let stamps = stamps(&self.identity);
         if stamps != current.stamps {
             current.stamps = stamps;
@@ -178,7 +178,7 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CertificateError> 
     })
 }
 
-/// Makes a certificate that never ends: nothing can be verified by it in any case.
+/// Makes a certificate that never expires: nothing can be verified by it in any case.
 fn self_signed(
     names: &[String],
 ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), CertificateError> {

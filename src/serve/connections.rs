@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 
 use crate::net::address::client;
 
-/// Connections that are open at once; probes and scrapes need few, and all of
-/// them are descriptors that the data path does not get.
+/// Maximum number of connections that are open at once; probes and scrapes need few, and each takes
+/// a descriptor away from the data path.
 const MOST: usize = 64;
 
 /// How many of these one peer may have.
@@ -21,9 +21,9 @@ const SHARE: usize = MOST / 4;
 
 /// The open connections of one server, or of several that share them.
 ///
-/// A new connection always gets a place, because it may be the kubelet's probe:
-/// where there is none left, the oldest one of the peer that has most of them
-/// ends. A peer that has its share already gives up the oldest of its own.
+/// A new connection always gets a place, because it may be the kubelet's probe: if none is left,
+/// the oldest connection of the peer that has most of them ends. A peer that has its share already
+/// gives up the oldest of its own.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     open: Mutex<Open>,
@@ -32,7 +32,7 @@ pub(super) struct Connections {
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
-    /// By number, which is by age.
+    /// By number, and therefore by age.
     places: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
 }
 
@@ -52,7 +52,7 @@ impl Connections {
         if let Some(oldest) = open.to_evict(peer)
             && let Some((_, evict)) = open.places.remove(&oldest)
         {
-            // Fails when the connection has just ended, which is as good.
+            // Fails when the connection has just ended, which has the same effect.
             let _ = evict.send(());
         }
         let number = open.next;
@@ -115,7 +115,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Which of `places`, by their order, had to end.
+    /// Returns which of `places`, by their indices, had to end.
     fn evicted(places: &mut [Place]) -> Vec<usize> {
         let ended = |place: &mut Place| place.evicted.try_recv().is_ok();
         let places = places.iter_mut().enumerate();

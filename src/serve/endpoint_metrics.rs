@@ -1,5 +1,5 @@
-//! `tripod_endpoint_…` and `tripod_service_limited_total`: what each endpoint carries, and what
-//! limits kept out, of Services in the namespaces that the operator names. Made at each scrape.
+//! `tripod_endpoint_…` and `tripod_service_limited_total`: the traffic of each endpoint, and what
+//! limits kept out, for Services in the namespaces that the operator names. Made at each scrape.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -72,7 +72,7 @@ impl Collector for EndpointMetrics {
         let mut services = HashSet::new();
         for (port, traffic) in ports.iter().zip(self.traffic.of(&ports)) {
             let service = &port.name.service;
-            // Its ports have one count together.
+            // The ports of a Service share one count.
             if let Some(limited) = traffic.limited
                 && services.insert(service)
             {

@@ -27,6 +27,8 @@ pub(super) struct Probes {
 }
 
 impl Probes {
+    /// Registers the counters with `registry`.
+    ///
     /// # Errors
     /// When `registry` has metrics of these names already.
     pub(super) fn register(health: Arc<Health>, registry: &Registry) -> prometheus::Result<Probes> {
@@ -96,8 +98,8 @@ struct FamilyStatus {
 fn body(snapshot: &Snapshot, fine: bool, node_eligible: Option<bool>) -> String {
     let now = SystemTime::now();
     let body = Body {
-        // kube-proxies of old updated this time at every request, and some load
-        // balancers demand that it is recent.
+        // Old kube-proxies updated this time at every request, and some load balancers demand that
+        // it is recent.
         last_updated: time(if fine {
             Some(now)
         } else {

@@ -1,5 +1,4 @@
-//! A small HTTP/1.1 server: GET requests, answers that fit in memory, one answer
-//! a connection.
+//! A small HTTP/1.1 server: GET requests, answers that fit in memory, one answer per connection.
 
 use std::{
     convert::Infallible,
@@ -39,9 +38,9 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// How long a connection may take in all: to ask, and to take the answer.
 const LIFETIME: Duration = Duration::from_secs(30);
 
-/// How long a client may take no byte of its answer (`tcp(7)`,
-/// TCP_USER_TIMEOUT, which counts a closed window too). It also ends what the
-/// kernel still has to send when our side is closed.
+/// How long a client may go without taking a byte of its answer (`tcp(7)`, TCP_USER_TIMEOUT, which
+/// counts a closed window too). It also limits how long the kernel goes on sending after this side
+/// is closed.
 const TAKES_NOTHING: Duration = Duration::from_secs(10);
 
 /// Longest head of a request.
@@ -52,7 +51,7 @@ const LONGEST_HEAD: usize = 16 << 10;
 pub(super) struct Asked<'a> {
     /// The path, without query.
     pub(super) path: &'a str,
-    /// What stands behind the path's question mark; empty if there is nothing.
+    /// The text after the path's question mark; empty if there is none.
     pub(super) query: &'a str,
     /// The `Accept` header; empty if there is none.
     pub(super) accept: &'a str,
@@ -64,15 +63,15 @@ pub(super) struct Asked<'a> {
 pub(super) enum Peer {
     /// A process of this node: by a unix socket, or from a loopback address.
     OfNode,
-    /// One of which the API server says that it may.
+    /// A client that the API server allows to read.
     Authorized,
-    /// Another process, or one of which that is not known.
+    /// A client of which neither is known.
     #[default]
     Elsewhere,
 }
 
-/// Whether the `Host` of a request is localhost or an address. Where it is another name,
-/// a page of that name in a browser of this node asks, which had the name resolved to a
+/// Returns whether the `Host` of a request is localhost or an address. Another name means that a
+/// web page of that name, open in a browser on this node, asks, after it had its name resolved to a
 /// loopback address (DNS rebinding).
 fn is_address(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
@@ -83,7 +82,7 @@ fn is_address(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// A socket on which clients come in.
+/// A socket that accepts connections of clients.
 pub(super) trait Listener: Send {
     /// The connection to one client.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
@@ -98,7 +97,7 @@ impl Listener for TcpListener {
 
     async fn next(&self) -> io::Result<(TcpStream, IpAddr)> {
         let (stream, peer) = self.accept().await?;
-        // Without it the lifetime is the limit.
+        // If this fails, the connection's lifetime is the limit.
         let _ = SockRef::from(&stream).set_tcp_user_timeout(Some(TAKES_NOTHING));
         Ok((stream, peer.ip()))
     }
@@ -126,7 +125,7 @@ impl Listener for UnixListener {
     }
 }
 
-/// One that others look at while it serves.
+/// A listener that others can inspect while it serves.
 impl<L: Listener + Sync> Listener for Arc<L> {
     type Stream = L::Stream;
 
@@ -213,21 +212,21 @@ impl Answer {
     }
 }
 
-/// An answer that is there, or one that takes waiting.
+/// An answer, or the wait for one.
 pub(super) enum Reply {
-    /// It is there.
+    /// The answer is there.
     Now(Answer),
-    /// It comes later; no longer than the connection may last.
+    /// The answer comes later; the wait ends with the lifetime of the connection.
     Later(Pin<Box<dyn Future<Output = Answer> + Send>>),
 }
 
 impl Reply {
-    /// Returns one that takes waiting.
+    /// Returns a reply for which the client has to wait.
     pub(super) fn later(answer: impl Future<Output = Answer> + Send + 'static) -> Reply {
         Reply::Later(Box::pin(answer))
     }
 
-    /// Returns the answer, when it is there.
+    /// Returns the answer, once it is there.
     pub(super) async fn wait(self) -> Answer {
         match self {
             Reply::Now(answer) => answer,
@@ -270,8 +269,9 @@ pub(super) async fn serve<L: Listener, R: Into<Reply>>(
     .await;
 }
 
-/// Has `serve` serve each connection to `listener`, until another program ends that in the
-/// kernel (`ss -K`). They count among `open`, have a bounded time, and end with this.
+/// Has `serve` serve each connection to `listener`, until another program ends the listener in the
+/// kernel (`ss -K`). Connections count among `open`, have a bounded lifetime, and end when this is
+/// dropped.
 pub(super) async fn each_connection<L: Listener, F>(
     listener: L,
     open: Arc<Connections>,
@@ -287,7 +287,7 @@ pub(super) async fn each_connection<L: Listener, F>(
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
-            // It listens no longer (accept(2)).
+            // It does not listen any more (accept(2)).
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
             Err(_) => {
                 tokio::time::sleep(ACCEPT_AGAIN).await;
@@ -302,8 +302,8 @@ pub(super) async fn each_connection<L: Listener, F>(
                 _ = timeout(LIFETIME, served) => {}
             }
         });
-        // It is answered, if it has asked, before others come that it has to give way to;
-        // and syncs have their turn between two of a crowd.
+        // If its request is there, it is answered before others come to which it has to give way;
+        // and syncs can run between the connections of a crowd.
         tokio::task::yield_now().await;
     }
 }

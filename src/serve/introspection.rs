@@ -1,7 +1,7 @@
-//! What is served at the metrics address: `/metrics`, `/proxyMode`, `/configz`,
-//! `/statusz`, `/flagz`, `/healthz` in its short form, and how often that was
-//! asked (`/metrics/slis`, KEP-3466). To processes of this node, and to whom the API
-//! server lets, also the API of the running proxy, and the page for people at `/`.
+//! What is served at the metrics address: `/metrics`, `/proxyMode`, `/configz`, `/statusz`,
+//! `/flagz`, `/healthz` in its short form, and how often that was requested (`/metrics/slis`,
+//! KEP-3466). To processes of this node, and to clients that the API server allows, also the API of
+//! the running proxy, and the page for people at `/`.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ use crate::{
 /// Name under which `/configz` shows the configuration: its API group.
 const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";
 
-/// Where metrics are.
+/// Path of the metrics.
 const METRICS: &str = "/metrics";
 
 /// The paths, sorted.
@@ -50,11 +50,11 @@ const PATHS: [&str; 8] = [
 pub struct Running {
     /// The current mode.
     pub mode: ModeName,
-    /// The settings name a mode; otherwise the one that runs is as good as any.
+    /// Whether the settings name a mode; if not, no mode that runs is a fallback.
     pub named: bool,
     /// Why each better mode was passed over.
     pub passed_over: Vec<String>,
-    /// One word for each thing that these miss.
+    /// What those modes miss, one word for each thing.
     pub wanting: Vec<String>,
 }
 
@@ -141,7 +141,7 @@ impl Introspection {
             )
             .const_label("reason", &wanting),
         )?;
-        // An alert stands on it, which is for who asked for a mode and did not get it.
+        // An alert uses it, which is for those who configured a mode and did not get it.
         fallback.set(i64::from(self.running.named && !wanting.is_empty()));
         self.registry.register(Box::new(fallback))?;
         for (name, help, label, value) in info {

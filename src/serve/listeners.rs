@@ -1,9 +1,8 @@
 //! The TCP sockets on which this process answers about itself: probes, metrics,
 //! health-check node ports. A process that takes over is given them as descriptors.
 //!
-//! Such a socket has one queue: what comes in is answered by whichever process accepts it,
-//! and no client is refused while they change. Both keep it open, so that the one goes on when
-//! the other ends.
+//! Such a socket has one queue: whichever process accepts a connection answers it, and no client is
+//! refused while the processes change. Both keep it open, so that one goes on when the other ends.
 
 use std::{
     collections::BTreeMap,
@@ -26,25 +25,25 @@ use super::{
 };
 use crate::{kernel::socket::listening::identity, net::Protocol};
 
-/// How long after this process serves it may still open a port that it was given: what is
-/// not open then is not asked for.
+/// How long this process, once it serves, may take to open the ports that it was given: those that
+/// are not open then are not needed.
 const SETTLES: Duration = Duration::from_secs(2);
 
-/// Who accepts what.
+/// Which process accepts connections, and where.
 #[derive(Debug, Default)]
 struct Turn {
-    /// What this process is to serve is in force.
+    /// Whether what this process is to serve is in force.
     serves: bool,
-    /// The process that gave sockets to this one has ended.
+    /// Whether the process that gave sockets to this one has ended.
     left_alone: bool,
-    /// Where other processes accept, and how many of them do.
+    /// Addresses at which other processes accept, each with the number of these processes.
     taken: BTreeMap<SocketAddr, usize>,
 }
 
 #[derive(Debug, Default)]
 struct Sockets {
     open: BTreeMap<SocketAddr, Open>,
-    /// Those that this process was given and has not opened.
+    /// Sockets that this process was given and has not opened.
     given: BTreeMap<SocketAddr, StdListener>,
 }
 
@@ -57,7 +56,7 @@ struct Open {
 #[derive(Debug, Default)]
 struct State {
     sockets: Mutex<Sockets>,
-    /// Why what is served at an address cannot be.
+    /// Why something cannot be served, by its address and what it is.
     refused: Mutex<BTreeMap<(SocketAddr, &'static str), String>>,
     turn: watch::Sender<Turn>,
     /// Counts changes of what is open.
@@ -112,21 +111,22 @@ impl Listeners {
         };
     }
 
-    /// Returns why probes or metrics cannot be served at each address where they are to be.
+    /// Returns the reason for each address at which probes or metrics are to be served and cannot
+    /// be.
     pub(super) fn refused(&self) -> Vec<String> {
         self.0.refused.lock().values().cloned().collect()
     }
 
-    /// Waits until no other process has taken over from this one, which then opens the
-    /// ports that there are to be.
+    /// Waits until no other process has taken over from this one: only then does this one open
+    /// ports.
     pub(super) async fn in_charge(&self) {
         let mut turn = self.0.turn.subscribe();
         // Fails only if the sender is gone, which `self` holds.
         let _ = turn.wait_for(|turn| turn.taken.is_empty()).await;
     }
 
-    /// Stores a socket of the process before this one. It is answered on when this process
-    /// serves, or the other one has ended. What is no listening TCP socket is closed.
+    /// Stores a socket of the process before this one. This one accepts on it once it serves, or
+    /// once the other one has ended. Anything but a listening TCP socket is closed.
     pub fn give(&self, socket: OwnedFd) {
         let found = identity(&socket).filter(|found| found.protocol == Protocol::Tcp);
         let Some(address) = found.map(|found| found.address) else {
@@ -135,21 +135,21 @@ impl Listeners {
         let mut sockets = self.0.sockets.lock();
         let open = sockets.open.get(&address);
         let socket = StdListener::from(socket);
-        // A runtime takes no other.
+        // The runtime takes nonblocking sockets only.
         let is_usable = socket.set_nonblocking(true).is_ok();
         if is_usable && open.is_none_or(|open| open.socket.strong_count() == 0) {
             sockets.given.entry(address).or_insert(socket);
         }
     }
 
-    /// Answers on what this process was given: what it is to serve is in force.
+    /// Accepts on the sockets that this process was given: what it is to serve is in force.
     pub fn serve(&self) {
         self.0.turn.send_modify(|turn| turn.serves = true);
         self.0.changed.send_modify(|count| *count += 1);
     }
 
-    /// Answers on what this process was given, because the other one has ended, and closes
-    /// what it has no use for when it serves.
+    /// Accepts on the sockets that this process was given, because the other one has ended; once
+    /// this one serves, closes those that it does not use.
     pub async fn left_alone(&self) {
         self.0.turn.send_modify(|turn| turn.left_alone = true);
         let mut turn = self.0.turn.subscribe();
@@ -158,7 +158,7 @@ impl Listeners {
         self.0.sockets.lock().given.clear();
     }
 
-    /// Returns what is open, by the address that it is bound to.
+    /// Returns the open sockets, each with the address that it is bound to.
     pub fn open(&self) -> Vec<(SocketAddr, Arc<TcpListener>)> {
         let sockets = self.0.sockets.lock();
         let open = sockets.open.iter();
@@ -179,12 +179,13 @@ impl Listeners {
         ours.map(|(address, _)| *address).collect()
     }
 
-    /// Returns what changes whenever [`Listeners::open`] or [`Listeners::taken_over`] may.
+    /// Returns a receiver that is notified whenever [`Listeners::open`] or
+    /// [`Listeners::taken_over`] may have changed.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
-    /// Returns the addresses at which another process answers, none yet.
+    /// Returns the record of another process, which does not answer at any address yet.
     pub fn successor(&self) -> Successor {
         Successor {
             listeners: self.clone(),
@@ -206,7 +207,7 @@ impl Listeners {
     }
 }
 
-/// Where another process answers in the place of this one, until this is dropped.
+/// The addresses at which another process answers in place of this one, until this is dropped.
 #[derive(Debug)]
 pub struct Successor {
     listeners: Listeners,
@@ -214,7 +215,7 @@ pub struct Successor {
 }
 
 impl Successor {
-    /// It answers at `address`. Returns whether it is the first such address.
+    /// Records that it answers at `address`. Returns whether it is the first such address.
     pub fn answers_at(&mut self, address: SocketAddr) -> bool {
         self.taken.push(address);
         let turn = &self.listeners.0.turn;

@@ -94,8 +94,8 @@ async fn serve<R: Into<Reply>>(
     }
 }
 
-/// Serves the same over TLS, to those whom the API server lets. Ends only when the
-/// address cannot be bound, or the certificate cannot be used, and that is to be final.
+/// Serves the same over TLS, to clients that the API server allows. Ends only when the address
+/// cannot be bound, or the certificate cannot be used, and that is to be final.
 ///
 /// # Errors
 /// Says what cannot be used.

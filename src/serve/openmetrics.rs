@@ -1,6 +1,6 @@
 //! `/metrics`, in the text format of Prometheus or in OpenMetrics 1.0
-//! (<https://prometheus.io/docs/specs/om/open_metrics_spec/>), whichever is asked for.
-//! Neither has exemplars.
+//! (<https://prometheus.io/docs/specs/om/open_metrics_spec/>), whichever is requested. Neither has
+//! exemplars.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +16,7 @@ use super::http::Answer;
 const MEDIA_TYPE: &str = "application/openmetrics-text";
 const VERSION: &str = "1.0.0";
 
-/// Returns the metrics as they are now, in the format that `accept` asks for, an `Accept`
-/// header.
+/// Returns the metrics as they are now, in the format that `accept`, an `Accept` header, requests.
 pub(super) fn answer(registry: &Registry, accept: &str) -> Answer {
     let families = registry.gather();
     let made = if is_preferred(accept) {
@@ -31,8 +30,8 @@ pub(super) fn answer(registry: &Registry, accept: &str) -> Answer {
     })
 }
 
-/// Whether `accept` gives OpenMetrics no less weight than plain text (RFC 9110, sections
-/// 12.4.2 and 12.5.1). Only who names it gets it: browsers accept everything.
+/// Returns whether `accept` gives OpenMetrics no less weight than plain text (RFC 9110, sections
+/// 12.4.2 and 12.5.1). Only clients that name OpenMetrics get it: browsers accept everything.
 fn is_preferred(accept: &str) -> bool {
     let (mut ours, mut text) = (0.0_f32, 0.0_f32);
     for range in accept.split(',') {
@@ -61,8 +60,8 @@ fn samples(families: &[MetricFamily]) -> prometheus::Result<String> {
     Ok(text.replace(" inf\n", " +Inf\n"))
 }
 
-/// Returns `families` in OpenMetrics. The library writes the samples, which are the same
-/// in both formats; what differs is what stands above them, and the end.
+/// Returns `families` in OpenMetrics. The library writes the samples, which are the same in both
+/// formats; what differs is the lines above them, and the end.
 fn encode(families: &[MetricFamily]) -> prometheus::Result<String> {
     let names: BTreeSet<&str> = families.iter().map(MetricFamily::name).collect();
     let mut text = String::new();
@@ -85,10 +84,9 @@ fn encode(families: &[MetricFamily]) -> prometheus::Result<String> {
     Ok(text)
 }
 
-/// Returns the name and the type of a family. A counter's is the name of its samples
-/// without `_total`; where that is another family's name, as of a gauge of what is open
-/// beside a counter of what was ever opened, its type is unknown, since no two families
-/// may have one name.
+/// Returns the name and the type of a family. A counter's name is that of its samples without
+/// `_total`; if another family has that name, such as a gauge of what is open next to a counter of
+/// what was ever opened, the counter's type is unknown, since no two families may have one name.
 fn head<'a>(family: &'a MetricFamily, names: &BTreeSet<&str>) -> (&'a str, &'static str) {
     let name = family.name();
     let of_counter = name.strip_suffix("_total");

@@ -11,8 +11,8 @@ use super::http::Answer;
 
 const PAGE: &str = include_str!("page.html");
 
-/// Nothing may be loaded but what the page itself holds, and nothing asked but this
-/// address (Content Security Policy Level 3).
+/// Allows the page to load only what it holds itself, and to send requests only to this address
+/// (Content Security Policy Level 3).
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     let script = hash(PAGE, "script");
     let style = hash(PAGE, "style");
@@ -25,12 +25,12 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 /// Returns the page.
 pub(super) fn answer() -> Answer {
     let policy = HeaderValue::from_str(&POLICY);
-    // It is of ASCII letters.
+    // It consists of ASCII characters.
     let policy = policy.unwrap_or(HeaderValue::from_static("default-src 'none'"));
     Answer::html(PAGE).with_header(CONTENT_SECURITY_POLICY, policy)
 }
 
-/// Returns the hash source of what the only element of that name holds.
+/// Returns the hash source for the content of the only element of that name.
 fn hash(page: &str, element: &str) -> String {
     let inner = page.split_once(&format!("<{element}>"));
     let inner = inner.and_then(|(_, rest)| rest.split_once(&format!("</{element}>")));

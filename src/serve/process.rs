@@ -1,5 +1,5 @@
-//! `process_…` metrics, as every Prometheus client library names them: what
-//! this process takes. Read from `/proc` at each scrape (proc(5)).
+//! `process_…` metrics, as every Prometheus client library names them: the resources that this
+//! process uses. Read from `/proc` at each scrape (proc(5)).
 
 use std::fs;
 
@@ -135,7 +135,7 @@ fn cpu_seconds() -> Option<f64> {
     Some(micros as f64 / 1e6)
 }
 
-/// In a thread of the runtime, which answers scrapes.
+/// Returns the number of tasks. Scrapes are answered on a thread of the runtime.
 fn tasks() -> Option<f64> {
     let runtime = Handle::try_current().ok()?;
     Some(runtime.metrics().num_alive_tasks() as f64)
@@ -161,8 +161,8 @@ fn start_time() -> Option<f64> {
     Some(boot.trim().parse::<f64>().ok()? + ticks / per_second as f64)
 }
 
-/// Field 22 of `/proc/pid/stat`, counted from after the program's name: that
-/// may hold spaces and parentheses.
+/// Returns field 22 of `/proc/pid/stat`, counted from after the program's name, which may hold
+/// spaces and parentheses: the start time in clock ticks.
 fn start_ticks(stat: &str) -> Option<f64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(22 - 3)?.parse().ok()

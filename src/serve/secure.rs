@@ -24,22 +24,21 @@ use crate::{
     log_once::LogOnce,
 };
 
-/// What everybody may ask, as at other components of Kubernetes
-/// (`WithAlwaysAllowPaths` in `pkg/server/options/authorization.go` of
-/// `k8s.io/apiserver`).
+/// Paths that everybody may read, as at other components of Kubernetes (`WithAlwaysAllowPaths` in
+/// `pkg/server/options/authorization.go` of `k8s.io/apiserver`).
 const OPEN: [&str; 2] = ["/healthz", "/healthz/ping"];
 
 /// Pause before files that could not be read are tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Where is served, with which certificate, and who says who may ask.
+/// Where to serve, with which certificate, and what decides who may read.
 #[derive(Debug)]
 pub struct Secure {
     /// Where it listens; TCP.
     pub at: Bind,
     /// Files of the certificate and its key, or names for one that is made.
     pub identity: Identity,
-    /// Who says who may ask.
+    /// Decides who may read.
     pub authorizer: Authorizer,
 }
 
@@ -58,7 +57,7 @@ pub(super) async fn serve(secure: Secure, about: Arc<Introspection>) -> Result<(
             Ok(runtime) => runtime.block_on(run(secure, about)),
             Err(error) => Err(Error::Thread(error)),
         };
-        // It is gone where the process ends.
+        // The receiver is gone if the process is ending.
         let _ = sender.send(result);
     });
     spawned.map_err(Error::Thread)?;

@@ -8,8 +8,8 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
-/// Connections that may wait to be accepted: where there is no room, clients try again
-/// after a second at the earliest, also those that are no part of a crowd.
+/// How many connections may wait to be accepted: if there is no room, clients try again after a
+/// second at the earliest, even those that are no part of a crowd.
 const BACKLOG: i32 = 1024;
 
 /// Listens on `address`. A wildcard is every address of both families, or of IPv4 where the

@@ -409,7 +409,7 @@ async fn over_the_wire() {
     let answer = exchange(address, "nonsense\r\n\r\n").await;
     assert!(answer.starts_with("http/1.1 400 "), "{answer}");
 
-    // One answer a connection, whatever else was asked.
+    // One answer per connection, whatever else was requested.
     let ask = "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n";
     let answer = exchange(address, ask).await;
     assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
@@ -421,7 +421,7 @@ async fn over_the_wire() {
     server.abort();
     let mut rest = Vec::new();
     let end = tokio::time::timeout(Duration::from_secs(10), idle.read_to_end(&mut rest));
-    // An end or a reset: either is one.
+    // The end of the stream or a reset: the connection ends in either case.
     let _ = end.await.expect("the connection is still open");
 }
 

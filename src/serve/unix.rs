@@ -15,7 +15,7 @@ use crate::kernel::socket::unix;
 /// Pause before a socket that could not be opened is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Mode of the folder: others of this program's files there are for all to read.
+/// Mode of the folder: everybody may read other files that this program has there.
 const FOLDER: u32 = 0o755;
 
 /// Returns a listener at `path`, trying again until it can be opened.

@@ -1,5 +1,5 @@
-//! `/statusz` and `/flagz`, what Kubernetes calls z-pages (KEP-4827, KEP-4828):
-//! plain text for people, JSON for who asks for it by the `Accept` header.
+//! `/statusz` and `/flagz`, what Kubernetes calls z-pages (KEP-4827, KEP-4828): plain text for
+//! people, JSON for clients that request it by the `Accept` header.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -107,8 +107,8 @@ fn object(form: Form, kind: &str, mut fields: Value) -> Answer {
     Answer::json(fields.to_string())
 }
 
-/// Returns the first form in an `Accept` header (RFC 9110, section 12.5.1) that
-/// the page of `kind` comes in. Weights are left out of account.
+/// Returns the first form in an `Accept` header (RFC 9110, section 12.5.1) that the page of `kind`
+/// comes in. Weights are ignored.
 fn accepted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);

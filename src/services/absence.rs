@@ -5,35 +5,36 @@ use std::{fmt, sync::Arc};
 use super::{EndpointSlice, Port, SlicePort};
 use crate::net::{Family, Protocol};
 
-/// Most ports of EndpointSlices that are named.
+/// Maximum number of ports of EndpointSlices that are named.
 const MOST_PORTS: usize = 10;
 
 /// Why a ServicePort has no endpoint, usable or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
-    /// The Service has a selector: the control plane writes its EndpointSlices.
+    /// Whether the Service has a selector, so that the control plane writes its EndpointSlices.
     pub selector: bool,
     /// What is missing, so that there is no endpoint.
     pub missing: Missing,
 }
 
-/// What of the endpoints of a ServicePort is not there.
+/// The first thing that is missing for a ServicePort to have an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Missing {
     /// No EndpointSlice names the Service.
     Slice,
     /// Its EndpointSlices have no endpoint.
     Endpoint,
-    /// All of its endpoints, which are so many, are of the other family than this one.
+    /// None of its endpoints is of this family; all of them, of which this is the number, are of
+    /// the other one.
     Family(Family, usize),
-    /// None of its EndpointSlices with endpoints of the family has this port; they have the
-    /// `other` ones, the first of them.
+    /// None of its EndpointSlices with endpoints of the family has this port; they have `other`
+    /// ones.
     Port {
         /// Name of the Service's port.
         name: Arc<str>,
         /// Protocol of the Service's port.
         protocol: Protocol,
-        /// Ports of the EndpointSlices, each once.
+        /// The first ports of the EndpointSlices, each once.
         other: Box<[SlicePort]>,
     },
 }

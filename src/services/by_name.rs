@@ -1,4 +1,4 @@
-//! Objects that are found by the names that they have, which are stored once.
+//! Objects that are found by their own names, which are stored once.
 
 use std::{
     hash::{BuildHasher, Hash},
@@ -8,9 +8,9 @@ use std::{
 
 use hashbrown::{DefaultHashBuilder, HashTable, hash_table::Entry};
 
-/// What has a name of its own.
+/// An object that has a name of its own.
 pub trait Named {
-    /// What it is found by in a [`ByName`].
+    /// The name by which it is found in a [`ByName`].
     type Name: Eq + Hash;
 
     /// Returns its name.
@@ -54,7 +54,7 @@ impl<T: Named> ByName<T> {
         self.objects.find_mut(hash, |one| one.own_name() == name)
     }
 
-    /// Adds an object. Returns the one of its name that it replaces.
+    /// Adds an object. Returns the object of the same name that it replaces.
     pub fn insert(&mut self, object: T) -> Option<T> {
         let (name, hasher) = (object.own_name(), &self.hasher);
         let is_of_name = |one: &T| one.own_name() == name;

@@ -12,33 +12,31 @@ use crate::net::{PerFamily, Protocol};
 /// of a mode.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
-    /// ServicePorts that came, changed or went.
+    /// ServicePorts that were added, changed or removed.
     pub ports: HashSet<ServicePortName>,
-    /// Everything is to be compared with the kernel: at start, for repair and
-    /// at each sync period.
+    /// Whether everything is to be compared with the kernel: at start, for repair and at each sync
+    /// period.
     pub full: bool,
-    /// What failed is to be tried again, whether or not it changed.
+    /// Whether what failed is to be tried again, even if it did not change.
     pub retry: bool,
-    /// UDP flows that the kernel would go on sending to where no endpoint
-    /// serves.
+    /// UDP flows that the kernel would go on sending to where no endpoint serves.
     pub stale_udp: StaleUdp,
 }
 
-/// UDP flows whose connection-tracking entries outlive what they lead to: a
-/// client that keeps its socket keeps its entry, so nothing but deleting it
-/// makes the client's next packet follow the new rules.
+/// UDP flows whose connection-tracking entries outlive what they translate to: an entry stays for
+/// as long as the client goes on using its socket, so only its deletion makes the client's next
+/// packet follow the new rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StaleUdp {
-    /// Endpoints that no longer serve: flows from its addresses to that
-    /// endpoint are stale.
+    /// Endpoints that no longer serve: flows from addresses of the ServicePort to that endpoint are
+    /// stale.
     pub endpoints: Vec<StaleEndpoint>,
     /// ServicePorts that lost an address (cluster, external or load-balancer
     /// IP), their port or their node port: flows to what they lost are stale.
     pub addresses: Vec<StaleAddresses>,
-    /// ServicePorts that are new, or have something to reach and before had
-    /// nothing or less addresses: flows to their addresses that were recorded
-    /// meanwhile, or before this process began, lead elsewhere than to what
-    /// serves now.
+    /// ServicePorts that are new, or have reachable endpoints and before had none, or fewer
+    /// addresses: flows to their addresses that were recorded meanwhile, or before this process
+    /// began, go elsewhere than to the endpoints that serve now.
     pub revived: Vec<ServicePortName>,
 }
 
@@ -113,7 +111,7 @@ impl Changes {
     /// grow without limit, whatever happens meanwhile; `map` is what is to be
     /// in force.
     pub fn bound(&mut self, map: &ServiceMap) {
-        // Names of ServicePorts that came and went.
+        // Some are names of ServicePorts that were added and removed meanwhile.
         if self.ports.len() > map.len() + MOST_WAITING {
             self.ports.clear();
             self.full = true;
@@ -126,7 +124,7 @@ impl Changes {
         self.ports.is_empty() && !self.full && !self.retry && self.stale_udp == StaleUdp::default()
     }
 
-    /// Records that a ServicePort went from `old` to `new`.
+    /// Records that a ServicePort changed from `old` to `new`.
     pub(super) fn record(
         &mut self,
         old: Option<&Arc<ServicePort>>,
@@ -142,11 +140,12 @@ impl Changes {
     }
 }
 
-/// Changes of one kind that may wait for a family before they are summed up.
+/// Maximum number of names of ServicePorts beyond those that there are, and of UDP flows, that wait
+/// for a family before they are summed up.
 const MOST_WAITING: usize = 10_000;
 
-/// Endpoints of one ServicePort that may wait; beyond that all its flows are
-/// compared with what serves.
+/// Maximum number of endpoints of one ServicePort that wait; beyond that all its flows are compared
+/// with what serves.
 const MOST_OF_ONE_PORT: usize = 100;
 
 impl StaleUdp {
@@ -156,10 +155,10 @@ impl StaleUdp {
         self.revived.extend(later.revived);
     }
 
-    /// Sums up what waits, where it is much. Of a ServicePort in `map`, all
-    /// flows that do not lead to what serves are stale, so that its endpoints
-    /// need not be named. Of others the oldest are dropped: their flows end by
-    /// themselves unless the client goes on sending to a Service that is gone.
+    /// Sums up what waits, if it is much. For a ServicePort in `map`, all flows that do not go to
+    /// an endpoint that serves are stale, so that its endpoints need not be named. For others the
+    /// oldest are dropped: their flows end by themselves unless the client goes on sending to a
+    /// Service that is gone.
     fn bound(&mut self, map: &ServiceMap) {
         if self.endpoints.len() + self.addresses.len() + self.revived.len() <= MOST_WAITING {
             return;
@@ -176,7 +175,7 @@ impl StaleUdp {
         self.revived.sort_unstable();
         self.revived.dedup();
         let mut seen = HashSet::new();
-        // The latest first: it is as the Service was last.
+        // The latest first: it has the last state of the Service.
         self.endpoints.reverse();
         self.endpoints
             .retain(|stale| seen.insert((stale.port.name.clone(), stale.address)));
@@ -213,8 +212,8 @@ impl StaleUdp {
             port.is_some_and(|port| !port.endpoints.all_reachable.is_empty())
         };
         if let Some(new) = new {
-            // A client that called a node port or address before it was served
-            // here was refused elsewhere, and its flow still leads there.
+            // A client that called a node port or address before it was served here was refused
+            // elsewhere, and its flow still goes there.
             let gained = || missing(new, old.map(|old| &**old)) != LostAddresses::default();
             let revived = reaches(Some(new)) && (!reaches(old) || gained());
             if old.is_none() || revived {

@@ -10,17 +10,16 @@ use super::Absence;
 pub struct Endpoint {
     /// Address and port at which it listens.
     pub address: SocketAddr,
-    /// It runs on this node.
+    /// Whether it runs on this node.
     pub local: bool,
-    /// It is ready: it takes new connections (`publishNotReadyAddresses` is
-    /// folded in).
+    /// Whether it is ready, so that it takes new connections (also by `publishNotReadyAddresses`).
     pub ready: bool,
-    /// It serves, whether it is terminating or not.
+    /// Whether it serves, terminating or not.
     pub serving: bool,
-    /// It is being shut down.
+    /// Whether it is being shut down.
     pub terminating: bool,
-    /// Share of new connections that it takes beside the others; 0: none. It
-    /// does not decide which sets of [`Endpoints`] it is in.
+    /// Its share of new connections in proportion to the weights of the others; 0: none. It does
+    /// not decide in which sets of [`Endpoints`] it is.
     pub weight: u16,
     /// Name of the node on which it runs; `None`: not known.
     pub node_name: Option<Arc<str>>,
@@ -33,27 +32,28 @@ pub struct Endpoint {
 pub struct Endpoints {
     /// All endpoints, usable or not.
     pub all: Box<[Endpoint]>,
-    /// Indices into `all`: where traffic with policy Cluster goes.
+    /// Indices into `all`: where traffic with policy Cluster goes; empty if there is no such
+    /// traffic.
     pub cluster: Box<[u32]>,
-    /// Indices into `all`: where traffic with policy Local goes.
+    /// Indices into `all`: where traffic with policy Local goes; empty if there is no such traffic.
     pub local: Box<[u32]>,
-    /// Indices into `all`: union of both, each where the policies need it.
+    /// Indices into `all`: the union of both.
     pub all_reachable: Box<[u32]>,
-    /// Some endpoint in the cluster is usable, even if none on this node is.
+    /// Whether some endpoint in the cluster is usable, even if none on this node is.
     pub has_any: bool,
     /// Indices into `all`: those that have weight 0 because connections to them are not
     /// answered.
     pub ejected: Box<[u32]>,
-    /// Those that are left out because nothing of a Service may be at their addresses, the
-    /// first of each slice.
+    /// Endpoints that are left out because no endpoint of a Service may have their addresses; only
+    /// the first ones of each slice.
     pub forbidden: Box<[SocketAddr]>,
     /// Why there are none, usable or not; `None`: there are some, or that is not known.
     pub absence: Option<Box<Absence>>,
 }
 
 impl Endpoint {
-    /// Returns whether flows that were led to it go on: traffic was never sent to one that
-    /// neither is ready nor serves. One that is ready need not serve: that is what
+    /// Returns whether it may have flows, which go on: traffic was never sent to an endpoint that
+    /// is neither ready nor serving. One that is ready need not serve: that is what
     /// `publishNotReadyAddresses` makes of an endpoint that is not ready.
     pub fn may_have_flows(&self) -> bool {
         self.ready || self.serving
@@ -97,7 +97,7 @@ pub enum NotUsed {
     Terminating,
     /// It is on another node, and the traffic policy is Local.
     OtherNode,
-    /// By topology hints it serves other zones or nodes.
+    /// Topology hints reserve it for other zones or nodes.
     Topology,
     /// Its weight is 0.
     NoWeight,
@@ -123,12 +123,12 @@ impl fmt::Display for NotUsed {
     }
 }
 
-/// Which connections are asked about.
+/// The connections that a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Those that any endpoint in use may get.
+    /// Those that may go to any endpoint in use.
     Any,
-    /// Those that only endpoints of this node may get, by a traffic policy of Local.
+    /// Those that may go to endpoints of this node only, by a traffic policy of Local.
     Local,
 }
 
@@ -141,7 +141,7 @@ impl Endpoints {
             .map(|(at, endpoint)| (endpoint, self.not_used(at, endpoint)))
     }
 
-    /// Returns why none of them takes new connections; `None`: some does.
+    /// Returns why none of them takes new connections; `None`: one does.
     pub fn none_in_use(&self, reach: Reach) -> Option<String> {
         let mut reasons: Vec<(NotUsed, usize)> = Vec::new();
         let mut count = |reason: NotUsed| {
@@ -164,7 +164,7 @@ impl Endpoints {
             return Some(absence.to_string());
         }
         let counted = reasons.iter().map(|(why, count)| match why {
-            // It begins with "an endpoint cannot".
+            // This reason begins with "an endpoint cannot".
             NotUsed::Forbidden => format!("{count} left out: {why}"),
             why => format!("{count} {why}"),
         });

@@ -4,31 +4,31 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use super::{EndpointSlice, Node, Service, ServiceCidr, ServiceName, SliceName};
 
-/// One object came, changed or went.
+/// A change of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A Service came or changed.
+    /// A Service was added or changed.
     Service(Arc<Service>),
-    /// A Service went.
+    /// A Service was deleted.
     ServiceGone(ServiceName),
-    /// An EndpointSlice came or changed.
+    /// An EndpointSlice was added or changed.
     EndpointSlice(Arc<EndpointSlice>),
-    /// An EndpointSlice went.
+    /// An EndpointSlice was deleted.
     EndpointSliceGone(SliceName),
-    /// A Node came or changed.
+    /// A Node was added or changed.
     Node(Arc<Node>),
-    /// A Node went.
+    /// A Node was deleted.
     NodeGone(Arc<str>),
-    /// A ServiceCIDR came or changed.
+    /// A ServiceCIDR was added or changed.
     ServiceCidr(Arc<ServiceCidr>),
-    /// A ServiceCIDR went.
+    /// A ServiceCIDR was deleted.
     ServiceCidrGone(Arc<str>),
     /// Endpoints of a Service stopped answering, or are to be tried again.
     Ejected(Ejected),
 }
 
-/// The endpoints of a Service that get no new connections for now, because those to
-/// them are not answered. Where that would leave none, they are used all the same.
+/// The endpoints of a Service that get no new connections for now, because connections to them are
+/// not answered. If that would leave none, they are used all the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ejected {
     /// Name of the Service to which the endpoints belong.

@@ -1,6 +1,5 @@
-//! Annotations and labels under `tripod.proxy/`, by which the author of an
-//! object asks for what only Tripod has. Here they become values; what is
-//! malformed is named and counts as not given.
+//! Annotations and labels under `tripod.proxy/`, by which the author of an object requests what
+//! only Tripod has. This reads their values; a malformed one is reported and counts as not given.
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -14,8 +13,7 @@ use crate::duration;
 /// module from it.
 const LONGEST_SCHEDULER: usize = 15;
 
-/// Characters of a malformed value that are shown: an annotation may have
-/// 256 KiB.
+/// How many characters of a malformed value are shown: an annotation may have 256 KiB.
 const SHOWN: usize = 40;
 
 /// Weight of an endpoint whose slice and node give none.
@@ -27,8 +25,7 @@ pub const WEIGHT: &str = "tripod.proxy/weight";
 /// kube-router's annotation for the scheduler (its `svcSchedulerAnnotation`).
 const KUBE_ROUTER_SCHEDULER: &str = "kube-router.io/service.scheduler";
 
-/// What a Service asks for beyond the API's fields. `None` means that it does
-/// not ask.
+/// What a Service requests beyond the API's fields. `None`: it does not request it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
     /// `tripod.proxy/scheduler`, else `kube-router.io/service.scheduler`: the name of a scheduler
@@ -79,7 +76,7 @@ impl Preferences {
     /// Annotation with the connections that each client of a Service may have.
     pub const MAX_CONNECTIONS_PER_CLIENT: &str = "tripod.proxy/max-connections-per-client";
 
-    /// The preferences of a Service that asks for nothing.
+    /// The preferences of a Service that requests nothing.
     pub const NONE: Preferences = Preferences {
         scheduler: None,
         forwarding: None,
@@ -153,8 +150,8 @@ impl fmt::Display for ProxyProtocol {
 /// What may be tried again on another endpoint when one fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Retry {
-    /// Connecting, and sending what the client sent before the endpoint
-    /// answered, which may so reach two endpoints.
+    /// Connecting, and sending what the client sent before the endpoint answered, which may thus
+    /// reach two endpoints.
     #[default]
     FirstFlight,
     /// Connecting. What the client sent reaches one endpoint at most.
@@ -210,9 +207,8 @@ pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Opti
     weight
 }
 
-/// Returns what a Service asks for, if anything. Malformed values are part of
-/// it: they concern this Service alone, and the runner reports them in an
-/// Event.
+/// Returns what a Service requests, if anything. Malformed values are part of it: they concern this
+/// Service alone, and the runner reports them in an Event.
 pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Arc<Preferences>> {
     let mut malformed = Vec::new();
     let mut read = Reader {
@@ -246,8 +242,8 @@ pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Ar
     (preferences != Preferences::NONE).then(|| Arc::new(preferences))
 }
 
-/// Returns what may be tried again. A mistake must not have a request delivered twice: who
-/// writes the annotation most likely forbids that.
+/// Returns what may be tried again. A mistake must not cause a request to be delivered twice:
+/// whoever writes the annotation most likely means to forbid that.
 fn retry(read: &mut Reader<'_>) -> Option<Retry> {
     given(read.metadata, Preferences::RETRY)?;
     let known = read.value(Preferences::RETRY, |value| {
@@ -292,7 +288,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns `value` if it is such a name as a scheduler may have.
+/// Returns `value` if a scheduler may have that name.
 fn scheduler_name(value: &str) -> Result<&str, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     match value.len() {
@@ -324,7 +320,7 @@ mod tests {
         }
     }
 
-    /// The weight, and the warnings about it.
+    /// Returns the weight, and the warnings about it.
     fn weight_of(metadata: &ObjectMeta) -> (Option<u16>, Vec<String>) {
         let mut inspection = Inspection::of("Node", "n");
         let weight = weight(metadata, &mut inspection);

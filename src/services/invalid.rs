@@ -2,13 +2,13 @@
 
 use std::{borrow::Cow, fmt};
 
-/// Most characters of a value that a message quotes.
+/// Maximum number of characters of a value that a message quotes.
 const QUOTED: usize = 200;
 
-/// Most values of one object that are named; how many more there are is said.
+/// Maximum number of values of one object that are named; of further ones the number is given.
 const NAMED: usize = 20;
 
-/// Most characters of a name of an object (`DNS1123SubdomainMaxLength` of
+/// Maximum number of characters of an object's name (`DNS1123SubdomainMaxLength` of
 /// `k8s.io/apimachinery/pkg/util/validation`).
 const LONGEST_NAME: usize = 253;
 
@@ -44,7 +44,7 @@ impl fmt::Display for Invalid {
 /// A reduced object, and what had to be left out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reduced<T> {
-    /// The object without those values.
+    /// The object without the values that `warnings` name.
     pub object: T,
     /// Values that were skipped; the reader of the object logs them once.
     pub warnings: Vec<Invalid>,
@@ -55,7 +55,7 @@ pub(super) struct Inspection {
     kind: &'static str,
     name: String,
     warnings: Vec<Invalid>,
-    /// How many more warnings there are.
+    /// Number of further warnings, which are not kept.
     unnamed: usize,
 }
 
@@ -96,8 +96,7 @@ impl Inspection {
         self.warn(warning);
     }
 
-    /// Adds what would have refused the object as a warning, where the rest of
-    /// it can be used.
+    /// Adds as a warning what would have refused the object, because the rest of it can be used.
     pub(super) fn warn(&mut self, warning: Invalid) {
         if self.warnings.len() < NAMED {
             self.warnings.push(warning);
@@ -106,8 +105,8 @@ impl Inspection {
         }
     }
 
-    /// Checks the name of an object, of a namespace or of a port. Only what the API
-    /// server may take is safe in rules, comments and log lines; it takes still less.
+    /// Checks the name of an object, of a namespace or of a port. The characters that this allows
+    /// are safe in rules, comments and log lines; the API server allows even fewer.
     pub(super) fn name(&self, field: impl Into<String>, name: &str) -> Result<(), Invalid> {
         let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
         if name.len() <= LONGEST_NAME && name.chars().all(is_safe) {
@@ -128,7 +127,7 @@ impl Inspection {
             .ok_or_else(|| self.refuse(field, value, "a port is a number from 1 to 65535"))
     }
 
-    /// Returns the port number of a field that may be unset, which 0 means too.
+    /// Returns the port number of a field that may be unset; 0 means unset as well.
     pub(super) fn optional_port(
         &self,
         field: impl Into<String>,
@@ -167,7 +166,7 @@ impl Inspection {
     }
 }
 
-/// Returns the first characters of a text, and all of a short one.
+/// Returns the first [`QUOTED`] characters of a text.
 fn quoted(text: impl fmt::Display) -> String {
     let mut text = text.to_string();
     if let Some((end, _)) = text.char_indices().nth(QUOTED) {

@@ -105,9 +105,8 @@ impl ServiceMap {
         ports
     }
 
-    /// Returns a reference to the ServicePorts as they are now, which stays as it is
-    /// when they change. While it lasts the next change copies the table; one that is
-    /// not to cost that is weak.
+    /// Returns the ServicePorts as they are now; what is returned does not change when they do.
+    /// While it is held, the next change copies the table; a weak reference avoids that.
     pub fn ports(&self) -> &Arc<ServicePorts> {
         &self.ports
     }

@@ -14,17 +14,17 @@ use std::{collections::BTreeSet, sync::Arc};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Namespaces {
-    /// Services of no namespace are meant.
+    /// No namespace.
     #[default]
     None,
-    /// Those of these names.
+    /// The namespaces of these names.
     Named(Arc<BTreeSet<String>>),
-    /// Services of every namespace are meant.
+    /// Every namespace.
     All,
 }
 
 impl Namespaces {
-    /// Returns those of `names`; `*` stands for all.
+    /// Returns the namespaces of these `names`; `*` stands for all.
     pub fn new(names: impl IntoIterator<Item = String>) -> Namespaces {
         let names: BTreeSet<String> = names.into_iter().collect();
         if names.contains("*") {
@@ -45,7 +45,7 @@ impl Namespaces {
         }
     }
 
-    /// Returns whether there are none.
+    /// Returns whether it is none.
     pub fn is_empty(&self) -> bool {
         *self == Namespaces::None
     }

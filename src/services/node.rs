@@ -48,10 +48,11 @@ impl Named for Node {
 }
 
 impl Node {
-    /// Returns `node` with the addresses and networks of pods that were known `before` where it
-    /// has none: a Node that is registered anew, or that a cloud controller cannot ask for, has
-    /// none for a while, and the node has them all the same. Kube-proxy keeps the addresses, too,
-    /// and ends when the networks change (`OnNodeChange` of its `pkg/proxy/node.go`).
+    /// Returns `node` with the addresses and networks of pods that were known `before` where it has
+    /// none: a Node that is registered anew, or whose addresses a cloud controller cannot find out,
+    /// has none for a while, although the node itself still has them. Kube-proxy keeps the
+    /// addresses, too, and ends when the networks change (`OnNodeChange` of its
+    /// `pkg/proxy/node.go`).
     pub(super) fn with_addresses_of(mut node: Arc<Node>, before: &Node) -> Arc<Node> {
         if node.addresses.is_empty() && !before.addresses.is_empty() {
             Arc::make_mut(&mut node).addresses = before.addresses.clone();

@@ -1,13 +1,12 @@
 //! Ownership of addresses: which Service is served where several name the same
 //! one.
 //!
-//! An address, a port and a protocol belong to one ServicePort. A cluster IP
-//! goes before everything that the author of a Service may choose freely
-//! (external and load-balancer IPs, node ports), because every user who may
-//! create a Service could otherwise take over the traffic of another one
-//! (CVE-2020-8554). After that the older Service goes first. Nothing of this
-//! depends on the order in which objects arrive, so all nodes decide alike, and
-//! decide the same after a restart.
+//! An address, a port and a protocol belong to one ServicePort. A cluster IP takes precedence over
+//! everything that the author of a Service may choose freely (external and load-balancer IPs, node
+//! ports), because every user who may create a Service could otherwise take over the traffic of
+//! another one (CVE-2020-8554). After that the older Service takes precedence. Nothing of this
+//! depends on the order in which objects arrive, so all nodes decide alike, and decide the same
+//! after a restart.
 
 use std::{
     cmp::Ordering,
@@ -23,8 +22,8 @@ use hashbrown::{HashMap, HashSet, hash_map::Entry};
 use super::{Service, ServiceName, ServicePort, ServicePortName};
 use crate::net::{Family, Protocol};
 
-/// What an address is to the ServicePort that names it. The first goes before
-/// the others, whose order only matters within one ServicePort.
+/// The role of an address for the ServicePort that names it. The first takes precedence over the
+/// others, whose order only matters within one ServicePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AddressKind {
     /// An address of `spec.clusterIPs`.
@@ -51,11 +50,11 @@ impl fmt::Display for AddressKind {
     }
 }
 
-/// An address that a ServicePort names and another one owns. It is not served
-/// for the first.
+/// An address that a ServicePort names and another one owns. It is not served for the one that
+/// names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
-    /// What the address is to the ServicePort that does not get it.
+    /// Role of the address for the ServicePort that does not get it.
     pub kind: AddressKind,
     /// The address; `None`: the node port on every address of the node.
     pub ip: Option<IpAddr>,
@@ -63,7 +62,7 @@ pub struct Conflict {
     pub port: u16,
     /// The ServicePort that owns it.
     pub owner: ServicePortName,
-    /// What it is to the owner.
+    /// Role of the address for its owner.
     pub owner_kind: AddressKind,
 }
 
@@ -127,8 +126,8 @@ impl Contender {
         self.service.name == *service && usize::from(self.port) == port
     }
 
-    /// Orders contenders: the least of them owns the address. Health checks are last: a
-    /// process answers them, and packets to node ports are led elsewhere before.
+    /// Orders contenders: the first of them owns the address. Health checks are last: a process
+    /// answers them, and packets to node ports are translated before they reach it.
     fn rank(&self, other: &Contender) -> Ordering {
         fn key(contender: &Contender) -> impl Ord + '_ {
             let service = &contender.service;
@@ -186,7 +185,7 @@ fn named_addresses(service: &Arc<Service>) -> Vec<(Address, Contender)> {
         let node_port = port
             .node_port
             .map(|at| (at, port.protocol, AddressKind::NodePort));
-        // The Service has it, of which the first port stands here.
+        // It belongs to the Service as a whole, for which its first port stands here.
         let check = serving.health_check_node_port.filter(|_| number == 0);
         let check = check.map(|at| (at, Protocol::Tcp, AddressKind::HealthCheckNodePort));
         for (at, protocol, kind) in node_port.into_iter().chain(check) {
@@ -198,8 +197,8 @@ fn named_addresses(service: &Arc<Service>) -> Vec<(Address, Contender)> {
     named
 }
 
-/// The contenders for one address, its owner first. Nearly all addresses have
-/// one, for which a vector would take memory for nothing.
+/// The contenders for one address, its owner first. Nearly all addresses have only one, for which a
+/// vector would waste memory.
 #[derive(Debug)]
 enum Contenders {
     One(Contender),
@@ -218,8 +217,8 @@ impl Contenders {
         self.all().first()
     }
 
-    /// Adds a contender. Returns true if it is the owner now. Of a ServicePort
-    /// that names an address twice the better of the two counts.
+    /// Adds a contender. Returns true if it is the owner now. If a ServicePort names an address
+    /// twice, the role that takes precedence counts.
     fn add(&mut self, contender: Contender) -> bool {
         let mut contenders = match std::mem::replace(self, Contenders::More(Vec::new())) {
             Contenders::One(one) => vec![one],
@@ -266,19 +265,17 @@ impl Contenders {
     }
 }
 
-/// Which ServicePorts name which address, of all Services, and so which of them
-/// owns it.
+/// Which ServicePorts, of all Services, name which address, and therefore which of them owns it.
 #[derive(Debug, Default)]
 pub(super) struct AddressOwnership {
     contenders: HashMap<Address, Contenders>,
-    /// The node's own addresses, as far as they serve node ports.
+    /// The node's own addresses that serve node ports.
     node: BTreeSet<IpAddr>,
 }
 
 impl AddressOwnership {
-    /// Replaces `old` by `new`, each `None` where there is no Service of that
-    /// name. Adds to `dirty` the other Services that may own more or less by
-    /// that.
+    /// Replaces `old` by `new`; `None`: there is no Service of that name. Adds to `dirty` the other
+    /// Services that may own more or fewer addresses because of that.
     pub(super) fn replace(
         &mut self,
         old: Option<&Arc<Service>>,
@@ -311,8 +308,8 @@ impl AddressOwnership {
         }
     }
 
-    /// Sets the addresses of the node that serve node ports. Adds to `dirty`
-    /// the Services that may own more or less by that.
+    /// Sets the addresses of the node that serve node ports. Adds to `dirty` the Services that may
+    /// own more or fewer addresses because of that.
     pub(super) fn set_node(
         &mut self,
         addresses: BTreeSet<IpAddr>,
@@ -341,9 +338,8 @@ impl AddressOwnership {
         &self.node
     }
 
-    /// Removes from `port`, the ServicePort of port `index` of `service` with
-    /// all addresses that it names, those that other ServicePorts own, and
-    /// records them as its conflicts.
+    /// Removes the addresses that other ServicePorts own from `port`, the ServicePort of port
+    /// `index` of `service` with all addresses that it names, and records them as its conflicts.
     pub(super) fn leave_owned(&self, service: &ServiceName, index: usize, port: &mut ServicePort) {
         let mut conflicts = Vec::new();
         let protocol = port.name.protocol;
@@ -397,7 +393,7 @@ impl AddressOwnership {
         port.health_check_node_port = port.health_check_node_port.filter(|at| {
             let everywhere = Address::node_port(family, *at, Protocol::Tcp);
             let owner = self.owner(&everywhere);
-            // Health checks that have the same port are told apart where they are served.
+            // Several health checks on the same port are dealt with where they are served.
             let owner = owner.filter(|owner| owner.kind == AddressKind::NodePort);
             let first = owner.filter(|_| index == 0);
             conflicts.extend(first.and_then(|owner| {

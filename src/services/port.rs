@@ -1,5 +1,5 @@
-//! What a ServicePort is: one port of one Service in one IP family, with
-//! everything that a mode needs to carry its traffic.
+//! What a ServicePort is: one port of one Service in one IP family, with everything that a mode
+//! needs to forward its traffic.
 
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
@@ -119,21 +119,21 @@ impl ServicePort {
         lost.filter_map(|lost| lost.ip)
     }
 
-    /// Returns what the Service asks for under `tripod.proxy/`.
+    /// Returns what the Service requests under `tripod.proxy/`.
     pub fn preferences(&self) -> &Preferences {
         static NONE: Preferences = Preferences::NONE;
         self.preferences.as_deref().unwrap_or(&NONE)
     }
 
-    /// Returns whether its endpoints get no new connections for a while when they do not
-    /// answer. Over UDP it does not show whether one does.
+    /// Returns whether its endpoints get no new connections for a while when they do not answer.
+    /// Over UDP it cannot be seen whether one answers.
     pub fn is_ejecting(&self) -> bool {
         self.preferences().eject == Some(true) && self.name.protocol == Protocol::Tcp
     }
 
-    /// Returns the name of the scheduler that the Service asks for, else
-    /// `default`. Where that is `rr`, which ignores weights, and reachable
-    /// endpoints have different ones, it is `wrr`, which is the same otherwise.
+    /// Returns the name of the scheduler that the Service requests, else `default`. If that is
+    /// `rr`, which ignores weights, and reachable endpoints have different weights, returns `wrr`,
+    /// which otherwise does the same.
     pub fn scheduler<'a>(&'a self, default: &'a str) -> &'a str {
         if let Some(asked) = &self.preferences().scheduler {
             return asked;

@@ -20,7 +20,7 @@ fn slice(text: &str) -> Result<Reduced<EndpointSlice>, Invalid> {
     )
 }
 
-/// A served Service with this in its spec, and what was skipped.
+/// Returns a served Service with this in its spec, and what was skipped.
 fn serving(spec: &str) -> (Serving, Vec<String>) {
     let reduced = service(&format!("{{metadata: {{name: a}}, spec: {{{spec}}}}}"));
     let reduced = reduced.unwrap_or_else(|error| panic!("{spec}: {error}"));
@@ -72,7 +72,7 @@ fn a_service_with_the_label_of_headless_slices_is_served() {
     assert!(service(labelled).expect("good").object.serving.is_ok());
 }
 
-/// A spec that is refused, the field for which it is, and the value there.
+/// A spec that is refused, the field because of which it is, and the value of that field.
 type RefusedSpec = (&'static str, &'static str, &'static str);
 
 fn are_refused<const N: usize>(cases: [RefusedSpec; N]) {
@@ -248,7 +248,7 @@ fn policies_affinity_and_health_check_port() {
     let cases = [
         ("", Cluster, Cluster, None),
         (", internalTrafficPolicy: Local", Local, Cluster, None),
-        // Not reachable from outside: nothing for the policy to be about.
+        // Not reachable from outside: the policy applies to nothing.
         (", externalTrafficPolicy: Local", Cluster, Cluster, None),
         (
             ", externalTrafficPolicy: Local, externalIPs: [192.0.2.1]",
@@ -391,8 +391,8 @@ fn nodes() {
     assert!(node("{metadata: {}}").is_err());
 }
 
-/// What can be reached from the node alone is no endpoint, unless a file on the node
-/// says so of its loopback.
+/// An address that only the node itself can reach is no endpoint, except a loopback address in a
+/// file on the node.
 #[test]
 fn endpoints_that_would_lead_to_the_node() {
     let mapped = |address: &str| address.starts_with("::ffff:");

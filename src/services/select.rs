@@ -33,7 +33,7 @@ pub(super) struct Candidate<'a> {
     pub(super) hints: Option<&'a Hints>,
 }
 
-/// Sorts out the endpoints of a ServicePort. `candidates` are sorted by
+/// Determines which endpoints of a ServicePort traffic may reach. `candidates` are sorted by
 /// address and without duplicates.
 pub(super) fn select(candidates: Vec<Candidate<'_>>, uses: Uses, node: &ThisNode) -> Endpoints {
     let mut cluster = Vec::new();
@@ -120,9 +120,9 @@ fn indices(candidates: &[Candidate<'_>], is: impl Fn(&Candidate<'_>) -> bool) ->
     matching.map(|(index, _)| index).collect()
 }
 
-/// Which hints count. Hints count only if every ready endpoint has them and
-/// some ready endpoint is meant for here: with half of them missing the
-/// controller is still at work, and heeding the rest would overload those.
+/// Which hints count. Hints count only if every ready endpoint has them and some ready endpoint is
+/// meant for this node or zone: as long as some lack them the controller is still at work, and
+/// following the others would overload the endpoints that have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Everywhere,

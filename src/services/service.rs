@@ -17,7 +17,7 @@ use crate::net::{
     address::{is_special, is_unusable, parse_cidr, parse_ip},
 };
 
-/// Label by which a Service asks for another proxy than this one (KEP-2447).
+/// Label by which a Service requests another proxy than this one (KEP-2447).
 pub(super) const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 /// The API server's default for ClientIP affinity (`DefaultClientIPServiceAffinitySeconds`).
@@ -25,8 +25,8 @@ const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 /// The API server's maximum (`MaxClientIPServiceAffinitySeconds`): one day.
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
-/// Why an address of a Service is refused. One that is loopback would take what
-/// processes of the node send each other.
+/// Why an address of a Service is refused. A loopback address would capture what processes of the
+/// node send to each other.
 const NOT_SERVED: &str =
     "an unspecified, multicast, broadcast or loopback address cannot be served";
 
@@ -73,7 +73,7 @@ pub enum NotServed {
     ExternalName,
     /// Labelled for another proxy.
     OtherProxy,
-    /// No cluster IP, which only happens where no API server gives one out.
+    /// No cluster IP, which only happens where no API server allocates one.
     NoClusterIp,
 }
 

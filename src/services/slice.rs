@@ -47,15 +47,15 @@ pub struct EndpointSlice {
     pub name: SliceName,
     /// The Service whose endpoints these are.
     pub owner: Owner,
-    /// Whether it is labelled for another proxy. The Service's label decides, of which this is a
-    /// copy; but if it is set, an unknown Service is no oddity.
+    /// Whether it is labelled for another proxy. This is a copy of the Service's label, which
+    /// decides; but if it is set, an unknown Service is no oddity.
     pub for_another_proxy: bool,
     /// Ports that each endpoint has.
     pub ports: Box<[SlicePort]>,
     /// The endpoints, all of one family.
     pub endpoints: Box<[SliceEndpoint]>,
-    /// Addresses of endpoints that are left out because nothing of a Service may be there, the
-    /// first of them.
+    /// The first addresses of endpoints that are left out because no endpoint of a Service may have
+    /// them.
     pub forbidden: Box<[IpAddr]>,
     /// The weight of each of its endpoints, from `tripod.proxy/weight`; `None`: not given, or
     /// malformed.
@@ -231,7 +231,7 @@ enum Loopback {
 
 type Contents = (Box<[SlicePort]>, Box<[SliceEndpoint]>, Box<[IpAddr]>);
 
-/// Most endpoints of a slice that are left out and shown as such.
+/// Maximum number of endpoints that are left out of a slice and listed as such.
 const SHOWN: usize = 20;
 
 fn contents(
@@ -303,10 +303,10 @@ fn slice_port(
     })
 }
 
-/// Returns the address of an endpoint, or why it is not used. What is refused is what
-/// the API server refuses (`ValidateEndpointIP` of `pkg/apis/core/validation`):
-/// through a Service, those who may write slices would reach what listens on the
-/// node for itself alone, or the metadata service of a cloud at 169.254.169.254.
+/// Returns the address of an endpoint, or why it is not used. It refuses what the API server
+/// refuses (`ValidateEndpointIP` of `pkg/apis/core/validation`): otherwise those who may write
+/// slices would reach, through a Service, what listens on the node for itself alone, or the
+/// metadata service of a cloud at 169.254.169.254.
 fn address(text: &str, family: Family, loopback: Loopback) -> Result<IpAddr, Cow<'static, str>> {
     let Some(ip) = parse_ip(text) else {
         return Err("not an IP address".into());

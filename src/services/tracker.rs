@@ -50,8 +50,8 @@ struct Entry {
 }
 
 impl Tracker {
-    /// Returns an empty map for the node of that name: the name in the API,
-    /// which decides which endpoints are local.
+    /// Returns a tracker without objects for the node of that name: the name in the API, which
+    /// decides which endpoints are local.
     pub fn new(node_name: &str) -> Tracker {
         Tracker {
             this: ThisNode {
@@ -156,9 +156,9 @@ impl Tracker {
             dirty.extend(self.services_where(|slice| slice.weighs_by(&reweighed)));
         }
         let mut changes = Changes {
-            // The Node decides which endpoints are local and where node ports are
-            // served, for all Services. kube-proxy restarts for this. Networks of
-            // cluster IPs are of no Service.
+            // The Node decides which endpoints are local and where node ports are served, for all
+            // Services. kube-proxy restarts for this. Networks of cluster IPs belong to no single
+            // Service.
             full: node_changed || networks_changed,
             ..Changes::default()
         };
@@ -285,7 +285,8 @@ impl Tracker {
                     ports.push(Arc::clone(old));
                     continue;
                 }
-                // The tables of the modes have the old one as their key.
+                // The tables of the modes have the old name as a key, with which the new one shares
+                // memory.
                 new.name = old.name.clone();
                 if old.endpoints == new.endpoints {
                     new.endpoints = Arc::clone(&old.endpoints);

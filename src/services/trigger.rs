@@ -1,4 +1,4 @@
-//! When the change happened that an EndpointSlice brings.
+//! The time of the change because of which an EndpointSlice was written.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -8,9 +8,9 @@ use k8s_openapi::jiff::Timestamp;
 /// wrote the slice (`core/v1 EndpointsLastChangeTriggerTime`).
 const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// The time of the change that a slice brings, if its author gave one. It says
-/// nothing about endpoints, so all are equal: a slice on which only this
-/// differs did not change.
+/// The time of the change because of which a slice was written, if its author gave one. It says
+/// nothing about endpoints, so all values are equal: a slice in which only this differs did not
+/// change.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Trigger(Option<SystemTime>);
 
@@ -22,7 +22,7 @@ impl Trigger {
         Trigger(annotation.and_then(|text| Some(text.parse::<Timestamp>().ok()?.into())))
     }
 
-    /// Returns when the change happened.
+    /// Returns when the change happened; `None`: not known.
     pub fn time(self) -> Option<SystemTime> {
         self.0
     }

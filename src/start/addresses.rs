@@ -17,7 +17,7 @@ use crate::{
 pub(super) struct Addresses {
     changes: AddressChanges,
     node_ports: Arc<NodePorts>,
-    /// What the node had when it was asked last; `None`: that is not known.
+    /// The node's addresses when they were last listed; `None`: not known.
     seen: Option<Vec<Address>>,
 }
 
@@ -25,7 +25,7 @@ impl Addresses {
     /// Listens for changes in the current network namespace.
     ///
     /// # Errors
-    /// When no netlink socket can be had.
+    /// When no netlink socket can be opened.
     pub(super) fn open(node_ports: Arc<NodePorts>) -> Result<Addresses, Error> {
         Ok(Addresses {
             changes: AddressChanges::open()?.ignoring(ipvs::plan::LINK),
@@ -47,9 +47,10 @@ impl NodeAddresses for Addresses {
     }
 
     async fn changed(&mut self) -> io::Result<()> {
-        // An address that was away may be back, while what needed it is gone. What else is
-        // as it was makes no work: neither the lifetimes that IPv6 routers renew, nor the
-        // many addresses that ipvs mode itself adds at its start.
+        // An address that was removed and added again counts as a change, because what needed it
+        // may be gone. No other event that leaves the addresses as they were causes work: neither
+        // lifetimes that IPv6 routers renew, nor the many addresses that ipvs mode itself adds at
+        // its start.
         while self.changes.changed().await? == Change::Other {
             let now = node::addresses::list().ok();
             if now.is_none() || now != self.seen {
@@ -60,9 +61,8 @@ impl NodeAddresses for Addresses {
     }
 }
 
-/// Returns the node's own addresses that are `served`: neither those of
-/// Services, nor those of a single link, which other hosts cannot call without
-/// naming it.
+/// Returns those of the node's own addresses that are `served`: neither addresses of Services, nor
+/// those of a single link, which other hosts cannot call without naming it.
 ///
 /// # Errors
 /// When the kernel cannot list them.
@@ -97,7 +97,7 @@ mod tests {
                 addresses.changed().await.unwrap();
                 addresses.serving_node_ports(None).unwrap();
                 all.changed().await.unwrap();
-                // What an advertisement does.
+                // The effect of a router advertisement.
                 ip("addr change 2001:db8::1/64 dev lo nodad valid_lft 2000 preferred_lft 2000");
                 tokio::select! {
                     biased;

@@ -1,4 +1,4 @@
-//! Builds the mode that the settings ask for.
+//! Builds the mode that the settings request.
 
 use std::{error::Error, net::IpAddr, sync::Arc};
 
@@ -41,7 +41,7 @@ impl NodeContext<'_> {
     /// Returns the mode of that name; nothing of the node changes yet.
     ///
     /// # Errors
-    /// When it cannot run here after all.
+    /// When it turns out that it cannot run here.
     pub(super) fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
         let metrics = Arc::new(self.metrics.of_mode(self.registry, name)?);
         Ok(match name {
@@ -114,8 +114,8 @@ impl NodeContext<'_> {
         )?)
     }
 
-    /// Returns what serves node ports on loopback addresses, by `scheduler` unless a
-    /// Service names one; `None`: the configuration names no loopback address.
+    /// Returns what serves node ports on loopback addresses, by `scheduler` unless a Service names
+    /// one; `None`: the configuration names no loopback address.
     fn localhost(&self, scheduler: SchedulerName) -> Result<Option<NodePortRelay>, Box<dyn Error>> {
         let addresses = self.node_ports.loopback().iter().copied();
         let able = |ip: &IpAddr| self.kernel.can(&Ability::Sockets(Family::of(ip)));
@@ -157,7 +157,7 @@ impl NodeContext<'_> {
     }
 }
 
-/// Returns what talks to processes that take over from a mode of the kernel, and from its
+/// Returns what communicates with processes that take over from a mode of the kernel, and from its
 /// relay if there is one.
 fn handover(relay: Option<&NodePortRelay>) -> Handover {
     relay.map_or_else(Handover::of_rules, NodePortRelay::handover)

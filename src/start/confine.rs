@@ -1,4 +1,4 @@
-//! How far the process confines itself for what it was asked to do.
+//! How far the process confines itself, given the job that it is to do.
 
 use std::path::Path;
 
@@ -19,8 +19,7 @@ use crate::{
 /// The lock of the legacy iptables (`iptables(8)`).
 const XTABLES_LOCK: &str = "/run/xtables.lock";
 
-/// Confines the process at its start, while it has one thread, as far as that is known
-/// then.
+/// Confines the process at its start, while it has one thread, as far as its needs are known then.
 pub fn confine(settings: &Settings) {
     let task = match settings.job {
         Job::Serve => Task::Start,
@@ -32,10 +31,10 @@ pub fn confine(settings: &Settings) {
     }
 }
 
-/// Confines the process to what serves in the `chosen` mode. Threads that are there already keep
-/// what they have: those that found out what the kernel can do have ended, and none of those
-/// that stay may have been made. Returns whether programs may be started. What is asked for and
-/// this kernel refuses is added to what the mode goes without.
+/// Confines the process to what it needs to serve in the `chosen` mode. Existing threads keep what
+/// they have: those that found out what the kernel can do have ended, and none that stays may exist
+/// yet. Returns whether programs may be started. What the settings request and this kernel refuses
+/// is added to what the mode does without.
 pub(super) fn to_serve(
     settings: &Settings,
     chosen: &mut Chosen,
@@ -139,7 +138,7 @@ mod tests {
         kernel::namespace::{in_namespace, sh},
     };
 
-    /// With which settings and where a mode may have to start programs.
+    /// Each mode with its settings and the node's state, and whether it may have to start programs.
     #[test]
     fn programs_are_started_by_modes_with_iptables_and_where_it_left_rules() {
         use ModeName::{Iptables, Ipvs, Nftables, Userspace};
@@ -183,9 +182,9 @@ mod tests {
             (Nftables, vec![&token], nothing, false),
             (Nftables, vec![&plugin], nothing, true),
             (Nftables, vec![&plugin, manifests], nothing, false),
-            // What it names is not known.
+            // What the file names is not known.
             (Nftables, vec![&absent], nothing, true),
-            // That of the pod's service account.
+            // The token of the pod's service account.
             (Nftables, vec![], nothing, false),
         ];
         let kernel = Kernel::examine(&[]);

@@ -1,5 +1,5 @@
-//! When the process ends, and what it waits for before: connections that would end with it,
-//! and another process that takes what is new.
+//! When the process ends, and what it waits for before: connections that would end with it, and
+//! another process that takes new ones.
 
 use std::{
     pin::Pin,
@@ -59,7 +59,7 @@ async fn until_drained(
         Some(Ok(Err(error))) = serving.join_next() => return Err(error.into()),
         _ = terminate.recv() => (Ok(()), Until::Succeeded),
         _ = interrupt.recv() => (Ok(()), Until::Idle),
-        // The process is started again by its supervisor when it has ended.
+        // The supervisor starts the process again when it has ended.
         changed = config_changed(settings.file.as_ref()) => (Err(changed.into()), Until::Idle),
         missed = programs.missed() => (Err(missed.into()), Until::Idle),
     };
@@ -69,8 +69,7 @@ async fn until_drained(
     if let Err(reason) = &ended {
         tracing::warn!("{reason}");
     }
-    // The cluster is followed all the while: new connections come in until
-    // another process takes them.
+    // The cluster is followed meanwhile: new connections come in until another process takes them.
     tokio::select! {
         () = drained(handover, until, settings.own.drain_timeout) => ended,
         () = &mut running => Err(SOURCE_ENDED.into()),
@@ -113,8 +112,8 @@ async fn drained(handover: &Handover, until: Until, patience: Duration) {
     }
 }
 
-/// Leaves what comes in to the process after this one, and waits until `deadline` at most
-/// for the connections that are open.
+/// Leaves new connections to the process after this one, and waits until `deadline` at most for the
+/// connections that are open.
 async fn leave(handover: &Handover, deadline: Instant) {
     let connections = handover.active_connections();
     tracing::info!(

@@ -1,4 +1,4 @@
-//! What any manifests come to in each mode: for a fuzz target in `fuzz/`.
+//! What any manifests result in for each mode: for a fuzz target in `fuzz/`.
 
 use std::sync::LazyLock;
 
@@ -31,8 +31,8 @@ fn settings(mode: &str) -> Settings {
     settings.unwrap_or_else(|_| unreachable!("the command line is right"))
 }
 
-/// Reads `text` as a file of manifests, and renders what comes of it in each mode that
-/// can be rendered. The result does not matter.
+/// Reads `text` as a file of manifests, and renders what follows from it in each mode that can be
+/// rendered. The result does not matter.
 pub fn manifests(text: &str) {
     for (name, settings) in &*EACH {
         let mut tracker = Tracker::new("n");

@@ -62,7 +62,7 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
         unknown: Vec::new(),
         changes: None,
     };
-    // Those of this node, where it is the one that is asked about.
+    // These are of this node, if it is the one that is asked about.
     let mut own = None;
     let mut dropping = None;
     let (kernel, engines, there) = match &asked.machine {
@@ -110,19 +110,18 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
     Ok(report)
 }
 
-/// What Tripod would have to do with.
+/// The configuration and the kernel with which Tripod would run.
 struct Target<'a> {
     given: &'a Given,
     kernel: &'a Kernel,
     requirements: &'a ModeRequirements,
-    /// Where its rules would go; a family that is missing: not known.
+    /// The engine of its rules in each family; a family that is missing: not known.
     engines: &'a [(Family, Engine)],
     own: OwnAddresses<'a>,
 }
 
 impl Target<'_> {
-    /// Returns what of the lines that are `there` changes in each mode, for the objects of a
-    /// folder.
+    /// Returns what changes, in each mode, of the lines in `there`, for the objects of a folder.
     async fn changes(&self, there: &Holdings, folder: &Path) -> Result<Vec<ModeChanges>, String> {
         let settings = &self.given.settings;
         let mut tracker = render::read(settings, folder).await?;
@@ -152,7 +151,7 @@ impl Target<'_> {
     }
 }
 
-/// Returns the mode that this node would get, and why.
+/// Returns the mode that this node would run, and why.
 fn chosen(
     settings: &Settings,
     kernel: &Kernel,

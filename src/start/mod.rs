@@ -1,5 +1,4 @@
-//! Joins the parts of the program as the settings ask: the one module that uses
-//! them all.
+//! Joins the parts of the program as the settings request: the one module that uses them all.
 
 mod addresses;
 mod build;
@@ -40,7 +39,7 @@ use crate::{
 /// Result of a job; an error is logged, and the exit status is 1.
 pub type Done = Result<(), Box<dyn Error>>;
 
-/// Runs the job that the settings ask for. Returns the status to exit with.
+/// Runs the job that the settings request. Returns the status to exit with.
 ///
 /// # Errors
 /// Why it could not be done, in words for the operator.
@@ -75,7 +74,7 @@ async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
     takeover::cleanup(what, settings).await
 }
 
-/// Returns whether a process has that socket in a file system of its own, as in a pod.
+/// Returns whether a process listens on that socket in a file system of its own, as in a pod.
 fn is_listened_on(socket: &Path) -> bool {
     let mut all = unix::listened_on().unwrap_or_default().into_iter();
     all.any(|path| Path::new(&path) == socket)
@@ -84,7 +83,8 @@ fn is_listened_on(socket: &Path) -> bool {
 /// Does what needs full privileges, for a process that will run without them.
 async fn init(settings: &Settings) -> Done {
     let choice = probe::choose(settings).await?;
-    // After the kernel was probed: that loads nf_conntrack, without which there is nothing to set.
+    // After the kernel was probed: probing loads nf_conntrack, without which there is nothing to
+    // set.
     node::prepare(&settings.configuration, &Recorder::nowhere());
     probe::write_findings(&choice.found);
     let mode = choice.mode;

@@ -38,7 +38,7 @@ macro_rules! of_mode {
 }
 
 impl Running {
-    /// Returns what talks to processes that take over.
+    /// Returns what communicates with processes that take over.
     pub(super) fn handover(&self) -> Handover {
         match self {
             Running::Userspace(mode) => mode.handover(),

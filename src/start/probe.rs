@@ -47,7 +47,7 @@ pub(super) fn print(settings: &Settings, output: Output) -> Done {
     Ok(())
 }
 
-/// Returns all that can be found out at once: nothing is tried again.
+/// Returns all that can be found out in a single attempt.
 pub(super) fn examine_last(requirements: &ModeRequirements) -> Kernel {
     examine(requirements, Scope::Everything, Attempt::Last)
 }
@@ -101,7 +101,7 @@ pub(super) fn write_findings(kernel: &Kernel) {
     }
 }
 
-/// Returns a kernel that has everything but what is to be left out.
+/// Returns a kernel that has everything except what is to be left out.
 pub(super) fn imagine(settings: &Settings, requirements: &ModeRequirements) -> Kernel {
     Kernel::with_everything(&schedulers(requirements)).leaving_out(&settings.own.without)
 }
@@ -132,14 +132,13 @@ pub(super) struct Chosen {
     pub(super) mode: ModeName,
     /// Why each better mode was passed over.
     pub(super) passed_over: Vec<String>,
-    /// What the mode itself does without, and what of `--confine` this kernel refuses.
+    /// What the mode itself does without, and what this kernel refuses of `--confine`.
     pub(super) lost: Vec<String>,
-    /// What follows for NetworkPolicies where the mode is not the one asked for, and hides
-    /// clients.
+    /// What follows for NetworkPolicies if the mode is not the configured one, and hides clients.
     pub(super) hides_clients: Option<String>,
-    /// Why userspace mode serves by epoll alone, where that was not asked for.
+    /// Why userspace mode serves by epoll alone, if that was not requested.
     pub(super) epoll_alone: Option<String>,
-    /// What the better modes miss, in words.
+    /// What the better modes miss, one word for each thing.
     pub(super) wanting: Vec<String>,
     /// The kernel that the mode is built for.
     pub(super) kernel: Kernel,
@@ -159,14 +158,14 @@ const PATIENCE: u32 = 6;
 /// is examined again, and nothing on this node is changed.
 ///
 /// # Errors
-/// When none can, or when the one asked for cannot and no other will do: with
-/// the table of `tripod probe`.
+/// When no mode can run, or when the requested one cannot and no other will do: with the table of
+/// `tripod probe`.
 pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     let requirements = requirements(settings);
     let configured = settings.effective.mode;
     let (mut attempts, mut logged) = (0, LogOnce::default());
     let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
-    // A node in nftables mode needs no programs, not even to find that out.
+    // A node in nftables mode needs no programs, not even for this examination.
     let mut scope = match configured {
         ModeName::Nftables => Scope::WithoutPrograms,
         _ => Scope::Everything,
@@ -209,9 +208,9 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     }
 }
 
-/// Returns what follows for NetworkPolicies where `mode` runs in place of the one `configured`,
-/// and hides clients. Userspace mode does so however packets are captured: it connects to
-/// endpoints itself, and `--userspace-transparent` shows clients on some ways alone.
+/// Returns what follows for NetworkPolicies if `mode` runs in place of the one `configured`, and
+/// hides clients. Userspace mode does so however packets are captured: it connects to endpoints
+/// itself, and `--userspace-transparent` shows clients on some ways alone.
 fn hides_clients(configured: ModeName, mode: ModeName) -> Option<String> {
     (mode == ModeName::Userspace && configured != mode).then(|| {
         format!(

@@ -1,5 +1,5 @@
-//! Whether this process may start programs while it serves, and what it does where it may not
-//! and would have to: it ends, to be started again.
+//! Whether this process may start programs while it serves, and what it does if it may not and
+//! would have to: it ends, to be started again.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use tokio::sync::Notify;
 pub(super) struct Programs(Option<Arc<Notify>>);
 
 impl Programs {
-    /// None may be started, as the process has confined itself; by [`Programs::default`] they may.
+    /// None may be started, because the process has confined itself. [`Programs::default`] allows
+    /// them.
     pub(super) fn forbidden() -> Programs {
         Programs(Some(Arc::default()))
     }

@@ -15,10 +15,10 @@ use crate::{
 
 /// How often it is checked how far the first sync is.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How often that is logged.
+/// How often its progress is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(3);
 
-/// What is said of a family before its mode counts.
+/// What the log says of a family before its mode counts.
 const NOT_PLANNED: &str = "nothing is planned yet, what is there is read first";
 
 /// Logs how far the first sync is, until it has ended, and how many ServicePorts are in
@@ -43,14 +43,14 @@ pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>) {
             return tracing::info!("first sync: over after {seconds:.1} s, {ports}");
         }
         let text = left(&objects.kinds(), &ports, &families);
-        // It may stand still, and why is logged by who waits.
+        // It may stand still; why is logged by the part that waits.
         if logged.differs(&text) {
             tracing::info!("first sync, after {seconds:.0} s: {text}");
         }
     }
 }
 
-/// ServicePorts of both families.
+/// Numbers of ServicePorts of both families.
 #[derive(Clone, Copy, Debug)]
 struct Ports {
     in_force: usize,

@@ -56,7 +56,7 @@ pub(super) fn text(
     )?)
 }
 
-/// Where the node's own addresses are known from.
+/// What the node's own addresses are known from.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum OwnAddresses<'a> {
     /// From its Node object: the machine that prints need not be that node.

@@ -1,4 +1,5 @@
-//! Makes what the data path of userspace mode receives and sends by, as long as the process may.
+//! Makes the rings by which the data path of userspace mode receives and sends, while the process
+//! may still do so.
 
 use super::probe::Chosen;
 use crate::{
@@ -19,7 +20,7 @@ pub(super) fn make(settings: &Settings, chosen: &mut Chosen) -> Rings {
         None => Rings::make(userspace::workers(settings.own.workers)).map_err(|e| e.to_string()),
     };
     made.unwrap_or_else(|why| {
-        // Where it was asked for, the mode itself says that it goes without.
+        // If it was requested, the mode itself reports that it does without.
         if settings.own.io == Io::Auto {
             let note =
                 format!("io_uring is not used: {why}; connections are served by epoll alone");

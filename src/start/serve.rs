@@ -43,7 +43,7 @@ use crate::{
     watch::{Source, SourceHealth, api},
 };
 
-/// Events that may wait for the API server; more are dropped.
+/// Maximum number of events that wait for the API server; more are dropped.
 const EVENTS: usize = 64;
 
 /// Serves until a signal, or an error, ends the process.
@@ -128,8 +128,8 @@ pub(super) async fn serve(settings: Settings) -> Done {
     ending::until_ended(running, serving, handover, programs, &settings).await
 }
 
-/// Returns where it is recorded how following the objects goes, which metrics of `registry`
-/// show, and the log until the first sync.
+/// Returns the record of how following the objects goes, which metrics of `registry` show, and the
+/// log until the first sync.
 fn source_health(
     registry: &Registry,
     health: &Arc<Health>,
@@ -141,8 +141,8 @@ fn source_health(
     Ok(objects)
 }
 
-/// Answers probes from here on, also while it is not known what the kernel can do; where
-/// another process serves now, that one answers them.
+/// Answers probes from now on, even while it is not known what the kernel can do; if another
+/// process serves now, that one answers them.
 fn serve_health(
     serving: &mut JoinSet<Result<(), serve::Error>>,
     settings: &Settings,
@@ -157,8 +157,8 @@ fn serve_health(
     Ok(())
 }
 
-/// Has endpoints that do not answer ejected, where the kernel carries their connections:
-/// userspace mode sees itself which of them answer. Returns the batches for the runner.
+/// Has endpoints that do not answer ejected, if the kernel forwards their connections: userspace
+/// mode itself sees which of them answer. Returns the batches for the runner.
 fn ejecting<M: Mode>(
     batches: Receiver<Batch>,
     runner: &mut Runner<M>,
@@ -185,7 +185,7 @@ fn sync_options(effective: &Effective) -> schedule::Options {
     }
 }
 
-/// Returns what posts Events to the API server, if there is one.
+/// Returns the recorder that posts Events to the API server, if there is one.
 fn recorder(source: &Source, node: &str) -> Recorder {
     match source {
         Source::Folder(_) => Recorder::nowhere(),
@@ -197,9 +197,9 @@ fn recorder(source: &Source, node: &str) -> Recorder {
     }
 }
 
-/// Returns what is done otherwise because it is not known where pods of the family that the
-/// node has first are. As kube-proxy, which says so for that family alone: a cluster of one
-/// family has no network of the other.
+/// Returns what is done differently because it is not known where pods of the node's first family
+/// are. kube-proxy, too, reports this for that family alone: a cluster of one family has no network
+/// of the other.
 fn pods_unknown(effective: &Effective) -> Option<String> {
     let DetectLocal::ClusterCidr(networks) = &effective.detect_local else {
         return None;
@@ -236,8 +236,8 @@ fn node_dependents(node_ports: &NodePorts, detect_local: &DetectLocal) -> NodeDe
     NodeDependents { node_ports, pods }
 }
 
-/// Prepares the node, and has the cluster know that this process begins and what it runs
-/// without. Returns the settings of the kernel that hold from now on.
+/// Prepares the node, and reports to the cluster that this process begins and what it runs without.
+/// Returns the settings of the kernel that hold from now on.
 fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
     recorder.post(Event::starting());
     let node_settings = node::prepare(&settings.configuration, recorder);
@@ -245,7 +245,7 @@ fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setti
     node_settings
 }
 
-/// Logs, and has the cluster know, what this process runs without.
+/// Logs, and reports to the cluster, what this process runs without.
 fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) {
     let without = &settings.own.without;
     if !without.is_empty() {
@@ -293,8 +293,8 @@ fn bind(settings: &Settings, address: SocketAddr, listeners: &Listeners) -> Bind
     }
 }
 
-/// Serves the API on the unix socket that the settings name, also while it is not known what
-/// the kernel can do.
+/// Serves the API on the unix socket that the settings name, even while it is not known what the
+/// kernel can do.
 fn serve_status(settings: &Settings, health: &Arc<Health>) -> Arc<StartingApi> {
     let api = Arc::new(StartingApi::new(Arc::clone(health)));
     if let Some(path) = settings.own.status_socket.clone() {
@@ -334,7 +334,7 @@ fn serve_pages(
     }
 }
 
-/// Returns what the API says of this process as long as it runs.
+/// Returns what the API says of this process for as long as it runs.
 fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> About {
     About {
         started: SystemTime::now(),

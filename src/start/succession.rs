@@ -14,18 +14,17 @@
 //! end of the connection           ──►    serves again
 //! ```
 //!
-//! On sockets of their own it is sent which clients have which endpoint
-//! ([`assignments`]), the sockets of UDP flows ([`flows`]), and what both answer on about themselves ([`ports`]).
+//! Further sockets are for which client has which endpoint ([`assignments`]), the sockets of UDP
+//! flows ([`flows`]), and those on which both processes answer about themselves ([`ports`]).
 //!
-//! Whoever connects can end the service of this node and read which client has which
-//! endpoint. Who may is decided by the socket's file: its folder is root's and must be in
-//! the mount namespace of the process, which that of another container on the host's
-//! network is not, also where its user is root. An abstract socket would let it in: the
-//! user does not tell it from a successor, nor do its capabilities, since the process in a
-//! DaemonSet's new pod is in another pid namespace and has no number here (SO_PEERCRED).
-//! The sockets are found in `/proc/net/unix`, which lists those of this network namespace
-//! alone, as service addresses are its own. A listed name that was made in another
-//! mount namespace leads nowhere in this one.
+//! Whoever connects can end the service of this node and read which client has which endpoint. The
+//! socket's file decides who may: its folder is root's and must be in the mount namespace of the
+//! process, which is not the case for another container on the host's network, even if its user is
+//! root. An abstract socket would admit that container: neither its user nor its capabilities
+//! distinguish it from a successor, since the process in a DaemonSet's new pod is in another pid
+//! namespace and has no number here (SO_PEERCRED). The sockets are found in `/proc/net/unix`, which
+//! lists those of this network namespace alone, as service addresses belong to it alone. A listed
+//! name that was made in another mount namespace does not exist in this one.
 
 mod assignments;
 mod flows;
@@ -65,35 +64,35 @@ pub(super) use self::ports::inherit as inherit_ports;
 /// it is a folder of the node.
 pub(super) const FOLDER: &str = "/run/tripod/succession/";
 
-/// A socket in that folder, for the rules of what files this process reaches.
+/// A socket in that folder, for the rules about which files this process reaches.
 pub(super) const FIRST: &str = "/run/tripod/succession/userspace-0";
 
-/// The socket for all but clients' endpoints, without its number. All modes have it by the
-/// name that released versions look for.
+/// The socket for everything except clients' endpoints, without its number. All modes use the name
+/// that released versions look for.
 const SOCKET: &str = "userspace-";
 
-/// How many processes of a node may listen at a time, and of other network namespaces that
-/// share the folder.
+/// Maximum number of processes that listen at a time, of this node and of other network namespaces
+/// that share the folder.
 const MOST: usize = 64;
 
-/// How long a predecessor is waited for: it may be in the middle of a sync, after which it
-/// gives way all the same, or hang.
+/// How long to wait for a predecessor: it may hang, or be in the middle of a sync, after which it
+/// still gives way.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How long a successor may take to serve. One that takes longer may still
-/// succeed, but meanwhile no process would capture what it does not.
+/// How long a successor may take until it serves. One that takes longer may still succeed, but
+/// meanwhile no process would capture what it does not.
 const FIRST_SYNC: Duration = Duration::from_secs(30);
 
-/// How long a family that fails is waited for once the other one is in force: the node may not
-/// be able to serve it. It is short of [`FIRST_SYNC`], and several attempts are made meanwhile.
+/// How long to wait for a family that fails, once the other one is in force: the node may not be
+/// able to serve it. It is shorter than [`FIRST_SYNC`], and several attempts are made meanwhile.
 const OTHER_FAMILY: Duration = Duration::from_secs(15);
 
 /// Sent when a predecessor has given way, and when a successor serves.
 const DONE: u8 = 1;
 
-/// Delays the first batch of a process until those before it have given way, and the
-/// holder has given what ended ones left there. Later `listeners` are shared with the
-/// process after this one.
+/// Delays the first batch of a process until those before it have given way, and the holder has
+/// given it what ended ones left there. Later `listeners` are shared with the process after this
+/// one.
 pub(super) fn announced(
     mut batches: Receiver<Batch>,
     sockets: usize,
@@ -130,11 +129,11 @@ pub(super) fn announced(
     (receive, serving)
 }
 
-/// Signals what this process serves.
+/// Signals which families this process serves.
 pub(super) struct Serving {
-    /// Those that were in force. What gives way does so for both.
+    /// Families that were in force. What gives way does so for both.
     families: PerFamily<bool>,
-    /// Sends the first of them; is dropped when both were in force.
+    /// Sends the first of them; dropped when both were in force.
     served: Option<Sender<Family>>,
 }
 
@@ -142,7 +141,7 @@ impl AfterSync for Serving {
     fn synced(&mut self, family: Family, _: &ServiceMap, _: &Changes) {
         *self.families.get_mut(family) = true;
         if let Some(served) = &self.served {
-            // One that waits to be read is enough.
+            // One that waits to be received is enough.
             let _ = served.try_send(family);
         }
         if self.families.iter().all(|(_, synced)| *synced) {
@@ -204,7 +203,7 @@ async fn both_served(mut serving: Receiver<Family>) {
     let Some(first) = serving.recv().await else {
         return;
     };
-    // The channel ends when the other one is in force.
+    // The channel ends when the other family is in force.
     let other = async { while serving.recv().await.is_some() {} };
     if timeout(OTHER_FAMILY, other).await.is_err() {
         tracing::warn!(
@@ -214,7 +213,8 @@ async fn both_served(mut serving: Receiver<Family>) {
     }
 }
 
-/// Waits until this process is `serving`, and has those before it and those after it know.
+/// Waits until this process is `serving`, and then tells those before it, and listens for those
+/// after it.
 async fn once_it_serves(
     serving: Receiver<Family>,
     predecessors: Vec<GaveWay>,
@@ -232,8 +232,7 @@ async fn once_it_serves(
     }
 }
 
-/// Sends that this process serves, and holds the connection until the
-/// predecessor ends.
+/// Sends that this process serves, and keeps the connection until the predecessor ends.
 async fn stay(mut predecessor: GaveWay) {
     if predecessor.write.write_all(&[DONE]).await.is_ok() {
         // It sends nothing more, unless it has not answered yet.
@@ -271,7 +270,7 @@ async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, Ow
     match timeout(ANSWER, read.read_u8()).await {
         Ok(Ok(_)) => {}
         Ok(Err(_)) => return Ok(None),
-        // It is still to do so: else both would write, each against the other.
+        // It still has to give way: otherwise both would write, each against the other.
         Err(_) => tracing::warn!(
             "the running process has not given way after {ANSWER:?}; it does so when its sync \
              ends"
@@ -280,8 +279,8 @@ async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, Ow
     Ok(Some((read, write)))
 }
 
-/// Returns connections to the processes of this user that listen on a socket of this `kind`.
-/// One that is not there may have ended meanwhile, or be in another mount namespace, of which is
+/// Returns connections to the processes of this user that listen on a socket of this `kind`. One
+/// that cannot be reached may have ended meanwhile, or be in another mount namespace, which is
 /// logged where service addresses are taken over.
 fn channels(kind: &str) -> impl Iterator<Item = Channel> {
     let names = present(kind).unwrap_or_default().into_iter();

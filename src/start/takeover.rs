@@ -1,14 +1,13 @@
-//! From one mode to another: the stale state of the old one is removed when the
-//! new one carries traffic, and not before.
+//! From one mode to another: the stale state of the old one is removed when the new one forwards
+//! traffic, and not before.
 //!
-//! The old process may still run for a while, as in an upgrade that starts the
-//! new one first, and put back what it finds missing; that is removed again, so
-//! that nothing is left of it when it ends.
+//! The old process may still run for a while, as in an upgrade that starts the new one first, and
+//! put back what it finds missing; that is removed again, so that nothing of it is left when it
+//! ends.
 //!
-//! It does not matter which program left it, Tripod or kube-proxy, and whether
-//! it is in the engine of the kernel that this mode has its rules in or in the
-//! other one. What the mode that runs would install itself it takes over; that
-//! is its own work.
+//! It does not matter which program left it, Tripod or kube-proxy, nor whether it is in the engine
+//! of the kernel in which this mode has its rules, or in the other one. What the running mode would
+//! install itself, it takes over in its own syncs.
 
 mod clearing;
 mod going_back;
@@ -47,8 +46,8 @@ use crate::{
 /// How long stale state stays in force because ServicePorts fail, or all of an IP family
 /// does: they may need it, but it does not follow their endpoints.
 const GRACE: Duration = Duration::from_secs(5 * 60);
-/// How long an old process may go on beside this one and put back what it had.
-/// A process that appears later is not the one that was replaced.
+/// How long an old process may run beside this one and put back what it had. A process that appears
+/// later is not the one that was replaced.
 const OVERLAP: Duration = Duration::from_secs(5 * 60);
 
 /// How the last sync of a family went.
@@ -71,10 +70,10 @@ pub(super) struct TakeOver<M> {
     exclude: Arc<[IpNet]>,
     /// Stale state that may still be there.
     stale: Vec<StaleState>,
-    /// Stale state that was there before this mode first synced.
+    /// Stale state that was there before this mode's first sync.
     found: Option<Vec<StaleState>>,
-    /// When to check next whether it is back. It is stored here because the
-    /// future that waits for it may be dropped and made again at any time.
+    /// When to check next whether it is back. It is stored here because the future that waits for
+    /// it may be dropped and created again at any time.
     check_at: Instant,
     /// How the last sync of each family went.
     families: PerFamily<Synced>,
@@ -82,21 +81,21 @@ pub(super) struct TakeOver<M> {
     synced: Option<Instant>,
     /// The time at which this mode came in force.
     since: Option<Instant>,
-    /// The removal that is under way, beside the syncs.
+    /// The removal that is under way, in parallel with syncs.
     clearing: Option<Clearing>,
     pass: Pass,
-    /// What of it could not be removed.
+    /// What could not be removed of it.
     logged: Arc<Mutex<LogOnce>>,
-    /// While it has a successor, what others have is that one's and stays.
+    /// As long as it knows of a successor, what others have belongs to that one and stays.
     handover: Handover,
-    /// Whether it had a successor when it last synced.
+    /// Whether there was a successor at the last sync.
     gave_way: bool,
     programs: Programs,
 }
 
 impl<M: Mode> TakeOver<M> {
-    /// Has `mode` remove nothing while `handover` knows of a successor. `programs` are missed
-    /// where they may not be started and stale rules take them.
+    /// Has `mode` remove nothing while `handover` knows of a successor. `programs` are missed if
+    /// they may not be started and stale rules take them.
     pub(super) fn new(
         mode: M,
         exclude: Vec<IpNet>,
@@ -121,8 +120,8 @@ impl<M: Mode> TakeOver<M> {
         }
     }
 
-    /// Stops removing what others have when a successor is there: it may be that one's.
-    /// When the successor is gone, what it left is stale.
+    /// Stops removing what others have when a successor is there: it may belong to that one. When
+    /// the successor is gone, what it left is stale.
     fn follow_successor(&mut self) {
         let gives_way = self.handover.has_successor();
         if gives_way {
@@ -135,9 +134,9 @@ impl<M: Mode> TakeOver<M> {
         self.gave_way = gives_way;
     }
 
-    /// Returns whether this mode carries all that is desired now, or has carried at least
-    /// one IP family for [`GRACE`]: the rest may fail for ever, as where the node cannot
-    /// serve the other family. Until then the stale state carries what is not in force.
+    /// Returns whether this mode serves all that is desired now, or has served at least one IP
+    /// family for [`GRACE`]: the rest may fail for ever, for example if the node cannot serve the
+    /// other family. Until then the stale state serves what is not in force.
     fn is_in_force(&mut self, outcomes: &Outcomes) -> bool {
         for (family, outcome) in outcomes.iter() {
             let Some(Ok(report)) = outcome else {
@@ -205,7 +204,7 @@ impl<M: Mode> Mode for TakeOver<M> {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         self.follow_successor();
         if self.found.is_none() {
-            // Userspace mode removes what captures in another way itself.
+            // Userspace mode itself removes what captures in another way than it does.
             let found = present(self.stale.clone(), self.running()).await;
             miss(&self.programs, &found).await;
             if found.contains(&StaleState::Of(ModeName::Userspace)) {
@@ -225,7 +224,7 @@ impl<M: Mode> Mode for TakeOver<M> {
             let changes = asked.get(family);
             changes.is_some_and(|changes| changes.full) && matches!(outcome, Some(Ok(_)))
         };
-        // A family that never synced is not waited for: it has had its time.
+        // A family that never synced is not waited for: it has had `GRACE`.
         let has_synced = |family| *self.families.get(family) != Synced::Not;
         let fully = outcomes.iter().all(|of| !has_synced(of.0) || full(of));
         if is_in_force
@@ -294,15 +293,16 @@ impl<M: Mode> Mode for TakeOver<M> {
     }
 }
 
-/// Misses `programs` where they may not be started, and it takes them to remove what is `left`.
+/// Signals that `programs` are missed if they may not be started, and removing what is `left` takes
+/// them.
 async fn miss(programs: &Programs, left: &[StaleState]) {
     if programs.are_forbidden() && !left.is_empty() && clearing::takes_programs().await {
         programs.miss();
     }
 }
 
-/// Removes `what` modes ever installed, and sockets and findings in the file system that no
-/// process has any more. All are tried, even if one fails.
+/// Removes what modes ever installed, as far as `what` says, and those sockets and findings in the
+/// file system that no process uses any more. All are tried, even if one fails.
 ///
 /// # Errors
 /// When something could not be removed; the error names it.
@@ -345,8 +345,8 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
 /// below `/host`.
 const NODE_ROOTS: [&str; 2] = ["/", "/host"];
 
-/// Removes the sockets by which processes of Tripod find each other and are asked, and what
-/// `--init-only` found out, unless a process has them, with the folders that are theirs alone.
+/// Removes the sockets by which processes of Tripod find each other and answer questions, and what
+/// `--init-only` found out, unless a process uses them, with the folders that are theirs alone.
 /// Returns what could not be removed, and why.
 fn remove_files(own: &Own) -> Vec<String> {
     let mut removed = Removed::default();

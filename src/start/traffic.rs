@@ -1,4 +1,4 @@
-//! What each mode knows of the traffic that it carried.
+//! What each mode knows of the traffic that it forwarded.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +27,7 @@ use crate::{
     status_api::{self, DialList, Limited, Traffic, VERSION},
 };
 
-/// Returns what `mode` knows; nftables and iptables mode of Services in the namespaces
+/// Returns what `mode` knows; nftables and iptables mode count for Services in the namespaces
 /// `counted`.
 pub(super) fn source(
     mode: &Running,
@@ -61,7 +61,7 @@ impl TrafficSource for Nothing {
     }
 }
 
-/// Rules of iptables mode, which count connections.
+/// Rules of iptables mode that count connections.
 #[derive(Debug)]
 struct Chains {
     traffic: Arc<AsyncMutex<iptables::Traffic>>,
@@ -108,7 +108,7 @@ impl TrafficSource for Chains {
 /// Elements of nf_tables that count.
 struct Elements {
     counted: Namespaces,
-    /// Opened when it is asked for first, and again after a failure.
+    /// Opened at the first request, and again after a failure.
     traffic: Mutex<Option<nftables::Traffic>>,
 }
 
@@ -152,7 +152,7 @@ impl TrafficSource for Elements {
     }
 }
 
-/// The connections that userspace mode carries.
+/// The connections that userspace mode relays.
 #[derive(Debug)]
 struct Relayed(Loads);
 
@@ -217,7 +217,7 @@ fn dial(dial: userspace::Dial) -> status_api::Dial {
 /// The counters of IPVS.
 struct VirtualServers {
     node_ports: Arc<NodePorts>,
-    /// Opened when it is asked for first, and again after a failure.
+    /// Opened at the first request, and again after a failure.
     ipvs: Mutex<Option<Ipvs>>,
 }
 
@@ -253,7 +253,7 @@ fn of_port(ipvs: &mut Ipvs, port: &ServicePort, own: &BTreeSet<IpAddr>) -> PortT
             protocol: port.name.protocol,
             address,
         };
-        // What is not there has carried nothing that is known.
+        // A virtual server that is not there has no known traffic.
         let Ok(reals) = ipvs.list_real(&id) else {
             continue;
         };
@@ -270,7 +270,7 @@ fn of_port(ipvs: &mut Ipvs, port: &ServicePort, own: &BTreeSet<IpAddr>) -> PortT
     traffic
 }
 
-/// Returns where clients reach `port` on a node of these addresses.
+/// Returns the addresses at which clients reach `port` on a node with `own` addresses.
 fn frontends(port: &ServicePort, own: &BTreeSet<IpAddr>) -> Vec<SocketAddr> {
     let at = |ip| SocketAddr::new(ip, port.port);
     let mut frontends: Vec<_> = port.addresses().map(at).collect();
@@ -283,7 +283,7 @@ fn frontends(port: &ServicePort, own: &BTreeSet<IpAddr>) -> Vec<SocketAddr> {
     frontends
 }
 
-/// Returns how many connections are open, or UDP clients known: IPVS has these among
+/// Returns how many connections are open, or UDP clients are known: IPVS counts the latter among
 /// the inactive ones.
 fn active(real: &ListedReal, protocol: Protocol) -> u64 {
     u64::from(match protocol {
@@ -292,7 +292,7 @@ fn active(real: &ListedReal, protocol: Protocol) -> u64 {
     })
 }
 
-/// Returns whether answers come back by this node.
+/// Returns whether answers come back through this node.
 fn comes_back(forwarding: Forwarding) -> bool {
     match forwarding {
         Forwarding::Masquerade | Forwarding::Local => true,

@@ -15,7 +15,7 @@ pub struct SourceHealth {
 /// How following one kind of objects goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KindHealth {
-    /// All objects were known once; the last known ones stay in force.
+    /// Whether all objects were known once; the last known ones stay in force.
     pub complete: bool,
     /// How many objects the last list has brought, so far if it is under way.
     pub listed: usize,

@@ -44,9 +44,9 @@ impl Source {
         }
     }
 
-    /// Follows the objects that a proxy needs: the first batch is the complete
-    /// state, each later one what changed. `settings` say which are asked of the API
-    /// server; in a folder all are read anyway.
+    /// Follows the objects that a proxy needs: the first batch is the complete state, each later
+    /// one what changed. `settings` say which are requested from the API server; in a folder all
+    /// are read anyway.
     pub fn follow(&self, settings: api::Settings) -> Receiver<Batch> {
         match self {
             Source::Folder(folder) => manifests::spawn_with(folder, Arc::clone(&settings.health)),

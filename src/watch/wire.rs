@@ -1,6 +1,6 @@
-//! Objects as a server sends them and files have them, without what no proxy reads:
-//! decoding skips `managedFields`, a Node's images and the like before they take memory,
-//! and there is less code for each format.
+//! Objects as a server sends them and files have them, without what no proxy reads: decoding skips
+//! `managedFields`, a Node's images and the like before they take memory, and there is less code
+//! for each format.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use k8s_openapi::{
 };
 use serde::Deserialize;
 
-/// The part of an object that is read of any kind.
+/// The part that is read of an object of any kind.
 #[derive(Deserialize)]
 pub(super) struct Bare {
     pub(super) metadata: Meta,

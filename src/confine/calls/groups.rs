@@ -1,5 +1,5 @@
-//! The system calls that Tripod makes, by what they are for, and those that only the programs
-//! make which it starts.
+//! The system calls that Tripod makes, by purpose, and those that only the programs make that it
+//! starts.
 
 use nix::libc;
 
@@ -90,7 +90,7 @@ pub(super) const FILES: &[libc::c_long] = &[
     libc::SYS_unlinkat,
     libc::SYS_write,
     libc::SYS_writev,
-    // Forms that newer architectures have not got, as below.
+    // Forms that newer architectures do not have.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_access,
     #[cfg(target_arch = "x86_64")]
@@ -133,14 +133,14 @@ pub(super) const WATCHED_FILES: &[libc::c_long] = &[
     libc::SYS_inotify_rm_watch,
 ];
 
-/// Carrying bytes from one connection to another through a pipe.
+/// Moving bytes from one connection to another through a pipe.
 pub(super) const RELAYS: &[libc::c_long] = &[libc::SYS_pipe2, libc::SYS_splice];
 
 /// Receiving and sending for many connections at once, by rings that were made before.
 pub(super) const RINGS: &[libc::c_long] = &[libc::SYS_io_uring_enter];
 
 /// Starting programs, and what only those call: iptables, modprobe, shells, plugins that give
-/// credentials. Sockets and processes they make of every kind.
+/// credentials. They create sockets and processes of every kind.
 pub(super) const PROGRAMS: &[libc::c_long] = &[
     libc::SYS_accept,
     libc::SYS_capset,
@@ -198,7 +198,7 @@ pub(super) const PROGRAMS: &[libc::c_long] = &[
     libc::SYS_waitid,
 ];
 
-/// Forms of calls of programs that newer architectures have not got.
+/// Forms of calls of programs that newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
 pub(super) const OLDER_OF_PROGRAMS: &[libc::c_long] = &[
     libc::SYS_alarm,

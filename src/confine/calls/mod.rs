@@ -1,10 +1,9 @@
 //! A filter of system calls, `seccomp(2)`, for all threads of this process and for the
 //! programs that it starts.
 //!
-//! A call that is not listed answers ENOSYS, as on a kernel that has not got it, and ends
-//! nothing: what the standard library, glibc or a program tries first on newer kernels, it
-//! then does in the older way. A program of another architecture than this one, such as a
-//! 32-bit one, is killed.
+//! A call that is not listed fails with ENOSYS, as on a kernel that does not have it, and ends
+//! nothing: the standard library, glibc and programs that try calls of newer kernels first then use
+//! older ones. A program of another architecture than this one, such as a 32-bit one, is killed.
 
 mod groups;
 mod needed;
@@ -101,7 +100,7 @@ mod tests {
         }
     }
 
-    /// Each task, and whether it may start programs, carry bytes by pipes, notice changes of
+    /// Each task, and whether it may start programs, move bytes through pipes, notice changes of
     /// files and open sockets of the network.
     #[test]
     fn each_task_makes_the_calls_that_it_needs() {
@@ -128,7 +127,7 @@ mod tests {
                 assert_eq!(started.is_ok(), programs, "{task:?}: {started:?}");
                 // SAFETY: the child calls nothing but _exit(2).
                 match unsafe { fork() } {
-                    // SAFETY: it returns to nowhere.
+                    // SAFETY: it does not return.
                     Ok(ForkResult::Child) => unsafe { libc::_exit(0) },
                     Ok(ForkResult::Parent { child }) => {
                         assert!(programs, "{task:?} makes processes");
@@ -148,12 +147,12 @@ mod tests {
                 instance.err().map(missing);
                 let socket = UdpSocket::bind("127.0.0.1:0").map(drop);
                 assert_eq!(socket.is_ok(), network, "{task:?}: {socket:?}");
-                // Of packets, which nothing but a program opens.
+                // A packet socket, which only a program opens.
                 let packets = Socket::new(Domain::PACKET, Type::DGRAM, None);
                 let errno = packets.err().and_then(|error| error.raw_os_error());
                 let is_missing = errno == Some(libc::ENOSYS);
                 assert_eq!(is_missing, !programs, "{task:?}");
-                // What every one does.
+                // What every task does.
                 UnixDatagram::pair().expect("a pair");
                 let thread = thread::Builder::new().spawn(|| std::fs::read("/proc/self/status"));
                 let read: io::Result<_> = thread.expect("a thread").join().expect("its end");

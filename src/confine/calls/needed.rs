@@ -12,7 +12,7 @@ use super::{
     groups,
 };
 
-/// Calls that are for the same, and who needs them.
+/// Calls for one purpose, and which tasks need them.
 pub(super) struct Group {
     /// What they are for, as docs/security.md says it.
     #[cfg_attr(
@@ -24,13 +24,13 @@ pub(super) struct Group {
     pub(super) condition: Condition,
 }
 
-/// Who needs a group of calls.
+/// Which tasks need a group of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
     Always,
     /// Where the objects are manifests, or the configuration is a file.
     WatchesFiles,
-    /// Where the process carries connections itself.
+    /// Where the process relays connections itself.
     Relays,
     /// Where the process uses io_uring.
     Rings,
@@ -38,7 +38,7 @@ pub(super) enum Condition {
     Programs,
 }
 
-/// All of them.
+/// All groups.
 pub(super) const GROUPS: [Group; 8] = [
     Group {
         purpose: "memory, clocks, signals, what a process asks about itself",
@@ -111,20 +111,21 @@ const DOMAINS: [libc::c_int; 4] = [
 /// IORING_REGISTER_ENABLE_RINGS (include/uapi/linux/io_uring.h).
 const ENABLE_RINGS: u64 = 12;
 
-/// Those that the holder opens: that at which proxies connect. Sockets of Services are sent to it.
+/// The kinds of sockets that the holder opens: the one at which proxies connect. Sockets of
+/// Services are sent to it.
 const DOMAINS_OF_HOLDER: [libc::c_int; 1] = [libc::AF_UNIX];
 
 /// Returns the calls that `task` needs, and the conditions of their arguments: a call without
 /// any is allowed whatever those are.
 ///
 /// # Errors
-/// Those of the conditions, which are the same each time.
+/// Those of building the conditions, which are the same each time.
 pub(super) fn needed(task: Task) -> Result<BTreeMap<libc::c_long, Vec<SeccompRule>>, BackendError> {
     let groups = GROUPS.iter().filter(|group| group.condition.is_met(task));
     let calls = groups.flat_map(|group| group.calls);
     let mut rules: BTreeMap<_, _> = calls.map(|call| (*call, Vec::new())).collect();
     if Condition::Rings.is_met(task) {
-        // A ring can be put into use, and nothing else be done with it.
+        // A ring can be put into use, and nothing else can be done with it.
         let enable = on_argument(1, SeccompCmpOp::Eq, ENABLE_RINGS)?;
         rules.insert(libc::SYS_io_uring_register, vec![enable]);
     }
@@ -151,12 +152,12 @@ pub(super) fn needed(task: Task) -> Result<BTreeMap<libc::c_long, Vec<SeccompRul
     Ok(rules)
 }
 
-/// Returns the rule that a call's first argument is so.
+/// Returns the rule that the first argument of a call meets the `comparison`.
 fn on_first(comparison: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
     on_argument(0, comparison, value)
 }
 
-/// Returns the rule that argument number `number` of a call, from 0 on, is so.
+/// Returns the rule that argument number `number` of a call, from 0 on, meets the `comparison`.
 fn on_argument(
     number: u8,
     comparison: SeccompCmpOp,

@@ -5,7 +5,7 @@ use crate::kernel::conntrack::flows::{State, TCP, Tuple};
 
 const ENDPOINT: &str = "10.1.0.1:80";
 
-/// What the kernel says of a connection.
+/// What the kernel reports of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Answered,
@@ -88,7 +88,7 @@ impl Play {
     }
 }
 
-/// What the kernel says so many milliseconds after the connection began.
+/// Returns what the kernel reports `after` milliseconds from the beginning of the connection.
 fn snapshot(outcome: Outcome, after: u64) -> Option<Snapshot> {
     let silent_for = if outcome == SilentTwice && after >= 1000 {
         after - 1000

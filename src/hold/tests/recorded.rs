@@ -8,8 +8,8 @@ use tokio::sync::Mutex;
 use super::*;
 use crate::hold::recorded::{Said, assert_same, conversation};
 
-/// What is recorded is of sockets at this address. It belongs to whoever has loopback, and
-/// a port is taken that tests do not share with others.
+/// The recorded sockets are at this address: every machine has it by loopback, and the port is one
+/// that these tests do not share with others.
 const AT: &str = "127.83.0.10:10053";
 const LABEL: &str = "internal kube-system/dns:dns";
 const PROTOCOL: &str = "holder";
@@ -26,7 +26,7 @@ fn sessions(side: &str) -> Vec<[Vec<Said>; 2]> {
         by == side
     });
     let all = of_versions.chain([later]);
-    // What is not recorded but runs says the newest one.
+    // The side that runs, and is not recorded, says the newest version.
     let all = all.map(|said| with_version(VERSION, said, |by| by != side));
     all.map(in_two).collect()
 }
@@ -46,7 +46,8 @@ fn in_two(all: Vec<Said>) -> [Vec<Said>; 2] {
     [first, second]
 }
 
-/// Compares what the other side says with what was recorded. Returns what comes along.
+/// Compares what the other side says with what was recorded. Returns the descriptor that comes with
+/// it, if any.
 async fn hears(channel: &Channel, said: &Said) -> Option<OwnedFd> {
     let mut buffer = [0; LONGEST];
     let received = channel.receive(&mut buffer).await.expect(&said.what);

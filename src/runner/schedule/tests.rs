@@ -141,7 +141,7 @@ fn full_syncs_come_every_sync_period_whatever_else_is_synced() {
     assert_eq!(clock.due(), 30_000);
     assert!(clock.sync(Outcome::Done));
     assert_eq!(clock.due(), 60_000);
-    // One that came for another reason counts too.
+    // A full sync for another reason counts, too.
     clock.at(50_000).request();
     clock.scheduler.begin(clock.now);
     clock.scheduler.end(Family::V4, clock.now, Outcome::Done);

@@ -14,7 +14,7 @@ async fn health_ends_when_syncs_stop_succeeding_and_comes_back() {
     );
     assert_eq!(families.len(), 2);
 
-    // Nothing changes: it is the full sync of every 30 s that fails.
+    // Nothing changes: what fails is the full sync every 30 s.
     bench.behaviour.lock().unwrap().fails = true;
     pass(30_000 * MS).await;
     for _ in 0..59 {
@@ -100,7 +100,7 @@ async fn syncs_are_counted_by_family_and_kind() {
     assert_eq!(bench.value(none, &internal), Some(0.0));
 }
 
-/// The times, in milliseconds, at which a sync of `family` was asked for.
+/// Returns the times, in milliseconds, at which a sync of `family` was requested.
 fn times(asked: &[SyncCall], family: Family) -> Vec<u128> {
     let of_family = asked.iter().filter(|asked| asked.family == family);
     of_family.map(|asked| asked.at).collect()

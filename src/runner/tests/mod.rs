@@ -31,11 +31,11 @@ mod failing;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// What a sync was asked for: its time in milliseconds, whether it was full,
-/// and the changed Services.
+/// What a sync was called with: its time in milliseconds, whether it was full, and the changed
+/// Services.
 type Call = (u128, bool, Vec<String>);
 
-/// What a sync of one family was asked for.
+/// What a sync of one family was called with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SyncCall {
     at: u128,

@@ -84,10 +84,10 @@ impl HealthListeners {
 }
 
 impl ServiceHealth {
-    /// Starts without any port. `addresses` lists where node ports are served
-    /// now, and is asked at each full sync; while it fails, the last addresses stay; a
-    /// wildcard stands for every address of both families; `listeners` are those of this
-    /// process. All ports close when this is dropped. Must be called within a tokio runtime.
+    /// Starts without any port. `addresses` lists where node ports are served now, and is called at
+    /// each full sync; while it fails, the last addresses stay; a wildcard stands for every address
+    /// of both families; `listeners` are those of this process. All ports close when this is
+    /// dropped. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
@@ -122,9 +122,9 @@ impl ServiceHealth {
         }
     }
 
-    /// Updates both families of a ServicePort of which one came in force: their
-    /// endpoints are the same pods, and load balancers must be informed of
-    /// those that went, though the other family cannot follow.
+    /// Updates both families of a ServicePort of which one came in force: their endpoints are the
+    /// same pods, and load balancers must learn which of them are gone even if the other family
+    /// fails.
     fn update_both(&mut self, name: &ServicePortName, map: &ServiceMap) -> bool {
         let mut concerned = false;
         for family in Family::ALL {
@@ -134,7 +134,7 @@ impl ServiceHealth {
         concerned
     }
 
-    /// Returns whether it has, or had, a health-check port.
+    /// Updates what `port` adds. Returns whether it has, or had, a health-check port.
     fn update(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
         let service = &name.service;
         if let Some(part) = port.and_then(part) {

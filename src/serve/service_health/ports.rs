@@ -32,22 +32,21 @@ use crate::{
     trouble::Trouble,
 };
 
-/// Pause before an address that was refused once is tried again, and named if it still
-/// is: a program that is being started has a copy of a listener that was just closed,
-/// between fork and exec. It doubles up to the longest.
+/// Pause before an address that was refused once is tried again, and reported if it still is
+/// refused: between fork and exec, a program that is being started has a copy of a listener that
+/// was just closed. The pause doubles up to the longest.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Header with the number of endpoints here, for load balancers that have
-/// weights.
+/// Header with the number of endpoints on this node, for load balancers that have weights.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// The sockets that listen, while they do, and why others cannot.
+/// The sockets that listen now, and why others cannot.
 #[derive(Clone, Debug)]
 pub(super) struct Sockets {
     open: Arc<Mutex<BTreeMap<Place, Weak<TcpListener>>>>,
     refused: Arc<Mutex<BTreeMap<Place, Trouble>>>,
-    /// How many are refused.
+    /// Number of places that are refused.
     count: IntGauge,
 }
 
@@ -135,9 +134,9 @@ impl Sockets {
 pub struct Refused {
     /// The Service that it is for.
     pub service: ServiceName,
-    /// Where it is to be.
+    /// The address at which it is to be served.
     pub address: SocketAddr,
-    /// Why it is not, and since when.
+    /// Why it cannot be served there, and since when.
     pub trouble: Trouble,
 }
 
@@ -154,7 +153,7 @@ struct Listening(JoinHandle<()>);
 impl Listening {
     async fn end(mut self) {
         self.0.abort();
-        // Cancelled, which is what was asked for.
+        // The error is the cancellation.
         let _ = (&mut self.0).await;
     }
 }
@@ -175,11 +174,11 @@ pub(super) async fn maintain(
     events: Recorder,
 ) {
     let mut open: BTreeMap<Place, Listening> = BTreeMap::new();
-    // There may be many ports: they share what one server may have.
+    // There may be many ports: they share the number of connections that one server may have.
     let connections = Arc::new(Connections::default());
     while desired.changed().await.is_ok() {
         let places = places(&desired.borrow_and_update());
-        // A port may go from one Service to another: closed before it is opened.
+        // A port may move from one Service to another: it is closed before it is opened again.
         let gone: Vec<Place> = open
             .keys()
             .filter(|p| !places.contains(p))
@@ -238,7 +237,7 @@ async fn listen(
         sockets.add(&place, listener.socket());
         let (desired, health) = (desired.clone(), Arc::clone(&health));
         let service = place.service.clone();
-        // Until another program ends it in the kernel.
+        // `serve` returns when another program ends the listener in the kernel.
         let answer = move |_: Asked<'_>| {
             let check = desired.borrow().checks.get(&service).copied();
             let count = check.map_or(0, |check| check.local_endpoints);

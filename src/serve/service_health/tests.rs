@@ -58,7 +58,7 @@ fn port(name: ServicePortName, check: Option<u16>, endpoints: &[Endpoint]) -> Se
     }
 }
 
-/// Follows maps as the runner would have it.
+/// Follows service maps as it does for the runner.
 struct Bench {
     serving: ServiceHealth,
     health: Arc<Health>,
@@ -89,7 +89,7 @@ impl Bench {
         }
     }
 
-    /// What changed of `family` is in force.
+    /// Records that what changed of `family` is in force.
     fn in_force(
         &mut self,
         family: Family,
@@ -364,7 +364,7 @@ async fn of_two_services_with_one_port_the_other_is_named() {
     let refused = listeners.refused();
     assert_eq!(refused.len(), 1);
     assert_eq!(refused[0].service, second.service);
-    // It is over, too, when the port is not asked for any more.
+    // It is over, too, when no Service has the port any more.
     ports.pop();
     bench.sync(true, &[], &ports);
     let deadline = Instant::now() + Duration::from_secs(10);

@@ -6,10 +6,10 @@ use crate::{
     status_api::{Connection, Connections},
 };
 
-/// Most connections in an answer.
+/// Maximum number of connections in an answer.
 const MOST: usize = 100;
 
-/// Returns those `found` to where `packet` goes, the stale ones first.
+/// Returns the connections that were `found` to the destination of `packet`, the stale ones first.
 pub(super) fn listed(
     found: &[question::Connection],
     packet: &Packet,

@@ -15,7 +15,7 @@ use crate::{
     status_api::NamedService,
 };
 
-/// A Service has no address that is asked about.
+/// The Service has no address for the packet that is asked about.
 #[derive(Debug)]
 pub(super) struct Unresolved {
     /// Status of the answer.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{net::Protocol, serve::http::Answer};
 
-/// Which tries to reach endpoints are asked for.
+/// Which tries to reach endpoints are requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DialsAsked {
     /// `namespace/name:port` of the ServicePort.
@@ -41,7 +41,7 @@ impl StatusApi {
     }
 }
 
-/// Returns what the parameters ask.
+/// Reads the parameters of a request.
 pub(super) fn read(query: &str) -> Result<DialsAsked, String> {
     let (mut service_port, mut of, mut after) = (None, Protocol::Tcp, None);
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {

@@ -12,7 +12,7 @@ use crate::{
     status_api::{Diff, Difference, FamilyDiff, Listed, VERSION},
 };
 
-/// Most differences of a family in an answer.
+/// Maximum number of differences of a family in an answer.
 const MOST: usize = 1_000;
 
 impl StatusApi {
@@ -32,7 +32,7 @@ async fn answer(api: Arc<StatusApi>) -> Answer {
     }
 }
 
-/// Returns the answer of a runner that gives none.
+/// Returns the answer to a question that the runner does not answer.
 pub(super) fn unanswered(why: Unanswered) -> Answer {
     let status = match why {
         Unanswered::Busy => StatusCode::TOO_MANY_REQUESTS,

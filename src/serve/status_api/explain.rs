@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// Most differences in an answer, beside those of the ServicePort.
+/// Maximum number of differences in an answer, apart from those of the ServicePort.
 const MOST: usize = 100;
 
 impl StatusApi {
@@ -59,7 +59,7 @@ impl StatusApi {
     }
 }
 
-/// What is asked.
+/// The parameters of a request.
 #[derive(Debug, PartialEq)]
 pub(super) struct Asked {
     to: Addressee,
@@ -70,7 +70,7 @@ pub(super) struct Asked {
     reading: Reading,
 }
 
-/// Returns what the parameters ask.
+/// Reads the parameters of a request.
 pub(super) fn read(query: &str) -> Result<Asked, String> {
     let (mut to, mut protocol, mut from) = (None, None, Caller::Pod);
     let mut reading = Reading::Whole;
@@ -117,8 +117,8 @@ pub(super) fn read(query: &str) -> Result<Asked, String> {
     })
 }
 
-/// Decodes what addresses and names of Services have of the characters that some programs
-/// encode: brackets, colon and slash.
+/// Decodes those characters in addresses and names of Services that some programs encode: brackets,
+/// colon and slash.
 pub(super) fn decoded(value: &str) -> String {
     let encoded = [("%5B", "["), ("%5D", "]"), ("%3A", ":"), ("%2F", "/")];
     let decode = |value: String, (code, character): (&str, &str)| {
@@ -205,8 +205,8 @@ async fn explained(
     explanation(&api.about, &packet, explained, policies, found, error)
 }
 
-/// Returns which chains of other programs drop such a packet where it passes them; what the
-/// node sends itself passes none of them.
+/// Returns which chains of other programs drop such a packet where it passes them; packets that the
+/// node itself sends pass none of them.
 async fn policies(
     of: &question::Explanation,
     mode: ModeName,
@@ -214,7 +214,7 @@ async fn policies(
 ) -> Option<Vec<String>> {
     let passed: &[FilterChain] = match (of.verdict, mode) {
         _ if of.origin == Origin::Node => &[],
-        // To a socket of Tripod.
+        // The packet goes to a socket of Tripod.
         (Verdict::Answered, _) | (Verdict::Forwarded, ModeName::Userspace) => &[FilterChain::Input],
         // IPVS is behind INPUT, and the answers of real servers pass FORWARD.
         (Verdict::Forwarded, ModeName::Ipvs) => &[FilterChain::Input, FilterChain::Forward],

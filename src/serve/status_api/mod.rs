@@ -63,7 +63,7 @@ pub struct StatusApi {
     pub objects: Arc<SourceHealth>,
     /// Asks the runner what only its mode can find out.
     pub questions: Questions,
-    /// What ServicePorts carried.
+    /// Knows what traffic ServicePorts carried.
     pub traffic: Arc<dyn TrafficSource>,
     /// Settings of the kernel that were made at start, whatever the mode.
     pub node_settings: Vec<Setting>,
@@ -81,7 +81,7 @@ pub trait Successors: fmt::Debug + Send + Sync {
     fn is_any(&self) -> bool;
 }
 
-/// What of a process does not change while it runs.
+/// Facts about a process that do not change while it runs.
 #[derive(Clone, Debug)]
 pub struct About {
     /// The time at which it began.
@@ -96,14 +96,14 @@ pub struct About {
     pub lost: Vec<String>,
     /// Where objects come from.
     pub source: String,
-    /// They come from a cluster, which `kubectl` may be asked about.
+    /// Whether they come from a cluster, which `kubectl` can show.
     pub cluster: bool,
     /// Scheduler of a Service that names none.
     pub scheduler: String,
 }
 
 impl StatusApi {
-    /// Returns the answer; 403 to who is not of this node.
+    /// Returns the answer; 403 to a client that is neither of this node nor authorized.
     pub(super) fn answer(self: &Arc<Self>, asked: Asked<'_>) -> Reply {
         if let Some(refusal) = refusal(asked.peer) {
             return refusal.into();
@@ -144,7 +144,7 @@ impl StatusApi {
     }
 }
 
-/// Returns the answer to who may not ask.
+/// Returns the refusal for a peer that may not ask; `None`: it may.
 pub(super) fn refusal(peer: Peer) -> Option<Answer> {
     let why = "this is served to processes of the node alone: from a loopback address, called \
                by its number or localhost, or by the unix socket";
@@ -156,7 +156,7 @@ pub(super) fn refusal(peer: Peer) -> Option<Answer> {
 #[cfg(any(test, fuzzing))]
 pub(super) fn read_anything(text: &str) {
     let (path, query) = text.split_once('?').unwrap_or((text, text));
-    // What comes of it does not matter, only that it comes to an end.
+    // The results do not matter, only that each call returns.
     let _ = services::Selected::read(path, query);
     let _ = explain::read(query);
     let _ = dials::read(query);
@@ -197,7 +197,7 @@ impl About {
     }
 }
 
-/// Returns the API's word for it.
+/// Returns the API's word for the kind of address.
 fn address_kind(kind: AddressKind) -> String {
     let word = match kind {
         AddressKind::ClusterIp => "clusterIP",

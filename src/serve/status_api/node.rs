@@ -1,4 +1,4 @@
-//! What of the node itself is not as it is to be, whatever the mode.
+//! How the node itself differs from what it should be, whatever the mode.
 
 use super::StatusApi;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl StatusApi {
-    /// Returns what of the node is not as it is to be: settings of the kernel, and
+    /// Returns how the node differs from what it should be: in settings of the kernel, and in
     /// listeners of health-check node ports, of one Service if it is given.
     pub(super) fn node_differences(&self, of: Option<&ServiceName>) -> Vec<Difference> {
         let settings = self.node_settings.iter().copied();

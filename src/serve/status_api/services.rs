@@ -20,14 +20,14 @@ use crate::{
     status_api::{self, Address, Endpoint, ServicePortList, Unsupported, VERSION},
 };
 
-/// Most ServicePorts on a page.
+/// Maximum number of ServicePorts on a page.
 const MOST: usize = 500;
 
-/// Endpoints above which a page gets no further ServicePort.
+/// Number of endpoints above which a page gets no further ServicePort.
 const MOST_ENDPOINTS: usize = 5_000;
 
 impl StatusApi {
-    /// `path` is what follows that of all Services.
+    /// Returns the answer; `path` is what follows that of all Services.
     pub(super) fn services(&self, path: &str, query: &str) -> Answer {
         let selected = match Selected::read(path, query) {
             Ok(selected) => selected,
@@ -118,7 +118,7 @@ impl StatusApi {
     }
 }
 
-/// Which ServicePorts are asked for.
+/// Which ServicePorts are requested.
 #[derive(Debug, PartialEq)]
 pub(super) struct Selected<'a> {
     namespace: Option<&'a str>,
@@ -158,8 +158,7 @@ impl<'a> Selected<'a> {
         is(self.namespace, &port.service.namespace) && is(self.name, &port.service.name)
     }
 
-    /// Returns the ServicePorts of the page, and the key with which the next one is
-    /// asked for.
+    /// Returns the ServicePorts of the page, and the key with which the next one is requested.
     fn page<'p>(&self, ports: &'p ServicePorts) -> (Vec<&'p Arc<ServicePort>>, Option<String>) {
         let selected = ports.values().filter(|port| self.has(&port.name));
         let mut sorted: BTreeMap<Key<'_>, &Arc<ServicePort>> = BTreeMap::new();
@@ -188,10 +187,10 @@ impl<'a> Selected<'a> {
     }
 }
 
-/// Most Services of the same name in other namespaces that are named.
+/// Maximum number of Services of the same name in other namespaces that are named.
 const MOST_OTHERS: usize = 5;
 
-/// Returns that there is no such Service, and which others may be meant.
+/// Returns the message that there is no such Service, and which others may be meant.
 pub(super) fn unknown(namespace: &str, name: &str, ports: &ServicePorts) -> String {
     let services = ports.keys().map(|port| &port.service);
     let others: BTreeSet<_> = services.filter(|other| &*other.name == name).collect();

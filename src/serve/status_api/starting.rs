@@ -12,8 +12,8 @@ use crate::{
     status_api::HEALTH_PATH,
 };
 
-/// The API of a process that may not know yet what its kernel can do, which may last: probes
-/// of the pod are answered all the same, or the kubelet would end it again and again.
+/// The API of a process that may not know yet what its kernel can do, which may take long to find
+/// out: meanwhile it answers probes of the pod, or the kubelet would restart it again and again.
 #[derive(Debug)]
 pub struct StartingApi {
     health: Arc<Health>,

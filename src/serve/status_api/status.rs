@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Things of one kind that are listed; of others the number is given.
+/// Maximum number of items of one kind that are listed; the number of all is given as well.
 const MOST: usize = 100;
 
 impl StatusApi {
@@ -69,8 +69,8 @@ impl StatusApi {
         health(&self.runner.families(), &self.health)
     }
 
-    /// Returns the answer to what follows from objects, while those are not known: syncs,
-    /// and with them questions to the mode, wait for them.
+    /// Returns the answer to questions that depend on objects, while those are not known: syncs,
+    /// and with them questions to the mode, wait for them. `None`: they are known.
     pub(super) fn unknown(&self) -> Option<Answer> {
         if self.runner.knows_objects() {
             return None;
@@ -85,8 +85,8 @@ impl StatusApi {
         Some(refused(StatusCode::SERVICE_UNAVAILABLE, why))
     }
 
-    /// Returns the answer to what is asked of the mode, while that cannot answer: the objects
-    /// are not known, or the first sync, which may take long, has not ended.
+    /// Returns the answer to questions to the mode, while it cannot answer: the objects are not
+    /// known, or the first sync, which may take long, has not ended. `None`: it can answer.
     pub(super) fn not_ready(&self) -> Option<Answer> {
         self.unknown().or_else(|| {
             let why = first_sync(&self.runner.families(), SystemTime::now())?;
@@ -122,7 +122,7 @@ impl StatusApi {
         }
     }
 
-    /// Returns how many of them cannot be served at some address.
+    /// Returns how many health-check node ports cannot be served at some address.
     fn health_check_ports_failing(&self) -> usize {
         let refused = self.health_listeners.refused().into_iter();
         let ports = refused.map(|refused| (refused.service, refused.address.port()));
@@ -131,7 +131,7 @@ impl StatusApi {
 
     fn unsupported(&self) -> Listed<Unsupported> {
         self.runner.unsupported(|services| {
-            // The ports of a Service mostly have the same.
+            // The ports of a Service mostly have the same reasons.
             let reasons = services.iter().flat_map(|(service, ports)| {
                 let reasons = ports.values().flatten();
                 reasons.map(move |reason| (service, reason))
@@ -245,8 +245,8 @@ fn counts(ports: &ServicePorts) -> Counts {
     counts
 }
 
-/// Returns that the first sync is not complete, and how far it is in each of `families` at the
-/// time `now`; `None`: it has ended, if only with a failure.
+/// Returns that the first sync is not complete, and how far it is in each of `families` at the time
+/// `now`; `None`: it has ended, in force or failed.
 fn first_sync(families: &PerFamily<FamilyStatus>, now: SystemTime) -> Option<String> {
     let is_again = |status: &FamilyStatus| status.last.is_none() && status.under_way.is_some();
     let waits = |status: &FamilyStatus| !status.first_sync_is_over() || is_again(status);

@@ -10,9 +10,9 @@ use crate::{
     status_api::{DialList, Limited, Traffic},
 };
 
-/// Knows what ServicePorts carry.
+/// Knows what traffic ServicePorts carry.
 pub trait TrafficSource: fmt::Debug + Send + Sync {
-    /// Returns what to wait for before [`of`](Self::of) is asked; `None`: nothing.
+    /// Returns what to wait for before [`of`](Self::of) is called; `None`: nothing.
     fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
         None
     }
@@ -30,7 +30,7 @@ pub trait TrafficSource: fmt::Debug + Send + Sync {
 pub struct PortTraffic {
     /// Traffic of the whole ServicePort; `None`: it is not known.
     pub of_port: Option<Traffic>,
-    /// Of what each endpoint carried.
+    /// Traffic of each endpoint, by its address.
     pub endpoints: HashMap<SocketAddr, Traffic>,
     /// Endpoints that did not answer lately.
     pub ejected: HashSet<SocketAddr>,
@@ -40,14 +40,14 @@ pub struct PortTraffic {
 }
 
 impl PortTraffic {
-    /// Adds what the endpoint at `address` carried.
+    /// Adds traffic to that of the endpoint at `address`.
     pub fn add(&mut self, address: SocketAddr, carried: Traffic) {
         let sum = self.endpoints.entry(address);
         sum.and_modify(|sum| *sum = sum.plus(carried))
             .or_insert(carried);
     }
 
-    /// Adds what all addresses of a kind carried.
+    /// Adds traffic to that of the whole ServicePort.
     pub fn add_of_port(&mut self, carried: Traffic) {
         self.of_port = Some(self.of_port.map_or(carried, |sum| sum.plus(carried)));
     }

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use crate::services::{Event, Names, Service, Tracker, service_ports::service_name};
 
-/// Returns a Service of this name in namespace default, made in that year of
-/// the 21st century, or without a time.
+/// Returns a Service of this name in namespace default, created in that year of the 21st century,
+/// or without a time of creation.
 fn service(name: &str, year: Option<u32>, spec: &str) -> Event {
     let created = year.map(|year| format!("20{year:02}-01-01T00:00:00Z"));
     let mut spec: serde_json::Value = serde_saphyr::from_str(spec).expect("yaml");
@@ -145,7 +145,7 @@ fn cluster_ips_go_first() {
     ]);
 }
 
-/// Of external and load-balancer IPs the oldest Service has them.
+/// External and load-balancer IPs belong to the oldest Service that names them.
 #[test]
 fn external_and_load_balancer_ips_are_the_oldest_services() {
     let (old, new) = (Some(20), Some(24));

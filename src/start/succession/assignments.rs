@@ -1,7 +1,7 @@
-//! Which endpoint each client is assigned to, from a process that has given way to the one
-//! that takes over: on a connection of its own, so that processes of versions without it
-//! go together with others. The one that takes over sends nothing; it is sent records, each
-//! behind its length (2 bytes, big endian), and then the end.
+//! Which endpoint each client is assigned to, from a process that has given way to the one that
+//! takes over: on a connection of its own, so that versions without it work together with others.
+//! The one that takes over sends nothing; it receives records, each preceded by its length (2
+//! bytes, big endian), and then the end.
 
 use std::{io, time::Duration};
 
@@ -21,20 +21,20 @@ pub(super) const SOCKET: &str = "assignments-";
 /// The longest record that is taken, in bytes.
 const LONGEST: u16 = 1024;
 
-/// How long it may take in all. Clients whose records have not come by then are assigned anew.
+/// How long all of it may take. Clients whose records have not come by then are assigned anew.
 const TIME: Duration = Duration::from_secs(2);
 
 /// What came from a process that has given way.
 #[derive(Debug, Default)]
 pub(super) struct Received {
     pub(super) records: Vec<Vec<u8>>,
-    /// Number of records that are longer than any that this version knows.
+    /// Number of records that are longer than this version allows.
     pub(super) too_long: usize,
-    /// Why there may be more that did not come.
+    /// Why records may be missing.
     pub(super) trouble: Option<io::Error>,
 }
 
-/// Takes over what processes that run have assigned.
+/// Takes over what running processes have assigned.
 pub(super) async fn inherit(assignments: &Assignments) {
     for name in present(SOCKET).unwrap_or_default() {
         let received = receive(&name, TIME).await;
@@ -58,7 +58,7 @@ pub(super) async fn inherit(assignments: &Assignments) {
     }
 }
 
-/// Reads what the process at the socket `name` sends `within` that time. What came stays,
+/// Reads what the process at the socket `name` sends `within` that time. What has come is kept,
 /// whatever happens after it.
 pub(super) async fn receive(name: &str, within: Duration) -> Received {
     let mut received = Received::default();

@@ -1,6 +1,6 @@
-//! UDP flows with their sockets, from a process that has given way to the one that takes over:
-//! the endpoint sees the same source port as before. On a connection of its own, so that
-//! processes of versions without it go together with others:
+//! UDP flows with their sockets, from a process that has given way to the one that takes over: the
+//! endpoint sees the same source port as before. On a connection of its own, so that versions
+//! without it work together with others:
 //!
 //! ```text
 //! successor                              predecessor
@@ -10,9 +10,8 @@
 //! end of the connection           ──►    reads all answers again
 //! ```
 //!
-//! Flows that begin before the successor serves follow when it does. Until a flow's number
-//! comes, the predecessor reads the answers: nothing is lost where the successor does not go
-//! on with it.
+//! Flows that begin before the successor serves follow when it does. Until a flow's number comes,
+//! the predecessor reads the answers: nothing is lost if the successor does not go on with it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -39,17 +38,17 @@ pub(super) const SOCKET: &str = "flows-";
 /// Bytes of a number.
 const NUMBER: usize = size_of::<u64>();
 
-/// There are no others now.
+/// The number that says that there are no others now.
 const ALL: [u8; NUMBER] = [0; NUMBER];
 
-/// Numbers that one record may have.
+/// Maximum number of numbers in one record.
 const MOST: usize = LONGEST_FLOW / NUMBER;
 
-/// How long it may take to pass on all flows that there are. Clients whose flows have not come
-/// by then keep their endpoints, which see another source port.
+/// How long passing on all existing flows may take. Clients whose flows have not come by then keep
+/// their endpoints, which see another source port.
 const TIME: Duration = Duration::from_secs(2);
 
-/// Takes over the flows of processes that run. Returns when those are there that exist now.
+/// Takes over the flows of running processes. Returns when those that exist now are there.
 pub(super) async fn inherit(assignments: &Arc<Assignments>) {
     for channel in channels(SOCKET) {
         let (sender, taken) = unbounded_channel();
@@ -68,7 +67,7 @@ pub(super) async fn inherit(assignments: &Arc<Assignments>) {
 const LOST: &str = "the running process did not pass on all sockets of UDP flows; nothing is to be \
      done about it: clients keep their endpoints, which see another source port";
 
-/// Takes over flows until all that there are have come. Returns how many there were.
+/// Takes over flows until all existing ones have come. Returns how many there were.
 pub(super) async fn receive_all(
     channel: &Channel,
     assignments: &Assignments,
@@ -81,7 +80,7 @@ pub(super) async fn receive_all(
     Ok(flows)
 }
 
-/// What a record of the predecessor is.
+/// What a record of the predecessor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Came {
     Flow,
@@ -100,14 +99,14 @@ async fn receive(
     if record == ALL {
         return Ok(Came::All);
     }
-    // Without one, this process may open no more.
+    // There is none if this process may open no more descriptors.
     if let Some(socket) = received.descriptor {
         assignments.inherit_flow(record, socket, taken);
     }
     Ok(Came::Flow)
 }
 
-/// Says which flows this process has taken over, and takes over those that follow, until the
+/// Reports which flows this process has taken over, and takes over those that follow, until the
 /// other process ends.
 pub(super) async fn go_on(
     channel: Channel,
@@ -144,7 +143,7 @@ pub(super) fn listen(handover: Handover) -> io::Result<()> {
     serve_channels(SOCKET, move |channel| {
         let (assignments, handover) = (Arc::clone(&assignments), handover.clone());
         async move {
-            // Whichever way the other process ends, this one goes on.
+            // However the other process ends, this one goes on.
             let _ = pass_on(&channel, &assignments, &handover).await;
         }
     })

@@ -9,10 +9,9 @@
 //! end of the connection           ──►    answers itself again
 //! ```
 //!
-//! Sockets that are opened later follow. A successor answers when it serves, so that there
-//! is no time in which none does, nor one in which one does that serves nothing. It asks
-//! for them as soon as it starts: who could not bind would end with
-//! `bindAddressHardFail`.
+//! Sockets that are opened later follow. A successor answers once it serves, so that at any time
+//! one of them answers, and never one that serves nothing. It requests the sockets as soon as it
+//! starts: with `bindAddressHardFail` it would end if it could not bind.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,19 +34,19 @@ use crate::{
 /// The socket, without its number.
 pub(super) const SOCKET: &str = "ports-";
 
-/// Beside a descriptor.
+/// Goes with a descriptor.
 const ONE: u8 = 1;
 /// There are no others now.
 const ALL: u8 = 2;
 
-/// The longest record: an IPv6 address behind its length, and a port.
+/// The longest record: an IPv6 address preceded by its length, and a port.
 const LONGEST: usize = 19;
 
 /// How long the process that serves may take to give its sockets.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Has `listeners` be given the sockets of the process that serves now, if there is one.
-/// Returns when they are there.
+/// Has `listeners` receive the sockets of the process that serves now, if there is one. Returns
+/// when they are there.
 pub(in crate::start) async fn inherit(listeners: &Listeners) {
     for channel in channels(SOCKET) {
         match timeout(ANSWER, receive_all(&channel, listeners)).await {
@@ -63,13 +62,13 @@ pub(in crate::start) async fn inherit(listeners: &Listeners) {
 const REFUSED: &str = "the running process did not pass on its ports; they are bound when it has \
      ended";
 
-/// Stores sockets until all that there are have come.
+/// Stores sockets until all existing ones have come.
 async fn receive_all(channel: &Channel, listeners: &Listeners) -> io::Result<()> {
     while receive(channel, listeners).await? != ALL {}
     Ok(())
 }
 
-/// Stores a socket, if one comes. Returns what came.
+/// Stores a socket, if one comes. Returns the first byte of the record.
 async fn receive(channel: &Channel, listeners: &Listeners) -> io::Result<u8> {
     let mut buffer = [0; LONGEST];
     let received = channel.receive(&mut buffer).await?;
@@ -80,7 +79,7 @@ async fn receive(channel: &Channel, listeners: &Listeners) -> io::Result<u8> {
     Ok(buffer[0])
 }
 
-/// Says where this process answers, as soon as it does, until the other one ends.
+/// Reports where this process answers, as soon as it does, until the other one ends.
 async fn take_over(channel: Channel, listeners: Listeners) {
     let mut said = BTreeSet::new();
     let mut changes = listeners.changes();
@@ -119,14 +118,14 @@ pub(super) fn listen(listeners: Listeners) -> io::Result<()> {
     serve_channels(SOCKET, move |channel| {
         let listeners = listeners.clone();
         async move {
-            // Whichever way the other process ends, this one goes on.
+            // However the other process ends, this one goes on.
             let _ = give(channel, listeners).await;
         }
     })
 }
 
-/// Gives `listeners` to the process at the other end, and leaves to it what comes in where
-/// it answers, until it ends.
+/// Gives `listeners` to the process at the other end, and leaves connections to it where it
+/// answers, until it ends.
 async fn give(channel: Channel, listeners: Listeners) -> io::Result<()> {
     let mut sent: BTreeMap<SocketAddr, Weak<TcpListener>> = BTreeMap::new();
     let mut changes = listeners.changes();

@@ -1,4 +1,4 @@
-//! The present process with one at the other end that says what was recorded of each version.
+//! The present process, with one at the other end that says what was recorded of each version.
 
 use std::{
     path::PathBuf,
@@ -16,9 +16,9 @@ use crate::hold::{
     recorded::{Said, assert_same, conversation},
 };
 
-/// The newest version. The socket's name stands for it: who says or understands something else
-/// listens on a socket of another name, and on this one for as long as there may be processes
-/// that look for it.
+/// The newest version. The socket's name stands for it: a process that says or understands
+/// something else listens on a socket of another name, and also on this one for as long as there
+/// may be processes that look for it.
 const VERSION: u16 = 1;
 const PROTOCOL: &str = "succession";
 /// Longer than anything here takes unless it hangs.
@@ -82,7 +82,7 @@ impl Predecessor {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("tripod-succession-{}-{count}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        // Of an earlier process with this number.
+        // A socket left by an earlier process with this number.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).expect("a listener");
         (Predecessor(path), listener)
@@ -124,7 +124,7 @@ async fn this_process_takes_over_from_a_predecessor_of_each_version() {
     }
 }
 
-/// As one that is in the middle of a long sync.
+/// The predecessor is in the middle of a long sync.
 #[tokio::test(start_paused = true)]
 async fn who_gives_way_late_is_held_to_it_all_the_same() {
     let (predecessor, listener) = Predecessor::listen();
@@ -174,7 +174,7 @@ async fn a_successor_that_dies_late_has_nobody_give_way_again() {
 
 #[tokio::test]
 async fn who_says_something_else_is_passed_over() {
-    // Fewer bytes than a version of this process says.
+    // Fewer bytes than any version of this process sends.
     let (ours, mut theirs) = UnixStream::pair().expect("a pair");
     let handover = handover();
     theirs.write_all(&[0xff; 3]).await.expect("it is read");
@@ -273,7 +273,7 @@ async fn assignments_come_as_processes_of_each_version_send_them() {
     }
 }
 
-/// Sends `stream` to who reads assignments, and then keeps the connection, or ends it.
+/// Sends `stream` to a reader of assignments, and then keeps the connection, or ends it.
 async fn received(stream: &[u8], keeps: bool, within: Duration) -> assignments::Received {
     let (predecessor, listener) = Predecessor::listen();
     let there = async {

@@ -1,9 +1,7 @@
-//! Removes the stale state of other modes, beside the syncs of the mode that
-//! runs.
+//! Removes the stale state of other modes, in parallel with the syncs of the mode that runs.
 //!
-//! Counting connections means listing all that the kernel has, and a program
-//! may wait for a lock: all of that happens on threads of its own. Neither a
-//! sync nor a probe waits for it.
+//! Counting connections means listing all that the kernel has, and a program may wait for a lock:
+//! all of that happens on separate threads. Neither a sync nor a probe waits for it.
 
 use std::{future::Future, sync::Arc};
 
@@ -25,7 +23,7 @@ pub(super) const PAUSE: Duration = Duration::from_secs(5);
 /// A pass that takes long takes at most this share of a thread's time.
 const SHARE: u32 = 10;
 
-/// What is to be removed, and beside which mode.
+/// What is to be removed, and which mode runs meanwhile.
 #[derive(Clone, Debug)]
 pub(super) struct Work {
     /// Stale state that may be there.
@@ -41,7 +39,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Logs what could not be removed, once until all is.
+    /// Logs what could not be removed, once until everything is.
     fn failed(&self, what: &str) {
         if self.logged.lock().is_new(what) {
             tracing::warn!(
@@ -58,7 +56,7 @@ pub(super) struct Passed {
     pub(super) in_use: Vec<StaleState>,
     /// State that could not be removed.
     pub(super) failed: Vec<StaleState>,
-    /// Rules of a trace that was killed could not be removed.
+    /// Whether rules of a trace that was killed could not be removed.
     pub(super) has_traces: bool,
 }
 
@@ -69,8 +67,8 @@ pub(super) type Pass = fn(&Work, waited: Duration) -> Option<Passed>;
 pub(super) struct Clearing(JoinHandle<Vec<StaleState>>);
 
 impl Clearing {
-    /// Begins. Where `work` has no stale state, those of `reappeared` that are
-    /// there are removed.
+    /// Begins to clear. If `work` has no stale state, removes the state in `reappeared` that is
+    /// there.
     pub(super) fn begin(work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Clearing {
         Clearing(tokio::spawn(clear_up(work, reappeared, pass)))
     }
@@ -126,9 +124,8 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
     failed
 }
 
-/// Makes the real pass: has the stale state take no new connections, and
-/// removes what no connection needs, or all of it after [`PATIENCE`]. What traces that were
-/// killed have left goes, too.
+/// Makes the real pass: has the stale state take no new connections, and removes what no connection
+/// needs, or all of it after [`PATIENCE`]. Also removes what traces that were killed have left.
 pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     let mut passed = Passed::default();
     blocking(async {
@@ -163,8 +160,8 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     Some(passed)
 }
 
-/// Returns those of `states` that are there, or may be, as that is not known. Listing rules may take seconds, so
-/// that it is done on another thread; without one, all of them are returned.
+/// Returns those of `states` that are there, or for which that is not known. Listing rules may take
+/// seconds, so it is done on another thread; if there is none, all of them are returned.
 pub(super) async fn present(states: Vec<StaleState>, running: Running) -> Vec<StaleState> {
     let all = states.clone();
     let find = move || {
@@ -190,7 +187,7 @@ pub(super) async fn takes_programs() -> bool {
         .unwrap_or(false)
 }
 
-/// Runs `work` on this thread; `None` if no runtime can be had for it.
+/// Runs `work` on this thread; `None`: no runtime can be created for it.
 fn blocking<T>(work: impl Future<Output = T>) -> Option<T> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     match runtime {

@@ -2,14 +2,14 @@
 
 use crate::modes::{iptables, nftables};
 
-/// What is said where it does not.
+/// The error if it does not.
 pub(super) const TOO_EARLY: &str = "kube-proxy has no rules on this node (nothing leads to chain KUBE-SERVICES of table nat or to \
      a table kube-proxy), so only those of Tripod serve Services: nothing was removed; see the log \
      of kube-proxy, and run this again once it has synced; without --keep-kube-proxy everything is \
      removed";
 
-/// Returns whether Tripod's table of nf_tables serves, which it does also when no process runs,
-/// and nothing of kube-proxy. What was retired when Tripod began does not serve; what cannot be
+/// Returns whether Tripod's table of nf_tables serves, which it does also when no process runs, and
+/// nothing of kube-proxy does. What was retired when Tripod began does not serve; what cannot be
 /// read may.
 pub(super) async fn serves_alone() -> bool {
     nftables::may_serve(nftables::TABLE)

@@ -1,19 +1,19 @@
-//! Connections that a process in userspace mode carries which captured by routes, beside a
-//! mode whose rules would lead their next packet elsewhere.
+//! Connections of a process in userspace mode that captured them by routes, while a mode runs whose
+//! rules would send their next packet elsewhere.
 
 use tokio::task::spawn_blocking;
 
 use super::stale_state::Running;
 use crate::modes::userspace;
 
-/// Has them go on; to be called before the mode that is about to run syncs for the first
-/// time.
+/// Has these connections go on; to be called before the first sync of the mode that is about to
+/// run.
 pub(super) async fn prepare(running: &Running) {
     let families = running.without_local_capture();
     if families.is_empty() {
         return;
     }
-    // There may be many thousands.
+    // There may be thousands of connections.
     let prepared = spawn_blocking(move || userspace::prepare_successor(&families));
     // It fails only while the runtime is shutting down.
     let Ok(prepared) = prepared.await else {

@@ -1,5 +1,5 @@
-//! Sockets in the file system that processes of Tripod leave behind, and what they found out
-//! about the kernel.
+//! Sockets in the file system that processes of Tripod leave behind, and the findings about the
+//! kernel that they leave.
 
 use std::{
     fs, io,
@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Removed {
     /// Those that are gone now.
     pub(super) gone: Vec<PathBuf>,
-    /// Those that a process has, and which stay.
+    /// Those that a process uses, and which stay.
     pub(super) used: Vec<PathBuf>,
     /// What could not be removed, and why.
     pub(super) failed: Vec<String>,
@@ -27,7 +27,7 @@ pub(super) struct Removed {
 impl Removed {
     /// Removes the socket at `path`, if the process that made it has ended.
     pub(super) fn socket(&mut self, path: &Path) {
-        // It may be both the usual one and one that is given.
+        // It may be both the usual one and one that the settings name.
         if !path.exists() || self.used.iter().any(|used| used == path) {
             return;
         }
@@ -38,8 +38,8 @@ impl Removed {
         }
     }
 
-    /// Removes the sockets, and the findings of `--init-only`, at their usual places below
-    /// `root`, and the folders that are theirs alone.
+    /// Removes the sockets, and the findings of `--init-only`, at their usual places below `root`,
+    /// and the folders that are theirs alone.
     pub(super) fn usual(&mut self, root: &Path) {
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         self.folder(&below(succession::FOLDER));
@@ -89,7 +89,7 @@ impl Removed {
         use io::ErrorKind::{DirectoryNotEmpty, NotFound, ResourceBusy};
         match fs::remove_dir(folder) {
             Ok(()) => self.gone.push(folder.to_owned()),
-            // In a container it is one of the node, mounted here.
+            // In a container it is a folder of the node, mounted here.
             Err(error) if [DirectoryNotEmpty, NotFound, ResourceBusy].contains(&error.kind()) => {}
             Err(error) => self.failed.push(format!("{}: {error}", folder.display())),
         }

@@ -1,5 +1,4 @@
-//! The stale state that an earlier proxy may have left, and its removal beside
-//! the mode that runs.
+//! The stale state that an earlier proxy may have left, and its removal while another mode runs.
 
 use std::fmt;
 
@@ -18,7 +17,7 @@ use crate::{
 /// Stale state that an earlier proxy may have left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StaleState {
-    /// What this mode installs; of the mode that runs, in the other engine.
+    /// What this mode installs; for the mode that runs, only what is in the other engine.
     Of(ModeName),
     /// The tables of kube-proxy's nftables mode.
     Nftables,
@@ -39,8 +38,8 @@ impl StaleState {
         modes.map(StaleState::Of).contains(&self)
     }
 
-    /// Has it take no new connections. Returns the number of those that it
-    /// still carries, which would break if it were removed now.
+    /// Has it take no new connections. Returns the number of those that still depend on it, which
+    /// would break if it were removed now.
     ///
     /// # Errors
     /// When that cannot be done or counted; the error is in words.
@@ -87,8 +86,8 @@ impl StaleState {
         Ok(open)
     }
 
-    /// Returns whether the mode's stale state is there, apart from what
-    /// `running` uses too, or whether that is not known. Cheap.
+    /// Returns true if the mode's stale state is there, apart from what `running` uses too, or if
+    /// that is not known. Cheap.
     pub(super) async fn may_be_there(self, running: &Running) -> bool {
         let mode = match self {
             StaleState::Of(mode @ (ModeName::Ipvs | ModeName::Nftables)) if running.is(mode) => {
@@ -148,7 +147,7 @@ impl fmt::Display for StaleState {
     }
 }
 
-/// The mode that runs, beside which the stale state of others is removed.
+/// The mode that runs while the stale state of others is removed.
 #[derive(Clone, Debug)]
 pub(super) struct Running {
     pub(super) mode: ModeName,
@@ -160,8 +159,8 @@ impl Running {
         self.mode == mode
     }
 
-    /// Returns the families in which it has no rules: stale state may be the
-    /// last there that asks for connection tracking.
+    /// Returns the families in which it has no rules: stale state may have the last rules there
+    /// that need connection tracking.
     fn without_rules(&self) -> Vec<Family> {
         let without = |family: &Family| !self.has_rules(*family);
         Family::ALL.into_iter().filter(without).collect()
@@ -195,7 +194,7 @@ impl Running {
         self.engines.iter().any(|(of, _)| *of == family)
     }
 
-    /// Returns which of the rules that `mode` installs are its own, too.
+    /// Returns which of the rules that `mode` installs belong to the running mode, too.
     fn preserved(&self, mode: ModeName) -> Preserved {
         let engines = self.engines.clone();
         match (mode, self.mode) {
@@ -208,7 +207,7 @@ impl Running {
     }
 }
 
-/// Returns whether there may be rules, of any mode or of a trace, that programs have to remove.
+/// Returns whether there may be rules, of any mode or of a trace, that only programs can remove.
 /// Lists chains by netlink alone.
 pub(in crate::start) fn rules_of_programs_may_be_there() -> bool {
     let mut families = Family::ALL.into_iter();

@@ -82,7 +82,7 @@ fn broken() -> SyncError {
     })
 }
 
-/// Each engine has something of kube-proxy's.
+/// Leaves chains of kube-proxy in each engine.
 fn leave_chains() {
     sh("iptables-nft -t nat -N KUBE-SVC-OLD; iptables-legacy -w -t nat -N KUBE-SVC-OLD");
 }
@@ -121,7 +121,7 @@ impl Bench {
         self.cleared().await;
     }
 
-    /// Syncs, and leaves what is being removed under way.
+    /// Syncs, and does not wait for removals that are under way.
     async fn sync_beside(&mut self, full: bool, outcome: Outcome) {
         self.0.mode.0 = outcome;
         let changes = Changes {
@@ -305,10 +305,10 @@ fn what_cannot_be_listed_may_be_there() {
     });
 }
 
-/// One end in the pass under way, one in the test.
+/// One end for the pass under way, one for the test.
 static PASSES: Mutex<Option<(Sender<()>, Receiver<()>)>> = Mutex::new(None);
 
-/// Signals that it began, then blocks its thread until it may go on.
+/// Signals that it has begun, then blocks its thread until it may go on.
 fn slow(work: &Work, _: Duration) -> Option<Passed> {
     let ends = PASSES.lock().unwrap().take();
     let (begun, go) = ends.expect("one pass");
@@ -351,14 +351,14 @@ fn clearing_delays_neither_syncs_nor_probes() {
     });
 }
 
-/// As when a successor in iptables mode ended, and its rules stay behind.
+/// As when a successor in iptables mode has ended, and its rules stay behind.
 #[test]
 fn who_may_start_no_programs_ends_where_they_have_to_remove_rules() {
     for (script, expected) in [
         ("true", false),
         // Removed without programs.
         ("nft add table ip kube-proxy", false),
-        // The kubelet's.
+        // A chain of the kubelet.
         (
             "nft add table ip kube-proxy; iptables-nft -t mangle -N KUBE-IPTABLES-HINT",
             false,
@@ -369,7 +369,7 @@ fn who_may_start_no_programs_ends_where_they_have_to_remove_rules() {
             true,
         ),
         ("iptables-legacy -w -t nat -N KUBE-SVC-OLD", true),
-        // Its program alone can tell whose it is.
+        // Only its program can tell whose it is.
         (
             "iptables-legacy -w -t raw -N MINE; nft add table ip kube-proxy",
             true,
@@ -389,7 +389,8 @@ fn who_may_start_no_programs_ends_where_they_have_to_remove_rules() {
     }
 }
 
-/// As when a kube-proxy that ends beside this process wrote its rules after they were looked for.
+/// As when a kube-proxy that ends while this process runs wrote its rules after they were looked
+/// for.
 #[test]
 fn who_may_start_no_programs_ends_where_rules_came_while_others_were_removed() {
     in_namespace(|| {

@@ -107,7 +107,7 @@ async fn beginning(mut body: Body) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns the status that an ERROR event carries.
+/// Returns what the status in an ERROR event means.
 pub(super) fn of_status(status: &Status) -> Failure {
     meaning(status, None)
 }

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{api_client::Access, log_once::LogOnce, watch::SourceHealth};
 
-/// Objects on a page of a list, as client-go has it.
+/// Number of objects on a page of a list, as in client-go.
 const PAGE: u32 = 500;
 /// The server ends a watch after this many seconds, up to twice as many by
 /// chance, as for client-go.
@@ -56,11 +56,10 @@ pub(super) struct Follower<'a, K: Kind> {
     intake: Intake<'a, K>,
     changes: &'a Notify,
     pauses: Pauses,
-    /// A watch that should have listed everything broke off before it had: the
-    /// next list comes in pages, in case a proxy before the server buffers
-    /// streams.
+    /// Whether a watch that should have listed everything broke off before it had: then the next
+    /// list comes in pages, in case a proxy before the server buffers streams.
     unfinished: bool,
-    /// Listing anew was tried since the server was last well.
+    /// Whether everything was listed anew since the server was last well.
     expired: bool,
     outage: Option<Outage>,
 }
@@ -117,8 +116,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         if *failure == Failure::Expired {
             debug!("{}: {failure}; listing them anew", K::PLURAL);
             self.intake.expire();
-            // It happens after a long outage, and waiting does not make it
-            // better; but it must not repeat.
+            // It happens after a long outage, and waiting does not help; but it must not repeat.
             if !std::mem::replace(&mut self.expired, true) {
                 return Duration::ZERO;
             }
@@ -310,7 +308,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         self.unfinished = false;
         self.health.is_complete(K::PLURAL);
         self.works();
-        // Also of an empty list: that there are no objects is known now.
+        // Also after an empty list: that there are no objects is known now.
         self.changes.notify_one();
     }
 }

@@ -23,9 +23,8 @@ use crate::{services::Names, watch::wire::Bare};
 /// Marks the bookmark after the initial events of a watch (KEP-3157).
 const INITIAL_END: &str = "k8s.io/initial-events-end";
 
-/// A page of a list, its items yet to be decoded one by one: so that one
-/// which cannot be decoded does not hide the others, and no two are there in
-/// full at once.
+/// A page of a list whose items are decoded one by one, so that one that cannot be decoded does not
+/// hide the others, and no two are in memory in full at once.
 #[derive(Deserialize)]
 struct Page<'a> {
     metadata: ListMeta,
@@ -58,7 +57,7 @@ pub(super) struct Intake<'a, K: Kind> {
     /// The version at which a watch resumes; `None`: everything is to be
     /// listed.
     version: Option<String>,
-    /// The objects that come are part of a list.
+    /// Whether the objects that come are part of a list.
     listing: bool,
     /// How many the list has brought.
     listed: usize,
@@ -252,8 +251,8 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(())
     }
 
-    /// Resumes a watch at `version`, that of an object, unless it is part of a list, which
-    /// come in any order.
+    /// Has a watch resume at `version`, that of an object, unless the object is part of a list:
+    /// those come in any order.
     fn changed_at(&mut self, version: Option<&str>) -> Result<(), Failure> {
         if self.listing {
             return Ok(());
@@ -261,9 +260,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.advance(version)
     }
 
-    /// Resumes a watch at `version`. Versions of one resource can be compared as numbers
-    /// (KEP-5504), and a watch has them in their order: where they go back, etcd was
-    /// restored, say, and what is known here may be of a time that the server has not.
+    /// Has a watch resume at `version`. Versions of one resource can be compared as numbers
+    /// (KEP-5504), and a watch sends them in order: if one is lower than the last, etcd was
+    /// restored, say, and what is known here may be of a time that the server does not know.
     fn advance(&mut self, version: Option<&str>) -> Result<(), Failure> {
         let Some(version) = version.filter(|version| !version.is_empty()) else {
             let text = "an event without a resourceVersion";
@@ -299,7 +298,7 @@ pub fn read_anything(line: &[u8]) {
         let names = Mutex::new(Names::default());
         let known = Mutex::new(Known::<K>::new());
         let mut intake = Intake::new(&names, &known);
-        // What comes of it does not matter, only that it comes to an end.
+        // The results do not matter, only that each call returns.
         let _ = intake.line(line);
         let _ = intake.page(line);
         intake.begin_list();

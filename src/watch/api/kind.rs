@@ -1,4 +1,4 @@
-//! The kinds of objects that are watched, and how each is asked for.
+//! The kinds of objects that are watched, and how each is requested.
 
 use std::{
     fmt::{self, Display},

@@ -20,9 +20,8 @@ pub(super) struct Known<K: Kind> {
     before_list: HashMap<K::Name, Option<Arc<K>>>,
     /// Number of lists that were begun.
     list: u32,
-    /// Between the beginning of a list and the end of a complete one nothing is
-    /// sent: half a list may have an endpoint gone from one slice and not yet
-    /// arrived in the other.
+    /// Whether a list has begun and none is complete since. Meanwhile nothing is sent: in half a
+    /// list an endpoint may be gone from one slice and not yet be in the other.
     listing: bool,
     settled: bool,
 }
@@ -103,8 +102,8 @@ impl<K: Kind> Known<K> {
         self.unsent.insert(name);
     }
 
-    /// Counts an object as listed that cannot be used as it now is: as it was
-    /// before, it stays in force.
+    /// Counts an object as listed whose new version cannot be used: the version before stays in
+    /// force.
     pub(super) fn preserve(&mut self, name: &K::Name) {
         if let Some(entry) = self.objects.get_mut(name) {
             entry.list = self.list;
@@ -123,7 +122,7 @@ impl<K: Kind> Known<K> {
         self.settled = true;
     }
 
-    /// Returns whether a first list was complete, or cannot be had.
+    /// Returns whether a first list was complete, or the server withholds the objects.
     pub(super) fn is_settled(&self) -> bool {
         self.settled
     }
@@ -133,7 +132,7 @@ impl<K: Kind> Known<K> {
         !self.before_list.is_empty() || !self.listing && !self.unsent.is_empty()
     }
 
-    /// Appends what changed to `events`, but for what a list under way brought.
+    /// Appends what changed to `events`, except what a list under way brought.
     pub(super) fn send_changes(&mut self, events: &mut Vec<Event>) {
         let event = |name, object| match object {
             Some(object) => K::came(object),

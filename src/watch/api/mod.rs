@@ -73,16 +73,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Settings {
     /// Name of this node in the API.
     pub node_name: String,
-    /// Weights of Nodes count: all Nodes are followed.
+    /// Whether weights of Nodes count: then all Nodes are followed.
     pub node_weights: bool,
     /// Whether ServiceCIDRs are followed as well.
     pub service_cidrs: bool,
-    /// Longest pause after a first failure ...
+    /// Longest pause after a first failure; it doubles with each further one.
     pub first_pause: Duration,
-    /// ... which doubles with each one that follows, up to this. Half of a
-    /// pause is left to chance.
+    /// Limit of these pauses. Half of each pause is left to chance.
     pub longest_pause: Duration,
-    /// Where it is recorded how it goes.
+    /// Records how following the objects goes.
     pub health: Arc<SourceHealth>,
 }
 
@@ -104,11 +103,10 @@ impl Settings {
 /// Follows Services, EndpointSlices, this Node, and on request the weights of
 /// others and ServiceCIDRs, in a task of its own on the Tokio runtime that this is called in.
 ///
-/// The first batch has all objects, once Services and EndpointSlices are
-/// complete, and the rest is known, or known to be absent or forbidden, or was not known
-/// 30 s later. Each later batch has what changed in reduced form, each object at most
-/// once. Whatever happens to the server, the last known state
-/// stays in force. The task ends when the receiver is dropped.
+/// The first batch has all objects. It is sent once Services and EndpointSlices are complete and
+/// each other kind is complete, absent or forbidden, or 30 s after the former are. Each later batch
+/// has what changed in reduced form, each object at most once. Whatever happens to the server, the
+/// last known state stays in force. The task ends when the receiver is dropped.
 pub fn spawn(access: Access, settings: Settings) -> mpsc::Receiver<Batch> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -198,7 +196,7 @@ async fn run_if_any<K: Kind>(follower: Option<Follower<'_, K>>) {
     }
 }
 
-/// Returns true where objects of the kind are not followed, either.
+/// Returns whether the kind is settled; also true if its objects are not followed.
 fn is_settled<K: Kind>(followed: Option<&Mutex<Known<K>>>) -> bool {
     followed.is_none_or(|known| known.lock().is_settled())
 }
@@ -213,7 +211,7 @@ impl Objects {
                 changes.notified().await;
             }
             sleep(GATHER).await;
-            // The receiver may be busy; what comes meanwhile goes along.
+            // The receiver may be busy; what changes meanwhile becomes part of the batch.
             let Ok(place) = sender.reserve().await else {
                 return;
             };

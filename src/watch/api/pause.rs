@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-/// Most of what a server asks to wait that is waited: a proxy before it that errs would
-/// have the node miss every change of Services for as long as it says.
+/// The longest pause that a server can demand: a faulty proxy before it could otherwise make the
+/// node miss every change of Services for as long as it says.
 pub(super) const MOST_ASKED: Duration = Duration::from_secs(5 * 60);
 
 /// Pauses that double from `first` to `longest`, each with half of it left to
@@ -36,9 +36,9 @@ impl Pauses {
         self.scatter(doubled.min(self.longest))
     }
 
-    /// Returns how long to wait after a failure for which the server demands a
-    /// pause of at least `minimum`, which counts up to [`MOST_ASKED`]: longer by chance,
-    /// so that not all nodes come back at once.
+    /// Returns how long to wait after a failure for which the server demands a pause of `minimum`,
+    /// which counts up to [`MOST_ASKED`]. A random time is added, so that not all nodes come back
+    /// at once.
     pub(super) fn at_least(&mut self, minimum: Duration) -> Duration {
         minimum.min(MOST_ASKED) + self.next()
     }

@@ -39,14 +39,14 @@ pub(super) struct Folder {
 
 #[derive(Debug, Default)]
 struct File {
-    /// Hash of the last text or reason: its reports were logged.
+    /// Hash of the last text or reason, whose reports were logged.
     hash: Option<u64>,
-    /// What is in force.
+    /// The objects of the file that are in force.
     objects: BTreeMap<Key, Object>,
-    /// Those of them that stay as they were: what is broken in the file has them, or may
+    /// Those of them that stay as they were, because a broken part of the file has them, or may
     /// have them.
     kept: BTreeSet<Key>,
-    /// The file is faulty as it is now.
+    /// Whether the file is faulty as it is now.
     broken: bool,
     ignored: BTreeSet<String>,
 }
@@ -162,9 +162,9 @@ impl Folder {
 }
 
 impl File {
-    /// Puts a version in force. What it does not have is removed, but for what is broken in
-    /// it: that an object cannot be read does not mean that it is not wanted any more.
-    /// Returns the objects in which that differs from what was in force.
+    /// Puts a version in force. What it does not have is removed, except what is broken in it: that
+    /// an object cannot be read does not mean that it is not wanted any more. Returns the objects
+    /// in which that differs from what was in force.
     fn renew(
         &mut self,
         name: &OsStr,

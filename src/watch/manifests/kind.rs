@@ -53,7 +53,7 @@ impl Kind {
     }
 }
 
-/// Which object it is: two of the same key are two versions of one object.
+/// Identity of an object: two of the same key are two versions of one object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Key {
     Node(Arc<str>),
@@ -63,7 +63,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// Returns the key of an object with these metadata; none without a name.
+    /// Returns the key of an object with these metadata; `None` without a name.
     pub(super) fn new(kind: Kind, namespace: Option<&str>, name: Option<&str>) -> Option<Key> {
         let name: Arc<str> = name.filter(|name| !name.is_empty())?.into();
         let namespace = || namespace.unwrap_or("default").into();
@@ -104,7 +104,7 @@ impl fmt::Display for Key {
 }
 
 impl ApiObject {
-    /// Returns which object it is; none without a name.
+    /// Returns which object it is; `None` without a name.
     pub(super) fn key(&self) -> Option<Key> {
         let (kind, metadata): (_, &ObjectMeta) = match self {
             ApiObject::Service(object) => (Kind::Service, &object.metadata),

@@ -32,18 +32,17 @@ pub(super) struct Notify {
 /// Notifications that no scan has dealt with yet.
 #[derive(Debug, Default)]
 pub(super) struct Notifications {
-    /// The folder is to be scanned.
+    /// Whether the folder is to be scanned.
     pub(super) scan_due: bool,
-    /// inotify events were lost: no stamp can be trusted.
+    /// Whether inotify events were lost: then no stamp can be trusted.
     pub(super) events_lost: bool,
     /// Files that may have changed even if their stamp has not.
     pub(super) dirty: BTreeSet<OsString>,
-    /// Files that are being written, and when the last notification of that
-    /// came.
+    /// Files that are being written, each with the time of the last notification of that.
     pub(super) being_written: BTreeMap<OsString, Instant>,
     /// Files that were written to since the latest scan began.
     pub(super) written: BTreeSet<OsString>,
-    /// More than single files changed since the latest scan began.
+    /// Whether more than single files changed since the latest scan began.
     pub(super) folder_changed: bool,
 }
 

@@ -51,7 +51,7 @@ impl Object {
         }
     }
 
-    /// Returns the event that this is the object now.
+    /// Returns the event that the object was added or changed.
     pub(super) fn event(&self) -> Event {
         match self {
             Object::Node(node) => Event::Node(Arc::clone(node)),

@@ -20,7 +20,7 @@ pub(super) enum Report {
     Unreadable {
         file: OsString,
         reason: String,
-        /// What it had stays in force.
+        /// Whether what it had stays in force.
         stays: bool,
     },
     /// Objects stay as they were because they are broken.
@@ -28,7 +28,7 @@ pub(super) enum Report {
     /// Objects that the file does not have any more stay, because a part of it that
     /// names no object cannot be read.
     NotRemoved { file: OsString, objects: String },
-    /// Objects that stayed as they were are as the file says again.
+    /// Objects that had stayed as they were follow the file again.
     Over { file: OsString, objects: String },
     /// A file that was broken is good again.
     GoodAgain { file: OsString },
@@ -54,10 +54,10 @@ pub(super) enum Report {
     },
 }
 
-/// Names that a report has at most.
+/// Maximum number of names in a report.
 const NAMED: usize = 5;
 
-/// Returns the first of these names, and how many more there are; nothing of none.
+/// Returns the first of these names, and how many more there are; `None`: there are none.
 pub(super) fn first_of(names: impl IntoIterator<Item = impl fmt::Display>) -> Option<String> {
     let mut names = names.into_iter();
     let named: Vec<String> = names

@@ -15,7 +15,7 @@ use crate::{log_once::LogOnce, services::Batch, watch::SourceHealth};
 /// What the folder is called in [`SourceHealth`].
 const KIND: &str = "manifests";
 
-/// Scans of one folder that keeps being replaced before it is left for later.
+/// Maximum number of scans of a folder that keeps being replaced, before it is left for later.
 const MOST_SCANS: usize = 10;
 
 /// The folder's files as they were scanned last.
@@ -89,7 +89,7 @@ impl FolderScanner {
         if self.scan_error.end() {
             info!("{}: can be read now", self.dir.display());
         }
-        // What is being written stays as it was until it is at rest.
+        // A file that is being written stays as it was until the writing is over.
         let changed_while_read = std::mem::take(&mut scan.changed_while_read);
         for name in changed_while_read
             .iter()

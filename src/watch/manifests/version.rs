@@ -21,26 +21,26 @@ pub(super) struct Version {
     pub(super) unread: Unread,
     pub(super) reports: Vec<Report>,
     file: OsString,
-    /// How often an object is there that is so more than once.
+    /// Objects that are there more than once, each with the number of times.
     repeated: BTreeMap<Key, usize>,
 }
 
-/// What of a text cannot be read or used.
+/// The parts of a text that cannot be read or used.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
-    /// The broken objects of which it can be read which ones they are.
+    /// The broken objects whose keys can be read.
     pub(super) keys: BTreeSet<Key>,
-    /// There is a part of which it is not known which objects it has.
+    /// Whether there is a part whose objects are not known.
     pub(super) unknown: bool,
 }
 
 impl Unread {
-    /// Returns whether that is nothing.
+    /// Returns whether there are no such parts.
     pub(super) fn is_empty(&self) -> bool {
         self.keys.is_empty() && !self.unknown
     }
 
-    /// Returns whether it may have that object.
+    /// Returns whether these parts may have that object.
     pub(super) fn may_have(&self, key: &Key) -> bool {
         self.unknown || self.keys.contains(key)
     }

@@ -1,4 +1,4 @@
-//! Any sequence of events leads to the map that a fresh start leads to.
+//! Any sequence of events results in the same map as a fresh start.
 
 use std::collections::BTreeSet;
 
@@ -276,7 +276,7 @@ fn remaining(events: &[Event]) -> Vec<Event> {
             (Event::Node(new), Event::Node(old)) => new.name != old.name,
             (Event::ServiceCidr(new), Event::ServiceCidr(old)) => new.name != old.name,
             (Event::ServiceCidrGone(gone), Event::ServiceCidr(old)) => *gone != old.name,
-            // The last known state of our own stays in force.
+            // The last known state of this node's own Node stays in force.
             (Event::NodeGone(gone), Event::Node(old)) => *gone != old.name || &**gone == "here",
             _ => true,
         });

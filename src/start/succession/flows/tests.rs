@@ -1,5 +1,4 @@
-//! The present process with one at the other end that says what was recorded of each
-//! version.
+//! The present process, with one at the other end that says what was recorded of each version.
 
 use std::net::UdpSocket;
 

@@ -65,7 +65,7 @@ impl Broken {
         }
     }
 
-    /// Says which object it is of.
+    /// Returns the same with its object, which the reason then names.
     pub(super) fn of(self, key: Option<Key>) -> Broken {
         let reason = match &key {
             Some(key) => format!("{key}: {}", self.reason),
@@ -98,7 +98,7 @@ impl Broken {
     }
 }
 
-/// Characters of a faulty line that a message repeats at most.
+/// Maximum number of characters of a faulty line that a message repeats.
 const LONGEST_QUOTE: usize = 60;
 
 /// Decodes what `seed` is for.

@@ -1,5 +1,5 @@
-//! The fields that say which object it is, read of whatever stands there: a value of
-//! another type is left out and hides nothing after it.
+//! The fields that identify an object, read whatever their values are: one of another type is left
+//! out and hides nothing after it.
 
 use std::{fmt, marker::PhantomData};
 
@@ -59,7 +59,7 @@ impl Named {
             Text::Odd => return None,
         };
         let name = name.filled()?;
-        // The key is shown, and no text of any form or length may be.
+        // The key is shown, so it must not be text of any form or length.
         let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
         let mut texts = [namespace.as_deref(), Some(&*name)].into_iter().flatten();
         if !texts.all(|text| text.len() <= LONGEST_NAME && text.chars().all(is_safe)) {

@@ -13,12 +13,12 @@ use super::{
 };
 use crate::watch::manifests::kind::{ApiObject, Kind, ObjectSeed};
 
-/// A decoder cannot go on after a value of another type than it expects: for each such
-/// item the list is read again from its beginning. This many bytes may be read so,
-/// which takes some seconds, or [`LEAST_READ_AGAIN`] times the list.
+/// A decoder cannot go on after a value of another type than it expects: for each such item the
+/// list is read again from its beginning. This many bytes may be read that way, which takes some
+/// seconds, or the list [`LEAST_READ_AGAIN`] times if that is more.
 const MOST_READ_AGAIN: usize = 64 << 20;
 
-/// So many times a list may be read again, however large it is.
+/// How many times a list may be read again, however large it is.
 const LEAST_READ_AGAIN: usize = 8;
 
 /// Reads a list. Items of a list of one kind need not repeat their kind, and
