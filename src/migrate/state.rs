@@ -66,10 +66,6 @@ pub async fn observe(exclude: &[IpNet]) -> Observed {
     let sets = IpSets::open().and_then(|mut sets| sets.list());
     let sets = known(there(sets), "sets", &mut unknown).unwrap_or_default();
     let sets = sets.into_iter().map(|set| set.name);
-    let is_ours = |name: &String| {
-        let mut all = Family::ALL.into_iter();
-        all.any(|family| Set::ALL.iter().any(|set| set.name(family) == name))
-    };
     let servers = ipvs::virtual_servers(exclude);
     let servers = known(servers, "virtual servers", &mut unknown);
     let of_iptables = iptables::chains().await;
@@ -80,7 +76,7 @@ pub async fn observe(exclude: &[IpNet]) -> Observed {
         iptables: known(of_iptables, "chains of iptables mode", &mut unknown),
         ipvs: known(of_ipvs, "chains of ipvs mode", &mut unknown),
         tables,
-        sets: sets.filter(is_ours).collect(),
+        sets: sets.filter(|name| Set::is_name(name)).collect(),
         servers: servers.iter().map(ToString::to_string).collect(),
         link: known(link, "link kube-ipvs0", &mut unknown).is_some(),
         dropping: known(dropping, "policies of chains INPUT", &mut unknown),

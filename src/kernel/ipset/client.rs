@@ -267,6 +267,17 @@ impl IpSets {
             .map_err(explained)?;
         Ok(parts.into_iter().flatten().collect())
     }
+
+    /// Returns the members of the set of that name; none if there is no such set.
+    ///
+    /// # Errors
+    /// When the members are of a kind unknown here, or the kernel refuses.
+    pub fn members_if_there(&mut self, name: &str) -> Result<Vec<Element>, Error> {
+        match self.members(name) {
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
+            members => members,
+        }
+    }
 }
 
 /// What was tried, in the words that an error has for it.

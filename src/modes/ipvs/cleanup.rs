@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::{
     Error,
     own_servers::{NamedFrontends, OwnServers},
-    plan::{LINK, OWN_CHAINS, Set},
+    plan::{LINK, OWN_CHAINS, Set, is_excluded},
 };
 use crate::{
     kernel::{
@@ -130,7 +130,7 @@ pub fn virtual_servers(exclude: &[IpNet]) -> Result<Vec<ServerId>, Error> {
     let own = read_own(&mut Socket::open(Protocol::Route)?, sets.as_mut())?;
     let listed = Ipvs::open()?.list()?.into_iter().map(|server| server.id);
     Ok(listed
-        .filter(|id| own.has(id) && !is_excluded(id, exclude))
+        .filter(|id| own.has(id) && !is_excluded(exclude, id.address.ip()))
         .collect())
 }
 
@@ -185,10 +185,7 @@ fn read_own(
         let Some(sets) = &mut sets else {
             return Ok(Vec::new());
         };
-        match sets.members(set.name(family)) {
-            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
-            members => members,
-        }
+        sets.members_if_there(set.name(family))
     };
     let node: BTreeSet<IpAddr> = own.into_iter().map(|address| address.address).collect();
     let mut services: BTreeSet<IpAddr> = bound.into_iter().map(|a| a.address).collect();
@@ -219,11 +216,6 @@ pub(super) fn there<T>(opened: Result<T, netlink::Error>) -> Result<Option<T>, n
         Err(error) if error.errno().is_some_and(|errno| absent.contains(&errno)) => Ok(None),
         opened => opened.map(Some),
     }
-}
-
-fn is_excluded(id: &ServerId, exclude: &[IpNet]) -> bool {
-    let ip = id.address.ip();
-    exclude.iter().any(|net| net.contains(&ip))
 }
 
 fn remove_servers(servers: &[ServerId]) -> Result<(), netlink::Error> {

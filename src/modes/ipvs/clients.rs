@@ -201,12 +201,8 @@ impl Clients {
     /// # Errors
     /// When the kernel refuses.
     pub fn set_sizes(&mut self) -> Result<BTreeMap<String, Option<u32>>, Error> {
-        let is_ours = |name: &str| {
-            let mut families = Family::ALL.into_iter();
-            families.any(|family| Set::ALL.iter().any(|set| set.name(family) == name))
-        };
         let listed = self.sets.list()?.into_iter();
-        let ours = listed.filter(|set| is_ours(&set.name));
+        let ours = listed.filter(|set| Set::is_name(&set.name));
         Ok(ours.map(|set| (set.name, set.members)).collect())
     }
 
@@ -236,10 +232,7 @@ impl Clients {
     /// # Errors
     /// When the kernel refuses.
     pub fn members(&mut self, set: Set, family: Family) -> Result<Vec<Element>, Error> {
-        match self.sets.members(set.name(family)) {
-            Err(error) if error.errno() == Some(nix::errno::Errno::ENOENT) => Ok(Vec::new()),
-            outcome => outcome,
-        }
+        self.sets.members_if_there(set.name(family))
     }
 
     /// Makes changes of sets in their order. Returns those that the kernel refused.

@@ -7,7 +7,7 @@ use super::{
     desired::{Desired, Dirty, Needs},
     diff, objects,
     observe::{Listing, Observed, RealServers, ServerDigest, Servers},
-    plan::{Frontend, Options, Set, VirtualServer},
+    plan::{Frontend, Options, Set, VirtualServer, is_excluded},
     settings,
 };
 use crate::{
@@ -128,8 +128,7 @@ impl Comparison<'_> {
             }
         }
         let unneeded = servers.keys().filter(|frontend| {
-            let excluded = &self.options.exclude;
-            let is_excluded = excluded.iter().any(|net| net.contains(&frontend.address));
+            let is_excluded = is_excluded(&self.options.exclude, frontend.address);
             self.needs().owner(frontend).is_none() && !is_excluded
         });
         let unneeded: Vec<&Frontend> = unneeded.collect();

@@ -15,7 +15,7 @@ use super::{
     drain::{DrainAction, Drained, Drains, Leaving},
     objects,
     observe::{Observed, Servers},
-    plan::{self, Frontend, Member, Set},
+    plan::{self, Frontend, Member, Set, is_excluded},
     steps::{Action, MemberStep, MemberSteps, Steps},
 };
 use crate::{
@@ -41,12 +41,8 @@ pub fn steps(dirty: &Dirty, needed: &Needs, servers: &Servers, excluded: &[IpNet
     let (follow, open): (HashSet<Frontend>, HashSet<Frontend>) = desired
         .into_iter()
         .partition(|frontend| servers.contains_key(frontend));
-    let is_excluded = |frontend: &Frontend| {
-        let mut networks = excluded.iter();
-        networks.any(|network| network.contains(&frontend.address))
-    };
     let close = gone.iter().copied();
-    let close = close.filter(|f| servers.contains_key(f) && !is_excluded(f));
+    let close = close.filter(|f| servers.contains_key(f) && !is_excluded(excluded, f.address));
     Steps {
         room: room_needed(dirty, needed),
         members: member_steps(dirty, needed, &follow),

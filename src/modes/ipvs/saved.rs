@@ -13,15 +13,12 @@ use super::{
     plan::{LINK, Set},
     render::{write_address, write_server},
 };
-use crate::{
-    kernel::{
-        addresses,
-        ipset::IpSets,
-        ipvs::Ipvs,
-        links,
-        netlink::{self, Protocol, Socket},
-    },
-    net::Family,
+use crate::kernel::{
+    addresses,
+    ipset::IpSets,
+    ipvs::Ipvs,
+    links,
+    netlink::{self, Protocol, Socket},
 };
 
 /// Returns sets with their members, virtual servers except those in `exclude`, and the
@@ -62,12 +59,8 @@ pub fn saved(exclude: &[IpNet]) -> Result<String, Error> {
 }
 
 fn write_sets(sets: &mut IpSets, text: &mut String) -> Result<(), netlink::Error> {
-    let is_ours = |name: &str| {
-        let mut all = Family::ALL.into_iter();
-        all.any(|family| Set::ALL.iter().any(|set| set.name(family) == name))
-    };
     for set in sets.list()? {
-        if !is_ours(&set.name) {
+        if !Set::is_name(&set.name) {
             continue;
         }
         let _ = writeln!(text, "create {} {}", set.name, set.kind);

@@ -18,7 +18,7 @@ use std::net::IpAddr;
 
 pub use self::{
     node_context::NodeContext,
-    options::{LINK, Options, ROUND_ROBIN},
+    options::{LINK, Options, ROUND_ROBIN, is_excluded},
     rules::{FilledSets, OWN_CHAINS, interest, rules},
     servers::{Frontend, VirtualServer},
     sets::{Member, Set},

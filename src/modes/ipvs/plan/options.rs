@@ -39,6 +39,12 @@ pub struct Options {
     pub drain_timeout: Option<Duration>,
 }
 
+/// Returns whether the virtual servers at `address` belong to another program, as it is in a
+/// network of `exclude`.
+pub fn is_excluded(exclude: &[IpNet], address: IpAddr) -> bool {
+    exclude.iter().any(|network| network.contains(&address))
+}
+
 impl Options {
     /// Returns what the configuration says; it has no drain timeout.
     pub fn new(configuration: &KubeProxyConfiguration, effective: &Effective) -> Options {

@@ -152,6 +152,12 @@ impl Set {
         &name[..name.len().min(LONGEST_NAME)]
     }
 
+    /// Returns whether a set of either family has this name.
+    pub fn is_name(name: &str) -> bool {
+        let mut families = Family::ALL.into_iter();
+        families.any(|family| Set::ALL.iter().any(|set| set.name(family) == name))
+    }
+
     /// Returns what its members are made of.
     pub fn kind(self) -> Kind {
         match self {
