@@ -1,6 +1,6 @@
-//! Which module may know which: the table in ARCHITECTURE.md holds for the `use`
-//! lines of the code, and no files use each other in a circle. `sizes`: neither is long.
-//! `tiers`: what `make unit` runs.
+//! Which module may use which: the table in ARCHITECTURE.md holds for the `use` lines of
+//! the code, and files do not use each other in a cycle. `sizes`: no file or function is
+//! too long. `tiers`: what `make unit` runs.
 
 mod map;
 mod sizes;
@@ -15,8 +15,8 @@ use std::{
 /// A path in the crate, such as `["modes", "ipvs", "plan"]`.
 type Module = Vec<String>;
 
-/// The files of `src`, each with its module; tests are left out, they may know
-/// everything.
+/// Returns the files of `src`, each with its module. Tests are left out, since they may
+/// use everything.
 fn files() -> Vec<(Module, PathBuf)> {
     fn walk(folder: &Path, module: &Module, found: &mut Vec<(Module, PathBuf)>) {
         let entries = fs::read_dir(folder).expect("a folder of src");
@@ -45,7 +45,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// `text` up to its inline module of tests. `mod tests;` ends nothing: it may stand
+/// Returns `text` up to its inline module of tests. `mod tests;` ends nothing: it may be
 /// above the `use` lines.
 fn without_tests(text: &str) -> &str {
     let marks = text.match_indices("#[cfg(test)]\nmod ");
@@ -56,7 +56,7 @@ fn without_tests(text: &str) -> &str {
     inline.next().map_or(text, |(at, _)| &text[..at])
 }
 
-/// The paths that the `use` lines of `text` name, without their tests.
+/// Returns the paths that the `use` lines of `text` name, without those of its tests.
 fn used(text: &str) -> Vec<Vec<String>> {
     let code = without_tests(text);
     let lines = code
@@ -127,7 +127,7 @@ fn tree(prefix: &[String], text: &str, found: &mut Vec<Vec<String>>) {
     tree(&path, &inner[begin..], found);
 }
 
-/// `path` as `module` names it, from the root of the crate; `None`: it is of
+/// Returns `path` as `module` names it, from the root of the crate; `None`: it belongs to
 /// another crate.
 fn resolved(path: &[String], module: &Module) -> Option<Module> {
     let mut base = module.clone();
@@ -150,8 +150,8 @@ fn resolved(path: &[String], module: &Module) -> Option<Module> {
     Some(base)
 }
 
-/// What the table in ARCHITECTURE.md says: each module with those that it may
-/// use, from the first that knows none to the last.
+/// Returns the table in ARCHITECTURE.md: each module with those that it may use, from the
+/// first, which uses none, to the last.
 fn table() -> Vec<(String, BTreeSet<String>)> {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let table = text.split("| module | uses |\n|---|---|\n").nth(1);
@@ -195,7 +195,7 @@ fn modules_use_only_those_of_the_table_and_no_arrow_runs_back() {
     assert_eq!(found, table, "left: the code; right: ARCHITECTURE.md");
 }
 
-/// The nodes that `uses` leads to from `node`, over one arrow or more.
+/// Returns the nodes that are reached from `node` over one arrow of `uses` or more.
 fn reached<'a>(
     uses: &'a BTreeMap<Module, BTreeSet<Module>>,
     node: &'a Module,
@@ -208,7 +208,7 @@ fn reached<'a>(
     reached
 }
 
-/// The circles of `uses`: files of which each leads to each other one.
+/// Returns the cycles of `uses`: sets of files each of which reaches each other one.
 fn circles(uses: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Vec<String>> {
     let reached: BTreeMap<_, _> = uses
         .keys()
@@ -229,7 +229,7 @@ fn circles(uses: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Vec<String>> {
 fn no_files_use_each_other_in_a_circle() {
     let files = files();
     let modules: BTreeSet<&Module> = files.iter().map(|(module, _)| module).collect();
-    // The file that a path leads to: its longest part that is one.
+    // The file that a path refers to: its longest part that is one.
     let file = |path: &Module| {
         let parts = (0..=path.len()).rev().map(|length| path[..length].to_vec());
         parts.into_iter().find(|part| modules.contains(part))
@@ -239,7 +239,7 @@ fn no_files_use_each_other_in_a_circle() {
         let text = fs::read_to_string(path).expect("a source file");
         for used in used(&text) {
             let other = resolved(&used, module).and_then(|path| file(&path));
-            // A module and what is in it belong together.
+            // A module and what it contains belong together.
             let other =
                 other.filter(|other| !other.starts_with(module) && !module.starts_with(other));
             uses.entry(module.clone()).or_default().extend(other);

@@ -1,4 +1,4 @@
-//! Where the API server is and who we are to it, also after that changed.
+//! Where the API server is and with which credentials it is called, also after these change.
 
 use std::{
     path::PathBuf,
@@ -29,25 +29,24 @@ use super::{
 };
 use crate::log_once::LogOnce;
 
-/// How long a request waits for credentials that are read again, before it is
-/// made with those from before. Reading files takes no time, but a plugin may
-/// take long.
+/// How long a request waits for credentials that are being read again, before it is made
+/// with the previous ones. Reading files takes no time, but a plugin may take long.
 const BRIEFLY: Duration = Duration::from_secs(1);
 
-/// How often credentials of a plugin are renewed at most, however short their
-/// time is.
+/// Shortest time between two renewals of a plugin's credentials, however short their
+/// lifetime is.
 const RENEW_AT_MOST: Duration = Duration::from_secs(1);
 
-/// How soon to run a plugin again that failed; what it gave before may hold for
-/// some time yet.
+/// Time until a plugin that failed is run again; its previous credentials may still be
+/// valid for some time.
 const PLUGIN_AGAIN: Duration = Duration::from_secs(10);
 
-/// How to reach the API server, as the user says it (`--kubeconfig`,
-/// `--master`, and `clientConnection` of KubeProxyConfiguration).
+/// How to reach the API server, as the user configures it (`--kubeconfig`, `--master`,
+/// and `clientConnection` of KubeProxyConfiguration).
 ///
-/// Objects always come as JSON: `clientConnection.contentType` and
-/// `acceptContentTypes`, whose default is protobuf, choose an encoding but not
-/// what is in it, so they have no part here.
+/// Objects always come as JSON: `clientConnection.contentType` and `acceptContentTypes`,
+/// whose default is protobuf, choose an encoding but not its content, so they are not
+/// used here.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Connection {
     /// Path of a kubeconfig file; `None`: there is none. If `master` is `None` as well, the service
@@ -56,16 +55,16 @@ pub struct Connection {
     /// URL of the API server, which takes precedence over that of the kubeconfig; `None`: that of
     /// the kubeconfig.
     pub master: Option<String>,
-    /// Requests a second; 0 means 5, a negative number no limit.
+    /// Requests per second; 0 means 5, a negative number no limit.
     pub qps: f32,
-    /// Requests that may be made at once before `qps` holds; 0 means 10.
+    /// Requests that may be made at once before `qps` applies; 0 means 10.
     pub burst: u32,
 }
 
-/// Why there is no way to the API server.
+/// Why the API server cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// Not in a pod, or in one without service account.
+    /// The process is not in a pod, or in one without a service account.
     #[error(
         "neither a kubeconfig file nor a master URL was given, and the pod's service account \
          cannot be used ({0}); give --kubeconfig, or run as a pod with automountServiceAccountToken"
@@ -83,21 +82,21 @@ pub enum AccessError {
     /// The proxy that the kubeconfig or the environment names cannot be used.
     #[error("the API server's proxy: {0}; name another one, or exempt the server in NO_PROXY")]
     Proxy(#[from] ProxyError),
-    /// The kubeconfig's credential plugin gives no credentials.
+    /// The kubeconfig's credential plugin provides no credentials.
     #[error("kubeconfig {}: credential plugin {command:?}: {reason}", path.display())]
     Plugin {
         /// Path of the kubeconfig.
         path: PathBuf,
         /// Path of the program.
         command: String,
-        /// What is wrong with it.
+        /// Why it provides none.
         #[source]
         reason: PluginError,
     },
     /// `--master` is not a URL.
     #[error("master {url:?} is not a URL such as https://192.0.2.1:6443: {reason}")]
     Master {
-        /// What was given.
+        /// The given text.
         url: String,
         /// What is wrong with it.
         #[source]
@@ -115,15 +114,15 @@ pub enum AccessError {
     /// Certificates, keys or credentials cannot be used.
     #[error("the credentials for the API server cannot be used: {0}")]
     Credentials(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The task that read them was stopped.
+    /// The task that read the credentials was stopped.
     #[error("reading the credentials was interrupted")]
     Interrupted,
 }
 
-/// A way to the API server that follows its credentials: kubeconfig, token,
-/// CA, certificate and key files are looked at before each request, and when
-/// one has changed, all are read again. Credentials of a plugin are renewed
-/// before they expire. Clones share everything.
+/// A connection to the API server that follows its credentials: kubeconfig, token, CA,
+/// certificate and key files are checked before each request, and when one has changed,
+/// all are read again. Credentials of a plugin are renewed before they expire. Clones
+/// share everything.
 #[derive(Clone)]
 pub struct Access {
     shared: Arc<Shared>,
@@ -133,11 +132,12 @@ pub struct Access {
 struct Shared {
     source: Source,
     current: ArcSwap<Current>,
-    /// The server refused the credentials since they were read.
+    /// Whether the server refused the credentials since they were read.
     refused: AtomicBool,
-    /// Ends when the reading that is under way does: its sender is dropped.
+    /// Ends with the reading that is under way: its sender is dropped.
     reading: Mutex<Option<watch::Receiver<()>>>,
-    /// Why they could not be read again: a plugin is run every ten seconds.
+    /// Why they could not be read again, to log each reason once: a plugin is run every
+    /// ten seconds.
     unreadable: Mutex<LogOnce>,
 }
 
@@ -148,12 +148,12 @@ enum Source {
 
 struct Current {
     client: Client,
-    /// Counts the client as long as it is in use; `None`: it was made elsewhere.
+    /// Counts the client for as long as it is in use; `None`: it was made elsewhere.
     kept: Option<Arc<Kept>>,
     server: Uri,
     files: credentials::Files,
     renew_at: Option<Instant>,
-    /// The server whose certificate is not verified, if so.
+    /// The server, if its certificate is not verified.
     unverified: Option<String>,
 }
 
@@ -177,7 +177,7 @@ impl Current {
 }
 
 impl Access {
-    /// Reads the credentials. Makes no request yet; each will count in `metrics`.
+    /// Reads the credentials. Makes no request yet; each request will count in `metrics`.
     ///
     /// # Errors
     /// Says which file or value cannot be used.
@@ -192,7 +192,7 @@ impl Access {
         Ok(Access::new(source, current, budget))
     }
 
-    /// Through a client made elsewhere, whose credentials do not change.
+    /// Returns access through a client made elsewhere, whose credentials do not change.
     pub fn fixed(client: Client) -> Access {
         let current = Current {
             client,
@@ -218,8 +218,8 @@ impl Access {
         }
     }
 
-    /// Returns the same with a rate limit of its own: `qps` requests a second, and
-    /// `burst` at once before that holds.
+    /// Returns the same access with a rate limit of its own: `qps` requests per second,
+    /// and `burst` at once before that applies.
     pub(crate) fn with_rate(&self, qps: f32, burst: u32) -> Access {
         if let Source::Connection(_, metrics) = &self.shared.source {
             metrics.transports.shared();
@@ -230,13 +230,13 @@ impl Access {
         }
     }
 
-    /// Returns a client with the credentials as they now are. Where new ones
-    /// cannot be used (a file is half-written) or are not there yet (a plugin
-    /// takes its time), those from before stay.
+    /// Returns a client with the present credentials. If new ones cannot be used (a file
+    /// is half-written) or are not available yet (a plugin takes long), the previous ones
+    /// stay.
     pub async fn client(&self) -> Client {
         if self.is_outdated() {
             let mut reading = self.read_again();
-            // It goes on by itself.
+            // The reading goes on by itself.
             let _ = timeout(BRIEFLY, reading.changed()).await;
         }
         self.shared.current.load().client.clone()
@@ -249,8 +249,8 @@ impl Access {
             || current.renew_at.is_some_and(|at| at <= Instant::now())
     }
 
-    /// Has the credentials read again, once at a time: what is answered ends with
-    /// the reading.
+    /// Has the credentials read again, by one task at a time. The returned channel ends
+    /// with the reading.
     fn read_again(&self) -> watch::Receiver<()> {
         let mut reading = self.shared.reading.lock();
         if let Some(under_way) = reading.as_ref().filter(|ends| ends.has_changed().is_ok()) {
@@ -302,8 +302,7 @@ impl Access {
         self.shared.current.store(Arc::new(current));
     }
 
-    /// Has the next request read the credentials again: the server refused
-    /// them.
+    /// Has the next request read the credentials again, because the server refused them.
     pub(crate) fn distrust(&self) {
         self.shared.refused.store(true, Relaxed);
     }

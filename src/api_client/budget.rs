@@ -1,5 +1,5 @@
-//! How many requests we make: client-go's token bucket (`flowcontrol`), to
-//! which `clientConnection.qps` and `.burst` are parameters.
+//! Limits the rate of requests: client-go's token bucket (`flowcontrol`), whose
+//! parameters are `clientConnection.qps` and `.burst`.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ const DEFAULT_BURST: u32 = 10;
 
 /// A token bucket.
 pub(super) struct Budget {
-    /// Time that each request costs; `None`: nothing.
+    /// Time that each request costs; `None`: there is no limit.
     cost: Option<Duration>,
-    /// How far requests may be ahead of the clock.
+    /// How far the paid time may be ahead of the clock.
     credit: Duration,
     /// When all requests so far are paid for.
     paid_at: Mutex<Instant>,
 }
 
 impl Budget {
-    /// `qps` 0 means 5, negative no limit; `burst` 0 means 10.
+    /// Returns a full bucket; `qps` 0 means 5, negative no limit; `burst` 0 means 10.
     pub(super) fn new(qps: f32, burst: u32) -> Budget {
         let qps = if qps == 0.0 { DEFAULT_QPS } else { qps };
         let burst = if burst == 0 { DEFAULT_BURST } else { burst };
@@ -33,8 +33,8 @@ impl Budget {
         }
     }
 
-    /// Waits for the turn of one request. Returns how long that took; `None` where there
-    /// is no limit.
+    /// Waits for the turn of one request. Returns how long that took; `None`: there is no
+    /// limit.
     pub(super) async fn take(&self) -> Option<Duration> {
         let cost = self.cost?;
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! The way to the server: TCP, a proxy if need be, TLS, HTTP, who we are.
+//! The connection to the server: TCP, a proxy if need be, TLS, HTTP, credentials.
 
 use std::{env, time::Duration};
 
@@ -29,39 +29,37 @@ use super::{
     proxy::{Proxy, ProxyKind},
 };
 
-/// How long a TCP connection may take to open; a TLS handshake is under the
-/// time limit of the request.
+/// How long a TCP connection may take to open; the TLS handshake counts in the time limit
+/// of the request.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// A server that vanished without a word (a node that lost its power, a
-/// firewall that forgot the flow) is noticed after `PROBE_AFTER` plus
-/// `PROBES` times `PROBE_EVERY`: watches may be silent for long, so nothing
-/// else would tell.
+/// A server that vanished silently (a node that lost its power, a firewall that forgot
+/// the flow) is noticed after `PROBE_AFTER` plus `PROBES` times `PROBE_EVERY`: watches
+/// may be silent for long, so nothing else would show it.
 const PROBE_AFTER: Duration = Duration::from_secs(15);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 3;
 
-/// All watches share one HTTP/2 connection. What one stream may have under way,
-/// and the connection, in bytes: so much that streams which are not read for a
-/// while cannot keep the others from going on, though all of ours stand still.
+/// All watches share one HTTP/2 connection. Flow-control windows of one stream and of the
+/// connection, in bytes: large enough that streams which are not read for a while cannot
+/// stop the others, even if all of ours stand still.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 16 * STREAM_WINDOW;
 
-/// Whether and how HTTP/2 is spoken, where the server offers it.
+/// Whether HTTP/2 is used if the server offers it, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Http2 {
     enabled: bool,
-    /// After this time without a frame the server is asked whether it is there,
-    /// which keep-alive of TCP does not tell where something between us answers
-    /// in its place ...
+    /// After this time without a frame the server is sent a ping. TCP keep-alive does not
+    /// show a dead server if something on the path answers in its place ...
     idle: Duration,
-    /// ... and has this long to answer.
+    /// ... and the server has this long to answer.
     patience: Duration,
 }
 
 impl Http2 {
-    /// As client-go has it, whose variables count here too (`configureHTTP2Transport`
-    /// in `k8s.io/apimachinery/pkg/util/net/http.go`).
+    /// Returns client-go's settings, whose environment variables apply here as well
+    /// (`configureHTTP2Transport` in `k8s.io/apimachinery/pkg/util/net/http.go`).
     pub(super) fn of_this_process() -> Http2 {
         let seconds = |name: &str, usual: u64| {
             let given = env::var(name).ok().and_then(|text| text.parse().ok());
@@ -75,11 +73,11 @@ impl Http2 {
     }
 }
 
-/// What is the same for each way to the server.
+/// What is the same for each connection to the server.
 pub(super) struct Settings {
-    /// The server and who we are.
+    /// The server and our credentials.
     pub(super) config: Config,
-    /// Whether and how HTTP/2 is spoken.
+    /// Whether HTTP/2 is used, and how.
     pub(super) http2: Http2,
     /// What counts the requests.
     pub(super) metrics: RequestMetrics,
@@ -87,10 +85,9 @@ pub(super) struct Settings {
 
 /// Returns a client for these settings, through `proxy` if there is one.
 ///
-/// It is put together here rather than by `Client::try_from`, for things that
-/// the latter has not: HTTP/2, TCP keep-alive, no retries of its own (they would
-/// hide `Retry-After` and last for minutes), and no error line in the log for
-/// each attempt during an outage.
+/// It is not made by `Client::try_from`, which lacks: HTTP/2, TCP keep-alive, no retries
+/// of its own (they would hide `Retry-After` and last for minutes), and no error line in
+/// the log for each attempt during an outage.
 ///
 /// # Errors
 /// When credentials or certificates cannot be used.
@@ -113,7 +110,7 @@ pub(super) fn client(mut settings: Settings, proxy: Option<Proxy>) -> Result<Cli
     match proxy.kind {
         ProxyKind::Http => through(tcp, &proxy, settings),
         ProxyKind::Https => {
-            // The server's CA and our certificate for it are none of the proxy's.
+            // The server's CA and our certificate for it do not apply to the proxy.
             let tls = Config::new(proxy.url.clone()).rustls_client_config()?;
             let tls = HttpsConnectorBuilder::new().with_tls_config(tls);
             let tls = tls.https_only().enable_http1().wrap_connector(tcp);
@@ -129,7 +126,7 @@ pub(super) fn client(mut settings: Settings, proxy: Option<Proxy>) -> Result<Cli
     }
 }
 
-/// Returns a client through an HTTP proxy that `connector` leads to.
+/// Returns a client through an HTTP proxy, to which `connector` connects.
 fn through<C>(connector: C, proxy: &Proxy, mut settings: Settings) -> Result<Client, BoxError>
 where
     C: Service<Uri> + Clone + Send + Sync + 'static,
@@ -174,7 +171,7 @@ where
         .timer(TokioTimer::new())
         .http2_initial_stream_window_size(STREAM_WINDOW)
         .http2_initial_connection_window_size(CONNECTION_WINDOW)
-        // A client may have no interest in pings by 0, as in Go.
+        // Pings may be turned off by 0, as in Go.
         .http2_keep_alive_interval(Some(http2.idle).filter(|idle| !idle.is_zero()))
         .http2_keep_alive_timeout(http2.patience)
         .build::<_, Body>(secured(connector, &config, http2)?);
@@ -189,8 +186,8 @@ where
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// TLS where the URL asks for it, with HTTP/2 where both sides speak it (ALPN,
-/// RFC 7301).
+/// Returns a connector with TLS where the URL requests it, and with HTTP/2 where both
+/// sides speak it (ALPN, RFC 7301).
 fn secured<C>(connector: C, config: &Config, http2: Http2) -> Result<HttpsConnector<C>, BoxError> {
     let tls = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?);
     let mut tls = tls.https_or_http();

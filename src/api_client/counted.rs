@@ -20,7 +20,7 @@ pub(super) struct Counted<S> {
 }
 
 impl<S> Counted<S> {
-    /// Counts the requests that `inner` makes.
+    /// Returns a client that counts the requests that `inner` makes.
     pub(super) fn new(inner: S, metrics: RequestMetrics) -> Counted<S> {
         Counted { inner, metrics }
     }
@@ -64,8 +64,8 @@ where
     }
 }
 
-/// Whether the answer is a stream of changes, which has no size: client-go leaves it out
-/// (`Request.Watch` in `k8s.io/client-go/rest/request.go`).
+/// Returns whether the answer is a stream of changes, whose size is not measured, as in
+/// client-go (`Request.Watch` in `k8s.io/client-go/rest/request.go`).
 fn is_watch(uri: &Uri) -> bool {
     let query = uri.query().unwrap_or_default();
     query
@@ -73,7 +73,7 @@ fn is_watch(uri: &Uri) -> bool {
         .any(|part| matches!(part, "watch=true" | "watch=1"))
 }
 
-/// The body of an answer, whose size counts when it has been read.
+/// The body of an answer; its size is recorded when it has been read.
 pub(super) struct Measured<R> {
     body: R,
     size: u64,
@@ -112,7 +112,7 @@ impl<R: Body + Unpin> Body for Measured<R> {
     }
 }
 
-/// As in client-go, an answer that broke off counts with what came of it (`Request.Do`).
+/// As in client-go, an answer that broke off counts with what was received (`Request.Do`).
 impl<R> Drop for Measured<R> {
     fn drop(&mut self) {
         if let Some((metrics, asked)) = &self.report
@@ -168,8 +168,8 @@ mod tests {
         for (code, times) in [("200", 3), ("404", 1), ("<error>", 1)] {
             assert_eq!(metrics.requests(code, HOST), times, "{code}");
         }
-        // Five requests of three bytes; no answer was read of the one that has none, and
-        // the watch has no size.
+        // Five requests of three bytes. The request without an answer has no answer size,
+        // and neither has the watch.
         assert_eq!(metrics.measured(HOST), [5.0, 15.0, 3.0, 20.0]);
     }
 

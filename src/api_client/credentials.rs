@@ -26,12 +26,12 @@ use super::{
     transports::Kept,
 };
 
-/// Where a pod finds its token and the server's CA (`rest.InClusterConfig` of
-/// client-go has the same).
+/// Where a pod finds its token and the server's CA (the same path as in
+/// `rest.InClusterConfig` of client-go).
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// How long before they expire credentials of a plugin are renewed; in the last
-/// quarter of their time at the latest.
+/// How long before their expiry credentials of a plugin are renewed; but not before the
+/// last quarter of their lifetime.
 const BEFORE_EXPIRY: Duration = Duration::from_secs(60);
 
 /// A client, and how long it may be used.
@@ -42,19 +42,19 @@ pub(super) struct Loaded {
     /// The address of the API server.
     pub(super) server: Uri,
     pub(super) files: Files,
-    /// When the credentials are to be renewed; `None`: when a file changes, or
-    /// the server refuses them.
+    /// Time until the credentials are to be renewed; `None`: when a file changes, or the
+    /// server refuses them.
     pub(super) renew_in: Option<Duration>,
     /// The server, if its certificate is not verified.
     pub(super) unverified: Option<String>,
 }
 
-/// The files that credentials were read from, as they were then.
+/// The files that credentials were read from, with their stamps at that time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files(Vec<(PathBuf, Option<Stamp>)>);
 
-/// Identity and age of a file; a projected volume swaps a link, an editor
-/// writes in place, and both show here.
+/// Identity and age of a file: both show when a projected volume swaps a link, and when
+/// an editor writes in place.
 type Stamp = (u64, u64, u64, i64, i64);
 
 impl Files {
@@ -67,14 +67,14 @@ impl Files {
         self.0.iter().any(|(path, was)| stamp(path) != *was)
     }
 
-    /// Returns the same files as they are now.
+    /// Returns the same files with their present stamps.
     pub(super) fn as_they_are(&self) -> Files {
         let files = self.0.iter();
         Files(files.map(|(path, _)| (path.clone(), stamp(path))).collect())
     }
 }
 
-/// What a configuration comes from, beside itself.
+/// What a configuration was read from, in addition to itself.
 #[derive(Default)]
 struct Origin {
     files: Files,
@@ -82,7 +82,7 @@ struct Origin {
     proxy: Option<String>,
 }
 
-/// Reads everything, and asks the plugin if there is one.
+/// Reads everything, and runs the plugin if there is one.
 ///
 /// # Errors
 /// Says which file, plugin or value cannot be used.
@@ -126,7 +126,7 @@ pub(super) async fn load(
         Some(url) => Some(Proxy::parse("proxy-url of the kubeconfig", url)?),
         None => Environment::of_this_process().proxy_for(&config.cluster_url)?,
     };
-    // This program's own value counts.
+    // The proxy that this program chose applies.
     config.proxy_url = None;
     let server = config.cluster_url.clone();
     let settings = connect::Settings {
@@ -135,7 +135,7 @@ pub(super) async fn load(
         metrics: metrics.clone(),
     };
     let client = move || connect::client(settings, proxy);
-    // It may read the system's certificates.
+    // Creating it may read the system's certificates.
     let client = tokio::task::spawn_blocking(client).await;
     let client = client
         .map_err(|_| AccessError::Interrupted)?
@@ -157,8 +157,8 @@ fn left_to_renew(expires: Timestamp) -> Duration {
     left.saturating_sub(BEFORE_EXPIRY.min(left / 4))
 }
 
-/// Returns the configuration of a pod whose `variables` and `service_account` are given, as
-/// `rest.InClusterConfig` of client-go has it: unlike that of `kube` it needs no namespace.
+/// Returns the configuration of a pod with these `variables` and this `service_account`,
+/// like `rest.InClusterConfig` of client-go: unlike that of `kube` it needs no namespace.
 async fn in_cluster(
     variables: impl Fn(&str) -> Option<String>,
     service_account: &Path,
@@ -188,15 +188,15 @@ async fn in_cluster(
     Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?)
 }
 
-/// Reads the file with the token. A token beside it counts only where the file cannot be read,
-/// as in client-go (`NewBearerAuthWithRefreshRoundTripper`).
+/// Reads the file with the token. A token that is given as well is used only if the file
+/// cannot be read, as in client-go (`NewBearerAuthWithRefreshRoundTripper`).
 fn read_token(config: &mut Config) -> Result<(), AccessError> {
     let Some(path) = config.auth_info.token_file.take() else {
         return Ok(());
     };
     let read = std::fs::read_to_string(&path).and_then(|text| match text.trim() {
         "" => Err(io::Error::other("it is empty")),
-        // Files that people write end with a newline, headers must not.
+        // Files that people write end with a newline, which a header must not contain.
         token => Ok(token.to_owned()),
     });
     match read {
@@ -219,7 +219,7 @@ async fn from_kubeconfig(
         path: path.to_owned(),
         reason: Box::new(reason),
     };
-    // Before reading: what changes meanwhile will be seen as a change.
+    // Before reading, so that what changes meanwhile is seen as a change.
     origin.files.add(path);
     let mut file = Kubeconfig::read_from(path).map_err(explain)?;
     let context = file
@@ -261,19 +261,19 @@ fn named(file: &Kubeconfig) -> impl Iterator<Item = &Path> {
     authorities.chain(of_users).map(Path::new)
 }
 
-/// Returns the files that credentials are read from besides the `kubeconfig`; without one
-/// those of a pod.
+/// Returns the files that credentials are read from, apart from the `kubeconfig` itself;
+/// without one those of a pod.
 pub fn files(kubeconfig: Option<&Path>) -> Vec<PathBuf> {
     match kubeconfig.map(Kubeconfig::read_from) {
         None => vec![SERVICE_ACCOUNT.into()],
-        // Said when it is used.
+        // Reported when it is used.
         Some(Err(_)) => Vec::new(),
         Some(Ok(file)) => named(&file).map(Path::to_owned).collect(),
     }
 }
 
-/// Returns whether the `kubeconfig` names a program that gives credentials, for any user. One that
-/// cannot be read may name one.
+/// Returns whether the `kubeconfig` names a credential plugin for any user; true if it cannot be
+/// read, since it may name one.
 pub fn names_program(kubeconfig: Option<&Path>) -> bool {
     let read = kubeconfig.map(Kubeconfig::read_from);
     read.is_some_and(|read| {
@@ -285,7 +285,7 @@ pub fn names_program(kubeconfig: Option<&Path>) -> bool {
     })
 }
 
-/// Returns whether something of TLS is configured beside the server's address.
+/// Returns whether any TLS setting is configured, apart from the server's address.
 fn has_tls(config: &Config) -> bool {
     let user = &config.auth_info;
     config.root_cert.is_some()
@@ -294,8 +294,8 @@ fn has_tls(config: &Config) -> bool {
         || user.client_certificate_data.is_some()
 }
 
-/// Returns the URL of a server's address. Without a scheme it is HTTPS if there is something of
-/// TLS, else plain HTTP, as client-go reads it (`DefaultServerUrlFor` of its `rest/url_utils.go`).
+/// Returns the URL of a server's address. Without a scheme it is HTTPS if there is any TLS
+/// setting, else plain HTTP, as in client-go (`DefaultServerUrlFor` of its `rest/url_utils.go`).
 fn server_url(text: &str, has_tls: bool) -> Result<Uri, AccessError> {
     let full = if text.contains("://") {
         text.to_owned()

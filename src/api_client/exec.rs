@@ -13,26 +13,26 @@ use nix::{
 use serde::{Deserialize, Serialize};
 use tokio::{process::Command, time::timeout};
 
-/// How long a plugin may run. client-go sets no limit; a plugin that hangs would
-/// then keep the proxy from ever starting.
+/// How long a plugin may run. client-go sets no limit; a plugin that hangs would then
+/// prevent the proxy from ever starting.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Versions of the protocol that client-go still speaks.
+/// Versions of the protocol that client-go still supports.
 const VERSIONS: [&str; 2] = [
     "client.authentication.k8s.io/v1",
     "client.authentication.k8s.io/v1beta1",
 ];
 
-/// A plugin gave no credentials.
+/// Why a plugin provided no credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum PluginError {
-    /// The kubeconfig does not say enough, or what is impossible here.
+    /// The kubeconfig does not say enough, or requests what is impossible here.
     #[error("{0}")]
     Unusable(String),
-    /// It could not be started.
+    /// The plugin could not be started.
     #[error("it cannot be run: {0}")]
     Start(#[source] std::io::Error),
-    /// It did not end in time.
+    /// The plugin did not end in time.
     #[error("it did not end within {} s and was killed", .0.as_secs())]
     Hangs(Duration),
     /// The plugin failed.
@@ -43,7 +43,7 @@ pub enum PluginError {
         /// The last line of what it wrote to its standard error.
         message: String,
     },
-    /// What it wrote is not an answer.
+    /// The output of the plugin is not an answer.
     #[error("its answer cannot be used: {0}")]
     Answer(String),
 }
@@ -54,7 +54,7 @@ pub(super) struct Credentials {
     token: Option<String>,
     /// A client certificate and its key, in PEM.
     identity: Option<(String, String)>,
-    /// When they expire; `None`: they hold until the server refuses them.
+    /// When they expire; `None`: they are valid until the server refuses them.
     pub(super) expires: Option<Timestamp>,
 }
 
@@ -90,7 +90,7 @@ struct Status {
     client_key_data: Option<String>,
 }
 
-/// Runs the plugin; one that hangs is killed with all that it started.
+/// Runs the plugin; one that hangs is killed with all processes that it started.
 pub(super) async fn run(plugin: &ExecConfig) -> Result<Credentials, PluginError> {
     run_within(plugin, PATIENCE).await
 }
@@ -101,7 +101,7 @@ async fn run_within(plugin: &ExecConfig, patience: Duration) -> Result<Credentia
     let child = command.spawn().map_err(PluginError::Start)?;
     let group = child.id().and_then(|id| i32::try_from(id).ok());
     let Ok(output) = timeout(patience, child.wait_with_output()).await else {
-        // The program itself is killed on drop; it leads a group of its own.
+        // The program itself is killed on drop; it leads a process group of its own.
         if let Some(group) = group {
             let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
         }
@@ -118,7 +118,7 @@ async fn run_within(plugin: &ExecConfig, patience: Duration) -> Result<Credentia
     read(&output.stdout, version)
 }
 
-/// Returns the version of the protocol, if the plugin can be used at all.
+/// Returns the version of the protocol; an error if the plugin cannot be used at all.
 fn check(plugin: &ExecConfig) -> Result<&str, PluginError> {
     let unusable = |text: String| Err(PluginError::Unusable(text));
     let version = plugin.api_version.as_deref().unwrap_or_default();
@@ -166,7 +166,7 @@ fn command(plugin: &ExecConfig, version: &str) -> Result<Command, PluginError> {
 
 fn read(output: &[u8], version: &str) -> Result<Credentials, PluginError> {
     let wrong = |text: String| PluginError::Answer(text);
-    // JSON by the protocol; client-go takes YAML, too, and some plugins write it.
+    // The protocol requires JSON; client-go accepts YAML as well, and some plugins write it.
     let answer: Answer =
         serde_saphyr::from_slice(output).map_err(|error| wrong(error.to_string()))?;
     if (&*answer.kind, &*answer.api_version) != ("ExecCredential", version) {
@@ -212,7 +212,7 @@ impl Credentials {
             .map(|(certificate, _)| certificate.as_str())
     }
 
-    /// Puts these in the place of the plugin.
+    /// Puts these credentials in the place of the plugin.
     pub(super) fn put_into(self, user: &mut AuthInfo) {
         user.exec = None;
         user.token = self.token.map(Into::into);
@@ -224,8 +224,8 @@ impl Credentials {
     }
 }
 
-/// Returns the plugin of `user`, if it counts: like client-go and kube, what
-/// the kubeconfig itself says comes first.
+/// Returns the plugin of `user`, if it is used: as in client-go and kube, credentials in
+/// the kubeconfig itself take precedence.
 pub(super) fn of(user: &AuthInfo) -> Option<&ExecConfig> {
     let otherwise = user.token.is_some() || user.token_file.is_some() || user.username.is_some();
     user.exec.as_ref().filter(|_| !otherwise)
@@ -252,7 +252,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_plugin_gets_the_request_and_gives_credentials() {
-        // Its answer is what it was asked, with a status.
+        // Its answer is the request, with a status added.
         let script = r#"status='"token":"'$GREETING'","expirationTimestamp":"2027-01-02T03:04:05Z"'
             echo "$KUBERNETES_EXEC_INFO" | sed "s/\"spec\":{\"interactive\":false/\"status\":{$status/""#;
         let found = run(&plugin(script)).await.unwrap();
@@ -312,7 +312,7 @@ mod tests {
     #[tokio::test]
     async fn a_plugin_that_hangs_is_killed_with_what_it_started() {
         let begun = Instant::now();
-        // The pipe stays open while its child lives.
+        // The pipe stays open while the plugin's child lives.
         let file = std::env::temp_dir().join(format!("tripod-plugin-{}", std::process::id()));
         let script = format!("sleep 600 & echo $! > {}; wait", file.display());
         let hangs = run_within(&plugin(&script), Duration::from_millis(300)).await;

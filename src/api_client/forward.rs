@@ -1,6 +1,6 @@
-//! Requests in plain HTTP through a proxy, which are sent to the proxy as they
-//! are (RFC 9112 section 3.2.2: with the whole URL in their first line). Requests
-//! over TLS take a tunnel through it instead.
+//! Plain HTTP requests through a proxy. They are sent to the proxy itself (RFC 9112
+//! section 3.2.2: with the whole URL in their first line). Requests over TLS use a tunnel
+//! through it instead.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use tower::{BoxError, Service};
 
-/// Connects to a proxy, whatever the request is for.
+/// Connects to a proxy, whatever the destination of the request.
 #[derive(Clone, Debug)]
 pub(super) struct Forward<C> {
     pub(super) connector: C,

@@ -20,7 +20,7 @@ const SIZES: [f64; 11] = [
     16777216.0,
 ];
 
-/// What client-go has for the code of a request without an answer.
+/// client-go's label `code` of a request without an answer.
 const NO_ANSWER: &str = "<error>";
 
 /// Counts requests, and measures how long they take and how large they are. Clones share
@@ -32,15 +32,15 @@ pub struct RequestMetrics {
     waited: HistogramVec,
     request_size: HistogramVec,
     response_size: HistogramVec,
-    /// Of what the requests are made with.
+    /// Metrics of the transports by which requests are made.
     pub(super) transports: TransportMetrics,
 }
 
 impl RequestMetrics {
-    /// Returns metrics that are among those of `registry`.
+    /// Registers the metrics with `registry`.
     ///
     /// # Errors
-    /// When it has metrics of these names already.
+    /// When `registry` has metrics of these names already.
     pub fn register(registry: &Registry) -> prometheus::Result<RequestMetrics> {
         let total = Opts::new(
             "rest_client_requests_total",
@@ -80,13 +80,13 @@ impl RequestMetrics {
         })
     }
 
-    /// A request waited so long until the rate limit let it pass.
+    /// Records how long a request waited for the rate limit.
     pub(super) fn waited(&self, to: &Asked, time: Duration) {
         to.of(&self.waited).observe(time.as_secs_f64());
     }
 
-    /// A request with a body of this size, if it is known, was made, and got an answer
-    /// with this status, or none, after `took`.
+    /// Records a request with a body of this size, if it is known, and the status of its
+    /// answer, or that it got none, after `took`.
     pub(super) fn answered(
         &self,
         asked: &Asked,
@@ -106,13 +106,13 @@ impl RequestMetrics {
         }
     }
 
-    /// An answer with a body of this size was read.
+    /// Records that an answer with a body of this size was read.
     pub(super) fn read(&self, asked: &Asked, size: u64) {
         asked.of(&self.response_size).observe(size as f64);
     }
 }
 
-/// What of a request the labels say.
+/// What the labels say of a request.
 #[derive(Clone)]
 pub(super) struct Asked {
     method: Method,
@@ -141,7 +141,7 @@ impl RequestMetrics {
         self.total.with_label_values(&[code, host, "GET"]).get()
     }
 
-    /// Returns, of GET requests to `host`, how many were measured, how many bytes they
+    /// Returns, for GET requests to `host`: how many were measured, how many bytes they
     /// had, how many answers were measured, and how many bytes those had.
     pub(super) fn measured(&self, host: &str) -> [f64; 4] {
         let get = [host, "GET"];

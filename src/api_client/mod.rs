@@ -1,5 +1,5 @@
-//! The connection to the API server: credentials, TLS, proxies, HTTP/2, and how
-//! fast it may be asked.
+//! The connection to the API server: credentials, TLS, proxies, HTTP/2, and the rate of
+//! requests.
 
 mod access;
 mod budget;

@@ -1,6 +1,6 @@
-//! Which proxy leads to the API server: that of the kubeconfig (`proxy-url`), or
-//! what the environment says, by the rules of Go's `golang.org/x/net/http/httpproxy`,
-//! which client-go goes by.
+//! The proxy through which the API server is reached: that of the kubeconfig
+//! (`proxy-url`), or the one in the environment, by the rules of Go's
+//! `golang.org/x/net/http/httpproxy`, which client-go follows.
 
 use std::{env, net::IpAddr};
 
@@ -11,27 +11,27 @@ use ipnet::IpNet;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub(super) kind: ProxyKind,
-    /// Where it is, with its scheme and port, without user.
+    /// Its URL, with scheme and port, without user.
     pub(super) url: Uri,
     /// User and password; `None`: the proxy needs no credentials.
     pub(super) user: Option<(String, String)>,
 }
 
-/// How a proxy is spoken to.
+/// The protocol spoken with a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProxyKind {
     /// HTTP, over TCP.
     Http,
     /// HTTP, over TLS.
     Https,
-    /// SOCKS 5 (RFC 1928); it resolves names.
+    /// SOCKS 5 (RFC 1928); the proxy resolves names.
     Socks5,
 }
 
-/// A proxy cannot be used.
+/// Why a proxy cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    /// It is no URL.
+    /// It is not a URL.
     #[error("{origin} is {url:?}, which is no URL such as http://192.0.2.1:3128")]
     Url {
         /// Where it was found.
@@ -39,7 +39,7 @@ pub enum ProxyError {
         /// What was found there.
         url: String,
     },
-    /// It has a scheme that we do not speak.
+    /// Its scheme is not supported.
     #[error("{origin}: a proxy of scheme {scheme:?} is not supported, only http, https and socks5")]
     Scheme {
         /// Where it was found.
@@ -76,10 +76,10 @@ impl Environment {
         }
     }
 
-    /// Returns the proxy that leads to `server`.
+    /// Returns the proxy through which `server` is reached; `None`: it is reached directly.
     ///
     /// # Errors
-    /// When there is one that cannot be used.
+    /// When the proxy for it cannot be used.
     pub(super) fn proxy_for(&self, server: &Uri) -> Result<Option<Proxy>, ProxyError> {
         let secure = server.scheme() == Some(&Scheme::HTTPS);
         let (origin, url) = if secure {
@@ -102,7 +102,7 @@ impl Environment {
         }
     }
 
-    /// Returns whether the server is reached without proxy.
+    /// Returns whether NO_PROXY exempts the server, so that it is reached without a proxy.
     fn passes_by(&self, host: &str, port: u16) -> bool {
         let host = bare(host).to_ascii_lowercase();
         let ip: Option<IpAddr> = host.parse().ok();
@@ -131,7 +131,7 @@ fn matches(entry: &str, host: &str, ip: Option<IpAddr>, port: u16) -> bool {
     if let Ok(address) = bare(name).parse::<IpAddr>() {
         return ip.is_some_and(|ip| ip.to_canonical() == address.to_canonical());
     }
-    // A name never stands for an address.
+    // A name never matches an address.
     if ip.is_some() || name.is_empty() {
         return false;
     }
@@ -157,7 +157,7 @@ fn bare(host: &str) -> &str {
     inner.unwrap_or(host)
 }
 
-/// Splits `host:port`; an IPv6 address with a port has brackets.
+/// Splits `host:port`; an IPv6 address with a port must be in brackets.
 fn split_port(entry: &str) -> (&str, Option<&str>) {
     match entry.rsplit_once(':') {
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
@@ -166,11 +166,10 @@ fn split_port(entry: &str) -> (&str, Option<&str>) {
 }
 
 impl Proxy {
-    /// Reads a proxy's URL, which was found at `origin`; without a scheme it is
-    /// HTTP.
+    /// Reads a proxy's URL, which was found at `origin`; without a scheme it means HTTP.
     ///
     /// # Errors
-    /// When it is no URL, or one of a scheme that is not supported.
+    /// When it is not a URL, or its scheme is not supported.
     pub(super) fn parse(origin: &str, text: &str) -> Result<Proxy, ProxyError> {
         let wrong = || ProxyError::Url {
             origin: origin.to_owned(),
@@ -229,7 +228,7 @@ fn without_password(url: &str) -> String {
     }
 }
 
-/// Resolves percent-encoding (RFC 3986 section 2.1); what is none stays.
+/// Resolves percent-encoding (RFC 3986 section 2.1); anything else stays.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -266,7 +265,7 @@ mod tests {
         }
     }
 
-    /// The proxy's URL, or none, or what is wrong.
+    /// Returns the proxy's URL, or that there is none, or what is wrong.
     fn found(environment: &Environment, server: &str) -> String {
         match environment.proxy_for(&server.parse().unwrap()) {
             Ok(Some(proxy)) => proxy.url.to_string(),
@@ -292,7 +291,7 @@ mod tests {
         assert_eq!(found(&cgi, "https://api.example"), "https://secure:443/");
     }
 
-    /// NO_PROXY, a server, and whether it is reached without proxy.
+    /// Each case: NO_PROXY, a server, and whether it is reached without a proxy.
     #[test]
     fn no_proxy_names_servers_as_in_go() {
         let cases = [

@@ -1,5 +1,5 @@
 //! Metrics of the transports to the API server, each a client with its connections and
-//! credentials, and of client certificates that a credential plugin gives. They have the names,
+//! credentials, and of client certificates from a credential plugin. They have the names,
 //! labels and buckets of client-go (`k8s.io/component-base/metrics/prometheus/restclient`).
 
 use std::sync::Arc;
@@ -41,15 +41,15 @@ pub(super) struct TransportMetrics {
 
 struct Certificate {
     pem: String,
-    /// `None`: it cannot be read.
+    /// When it is valid; `None`: it cannot be read.
     validity: Option<Validity>,
 }
 
 impl TransportMetrics {
-    /// Returns metrics that are among those of `registry`.
+    /// Registers the metrics with `registry`.
     ///
     /// # Errors
-    /// When it has metrics of these names already.
+    /// When `registry` has metrics of these names already.
     pub(super) fn register(registry: &Registry) -> prometheus::Result<TransportMetrics> {
         let kept = IntGauge::new(
             "rest_client_transport_cache_entries",
@@ -63,7 +63,7 @@ impl TransportMetrics {
         );
         let asked_for = IntCounterVec::new(asked_for, &["result"])?;
         registry.register(Box::new(asked_for.clone()))?;
-        // client-go has a goroutine for each transport with a client certificate in files.
+        // client-go has a goroutine for each transport with a client certificate from files.
         registry.register(Box::new(IntCounter::new(
             "rest_client_transport_cert_rotation_gc_calls_total",
             "Goroutines of client-go that ended with their transport; 0, Tripod has none.",
@@ -92,20 +92,20 @@ impl TransportMetrics {
         })
     }
 
-    /// A transport was made. Returns what counts it as kept until it is dropped.
+    /// Records that a transport was made. The returned value counts it as kept until it is dropped.
     pub(super) fn made(&self) -> Kept {
         self.asked_for.with_label_values(&["miss"]).inc();
         self.kept.inc();
         Kept(self.kept.clone())
     }
 
-    /// Another part of Tripod shares a transport.
+    /// Records that another part of Tripod shares a transport.
     pub(super) fn shared(&self) {
         self.asked_for.with_label_values(&["hit"]).inc();
     }
 
-    /// A plugin gave the client certificate `pem` for a transport that was made; `None`: it
-    /// gave none, or there is no plugin.
+    /// Records the client certificate `pem` that a plugin provided for a new transport;
+    /// `None`: it provided none, or there is no plugin.
     pub(super) fn given(&self, pem: Option<String>) {
         let mut certificate = self.certificate.lock();
         if certificate.as_ref().map(|before| &before.pem) == pem.as_ref() {
@@ -151,7 +151,7 @@ impl Collector for TimeLeft {
     }
 }
 
-/// Returns the time until then, in seconds; negative for what is past.
+/// Returns the time until `time`, in seconds; negative if it is past.
 fn seconds_until(time: Timestamp) -> f64 {
     Timestamp::now().duration_until(time).as_secs_f64()
 }
@@ -162,8 +162,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns a certificate that is valid from the beginning of that year to that of the
-    /// other.
+    /// Returns a certificate that is valid from the beginning of one year to the
+    /// beginning of the other.
     fn certificate(from: i32, until: i32) -> String {
         let mut params = CertificateParams::new(vec!["node".to_owned()]).unwrap();
         params.not_before = date_time_ymd(from, 1, 1);

@@ -1,5 +1,5 @@
-//! From when and until when a certificate is valid, which the TLS library does not tell of
-//! our own one.
+//! When a certificate is valid, which the TLS library does not report for our own
+//! certificate.
 
 use jiff::Timestamp;
 use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
@@ -10,11 +10,11 @@ const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// Parts of a certificate between its version and its validity: serial number, signature
-/// algorithm, issuer (RFC 5280, section 4.1).
+/// Number of elements of a certificate between its version and its validity: serial
+/// number, signature algorithm, issuer (RFC 5280, section 4.1).
 const BEFORE_VALIDITY: usize = 3;
 
-/// The time in which a certificate is valid.
+/// The period in which a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Validity {
     pub(super) from: Timestamp,
@@ -22,8 +22,8 @@ pub(super) struct Validity {
 }
 
 impl Validity {
-    /// Returns that of the first certificate in `pem`; `None` if there is none that can be
-    /// read.
+    /// Returns the validity of the first certificate in `pem`; `None`: there is none that
+    /// can be read.
     pub(super) fn of_pem(pem: &str) -> Option<Validity> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         Validity::of_der(&certificate)
@@ -44,13 +44,13 @@ impl Validity {
     }
 }
 
-/// Takes the next element from `der`. Returns its tag and what is in it.
+/// Takes the next element from `der`. Returns its tag and its content.
 fn element<'a>(der: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     let (&[tag, first], rest) = der.split_first_chunk()?;
     let (length, rest) = if first < 0x80 {
         (usize::from(first), rest)
     } else {
-        // The low bits say how many bytes the length has.
+        // The low bits give the number of bytes of the length.
         let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
         let few = bytes.len() <= size_of::<u32>();
         let length = few.then(|| {
@@ -65,7 +65,7 @@ fn element<'a>(der: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     Some((tag, inner))
 }
 
-/// Takes the next element, a sequence, from `der`. Returns what is in it.
+/// Takes the next element, a sequence, from `der`. Returns its content.
 fn inner<'a>(der: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (tag, inner) = element(der)?;
     (tag == SEQUENCE).then_some(inner)
@@ -102,7 +102,7 @@ mod tests {
         params.self_signed(&key).unwrap().der().to_vec()
     }
 
-    /// Until 2049 times have a year of two digits.
+    /// Until 2049 times have a two-digit year.
     #[test]
     fn both_forms_of_time_are_read() {
         for (from, until) in [(1999, 2049), (2000, 2050), (2050, 3000)] {

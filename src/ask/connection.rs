@@ -1,4 +1,4 @@
-//! One question by the unix socket of the running proxy.
+//! One question over the unix socket of the running proxy.
 
 use std::{fmt, io, path::Path, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{cli::Unwritable, status_api::Refused};
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Longest answer; a page of the API has a few MiB at most.
+/// Longest answer, in bytes; a page of the API has a few MiB at most.
 const LONGEST: usize = 64 << 20;
 
 /// Why there is no answer.
@@ -22,9 +22,9 @@ const LONGEST: usize = 64 << 20;
 pub(super) enum Failure {
     /// No process answers at the socket.
     Unreachable(String),
-    /// The proxy says what is wrong with the question.
+    /// The proxy refuses the question; holds its reason.
     Refused(String),
-    /// The proxy says why it cannot answer now: others ask, or it ends.
+    /// The proxy cannot answer now, as others ask, or it ends; holds its reason.
     Unavailable(String),
     /// The answer cannot be read.
     Unreadable(String),
@@ -50,7 +50,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The way to the running proxy.
+/// The socket of the running proxy, and how long it may take to answer.
 pub(super) struct Connection<'a> {
     socket: &'a Path,
     patience: Duration,
@@ -64,7 +64,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Returns the same, by which an answer may take no longer than `most`.
+    /// Returns the same connection, on which an answer may take no longer than `most`.
     pub(super) fn within(self, most: Duration) -> Connection<'a> {
         Connection {
             patience: self.patience.min(most),
@@ -72,7 +72,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Returns whether a process listens there, be it stopped or busy.
+    /// Returns whether a process listens there, even if it is stopped or busy.
     pub(super) async fn is_listened_on(&self) -> bool {
         match UnixStream::connect(self.socket).await {
             Ok(_) => true,
@@ -112,7 +112,7 @@ impl<'a> Connection<'a> {
     fn cannot_connect(&self, error: &io::Error) -> Failure {
         let socket = self.socket.display();
         let remedy = match error.kind() {
-            // As many wait as may (unix(7), `connect` of a socket that does not block).
+            // The queue of connections is full (unix(7), `connect` of a non-blocking socket).
             io::ErrorKind::WouldBlock => {
                 "a Tripod runs there, but accepts no connection: it is stopped or hangs; see its \
                  log, or restart it"
@@ -152,7 +152,7 @@ async fn exchange(stream: UnixStream, path: &str) -> Result<(StatusCode, Bytes),
     loop {
         tokio::select! {
             answer = &mut answer => return answer,
-            // The answer may be read to its end when the connection is over.
+            // The answer may be complete when the connection ends.
             _ = &mut connection, if open => open = false,
         }
     }

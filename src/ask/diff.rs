@@ -1,4 +1,4 @@
-//! Prints how the kernel differs from what it is to hold.
+//! Prints how the kernel differs from the desired state.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::status_api::{Diff, Difference, FamilyDiff, Listed};
 
-/// Differences of a family that are printed, unless all are asked for.
+/// Most differences of a family that are printed, unless all are requested.
 const MOST: usize = 50;
 
 /// How much is printed.
@@ -17,12 +17,12 @@ const MOST: usize = 50;
 pub(super) enum Detail {
     /// The first differences of each family.
     First,
-    /// All that the answer has.
+    /// All differences in the answer.
     All,
 }
 
-/// Returns the status to exit with: 0 where nothing differs, 1 where something does, 2
-/// where a family could not be compared, or another process serves now and knows them.
+/// Returns the exit status: 0 if nothing differs; 1 if something does; 2 if a family
+/// could not be compared, or if another process serves now and knows the differences.
 pub(super) fn status(diff: &Diff) -> ExitCode {
     if diff.families.is_empty() || diff.families.iter().any(|family| family.error.is_some()) {
         return ExitCode::from(UNREACHABLE);

@@ -1,4 +1,4 @@
-//! Prints what becomes of a packet.
+//! Prints what happens to a packet.
 
 use std::process::ExitCode;
 
@@ -17,17 +17,17 @@ use crate::{
     },
 };
 
-/// What is asked of a packet.
+/// The question about a packet.
 pub(super) struct Asked<'a> {
     /// Destination of the packet: an address with a port, or a Service.
     pub(super) to: &'a Destination,
     /// Its sender: an address, `pod`, `node` or `outside`.
     pub(super) from: &'a str,
-    /// Whether what the kernel holds is read.
+    /// Whether the state of the kernel is read.
     pub(super) kernel: bool,
 }
 
-/// Returns the path at which the API says what becomes of a packet.
+/// Returns the path at which the API explains a packet.
 pub(super) fn path(to: &Destination, from: &str, kernel: bool) -> String {
     let Destination {
         addressee,
@@ -38,7 +38,7 @@ pub(super) fn path(to: &Destination, from: &str, kernel: bool) -> String {
     format!("{EXPLAIN_PATH}?to={addressee}{protocol}&from={from}&kernel={kernel}")
 }
 
-/// Prints what becomes of a packet; of one to a Service, at each of its cluster IPs.
+/// Prints what happens to a packet; for a Service, at each of its cluster IPs.
 pub(super) async fn print(
     connection: &connection::Connection<'_>,
     asked: &Asked<'_>,
@@ -59,7 +59,7 @@ pub(super) async fn print(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns `answer`, which has these `items`, as `output` has it.
+/// Returns `answer`, which has these `items`, in the format `output`.
 fn text(answer: &impl Serialize, items: &[Explanation], output: Output) -> Result<String, Failure> {
     let tables = |detail| {
         let tables = items
@@ -75,18 +75,18 @@ fn text(answer: &impl Serialize, items: &[Explanation], output: Output) -> Resul
     }
 }
 
-/// Objects of the ServicePort that are printed, unless all are asked for.
+/// Most objects of the ServicePort that are printed, unless all are requested.
 const MOST: usize = 12;
 
-/// Connections that are printed, unless all are asked for.
+/// Most connections that are printed, unless all are requested.
 const MOST_CONNECTIONS: usize = 10;
 
 /// How much is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detail {
-    /// The first objects, and those that are not as they are to be; the first connections.
+    /// The first objects, and those that differ from the desired state; the first connections.
     First,
-    /// All objects and connections that the answer has.
+    /// All objects and connections in the answer.
     All,
 }
 
@@ -155,7 +155,7 @@ fn sentence(explanation: &Explanation) -> String {
             "It is not for a Service: it goes where it would go without Tripod.".to_owned()
         }
         "depends" => "That depends on the address of the caller.".to_owned(),
-        // Of a later version.
+        // A verdict of a later version.
         other => other.to_owned(),
     }
 }
@@ -171,7 +171,7 @@ fn candidate(candidate: &Candidate) -> [String; 3] {
     ]
 }
 
-/// Returns what the kernel has for the ServicePort, and what differs.
+/// Returns lines about what the kernel has for the ServicePort, and what differs.
 fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = &explanation.error {
@@ -217,7 +217,7 @@ fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String
     lines
 }
 
-/// Returns the connections that conntrack holds.
+/// Returns lines about the connections in conntrack.
 fn connections(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = &explanation.connections_error {

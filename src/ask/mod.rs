@@ -1,5 +1,5 @@
-//! The commands that ask the running proxy: they read its API by the unix socket and
-//! print what it answers.
+//! The commands that ask the running proxy: they read its API over the unix socket and
+//! print the answers.
 
 mod connection;
 mod diff;
@@ -35,12 +35,12 @@ use crate::{
     },
 };
 
-/// The proxy does not answer, or cannot now.
+/// Exit status: the proxy does not answer, or cannot now.
 const UNREACHABLE: u8 = 2;
 
-/// Asks, and prints the answer. Returns the status to exit with: 0; 1 where the proxy
-/// is not healthy, there is no such Service, or the answer cannot be written; 2 where the
-/// proxy does not answer, or cannot now.
+/// Asks, and prints the answer. Returns the exit status: 0; 1 if the proxy is not
+/// healthy, there is no such Service, or the answer cannot be written; 2 if the proxy
+/// does not answer, or cannot now.
 pub async fn ask(ask: &Ask) -> ExitCode {
     let connection = Connection::new(&ask.socket);
     let answered = match &ask.question {
@@ -80,24 +80,24 @@ pub async fn ask(ask: &Ask) -> ExitCode {
     })
 }
 
-/// Returns how the running proxy is.
+/// Returns the state of the running proxy.
 ///
 /// # Errors
-/// Why there is no answer.
+/// Says why there is no answer.
 pub async fn status_of(socket: &Path) -> Result<Status, String> {
     let answer = Connection::new(socket).get(STATUS_PATH).await;
     answer.map_err(|failure| failure.to_string())
 }
 
-/// Returns whether a proxy has that socket, be it stopped or busy.
+/// Returns whether a proxy has that socket, even if it is stopped or busy.
 pub async fn is_running(socket: &Path) -> bool {
     Connection::new(socket).is_listened_on().await
 }
 
-/// Returns the same as [`explanation`] within at most that time.
+/// Returns the same as [`explanation`], within `most` at the latest.
 ///
 /// # Errors
-/// Why there is no answer.
+/// Says why there is no answer.
 pub async fn explanation_within(
     most: Duration,
     socket: &Path,
@@ -109,10 +109,10 @@ pub async fn explanation_within(
     explanation_of(&connection, to, protocol, &pod_or(from)).await
 }
 
-/// Returns what the running proxy says becomes of a packet, by the Services alone.
+/// Returns what, according to the running proxy and the Services alone, happens to a packet.
 ///
 /// # Errors
-/// Why there is no answer.
+/// Says why there is no answer.
 pub async fn explanation(
     socket: &Path,
     to: SocketAddr,
@@ -126,11 +126,11 @@ fn pod_or(from: Option<IpAddr>) -> String {
     from.map_or_else(|| "pod".to_owned(), |ip| ip.to_string())
 }
 
-/// Returns what the running proxy says becomes of a packet from this node, by the Services
-/// alone.
+/// Returns what, according to the running proxy and the Services alone, happens to a
+/// packet from this node.
 ///
 /// # Errors
-/// Why there is no answer.
+/// Says why there is no answer.
 pub async fn explanation_from_node(
     socket: &Path,
     to: SocketAddr,
@@ -153,11 +153,12 @@ async fn explanation_of(
     answer.map_err(|failure| failure.to_string())
 }
 
-/// Returns the tries of the running proxy to reach endpoints of the ServicePort
-/// `namespace/name:port` since the number `after` of an earlier answer, if there was one.
+/// Returns the attempts of the running proxy to reach endpoints of the ServicePort
+/// `namespace/name:port`, since the number `after` of an earlier answer, if there was one.
 ///
 /// # Errors
-/// Why there is no answer within that time, as where it makes no connections to endpoints.
+/// Says why there is no answer within `most`, for example because the proxy makes no
+/// connections to endpoints.
 pub async fn dials(
     most: Duration,
     socket: &Path,
@@ -171,11 +172,11 @@ pub async fn dials(
 }
 
 /// Returns the addresses that `destination` means, each with its port and the protocol in
-/// small letters; of a Service, as the running proxy knows it, its cluster IPs of the family
+/// lower case; for a Service, as the running proxy knows it, its cluster IPs of the family
 /// of `from`.
 ///
 /// # Errors
-/// Why there are none.
+/// Says why there are none.
 pub async fn addresses(
     socket: &Path,
     destination: &Destination,
@@ -195,11 +196,11 @@ pub async fn addresses(
     items.into_iter().map(address).collect()
 }
 
-/// Returns the ServicePorts of all namespaces or of one, or those of the Service of this
-/// name alone.
+/// Returns the ServicePorts of all namespaces or of one, or only those of the Service of
+/// this name.
 ///
 /// # Errors
-/// Why there is no answer, as where there is no such Service.
+/// Says why there is no answer, for example because there is no such Service.
 pub async fn service_ports(
     socket: &Path,
     namespace: Option<&str>,
@@ -250,7 +251,7 @@ async fn what_differs(connection: &Connection<'_>, output: Output) -> Result<Exi
     Ok(diff::status(&diff))
 }
 
-/// Returns `value` as `output` has it; for people that is `table`.
+/// Returns `value` in the format `output`; for people that is `table`.
 ///
 /// # Errors
 /// When it cannot be written in that format.

@@ -1,4 +1,4 @@
-//! Colours, on a terminal alone.
+//! Colours, only on a terminal.
 
 use std::io::{self, IsTerminal};
 
@@ -18,7 +18,7 @@ pub(super) enum Tone {
 }
 
 impl Paint {
-    /// Returns whether standard output takes colours: it is a terminal, and `NO_COLOR`
+    /// Returns whether standard output accepts colours: it is a terminal, and `NO_COLOR`
     /// is not set (<https://no-color.org>).
     pub(super) fn of_stdout() -> Paint {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

@@ -13,12 +13,12 @@ use crate::{
     status_api::{Endpoint, NoEndpoints, SERVICES_PATH, ServicePort, ServicePortList, Traffic},
 };
 
-/// Which Services are asked for.
+/// Which Services are requested.
 pub(super) struct Selected {
     path: String,
-    /// What is said where there are none.
+    /// What is printed if there are none.
     none: String,
-    /// One Service is asked for, whose endpoints are all of interest.
+    /// Whether one Service is requested, all of whose endpoints are of interest.
     one: bool,
 }
 
@@ -55,7 +55,7 @@ pub(super) async fn print(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows them as a table that follows what changes.
+/// Shows them as a table that is updated when something changes.
 pub(super) async fn watch(
     connection: &Connection<'_>,
     selected: &Selected,
@@ -87,11 +87,11 @@ pub(super) async fn all(
 /// How much is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Detail {
-    /// Of the endpoints those that are not used.
+    /// Only endpoints that are not used.
     Short,
     /// Every endpoint, whether it is used or not.
     EachEndpoint,
-    /// All that there is.
+    /// Everything.
     Wide,
 }
 
@@ -118,8 +118,8 @@ const HEAD: [&str; 10] = [
     "BYTES",
 ];
 
-/// Returns a line for each ServicePort, below it what there is to know of it, and one
-/// for each endpoint that is shown.
+/// Returns a line for each ServicePort, followed by notes about it, and by a line for
+/// each endpoint that is shown.
 fn lines(selected: &Selected, ports: &[ServicePort], output: Output) -> Vec<String> {
     if ports.is_empty() {
         return vec![selected.none.clone()];

@@ -1,4 +1,4 @@
-//! Prints how the proxy is.
+//! Prints the state of the proxy.
 
 use super::{
     paint::{Paint, Tone},
@@ -14,7 +14,7 @@ use crate::{
 pub(super) enum Detail {
     /// The first few of each kind.
     Short,
-    /// All that there is.
+    /// Everything.
     All,
 }
 
@@ -27,13 +27,13 @@ impl Detail {
     }
 }
 
-/// Returns why a probe of the pod fails; nothing: it does not.
+/// Returns why a probe of the pod fails; empty: it does not.
 pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
     let serves_any = health.syncs.iter().any(|sync| sync.last.is_some());
     let why = |sync: &FamilySync| {
         let family = &sync.family;
         if serves_any && sync.overdue && sync.last.is_none() {
-            // As `/livez` has it, the node may not be able to serve it.
+            // As for `/livez`: the node may not be able to serve the family.
             None
         } else if sync.overdue {
             Some(format!("changes of {family} have waited for too long"))
@@ -46,7 +46,7 @@ pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
     health.syncs.iter().filter_map(why).collect()
 }
 
-/// What it means that a process gave way.
+/// The text for a process that gave way.
 const GAVE_WAY: &str =
     "another process of Tripod has taken over: this one writes nothing until that one has ended";
 
@@ -147,7 +147,7 @@ impl Sections {
     }
 }
 
-/// Returns a line for each of those that are to be shown, and one about the rest.
+/// Returns a line for each item that is shown, and one about the rest.
 fn shown<T>(listed: &Listed<T>, detail: Detail, line: impl Fn(&T) -> String) -> Vec<String> {
     let mut lines: Vec<_> = listed.items.iter().take(detail.most()).map(line).collect();
     match listed.total.saturating_sub(lines.len()) {

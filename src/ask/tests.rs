@@ -1,4 +1,4 @@
-//! The status that the commands exit with, by what a server in the proxy's place answers.
+//! The exit status of the commands, by the answers of a server in the proxy's place.
 
 use std::{
     path::PathBuf,
@@ -36,7 +36,8 @@ fn family(error: &str, total: usize) -> String {
     )
 }
 
-/// Has `tripod diff` ask a server that answers once, with this status and body.
+/// Has `tripod diff` ask a server that answers once, with this status and body. Returns
+/// its exit status.
 async fn exits_with(status: &str, body: &str) -> ExitCode {
     asked(Question::Diff, status, body).await
 }
@@ -73,7 +74,7 @@ fn socket_path() -> PathBuf {
     socket
 }
 
-/// As many wait as may while the proxy is stopped: it is not to be started then.
+/// The queue of connections is full while the proxy is stopped: it must not be started again then.
 #[tokio::test]
 async fn a_proxy_that_accepts_nothing_runs() {
     let path = socket_path();
@@ -93,7 +94,7 @@ async fn a_proxy_that_accepts_nothing_runs() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// `tripod trace` may run for a second.
+/// `tripod trace` requests a shorter limit than the usual one.
 #[tokio::test]
 async fn an_answer_is_waited_for_no_longer_than_asked() {
     let path = socket_path();
@@ -114,7 +115,7 @@ async fn who_could_not_be_asked_is_no_difference() {
         ("200 OK", diff(&family("null", 1), ""), 1),
         ("200 OK", diff(&same, DIFFERENCE), 1),
         ("200 OK", diff(&family(r#""a lock""#, 0), ""), 2),
-        // Another process knows what is to be there.
+        // Another process knows the desired state.
         ("200 OK", diff("", ""), 2),
         ("400 Bad Request", error("to is missing"), 1),
         ("404 Not Found", error("no such Service"), 1),
@@ -126,7 +127,7 @@ async fn who_could_not_be_asked_is_no_difference() {
     }
 }
 
-/// Returns an answer to `tripod status` of a proxy whose IPv6 is as `last` and `overdue` say.
+/// Returns an answer to `tripod status` of a proxy whose IPv6 has this `last` and `overdue`.
 fn status(last: &str, overdue: bool) -> String {
     let none = r#"{"total": 0, "items": []}"#;
     let sync = |family: &str, last: &str, overdue: bool| {
@@ -149,14 +150,14 @@ fn status(last: &str, overdue: bool) -> String {
 
 const SYNCED: &str = r#"{"ended": "2026-11-20T12:00:00Z", "seconds": 1, "full": true}"#;
 
-/// One Service that fails keeps no pod from being ready.
+/// One Service that fails does not keep a pod from being ready.
 #[tokio::test]
 async fn a_pod_is_ready_when_families_are_in_force_and_lives_while_none_is_overdue() {
     for (last, overdue, live, ready) in [
         (SYNCED, false, 0, 0),
         ("null", false, 0, 1),
         (SYNCED, true, 1, 1),
-        // The node may not be able to serve it.
+        // The node may not be able to serve the family.
         ("null", true, 0, 0),
     ] {
         for (probe, expected) in [(Probe::Liveness, live), (Probe::Readiness, ready)] {

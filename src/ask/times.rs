@@ -17,7 +17,7 @@ pub(super) fn ago(at: &str) -> String {
     format!("{text} ago")
 }
 
-/// Returns a length of time: `0.4 ms`, `12 ms`, `1.5 s`.
+/// Returns a duration as text: `0.4 ms`, `12 ms`, `1.5 s`.
 pub(super) fn length(seconds: f64) -> String {
     let milliseconds = seconds * 1e3;
     if milliseconds < 10.0 {

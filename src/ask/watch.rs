@@ -1,4 +1,4 @@
-//! Shows a table again and again, and writes only what changed of it.
+//! Shows a table repeatedly, and writes only what has changed.
 
 use std::{
     collections::HashSet,
@@ -11,14 +11,14 @@ use terminal_size::{Height, terminal_size};
 use super::connection::Failure;
 use crate::cli::Unwritable;
 
-/// Time from one table to the next.
+/// Time between two tables.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Shows what `lines` returns, once a second, until the reader closes its end. A proxy
-/// that goes away is waited for.
+/// Shows what `lines` returns, once a second, until the reader closes its end. Waits for
+/// a proxy that goes away.
 ///
 /// # Errors
-/// When there is nothing to show at the first time, or it cannot be written.
+/// When there is nothing to show the first time, or it cannot be written.
 pub(super) async fn watch(
     mut lines: impl AsyncFnMut() -> Result<Vec<String>, Failure>,
 ) -> Result<(), Failure> {
@@ -39,7 +39,7 @@ pub(super) async fn watch(
     }
 }
 
-/// Where the table is shown, and what of it is there.
+/// Where the table is shown, and its lines there.
 struct Screen {
     kind: Kind,
     shown: Vec<String>,
@@ -47,7 +47,7 @@ struct Screen {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A terminal of that many rows; lines are written where they belong.
+    /// A terminal with that many rows; lines are written in their place.
     Terminal(usize),
     /// A pipe or file: what changed is written once more.
     Stream,
@@ -70,7 +70,7 @@ impl Screen {
         }
     }
 
-    /// Returns what is to be written for the table to be `lines`.
+    /// Returns what is to be written so that the table becomes `lines`.
     fn update(&mut self, mut lines: Vec<String>) -> String {
         let kind = Kind::of_stdout();
         if std::mem::replace(&mut self.kind, kind) != kind {
@@ -88,7 +88,7 @@ impl Screen {
     }
 }
 
-/// Leaves out the lines for which there is no row; the last one is the cursor's.
+/// Removes the lines for which there is no row; the last row is the cursor's.
 fn fit(lines: &mut Vec<String>, rows: usize) {
     let most = rows.saturating_sub(1).max(1);
     if lines.len() > most {
@@ -98,8 +98,8 @@ fn fit(lines: &mut Vec<String>, rows: usize) {
     }
 }
 
-/// Returns what makes a terminal that shows `before` show `now` (ECMA-48). Lines that
-/// are longer than the terminal is wide are cut off (DECAWM), so that each has one row.
+/// Returns what makes a terminal that shows `before` show `now` (ECMA-48). Lines that are
+/// longer than the terminal is wide are cut off (DECAWM), so that each has one row.
 fn redraw(before: &[String], now: &[String]) -> String {
     let mut text = String::from("\x1b[?7l");
     if before.is_empty() {
@@ -119,8 +119,8 @@ fn redraw(before: &[String], now: &[String]) -> String {
     text
 }
 
-/// Returns the blocks of `now`, lines with the indented ones below, that `before` does
-/// not have.
+/// Returns the blocks of `now`, each a line with the indented ones below it, that
+/// `before` does not have.
 fn changed(before: &[String], now: &[String]) -> String {
     let known: HashSet<_> = blocks(before).collect();
     let mut text = String::new();

@@ -11,7 +11,7 @@ use crate::status_api::{Destination, SOCKET};
 /// A question to the running proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// What is asked for.
+    /// What is asked.
     pub question: Question,
     /// How the answer is printed.
     pub output: Output,
@@ -22,28 +22,28 @@ pub struct Ask {
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// How the proxy is.
+    /// The state of the proxy.
     Status,
-    /// What a probe of its pod is for.
+    /// The same as a probe of its pod checks.
     Probe(Probe),
-    /// What becomes of a packet.
+    /// What happens to a packet.
     Explain {
         /// Destination of the packet: an address with a port, or a Service.
         to: Destination,
         /// Sender: an address, `pod`, `node` or `outside`.
         from: String,
-        /// Whether what the kernel holds is read.
+        /// Whether the state of the kernel is read.
         kernel: bool,
     },
-    /// How the kernel differs from what it is to hold.
+    /// How the kernel differs from the desired state.
     Diff,
     /// Which ServicePorts it serves, and how.
     Services {
-        /// Those of this namespace alone.
+        /// Only those of this namespace; `None`: of all.
         namespace: Option<String>,
-        /// Those of the Service of this name alone.
+        /// Only those of the Service of this name; `None`: of all.
         name: Option<String>,
-        /// Whether that is shown once.
+        /// Whether they are shown once, or again on each change.
         repeat: Repeat,
     },
 }
@@ -51,9 +51,9 @@ pub enum Question {
 /// What the kubelet asks of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// Whether it has to be started again.
+    /// Whether the pod has to be restarted.
     Liveness,
-    /// Whether it can take the place of the pod before it.
+    /// Whether the pod can replace the one before it.
     Readiness,
 }
 
@@ -69,20 +69,20 @@ impl Probe {
 pub enum Repeat {
     /// It is shown once.
     Never,
-    /// It is shown as it is, until the program is ended.
+    /// The present state is shown, until the program is ended.
     OnChange,
 }
 
 /// How an answer is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// What people mostly look for.
+    /// What people need most often.
     Table,
-    /// All that there is, for people.
+    /// Everything, for people.
     Wide,
-    /// The API's answer.
+    /// The answer of the API, unchanged.
     Json,
-    /// The same as YAML.
+    /// The same answer as YAML.
     Yaml,
 }
 
@@ -209,7 +209,7 @@ fn common(command: Command) -> Command {
     command.arg(output()).arg(socket())
 }
 
-/// The flag that names the socket of the running proxy.
+/// Returns the flag that names the socket of the running proxy.
 pub(super) fn socket() -> Arg {
     Arg::new("socket")
         .long("status-socket")
@@ -225,8 +225,8 @@ pub(super) fn chosen_socket(matches: &ArgMatches) -> PathBuf {
     socket.map_or(SOCKET, String::as_str).into()
 }
 
-/// The flag that chooses among the formats: the same for every subcommand that prints
-/// an answer, also where `wide` has nothing to add to `table`.
+/// Returns the flag that chooses among the formats: the same for every subcommand that
+/// prints an answer, even if `wide` adds nothing to `table`.
 pub(super) fn output() -> Arg {
     let formats = Output::ALL.map(|(name, _)| name);
     Arg::new("output")
@@ -246,13 +246,13 @@ pub(super) fn chosen(matches: &ArgMatches) -> Output {
     output.map_or(Output::Table, |(_, output)| output)
 }
 
-/// Returns namespace and name.
+/// Returns the namespace, and the name if `text` has one.
 fn selected(text: &str) -> Result<(String, Option<String>), String> {
     let (namespace, name) = match text.split_once('/') {
         Some((namespace, name)) => (namespace, Some(name)),
         None => (text, None),
     };
-    // The characters of RFC 1035 and RFC 1123, which Kubernetes' names have.
+    // The characters of RFC 1035 and RFC 1123, of which Kubernetes' names consist.
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     let is_name = |name: &str| !name.is_empty() && name.bytes().all(plain);
     if !is_name(namespace) || !name.is_none_or(is_name) {
@@ -261,11 +261,11 @@ fn selected(text: &str) -> Result<(String, Option<String>), String> {
     Ok((namespace.to_owned(), name.map(str::to_owned)))
 }
 
-/// Returns what `matches`, of the subcommand of that name, ask; `None`: it is another
+/// Returns what `matches`, of the subcommand of that name, request; `None`: it is another
 /// subcommand.
 ///
 /// # Errors
-/// When parts of it do not go together.
+/// When parts of it contradict each other.
 pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>, String> {
     let output = chosen(matches);
     let question = match subcommand {

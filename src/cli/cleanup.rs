@@ -1,4 +1,4 @@
-//! `tripod cleanup`: what of this kernel is removed.
+//! `tripod cleanup`: what is removed from this kernel.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
@@ -7,7 +7,7 @@ use super::{flags, help};
 /// Name of the subcommand.
 pub(super) const NAME: &str = "cleanup";
 
-/// Heading of the flags of the proxy in the help.
+/// Heading of the proxy's flags in the help.
 const HEADING: &str = "Flags of the proxy that count here";
 
 const KEEP: &str = "keep-kube-proxy";
@@ -28,15 +28,15 @@ const USED: [&str; 6] = [
 pub enum Cleanup {
     /// All that Tripod and kube-proxy ever install.
     Everything,
-    /// What only Tripod installs. A kube-proxy takes the rest over, or removes it at its
-    /// start where it runs another mode (`platformCleanup` of its `cmd/kube-proxy/app`).
+    /// Only what Tripod alone installs. A kube-proxy takes over the rest, or removes it
+    /// when it starts in another mode (`platformCleanup` of its `cmd/kube-proxy/app`).
     OnlyOfTripod,
 }
 
-/// Returns the subcommand, with those flags of the proxy that it uses.
+/// Returns the subcommand, with the flags of the proxy that it uses.
 pub(super) fn command() -> Command {
     let used = flags::all().filter(|flag| USED.contains(&flag.name));
-    // They are few, and of the help's two forms none leaves one out.
+    // They are few, so neither form of the help leaves one out.
     let used = used.map(|flag| flag.arg(HEADING).hide_short_help(false));
     Command::new(NAME)
         .after_help(help::VALUES)
@@ -52,8 +52,8 @@ pub(super) fn command() -> Command {
         ))
 }
 
-/// Has `cleanup`, the subcommand, take all other flags of the proxy, too, without showing
-/// them: scripts call both with the same ones.
+/// Has `cleanup`, the subcommand, accept all other flags of the proxy as well, without
+/// showing them: scripts call both with the same flags.
 pub(super) fn accepting_all(cleanup: Command) -> Command {
     let others = flags::all().filter(|flag| !USED.contains(&flag.name));
     cleanup.args(others.map(|flag| flag.arg(HEADING).hide(true)))

@@ -5,7 +5,7 @@ use clap::Arg;
 use super::help;
 use crate::status_api::Destination;
 
-/// The flag that names the destination of packets.
+/// Returns the flag that names the destination of packets.
 pub(super) fn arg() -> Arg {
     let arg = Arg::new("to")
         .long("to")

@@ -1,4 +1,4 @@
-//! What is made of the definition of the command line: completion for shells, and
+//! What is generated from the definition of the command line: completion for shells, and
 //! pages for man(1).
 
 use clap::{Arg, ArgMatches, Command};
@@ -7,7 +7,7 @@ use clap_mangen::Man;
 
 const PROGRAM: &str = "tripod";
 
-/// Each subcommand, and what its page is called.
+/// Each subcommand, and the name of its page.
 const PAGES: [(&str, &str); 13] = [
     ("cleanup", "tripod-cleanup"),
     ("completion", "tripod-completion"),
@@ -45,7 +45,7 @@ pub(super) fn man() -> Command {
     Command::new("man").about(about).arg(arg)
 }
 
-/// Returns what `matches`, of the subcommand of that name, ask to be printed; `None`: it
+/// Returns the text that `matches`, of the subcommand of that name, request; `None`: it
 /// is another subcommand. `command` returns the definition of the command line.
 pub(super) fn asked(name: &str, matches: &ArgMatches, command: fn() -> Command) -> Option<String> {
     let word = |id: &str| matches.get_one::<String>(id).map(String::as_str);

@@ -1,5 +1,5 @@
-//! Flags: name, meaning, and where their values are stored. The rules are those
-//! of pflag, which kube-proxy's flags go by.
+//! Flags: name, meaning, and where their values are stored. The rules are those of pflag,
+//! which kube-proxy's flags follow.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ pub(super) struct Flag {
     /// Placeholder of the value in the help.
     pub(super) value_name: &'static str,
     pub(super) help: &'static str,
-    /// What the short help says instead, on one line; empty: the same.
+    /// Text in the short help, on one line; empty: the same as `help`.
     pub(super) line: &'static str,
     pub(super) field: Field,
-    /// Whether it still counts when there is a configuration file.
+    /// Whether it has an effect even if there is a configuration file.
     pub(super) beside_file: bool,
     /// Whether it is not in the help.
     pub(super) hidden: bool,
-    /// Whether it is in the short help, too.
+    /// Whether it is in the short help as well.
     pub(super) common: bool,
 }
 
@@ -37,11 +37,11 @@ pub(super) enum Field {
     Float(fn(&mut Options) -> &mut f32),
     Time(fn(&mut Options) -> &mut Duration),
     Text(fn(&mut Options) -> &mut String),
-    /// Several, with commas or by giving the flag again.
+    /// Several values, separated by commas or given by repeating the flag.
     List(fn(&mut Options) -> &mut Vec<String>),
-    /// A setter and the default for the help.
+    /// A setter, and the default as the help shows it.
     Set(fn(&mut Options, &str) -> Result<(), String>, &'static str),
-    /// As `Set`, with the value to take when none is given.
+    /// As `Set`, with the value that the flag alone, without a value, means.
     SetOr(fn(&mut Options, &str) -> Result<(), String>, &'static str),
 }
 
@@ -108,13 +108,13 @@ impl Flag {
         self
     }
 
-    /// Returns the same as one of those that most users look for.
+    /// Returns the flag as one of those that most users look for.
     pub(super) const fn common(mut self) -> Flag {
         self.common = true;
         self
     }
 
-    /// Returns the same with what the short help and completions say.
+    /// Returns the flag with this text in the short help and in completions.
     pub(super) const fn line(mut self, line: &'static str) -> Flag {
         self.line = line;
         self
@@ -170,7 +170,7 @@ impl Flag {
         }
     }
 
-    /// Returns the value that it has when it is not given.
+    /// Returns the value that it has if it is not given.
     pub(super) fn initial(&self) -> String {
         let options = &mut Options::default();
         match self.field {
@@ -212,7 +212,7 @@ impl Flag {
             .hide_short_help(!self.common)
             .action(ArgAction::Append)
             .value_parser(ValueParser::new(|text: &str| {
-                // Whether the value can be had shows when it is set.
+                // Setting the value shows whether it is valid.
                 let mut scratch = Options::default();
                 self.set(&mut scratch, text).map(|()| text.to_owned())
             }));

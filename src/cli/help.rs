@@ -1,16 +1,16 @@
 //! The two forms of the help: `--help` has a line for each of the most used flags,
-//! `--help-all` has all that there is to say. Manual pages have the latter.
+//! `--help-all` has the complete text. Manual pages have the latter.
 
 use clap::{Arg, ArgAction, Command};
 
-/// What a flag's value looks like.
+/// How a flag's value is written.
 pub(super) const VALUES: &str =
     "A flag is written --flag=value or --flag value; a BOOL alone means true.";
 
-/// Where the short help leaves out flags.
+/// Text where the short help leaves out flags.
 pub(super) const MORE_FLAGS: &str = "These are the most used flags; --help-all shows all.";
 
-/// Where the short help leaves out what is behind the flags.
+/// Text where the short help leaves out the explanations after the flags.
 pub(super) const MORE_TEXT: &str =
     "--help-all says more: what exactly is done, the exit status, examples.";
 
@@ -31,10 +31,10 @@ pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
 /// The subcommand that clap adds.
 const HELP: &str = "help";
 
-/// Columns for the text of the long help, beside its indentation.
+/// Columns for the text of the long help, without its indentation.
 const COLUMNS: usize = 80;
 
-/// Returns `command` with `text` behind the flags of its long help.
+/// Returns `command` with `text` after the flags of its long help.
 pub(super) fn with_text(command: Command, text: &'static str) -> Command {
     command.after_help(MORE_TEXT).after_long_help(text)
 }
@@ -44,8 +44,8 @@ pub(super) fn explained(arg: Arg, line: impl Into<String>, text: &str) -> Arg {
     arg.help(line.into()).long_help(wrapped(text))
 }
 
-/// Gives `command` and its subcommands the flags of both forms, instead of clap's, of which
-/// `--help` is the long one.
+/// Gives `command` and its subcommands flags for both forms, in place of clap's, whose
+/// `--help` is the long form.
 pub(super) fn with_flags(command: Command) -> Command {
     let short = Arg::new("help")
         .long("help")
@@ -62,7 +62,8 @@ pub(super) fn with_flags(command: Command) -> Command {
 
 /// Has the help of `command`, the program, list its subcommands by [`COMMANDS`].
 pub(super) fn grouped(command: Command) -> Command {
-    // clap has one heading for all subcommands: it is to show none, and the list is text.
+    // clap has one heading for all subcommands, so it must show none, and the list is
+    // added as text.
     let list = list(&command);
     command
         .mut_subcommands(|subcommand| subcommand.hide(true))
@@ -90,7 +91,7 @@ fn list(command: &Command) -> String {
     list
 }
 
-/// Returns `text` in lines that fit beside the indentation of the long help.
+/// Returns `text` in lines that fit next to the indentation of the long help.
 pub(super) fn wrapped(text: &str) -> String {
     let mut lines = String::new();
     let mut column = 0;

@@ -7,12 +7,12 @@ use clap::{Arg, ArgMatches, Command};
 use super::help;
 use crate::{confine::Confinement, hold::SOCKET};
 
-/// What the subcommand is asked for.
+/// What the subcommand is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// Path of the unix socket at which proxies find the holder.
     pub socket: PathBuf,
-    /// How far it confines itself.
+    /// How far the process confines itself.
     pub confinement: Confinement,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn command() -> Command {
     command.arg(socket).arg(confine)
 }
 
-/// Returns what `matches`, of the subcommand, ask for.
+/// Returns what `matches`, of the subcommand, request.
 pub(super) fn read(matches: &ArgMatches) -> Hold {
     let path = matches.get_one::<String>("userspace-holder-socket");
     let confinement = matches.get_one::<Confinement>("confine");

@@ -1,4 +1,4 @@
-//! `tripod migrate --check`: what will differ when Tripod takes kube-proxy's place.
+//! `tripod migrate --check`: what will differ when Tripod replaces kube-proxy.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub struct Migrate {
     pub from: Origin,
     /// Whether this machine is the node.
     pub machine: Machine,
-    /// A folder with the cluster's objects; `None`: what changes line by line is left out.
+    /// A folder with the cluster's objects; `None`: the changes line by line are left out.
     pub manifests: Option<PathBuf>,
     /// How the differences are printed.
     pub output: Output,
@@ -24,7 +24,7 @@ pub struct Migrate {
 pub enum Origin {
     /// That of the process in this network namespace.
     Running,
-    /// That of the process with this number.
+    /// That of the process with this PID.
     Process(u32),
     /// A configuration file, or a manifest with the ConfigMap that holds one.
     File(PathBuf),
@@ -32,14 +32,14 @@ pub enum Origin {
     Input,
 }
 
-/// Whether kernel and rules of this machine are those that Tripod will have.
+/// Whether the kernel and rules of this machine are those that Tripod will have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Machine {
-    /// They are examined.
+    /// They are, and are examined.
     Node,
-    /// They are another one's, and left out.
+    /// They belong to another machine, and are left out.
     Elsewhere,
-    /// They are another one's, whose programs printed its rules into files of this folder.
+    /// They belong to another machine, whose programs printed its rules into files of this folder.
     Saved(PathBuf),
 }
 
@@ -114,7 +114,7 @@ fn folder(name: &'static str) -> Arg {
         .value_parser(value_parser!(PathBuf))
 }
 
-/// Returns what `matches`, of this subcommand, ask for.
+/// Returns what `matches`, of this subcommand, request.
 pub(super) fn read(matches: &ArgMatches) -> Migrate {
     let file = matches.get_one::<String>("config").map(String::as_str);
     let from = match (file, matches.get_one::<u32>("pid")) {

@@ -73,17 +73,17 @@ Examples:
   Remove everything that Tripod or kube-proxy ever installed on this node:
       tripod cleanup";
 
-/// The end of the program before it began.
+/// Why the program ends before it does its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Text that was asked for, for standard output.
+    /// Requested text, for standard output.
     Answer(String),
     /// The command line or the configuration is wrong.
     Refusal(String),
 }
 
 impl Stop {
-    /// Prints the text. Returns the status to exit with: 0; 1 where it cannot be written; or 2.
+    /// Prints the text. Returns the exit status: 0; 1 if it cannot be written; 2 for a refusal.
     pub fn print(&self) -> ExitCode {
         match self {
             Stop::Answer(text) => match put(&format!("{text}\n")) {
@@ -110,8 +110,8 @@ pub fn from_process() -> Result<Settings, Stop> {
     read(std::env::args_os(), |path| fs::read_to_string(path))
 }
 
-/// Reads a command line, program name first; `read_file` gives the text of a
-/// file that it names.
+/// Reads a command line, program name first; `read_file` returns the text of a file that
+/// it names.
 ///
 /// # Errors
 /// The program ends at once: because of `--help`, `--help-all` or `--version`, or because
@@ -163,13 +163,13 @@ fn with_flags(command: Command) -> Command {
     })
 }
 
-/// Returns the definition by which arguments are read: it takes more than it shows, and
+/// Returns the definition by which arguments are read: it accepts more than it shows, and
 /// shows subcommands in groups.
 fn accepted() -> Command {
     help::grouped(command()).mut_subcommand(cleanup::NAME, cleanup::accepting_all)
 }
 
-/// Returns the text that clap stops with: help that was asked for, or what is wrong.
+/// Returns the text with which clap stops: requested help, or what is wrong.
 fn stopped(error: &clap::Error) -> Stop {
     let text = error.render().to_string().trim_end().to_owned();
     if error.use_stderr() {
@@ -254,8 +254,8 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     })
 }
 
-/// Leaves out empty arguments that are no flag's value: templates of manifests
-/// leave them behind, and kube-proxy passes over them.
+/// Returns the arguments without empty ones that are no flag's value: templates of
+/// manifests leave them behind, and kube-proxy ignores them.
 fn without_empty(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut remaining: Vec<OsString> = Vec::new();
     let mut is_value = true; // The first is the program's name.
@@ -270,7 +270,7 @@ fn without_empty(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     remaining
 }
 
-/// kube-proxy takes flag names with underscores for those with dashes
+/// Replaces underscores in a flag's name by dashes, as kube-proxy does
 /// (`WordSepNormalizeFunc` of k8s.io/component-base).
 fn normalized(argument: &str) -> String {
     let (name, value) = match argument.split_once('=') {

@@ -21,7 +21,7 @@ use crate::{
 pub struct Options {
     /// Flags that a configuration file can express.
     pub configuration: KubeProxyConfiguration,
-    /// Flags that depend on the mode, which another flag may name later.
+    /// Sync periods, which depend on the mode, which another flag may name later.
     pub periods: Periods,
     /// Value of `--cluster-cidr`.
     pub cluster_cidr: String,
@@ -56,7 +56,7 @@ pub struct Options {
 pub struct Own {
     /// Folder of manifests whose objects are served; `None`: those of the API server.
     pub manifests: Option<PathBuf>,
-    /// Weights of Nodes count with an API server, which means following all Nodes.
+    /// Whether weights of Nodes are used with an API server, which means following all Nodes.
     pub node_weights: bool,
     /// How packets find their Service in iptables mode.
     pub iptables_dispatch: DispatchChoice,
@@ -67,45 +67,45 @@ pub struct Own {
     pub capture: Requested,
     /// How userspace mode receives and sends.
     pub io: Io,
-    /// End rather than run in a worse mode than the one asked for.
+    /// Whether to end rather than run in a worse mode than the requested one.
     pub strict_mode: bool,
     /// Abilities that are not to be used although the probe found them.
     pub without: LeaveOut,
     /// How long a silent UDP client keeps its backend in userspace mode.
     pub udp_timeout: Duration,
-    /// Threads of the userspace data path; 0: one a core, at most 8.
+    /// Number of threads of the userspace data path; 0: one per core, at most 8.
     pub workers: usize,
-    /// Endpoints of userspace mode see the client's address.
+    /// Whether endpoints of userspace mode see the client's address.
     pub transparent: bool,
-    /// Attempts of userspace mode to connect one client to an endpoint.
+    /// How many attempts userspace mode makes to connect one client to an endpoint.
     pub dial_attempts: usize,
     /// Time for all of these attempts together.
     pub dial_timeout: Duration,
-    /// How long a peer of userspace mode may acknowledge nothing; zero: as long
-    /// as the kernel allows.
+    /// How long a peer of userspace mode may leave data unacknowledged; zero: as long as
+    /// the kernel allows.
     pub tcp_user_timeout: Duration,
-    /// Connections that Services and their clients may have in userspace mode.
+    /// How many connections Services and their clients may have in userspace mode.
     pub limits: ConnectionLimits,
     /// How long connections may keep the process from ending.
     pub drain_timeout: Duration,
-    /// The unix socket of the process that holds sockets while none runs; `None`:
+    /// The unix socket of the process that keeps sockets while no proxy runs; `None`:
     /// nowhere.
     pub holder_socket: Option<PathBuf>,
     /// The unix socket on which the running proxy is asked; `None`: nowhere.
     pub status_socket: Option<PathBuf>,
     /// Namespaces whose endpoints have metrics of their own; `*`: all.
     pub service_metrics: Vec<String>,
-    /// Where metrics and the API are served over TLS to those whom the API server lets;
-    /// `None`: nowhere.
+    /// Where metrics and the API are served over TLS to clients that the API server
+    /// authorizes; `None`: nowhere.
     pub metrics_secure: Option<SocketAddr>,
     /// The certificate of that address, in PEM; `None`: a self-signed one.
     pub tls_cert_file: Option<PathBuf>,
-    /// The key of the certificate, in PEM; `None`: there is none, and the certificate is made by
-    /// the process.
+    /// The key of the certificate, in PEM; `None`: there is none, and the process makes a
+    /// certificate itself.
     pub tls_private_key_file: Option<PathBuf>,
     /// Value of `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
-    /// What the process keeps itself from doing.
+    /// What the process prevents itself from doing.
     pub confinement: Confinement,
 }
 
@@ -147,7 +147,7 @@ impl Default for Own {
     }
 }
 
-/// Sync periods, each for one mode.
+/// Sync periods, for each mode that has flags for them.
 #[derive(Clone, Debug, Default)]
 pub struct Periods {
     /// Value of `--iptables-sync-period`.
@@ -168,7 +168,7 @@ pub enum Version {
     No,
     /// Print the line.
     Line,
-    /// Print all there is to say.
+    /// Print everything about the version.
     Raw,
 }
 
@@ -182,7 +182,7 @@ pub(super) struct CommandLine {
     pub(super) subcommand: Option<Subcommand>,
 }
 
-/// What to do instead of serving.
+/// The subcommands: what to do instead of serving.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subcommand {
     Cleanup(Cleanup),

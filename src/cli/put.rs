@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-/// Standard output does not take it all.
+/// Standard output does not accept all of the text.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot write to standard output: {0}; what is there is not whole: free space where it goes, \
@@ -11,16 +11,16 @@ use std::io::{self, Write};
 pub struct Unwritable(#[from] io::Error);
 
 /// Writes `text` to standard output. A reader that closes its end early, as `head` does, has
-/// what it wants.
+/// what it wants; that is no error.
 ///
 /// # Errors
-/// When it cannot be written for another reason, as where a disk is full.
+/// When it cannot be written for another reason, for example because a disk is full.
 pub fn put(text: &str) -> Result<(), Unwritable> {
     put_to(&mut io::stdout().lock(), text)
 }
 
 fn put_to(out: &mut impl Write, text: &str) -> Result<(), Unwritable> {
-    // What is kept in a buffer would be lost without a word at the end of the process.
+    // What remained in a buffer would be lost without an error at the end of the process.
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),

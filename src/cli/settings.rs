@@ -13,7 +13,7 @@ use crate::config::{
     self, Checked, ConfigFile, Effective, KubeProxyConfiguration, Logging, Problem, bind,
 };
 
-/// Everything that the user asks for.
+/// Everything that the user requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// What the process is to do, such as serving or cleaning up.
@@ -29,8 +29,8 @@ pub struct Settings {
     /// The configuration file that was read, which is [watched](config::watch_file) while serving;
     /// `None`: there is none.
     pub file: Option<ConfigFile>,
-    /// Lines for the log about settings that have no effect, or another one
-    /// than might be expected.
+    /// Lines for the log about settings that have no effect, or another one than might be
+    /// expected.
     pub warnings: Vec<String>,
     /// Every flag with its value or its default, by name, for `/flagz`.
     pub flags: Vec<(&'static str, String)>,
@@ -44,7 +44,7 @@ pub enum Job {
     /// Do what needs full privileges (conntrack settings, kernel modules),
     /// and exit.
     Init,
-    /// Remove what was ever installed, or some of it, and exit.
+    /// Remove everything that was ever installed, or some of it, and exit.
     Cleanup(Cleanup),
     /// Print which modes can run here, and exit.
     Probe(Output),
@@ -57,11 +57,11 @@ pub enum Job {
     Trace(Trace),
     /// Print what will differ from kube-proxy, and exit.
     Migrate(Migrate),
-    /// Try out what the mode promises, and exit.
+    /// Try what the mode promises, and exit.
     Test(Test),
     /// Answer calls of `tripod test`, in a pod that it made.
     TestServer(TestServer),
-    /// Keep sockets of proxies.
+    /// Keep sockets of proxies while none runs.
     Hold(Hold),
     /// Write [`Settings::configuration`] to this file, and exit.
     WriteConfig(PathBuf),
@@ -139,7 +139,7 @@ pub(super) fn settle(
     })
 }
 
-/// Returns the job that a subcommand asks for; `without` where there is none.
+/// Returns the job that a subcommand requests; `without` if there is none.
 fn job(subcommand: Option<Subcommand>, own: &Own, without: Job) -> Result<Job, Stop> {
     Ok(match subcommand {
         Some(Subcommand::Render) => {
@@ -180,7 +180,7 @@ fn secure_metrics(own: &Own, warnings: &mut Vec<String>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What kube-proxy does with flags that its configuration has no place for
+/// Applies flags that have no field in the configuration, as kube-proxy does
 /// (`Options.processV1Alpha1Flags`, `addressFromDeprecatedFlags`).
 fn from_flags(line: &mut CommandLine) {
     let options = &mut line.options;
@@ -192,8 +192,8 @@ fn from_flags(line: &mut CommandLine) {
     let periods = &options.periods;
     let (sync, min) = match c.mode.as_str() {
         "ipvs" => (periods.ipvs, periods.ipvs_min),
-        // kube-proxy would run iptables mode, Tripod runs ipvs: its flags
-        // count where those of iptables say nothing.
+        // kube-proxy would run iptables mode, Tripod runs ipvs mode: the flags of ipvs
+        // mode apply where those of iptables mode are not given.
         "" => (
             periods.iptables.or(periods.ipvs),
             periods.iptables_min.or(periods.ipvs_min),
@@ -250,7 +250,7 @@ fn from_file(
     Ok(())
 }
 
-/// Logging flags count before the file, one by one
+/// Applies the logging flags that are `given`: each takes precedence over the file
 /// (`copyLogsFromFlags` of kube-proxy).
 fn logging(into: &mut Logging, mut flags: Logging, given: &[(&str, String)]) {
     for (name, _) in given {
@@ -303,8 +303,7 @@ fn refusal(problems: &[Problem], file: Option<&ConfigFile>) -> Stop {
     Stop::Refusal(text)
 }
 
-/// Returns the version line, in kube-proxy's form with Tripod's name: `Tripod
-/// v0.1.0`.
+/// Returns the version in kube-proxy's form with Tripod's name: `Tripod v0.1.0`.
 fn version(asked: &Version) -> Option<String> {
     let version = env!("CARGO_PKG_VERSION");
     match asked {

@@ -1,5 +1,5 @@
-//! The subcommand that tries out what a mode promises, `tripod test`, and what it has pods
-//! run.
+//! The subcommand that tries what a mode promises, `tripod test`, and the one that its
+//! pods run.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::{Output, ask, help};
 use crate::{duration, net::ModeName};
 
-/// What is tried out.
+/// What is tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Test {
     /// Whose Services are called, and in which mode.
@@ -23,11 +23,11 @@ pub struct Test {
 pub enum Place {
     /// In network namespaces of its own, with the Services of a folder of manifests.
     Manifests(FolderTest),
-    /// On this node of a cluster, beside the Tripod that runs here.
+    /// On this node of a cluster, with the Tripod that runs here.
     Cluster(Cluster),
 }
 
-/// A folder of manifests that is tried out.
+/// A folder of manifests that is tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderTest {
     /// Has the manifests, as `--manifests` of the proxy reads them.
@@ -42,18 +42,18 @@ pub struct FolderTest {
 /// How a live cluster is tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// The namespace for pods and Services; `None`: one that is made for them.
+    /// The namespace for pods and Services; `None`: one that is created for them.
     pub namespace: Option<String>,
-    /// The kubeconfig by which they are made, `-` from standard input; `None`: the one that
-    /// kubectl would take.
+    /// The kubeconfig with which they are created, `-` for standard input; `None`: the one
+    /// that kubectl would use.
     pub kubeconfig: Option<PathBuf>,
     /// The image of the pods; `None`: that of the DaemonSet `kube-system/kube-proxy`.
     pub image: Option<String>,
-    /// Whether pods and Services stay.
+    /// Whether pods and Services are kept after the test.
     pub keep: bool,
     /// Networks that external IPs and load-balancer IPs are taken from.
     pub external: Vec<IpNet>,
-    /// Namespaces and names of Services to call; if there are any, none is made.
+    /// Namespaces and names of existing Services to call; if there are any, none is created.
     pub services: Vec<(String, String)>,
     /// How long pods, Services and the running Tripod may take to be ready.
     pub timeout: Duration,
@@ -61,16 +61,16 @@ pub struct Cluster {
     pub socket: PathBuf,
 }
 
-/// What a pod of a test answers to.
+/// What a pod of a test serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestServer {
     /// The name that it answers with.
     pub name: String,
-    /// Where it answers, over TCP and UDP.
+    /// The port at which it answers, over TCP and UDP.
     pub port: u16,
-    /// Where it makes calls for the tester, over TCP.
+    /// The port at which it makes calls for the tester, over TCP.
     pub agent_port: u16,
-    /// SHA-256 of the token of those for whom it makes calls, in hexadecimal digits.
+    /// SHA-256 of the token that entitles to calls, in hexadecimal digits.
     pub token_sha256: String,
 }
 
@@ -127,10 +127,10 @@ pub(super) fn command() -> Command {
     command.arg(ask::output()).arg(ask::socket())
 }
 
-/// The flags for a live cluster.
+/// Returns the flags for a live cluster.
 fn cluster_arguments() -> [Arg; 7] {
     let flag = |name| Arg::new(name).long(name).conflicts_with("manifests");
-    // What is made, and with what, means nothing where nothing is made.
+    // Flags about what is created mean nothing where nothing is created.
     let making = |name| flag(name).conflicts_with("service");
     [
         making("namespace")
@@ -174,7 +174,7 @@ fn cluster_arguments() -> [Arg; 7] {
 /// Networks that no host is in (RFC 5737, RFC 3849).
 const EXTERNAL: &str = "203.0.113.0/24,2001:db8:113::/48";
 
-/// Returns a network that has an address for each Service of a test.
+/// Reads a network that has an address for each Service of a test.
 fn external(text: &str) -> Result<IpNet, String> {
     let network = text.parse::<IpNet>().ok();
     let is_large = |network: &IpNet| network.max_prefix_len() - network.prefix_len() >= 3;
@@ -183,7 +183,7 @@ fn external(text: &str) -> Result<IpNet, String> {
     })
 }
 
-/// Returns a name of Kubernetes (RFC 1123).
+/// Reads a name of Kubernetes (RFC 1123).
 fn named(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if (1..=63).contains(&text.len()) && text.bytes().all(plain) {
@@ -199,7 +199,7 @@ fn service(text: &str) -> Result<(String, String), String> {
     Ok((named(namespace)?, named(name)?))
 }
 
-/// Returns what `matches`, of this subcommand, ask for.
+/// Returns what `matches`, of this subcommand, request.
 pub(super) fn read(matches: &ArgMatches) -> Test {
     let folder = matches.get_one::<PathBuf>("manifests").cloned();
     let mode = matches.get_one::<String>("proxy-mode");
@@ -263,7 +263,7 @@ pub(super) fn server_command() -> Command {
         )
 }
 
-/// Returns what `matches`, of the pod's subcommand, ask for.
+/// Returns what `matches`, of the pod's subcommand, request.
 pub(super) fn read_server(matches: &ArgMatches) -> TestServer {
     let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
     let port = |name: &str| matches.get_one::<u16>(name).copied().unwrap_or_default();

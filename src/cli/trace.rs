@@ -21,7 +21,7 @@ pub struct Trace {
     pub to: Destination,
     /// Their source; `None`: any.
     pub from: Option<IpAddr>,
-    /// It ends after so many connections, or UDP clients.
+    /// It ends after this number of connections or UDP clients.
     pub count: usize,
     /// It ends after this time.
     pub timeout: Duration,
@@ -80,10 +80,10 @@ pub(super) fn command() -> Command {
         .arg(ask::socket())
 }
 
-/// Returns what `matches`, of the subcommand, ask.
+/// Returns what `matches`, of the subcommand, request.
 ///
 /// # Errors
-/// When parts of it do not go together.
+/// When parts of it contradict each other.
 pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
     let to = matches.get_one::<Destination>("to").cloned();
     let to = to.ok_or("--to is missing")?;

@@ -1,20 +1,20 @@
-//! Addresses to serve on, as kube-proxy takes them: `IP:port`, or an IP alone
-//! for the usual port.
+//! Addresses to serve on, as kube-proxy accepts them: `IP:port`, or only an IP for the
+//! default port.
 
 use std::net::SocketAddr;
 
 use crate::net::address::parse_ip;
 
-/// The default address of `/healthz`.
+/// The default port of `/healthz`.
 pub const HEALTHZ_PORT: u16 = 10256;
-/// The default address of `/metrics`.
+/// The default port of `/metrics`.
 pub const METRICS_PORT: u16 = 10249;
 
 const NOTATION: &str =
     "write an IP address, with a port or without, like 0.0.0.0:10256 or [::]:10256";
 
-/// Returns `text` with `port`, if it is an IP address alone; any other text is
-/// returned as it is.
+/// Returns `text` with `port` if it is only an IP address; any other text is returned as
+/// it is.
 pub fn with_port(text: &str, port: u16) -> String {
     match parse_ip(text) {
         Some(_) if text.contains(':') => format!("[{text}]:{port}"),
@@ -26,8 +26,8 @@ pub fn with_port(text: &str, port: u16) -> String {
 /// Reads `IP:port`.
 ///
 /// # Errors
-/// When it is anything else, a host name and port 0 included; the error says
-/// what is wrong.
+/// When it is anything else, including a host name or port 0; the error says what is
+/// wrong.
 pub fn parse(text: &str) -> Result<SocketAddr, String> {
     let (host, port) = split(text).ok_or(NOTATION)?;
     let ip = parse_ip(host).ok_or_else(|| format!("{host:?} is not an IP address"))?;
@@ -55,7 +55,7 @@ fn port_is_signed(text: &str) -> bool {
         .is_some_and(|port| port.starts_with('+'))
 }
 
-/// IPv6 addresses need their brackets, IPv4 ones may have them (Go's
+/// Splits host and port. IPv6 addresses need brackets, IPv4 addresses may have them (Go's
 /// `net.SplitHostPort`).
 fn split(text: &str) -> Option<(&str, &str)> {
     match text.strip_prefix('[') {

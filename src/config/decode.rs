@@ -1,7 +1,6 @@
-//! Reads a configuration file as kube-proxy 1.36 does
-//! (`Options.loadConfig` of `cmd/kube-proxy/app/options.go`): unknown fields
-//! and fields given twice are named and ignored, anything else that is wrong
-//! is an error.
+//! Reads a configuration file as kube-proxy 1.36 does (`Options.loadConfig` of
+//! `cmd/kube-proxy/app/options.go`): unknown fields and fields given twice are reported
+//! and ignored, anything else that is wrong is an error.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -28,12 +27,12 @@ pub struct Decoded {
     pub problems: Vec<Problem>,
     /// Lines about what is ignored.
     pub warnings: Vec<String>,
-    /// Fields that are unknown or given twice: a line for each, which begins with the
+    /// Fields that are unknown or given twice: one line for each, beginning with the
     /// field's path.
     pub ignored: Vec<String>,
 }
 
-/// Why a file is no configuration at all.
+/// Why a file is not a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAConfiguration {
     /// The file has no content.
@@ -57,8 +56,8 @@ pub enum NotAConfiguration {
 /// Reads the text of a file.
 ///
 /// # Errors
-/// When the text is no `KubeProxyConfiguration` v1alpha1. Fields that cannot be
-/// used are in the result, so that all can be reported at once.
+/// When the text is not a `KubeProxyConfiguration` v1alpha1. Fields that cannot be used
+/// are in the result, so that all can be reported at once.
 pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
     let mut documents = tree::parse(text)
         .map_err(NotAConfiguration::Syntax)?
@@ -117,13 +116,13 @@ pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
     })
 }
 
-/// Returns whether `field` belongs to another mode than `mode`, so that nothing
-/// reads it. kube-proxy does not check the values of such fields, so they must
-/// not keep a node from starting.
+/// Returns whether `field` belongs to another mode than `mode`, so that nothing reads it.
+/// kube-proxy does not check the values of such fields, so they must not prevent a node
+/// from starting.
 fn is_for_another_mode(field: &str, mode: &str) -> bool {
     match field.split_once('.') {
         Some(("nftables", _)) => mode != "nftables",
-        // A blank mode is ipvs; userspace takes its scheduler.
+        // An empty mode means ipvs; userspace mode uses its scheduler.
         Some(("ipvs", _)) => ["iptables", "nftables"].contains(&mode),
         Some(("iptables", "syncPeriod" | "minSyncPeriod")) => ["ipvs", "nftables"].contains(&mode),
         _ => false,
@@ -188,10 +187,9 @@ fn read(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
     top.value("windowsRunAsService", &mut c.windows_run_as_service);
 }
 
-/// What is served where depends on the family of `bindAddress`.
+/// Reads the addresses to serve on, whose defaults depend on the family of `bindAddress`.
 fn addresses(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
-    // As in kube-proxy (`To4` of Go's `net.IP`), an IPv4 address that is mapped to IPv6 is one of
-    // IPv4.
+    // As in kube-proxy (`To4` of Go's `net.IP`), an IPv4-mapped IPv6 address counts as IPv4.
     let is_v6 = |text: &str| match text.parse::<IpAddr>() {
         Ok(address) => address.to_canonical().is_ipv6(),
         Err(_) => text.contains(':'),
@@ -206,7 +204,7 @@ fn addresses(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
     c.metrics_bind_address = bind::with_port(&c.metrics_bind_address, bind::METRICS_PORT);
 }
 
-/// Fields that a file can have once for each mode.
+/// Fields that a file can have separately for each mode.
 struct Periods {
     sync: Duration,
     min: Duration,
@@ -216,7 +214,7 @@ struct Periods {
 }
 
 impl Periods {
-    /// Returns the defaults of v1alpha1, which leave a minimum of zero in ipvs
+    /// Reads the fields, with the defaults of v1alpha1, where the minimum is zero in ipvs
     /// mode and nowhere else.
     fn read(section: &mut Section<'_>, min: Duration) -> Periods {
         let mut periods = Periods {
@@ -268,8 +266,8 @@ fn modes(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
     let periods = match c.mode_section() {
         ModeSection::Ipvs => ipvs,
         ModeSection::Nftables => nftables,
-        // With no mode named, kube-proxy would go by these, and Tripod runs
-        // ipvs: the first group that says anything counts.
+        // Without a mode, kube-proxy would use the fields for iptables, and Tripod runs
+        // ipvs mode: the first group with a value applies.
         ModeSection::Iptables if c.mode.is_empty() && !iptables.given && ipvs.given => ipvs,
         ModeSection::Iptables => iptables,
     };

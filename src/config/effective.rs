@@ -14,13 +14,12 @@ use crate::{
     sched::SchedulerName,
 };
 
-/// The values that the parts of the program take. What is simple enough
-/// already (conntrack settings, logging, request rates) they take from the
+/// The values that the parts of the program use. Values that need no conversion
+/// (conntrack settings, logging, request rates) are read from the
 /// [`KubeProxyConfiguration`](super::KubeProxyConfiguration) itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Effective {
-    /// The mode to begin with; another one runs where this kernel does not have
-    /// what it needs.
+    /// The mode to begin with; another one runs if this kernel lacks what it needs.
     pub mode: ModeName,
     /// Whether that mode was named; otherwise it is Tripod's default.
     pub is_mode_named: bool,
@@ -37,9 +36,9 @@ pub struct Effective {
     pub sync_period: Duration,
     /// Shortest time between two syncs; `None`: it is not configured.
     pub min_sync_period: Option<Duration>,
-    /// SNAT everything that is sent to cluster IPs.
+    /// Whether everything sent to cluster IPs is masqueraded (SNAT).
     pub masquerade_all: bool,
-    /// Bit of the packet mark that asks for SNAT, 0 to 31.
+    /// Bit of the packet mark that requests SNAT, 0 to 31.
     pub masquerade_bit: u8,
     /// Scheduler of Services that name none.
     pub scheduler: SchedulerName,
@@ -50,7 +49,7 @@ pub struct Effective {
     pub detect_local: DetectLocal,
     /// Which of the node's addresses serve node ports.
     pub node_ports: NodePortAddresses,
-    /// Ports for redirecting capture in userspace mode; `None`: any.
+    /// Local ports for redirect capture in userspace mode; `None`: any.
     pub proxy_ports: Option<RangeInclusive<u16>>,
     /// Path of a kubeconfig file; `None`: there is none.
     pub kubeconfig: Option<PathBuf>,

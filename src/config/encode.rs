@@ -12,8 +12,8 @@ use super::{
 use crate::duration;
 
 impl KubeProxyConfiguration {
-    /// Returns the configuration as `v1alpha1` has it. What exists once a mode
-    /// is written for the mode that it holds for, and zero for the others.
+    /// Returns the configuration in the form of `v1alpha1`. A value that exists for each
+    /// mode is written for the mode to which it applies, and zero for the others.
     pub fn to_value(&self) -> Value {
         let mut value = json!({
             "apiVersion": API_VERSION,
@@ -86,10 +86,11 @@ impl KubeProxyConfiguration {
         value
     }
 
-    /// [`to_value`](Self::to_value) as the text of a file, which means the same when it is read.
-    /// kube-proxy's default of `minSyncPeriod`, 1 s, is written as zero: kube-proxy takes that for
-    /// the default (`SetDefaults_KubeProxyConfiguration` of its `pkg/proxy/apis/config/v1alpha1`),
-    /// and Tripod, whose own is shorter, for a value that is not given.
+    /// Returns [`to_value`](Self::to_value) as the text of a file, which means the same when it is
+    /// read. kube-proxy's default of `minSyncPeriod`, 1 s, is written as zero: kube-proxy reads
+    /// that as the default (`SetDefaults_KubeProxyConfiguration` of its
+    /// `pkg/proxy/apis/config/v1alpha1`), and Tripod, whose default is shorter, as a value that is
+    /// not given.
     ///
     /// # Errors
     /// When the YAML writer refuses it.
@@ -124,7 +125,7 @@ impl KubeProxyConfiguration {
     }
 }
 
-/// Returns a number as Go writes it: whole ones without a point.
+/// Returns a number as Go writes it: whole numbers without a decimal point.
 pub(super) fn number(value: f32) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e9 {
         json!(value as i64)
@@ -133,7 +134,7 @@ pub(super) fn number(value: f32) -> Value {
     }
 }
 
-/// Returns a list as Go writes it: one that was never made is null.
+/// Returns a list as Go writes it: an empty one, which Go never created, is null.
 pub(super) fn list(items: &[String]) -> Value {
     match items {
         [] => Value::Null,

@@ -1,5 +1,5 @@
-//! Writes a configuration as kube-proxy 1.36 serves it at `/configz`: by the names of its internal
-//! type (`pkg/proxy/apis/config/types.go`), which are those of the Go fields.
+//! Writes a configuration as kube-proxy 1.36 serves it at `/configz`: under the names of its
+//! internal type (`pkg/proxy/apis/config/types.go`), which are those of the Go fields.
 
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ impl KubeProxyConfiguration {
                 "QPS": number(client.qps),
                 "Burst": client.burst,
             },
-            // This type has names for JSON.
+            // Unlike the others, this type has JSON names of its own.
             "Logging": logging(&self.logging),
             "HostnameOverride": self.hostname_override,
             "BindAddress": self.bind_address,

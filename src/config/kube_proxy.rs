@@ -1,8 +1,8 @@
 //! `KubeProxyConfiguration`, with the defaults of kube-proxy 1.36.
 //!
-//! The form is that of kube-proxy's internal type
-//! (`pkg/proxy/apis/config/types.go`): what a file says once a mode (sync
-//! periods, `masqueradeAll`) stands here once, for the mode that is asked for.
+//! The form is that of kube-proxy's internal type (`pkg/proxy/apis/config/types.go`):
+//! what a file has for each mode (sync periods, `masqueradeAll`) is here only once, for
+//! the requested mode.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -29,9 +29,9 @@ pub struct KubeProxyConfiguration {
     pub bind_address_hard_fail: bool,
     /// Whether to serve `/debug/pprof`.
     pub enable_profiling: bool,
-    /// Show metrics that were hidden since this version.
+    /// The version since which hidden metrics are shown; empty: none are shown.
     pub show_hidden_metrics_for_version: String,
-    /// The mode asked for, as written; empty: the default.
+    /// The requested mode, as written; empty: the default.
     pub mode: String,
     /// Time between two full syncs, which compare everything with the kernel.
     pub sync_period: Duration,
@@ -122,7 +122,7 @@ pub struct StreamOptions {
 /// Settings of iptables mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Iptables {
-    /// Bit of the packet mark that asks for SNAT, 0 to 31.
+    /// Bit of the packet mark that requests SNAT, 0 to 31.
     pub masquerade_bit: i32,
     /// Whether node ports are also served on loopback addresses.
     pub localhost_node_ports: bool,
@@ -148,7 +148,7 @@ pub struct Ipvs {
 /// Settings of nftables mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nftables {
-    /// Bit of the packet mark that asks for SNAT, 0 to 31.
+    /// Bit of the packet mark that requests SNAT, 0 to 31.
     pub masquerade_bit: i32,
 }
 
@@ -181,19 +181,19 @@ pub struct Detect {
 /// Settings of the kernel's connection tracking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conntrack {
-    /// Entries a core; 0: as the kernel has it.
+    /// Largest number of entries per core; 0: the kernel's value is not changed.
     pub max_per_core: i32,
-    /// Entries at least, unless `max_per_core` is 0.
+    /// Lower bound of the largest number of entries, unless `max_per_core` is 0.
     pub min: i32,
-    /// Zero: as the kernel has it.
+    /// Timeout of established TCP connections; zero: the kernel's value is not changed.
     pub tcp_established_timeout: Duration,
-    /// Zero: as the kernel has it.
+    /// Timeout of TCP connections in CLOSE_WAIT; zero: the kernel's value is not changed.
     pub tcp_close_wait_timeout: Duration,
-    /// Take packets outside the window for valid ones.
+    /// Whether TCP packets outside the window are accepted as valid.
     pub tcp_be_liberal: bool,
-    /// Of flows without an answer; zero: as the kernel has it.
+    /// Timeout of UDP flows without an answer; zero: the kernel's value is not changed.
     pub udp_timeout: Duration,
-    /// Of flows with an answer; zero: as the kernel has it.
+    /// Timeout of UDP flows with an answer; zero: the kernel's value is not changed.
     pub udp_stream_timeout: Duration,
 }
 
@@ -283,7 +283,7 @@ impl Default for Conntrack {
 }
 
 impl KubeProxyConfiguration {
-    /// Returns the group of the file's fields that hold what exists once a
+    /// Returns the group of the file's fields that holds the values which exist for each
     /// mode.
     pub(super) fn mode_section(&self) -> ModeSection {
         match self.mode.as_str() {

@@ -1,5 +1,5 @@
-//! kube-proxy's configuration: `KubeProxyConfiguration` v1alpha1 with its
-//! defaults and its checks, and the notations that its values are written in.
+//! kube-proxy's configuration: `KubeProxyConfiguration` v1alpha1 with its defaults and
+//! checks, and the notations in which its values are written.
 //!
 //! A file is [decoded](decode) into a [`KubeProxyConfiguration`], which flags
 //! may change (`crate::cli`), and which is then made into [`Effective`] values;

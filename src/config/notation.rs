@@ -9,7 +9,7 @@ use crate::duration;
 /// `k8s.io/component-base/cli/flag`) into `gates`.
 ///
 /// # Errors
-/// When a part is no such pair; the error names it.
+/// When a part is not such a pair; the error names it.
 pub fn feature_gates(text: &str, gates: &mut BTreeMap<String, bool>) -> Result<(), String> {
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
         let wrong = || format!("{pair:?} is not of the form Gate=true or Gate=false");
@@ -20,7 +20,7 @@ pub fn feature_gates(text: &str, gates: &mut BTreeMap<String, bool>) -> Result<(
     Ok(())
 }
 
-/// Reads a boolean as Go's `strconv.ParseBool` does; `None`: it is none.
+/// Reads a boolean as Go's `strconv.ParseBool` does; `None`: it is not one.
 pub fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -29,8 +29,8 @@ pub fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// Reads a whole number as Go's `strconv.ParseInt` does with base 0 (`0x1f`, `0o17`, `017`, `0b1`
-/// and `1_000` as well); `None`: it is none.
+/// Reads a whole number as Go's `strconv.ParseInt` does with base 0 (also `0x1f`, `0o17`, `017`,
+/// `0b1` and `1_000`); `None`: it is not one.
 pub fn whole(text: &str) -> Option<i32> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let prefixed = |prefix: [&str; 2]| prefix.iter().find_map(|p| unsigned.strip_prefix(p));
@@ -58,8 +58,8 @@ pub fn whole(text: &str) -> Option<i32> {
     .ok()
 }
 
-/// Reads a list with commas, whose items may stand in double quotes (pflag
-/// reads lists as CSV, RFC 4180); `None` if a quote does not end its item.
+/// Reads a list separated by commas, whose items may be in double quotes (pflag reads
+/// lists as CSV, RFC 4180); `None`: a quote does not end its item.
 pub fn list(text: &str) -> Option<Vec<String>> {
     let mut items = Vec::new();
     let mut rest = text;
@@ -83,7 +83,7 @@ pub fn list(text: &str) -> Option<Vec<String>> {
 /// Reads `pattern=N,...` of `--vmodule`.
 ///
 /// # Errors
-/// When a part is no such pair; the error names it.
+/// When a part is not such a pair; the error names it.
 pub fn vmodule(text: &str) -> Result<Vec<VmoduleItem>, String> {
     let items = text.split(',').filter(|item| !item.is_empty());
     items
@@ -107,7 +107,7 @@ pub fn vmodule(text: &str) -> Result<Vec<VmoduleItem>, String> {
 /// Reads a duration that must not be zero.
 ///
 /// # Errors
-/// The same as of [`duration::parse`], and for zero.
+/// As [`duration::parse`], and for zero.
 pub fn positive(text: &str) -> Result<Duration, String> {
     match duration::parse(text)? {
         Duration::ZERO => Err("it must be greater than 0".to_owned()),

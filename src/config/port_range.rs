@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 /// Reads a range; empty, `0` and `0-0` mean: any port.
 ///
 /// # Errors
-/// When it is no range; the error has an example.
+/// When it is not a range; the error has an example.
 pub fn parse(text: &str) -> Result<Option<RangeInclusive<u16>>, String> {
     let port = |digits: &str| {
         digits.trim().parse::<u16>().map_err(|_| {

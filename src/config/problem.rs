@@ -5,7 +5,7 @@ use std::fmt;
 /// A value that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where the file has it, below the top: `iptables.masqueradeBit`.
+    /// Path of the field in the file, without the top: `iptables.masqueradeBit`.
     pub field: String,
     /// The flag that sets the same value, without dashes; `None`: there is none.
     pub flag: Option<&'static str>,
@@ -29,8 +29,8 @@ impl Problem {
     }
 }
 
-/// The whole path, as kube-proxy gives it, with the names that the file has;
-/// and the flag, since the value may have come from there.
+/// Writes the whole path, as kube-proxy gives it, with the names in the file; and the
+/// flag, since the value may have come from there.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "KubeProxyConfiguration.{}", self.field)?;

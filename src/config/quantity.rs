@@ -1,15 +1,15 @@
-//! Quantities of the Kubernetes API (`k8s.io/apimachinery/pkg/api/resource`),
-//! which sizes of log buffers are written in: `0`, `512`, `64Ki`, `1M`, `1e3`.
+//! Quantities of the Kubernetes API (`k8s.io/apimachinery/pkg/api/resource`), the
+//! notation of sizes of log buffers: `0`, `512`, `64Ki`, `1M`, `1e3`.
 
 /// Suffixes, and the factors that they stand for.
 const SUFFIXES: [&str; 16] = [
     "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei",
 ];
 
-/// Returns whether `text` is a quantity, and not a zero one.
+/// Returns whether `text` is a quantity other than zero.
 ///
 /// # Errors
-/// When it is no quantity; the error has an example.
+/// When it is not a quantity; the error has an example.
 pub fn is_nonzero(text: &str) -> Result<bool, String> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let end = unsigned

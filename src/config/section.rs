@@ -17,7 +17,7 @@ pub(super) struct Findings {
 
 /// A group of fields.
 pub(super) struct Section<'a> {
-    /// Path of the group, with a dot behind it; empty for the top.
+    /// Path of the group, followed by a dot; empty for the top.
     prefix: String,
     entries: &'a [(String, Tree)],
     known: Vec<&'static str>,
@@ -25,8 +25,7 @@ pub(super) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// Has `read` take the fields that it knows from `entries`, and records the
-    /// others.
+    /// Has `read` read the fields that it knows from `entries`, and records the others.
     pub(super) fn visit(
         prefix: String,
         entries: &'a [(String, Tree)],
@@ -43,8 +42,8 @@ impl<'a> Section<'a> {
         section.finish();
     }
 
-    /// Reads a field that is as good as absent when it has its type's zero
-    /// value: then the default stays. Returns true if there is another value.
+    /// Reads a field whose zero value counts as absent: then the default stays. Returns
+    /// whether the field has another value.
     pub(super) fn value<T: Readable>(&mut self, name: &'static str, into: &mut T) -> bool {
         match self.take(name) {
             Some(value) if value != T::default() => {
@@ -55,8 +54,8 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Reads a field whose zero value is as good as any other: only an absent
-    /// or null one leaves the default.
+    /// Reads a field whose zero value is a value like any other: only an absent or null
+    /// field leaves the default.
     pub(super) fn pointer<T: Readable>(&mut self, name: &'static str, into: &mut T) {
         if let Some(value) = self.take(name) {
             *into = value;
@@ -98,7 +97,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Records a field as known that is read elsewhere.
+    /// Marks a field as known that is read elsewhere.
     pub(super) fn skip(&mut self, name: &'static str) {
         self.known.push(name);
     }
@@ -114,7 +113,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Returns the field of that name; of several the last counts, as for
+    /// Returns the field of that name; if there are several, the last, as for
     /// kube-proxy's lenient decoder.
     fn entry(&mut self, name: &'static str) -> Option<&'a Tree> {
         self.known.push(name);
@@ -169,7 +168,7 @@ impl Readable for bool {
     fn read(tree: &Tree) -> Result<Self, String> {
         match tree {
             Tree::Bool(value) => Ok(*value),
-            // kube-proxy's reader still knows the booleans of YAML 1.1.
+            // kube-proxy's YAML reader still accepts the booleans of YAML 1.1.
             Tree::Text(text) if ["yes", "on"].contains(&&*text.to_lowercase()) => Ok(true),
             Tree::Text(text) if ["no", "off"].contains(&&*text.to_lowercase()) => Ok(false),
             other => Err(format!("{other} is neither true nor false")),
@@ -180,7 +179,7 @@ impl Readable for bool {
 fn whole<T: TryFrom<i128>>(tree: &Tree) -> Result<T, String> {
     match tree {
         Tree::Int(number) => T::try_from(*number).map_err(|_| format!("{number} is out of range")),
-        // `1.0` and `1e3` are whole in JSON, which kube-proxy makes of the file.
+        // `1.0` and `1e3` are whole numbers in JSON, into which kube-proxy converts the file.
         Tree::Float(number) if number.fract() == 0.0 => {
             T::try_from(*number as i128).map_err(|_| format!("{number} is out of range"))
         }

@@ -1,5 +1,5 @@
-//! A YAML or JSON document as it is written: nothing is resolved, so that
-//! fields given twice and unknown fields can be named.
+//! A YAML or JSON document as it is written: nothing is resolved, so that fields given
+//! twice and unknown fields can be reported.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub(super) enum Tree {
 pub(super) fn parse(text: &str) -> Result<Vec<Tree>, String> {
     let mut options = yaml::limited(text.len());
     options.duplicate_keys = DuplicateKeyPolicy::LastWins;
-    // kube-proxy's reader goes by YAML 1.1: 017 is 15.
+    // kube-proxy's reader follows YAML 1.1: 017 is 15.
     options.legacy_octal_numbers = true;
     serde_saphyr::from_str_multiple_with_options(text, options).map_err(|e| e.to_string())
 }

@@ -11,7 +11,7 @@ use nix::{errno::Errno, sys::inotify::AddWatchFlags};
 
 use crate::kernel::inotify;
 
-/// Time from one reading of the file to the next where inotify cannot be had.
+/// Time between two readings of the file if inotify is not available.
 const READ_PERIOD: Duration = Duration::from_secs(10);
 
 /// A configuration file that was read.
@@ -23,19 +23,18 @@ pub struct ConfigFile {
     pub text: String,
 }
 
-/// Ends when the file is written to or renamed, or already differs from what
-/// was read; the program should then end with an error, so that its supervisor
-/// starts it with what is in the file now.
+/// Ends when the file is written to or renamed, or already differs from what was read; the
+/// program should then end with an error, so that its supervisor restarts it with the present
+/// content of the file.
 ///
-/// As for kube-proxy (`Options.eventHandler` of
-/// `cmd/kube-proxy/app/options.go`), it is the file that counts, not the name:
-/// where a link leads to it, as in a ConfigMap volume, an update puts another
-/// file in its place and does not end the program, so that a changed ConfigMap
-/// does not restart the proxies of all nodes at once.
+/// As for kube-proxy (`Options.eventHandler` of `cmd/kube-proxy/app/options.go`), the file
+/// counts, not the name: where the name is a link, as in a ConfigMap volume, an update puts
+/// another file in its place and does not end the program, so that a changed ConfigMap does
+/// not restart the proxies of all nodes at once.
 ///
-/// Where inotify fails, as beyond `fs.inotify.max_user_instances`, the file is read every
-/// 10 s instead; that it was renamed is not noticed then. kube-proxy does not start there, but
-/// all users of a node share that limit, and a proxy that ends serves nothing.
+/// If inotify fails, for example beyond `fs.inotify.max_user_instances`, the file is read
+/// every 10 s instead; a renaming is not noticed then. kube-proxy does not start in that case,
+/// but all users of a node share that limit, and a proxy that ends serves nothing.
 ///
 /// # Errors
 /// When the file cannot be opened.
@@ -46,11 +45,11 @@ pub async fn watch_file(file: &ConfigFile) -> io::Result<()> {
     }
 }
 
-/// Ends when the file that is at the path now has another text than the one that was read;
-/// `why` inotify does not tell is logged.
+/// Ends when the open file has another text than the one that was read. Logs `why` inotify
+/// does not report changes.
 async fn read_regularly(file: &ConfigFile, why: &io::Error) -> io::Result<()> {
     let path = file.path.display();
-    // Open all the while: it is the file that counts, not the name.
+    // Kept open all the time: the file counts, not the name.
     let mut open = File::open(&file.path)?;
     tracing::warn!(
         "{path}: inotify cannot report changes ({why}), so the file is read every {READ_PERIOD:?}; \
@@ -59,7 +58,7 @@ async fn read_regularly(file: &ConfigFile, why: &io::Error) -> io::Result<()> {
     );
     loop {
         let mut text = Vec::new();
-        // A reading that fails says nothing of the text.
+        // A failed reading says nothing about the text.
         let read = open.rewind().and_then(|()| open.read_to_end(&mut text));
         if read.is_ok() && text != file.text.as_bytes() {
             return Ok(());
@@ -68,7 +67,7 @@ async fn read_regularly(file: &ConfigFile, why: &io::Error) -> io::Result<()> {
     }
 }
 
-/// As [`watch_file`], by inotify alone.
+/// As [`watch_file`], but only with inotify.
 async fn notified(file: &ConfigFile) -> io::Result<()> {
     let inotify = inotify::open()?;
     let changes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_MOVE_SELF;
@@ -114,7 +113,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(10);
 
-    /// A folder of its own with a file `config` that says `old`, gone with it.
+    /// A folder of its own with a file `config` that contains `old`; removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -147,8 +146,8 @@ mod tests {
         let mut watch = pin!(watch_file(&file));
         assert!(now(&mut watch).await.is_pending());
         change(&folder.0);
-        // The kernel queues events before the change returns, so what has not
-        // come by now never will; a few turns let the runtime hear of it.
+        // The kernel queues events before the change returns, so what has not arrived by
+        // now never will; a few turns let the runtime notice it.
         for _ in 0..1000 {
             tokio::task::yield_now().await;
             if let Poll::Ready(result) = now(&mut watch).await {

@@ -1,7 +1,7 @@
-//! What changes in the kernel when a mode starts: what comes, what goes and what stays,
-//! line by line, in the words of the programs that save such things. Pure.
+//! What changes in the kernel when a mode starts: what is added, removed and kept, line
+//! by line, in the format of the programs that save such things. Pure.
 //!
-//! Lines are compared whatever their order within a chain.
+//! The order of lines within a chain is ignored.
 
 mod holdings;
 #[cfg(test)]
@@ -17,14 +17,14 @@ use crate::kernel::xtables::words::Words;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlaceChanges {
-    /// Which place that is, such as `IPv4, table nat`.
+    /// Name of the place, such as `IPv4, table nat`.
     pub place: String,
     /// Lines that are written.
     pub comes: Vec<String>,
-    /// Lines that are removed: what has to be as it is for open connections, when these
-    /// have ended or after 15 minutes.
+    /// Lines that are removed. Those that open connections need are removed when these
+    /// have ended, or after 15 minutes.
     pub goes: Vec<String>,
-    /// How many lines are there and stay.
+    /// Number of lines that exist and stay.
     pub stays: usize,
 }
 
@@ -34,13 +34,13 @@ pub struct PlaceChanges {
 pub struct ModeChanges {
     /// The name of the mode, as `--proxy-mode` takes it.
     pub mode: String,
-    /// Why it cannot run here, or why that is not known; `None`: it can run.
+    /// Why it cannot run here, or why this is not known; `None`: it can run.
     pub impossible: Option<String>,
-    /// What changes, by place; those without a line are left out.
+    /// What changes, by place; places without changes are left out.
     pub places: Vec<PlaceChanges>,
 }
 
-/// Returns how the lines that are `there` differ from those that are `desired`, by place.
+/// Returns how the lines in `there` differ from those in `desired`, by place.
 pub fn changes(there: &Holdings, desired: &Holdings) -> Vec<PlaceChanges> {
     let mut places: Vec<&String> = there.places().chain(desired.places()).collect();
     places.sort_unstable();

@@ -1,12 +1,12 @@
-//! The node's firewall, as far as a mode has packets to Services pass it that did not before;
-//! pure. docs/userspace.md says what a firewall has to accept.
+//! The node's firewall, if a mode sends packets to Services through it that did not pass it
+//! before; pure. docs/userspace.md says what a firewall has to accept.
 
 use super::report::Rows;
 use crate::net::ModeName;
 
-/// Adds that packets to Services pass hook INPUT in `mode`, or pass it otherwise than in mode
-/// `was` of kube-proxy. `dropping` are the chains that drop there what none of their rules
-/// accepts; `None`: not known.
+/// Adds that packets to Services pass hook INPUT in `mode`, or pass it differently than in
+/// mode `was` of kube-proxy. `dropping` are the chains that drop there what none of their
+/// rules accepts; `None`: not known.
 pub(super) fn rows(was: ModeName, mode: ModeName, dropping: Option<&[String]>, rows: &mut Rows) {
     let passes = |mode| matches!(mode, ModeName::Ipvs | ModeName::Userspace);
     if !passes(mode) || was == mode {

@@ -1,9 +1,9 @@
-//! `tripod migrate --check`: what differs when Tripod takes kube-proxy's place.
+//! `tripod migrate --check`: what differs when Tripod replaces kube-proxy.
 //!
-//! [`origin`] reads kube-proxy's configuration. `settings`, `modes` and `input` say what of it
-//! is done otherwise, and [`state`] what becomes of the rules that kube-proxy has in the
-//! kernel, [`changes`](changes()) line by line; these are pure. [`state::observe`] and
-//! [`node_lines`] read what is there.
+//! [`origin`] reads kube-proxy's configuration. `settings`, `modes` and `input` say what
+//! Tripod does differently with it, and [`state`] what happens to the rules that kube-proxy
+//! has in the kernel, [`changes`](changes()) line by line; these are pure. [`state::observe`]
+//! and [`node_lines`] read what exists.
 
 mod changes;
 mod input;
@@ -26,9 +26,9 @@ pub use self::{
 };
 use crate::net::ModeName;
 
-/// Returns what differs in each mode of Tripod, each thing once. `chosen` is what this
-/// node would get, and `dropping` the chains that drop at its hook INPUT, where these are
-/// known.
+/// Returns what differs in each mode of Tripod, each thing once. `chosen` is the mode
+/// that this node would get, and `dropping` the chains that drop at its hook INPUT, if
+/// these are known.
 pub fn differences(
     given: &Given,
     chosen: Option<&Chosen>,

@@ -1,4 +1,4 @@
-//! What one mode of Tripod does otherwise than one of kube-proxy, whatever is
+//! What a mode of Tripod does differently from a mode of kube-proxy, whatever is
 //! configured; pure. docs/conformance.md shows the same case by case, tested.
 
 use super::{
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::net::ModeName;
 
-/// Adds that the node would get `mode`, where that is another one than kube-proxy's.
+/// Adds that the node would get `mode`, if that is not kube-proxy's mode.
 pub(super) fn chosen(given: &Given, mode: ModeName, chosen: Option<&Chosen>, rows: &mut Rows) {
     let asked = given.settings.effective.mode;
     let (gets, why) = match chosen {
@@ -40,7 +40,7 @@ pub(super) fn chosen(given: &Given, mode: ModeName, chosen: Option<&Chosen>, row
     }
 }
 
-/// Adds what `mode` of Tripod does otherwise than mode `was` of kube-proxy.
+/// Adds what `mode` of Tripod does differently from mode `was` of kube-proxy.
 pub(super) fn rows(was: ModeName, mode: ModeName, rows: &mut Rows) {
     rows.note([
         "two Services that name the same address (externalIPs, load balancers)",
@@ -81,8 +81,8 @@ fn ipvs(was: ModeName, rows: &mut Rows) {
     }
 }
 
-/// What IPVS does by having one virtual server for all callers, and by remembering
-/// connections: seen in its mode, or no more in another `mode`.
+/// Adds what IPVS does because it has one virtual server for all callers, and remembers
+/// connections: what begins in its mode, or ends in another `mode`.
 fn virtual_servers(mode: ModeName, rows: &mut Rows) {
     let (policy, affinity) = ("externalTrafficPolicy: Local", "sessionAffinity: ClientIP");
     if mode == ModeName::Ipvs {
@@ -117,7 +117,7 @@ fn virtual_servers(mode: ModeName, rows: &mut Rows) {
     }
 }
 
-/// External IPs and those of load balancers, which ipvs mode has on its link.
+/// Adds what differs for external IPs and load-balancer IPs, which ipvs mode has on its link.
 fn external_addresses(mode: ModeName, rows: &mut Rows) {
     let setting = "externalIPs, load-balancer IPs";
     let whole = "has the whole address on kube-ipvs0: the node answers for it, and what it and its \
@@ -142,7 +142,7 @@ fn external_addresses(mode: ModeName, rows: &mut Rows) {
     }
 }
 
-/// The link that ipvs mode alone has.
+/// Adds what differs because only ipvs mode has a link.
 fn dummy_link(mode: ModeName, rows: &mut Rows) {
     let after = match mode {
         ModeName::Userspace => {
@@ -223,7 +223,7 @@ fn userspace(was: ModeName, rows: &mut Rows) {
     ]);
 }
 
-/// Ports of a cluster IP that its Service does not name.
+/// Adds what happens to ports of a cluster IP that its Service does not name.
 fn other_ports(was: ModeName, mode: ModeName, rows: &mut Rows) {
     let refuses = |mode| matches!(mode, ModeName::Ipvs | ModeName::Nftables);
     let words = |mode| {
@@ -243,7 +243,7 @@ fn other_ports(was: ModeName, mode: ModeName, rows: &mut Rows) {
     }
 }
 
-/// The commands by which people and programs see the rules on the node.
+/// Adds the commands that show the rules on the node.
 fn own_tools(was: ModeName, mode: ModeName, rows: &mut Rows) {
     let command = |mode, table: &str| match mode {
         ModeName::Ipvs => "ipvsadm -Ln, ipset list and iptables-save show it".to_owned(),

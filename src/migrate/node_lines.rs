@@ -1,5 +1,5 @@
-//! Reads the lines that a kernel holds of kube-proxy's or Tripod's: of this node, or as its
-//! programs printed them elsewhere. Nothing is changed.
+//! Reads the lines that a kernel holds of kube-proxy or Tripod: those of this node, or as
+//! its programs printed them elsewhere. Nothing is changed.
 
 use std::{fs, io, path::Path};
 
@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{kernel::xtables::Xtables, modes::ipvs, net::Family};
 
-/// Returns what the kernel of this node holds, which was `observed` to have such things.
-/// Virtual servers with addresses in `exclude` are other programs'.
+/// Returns what the kernel of this node holds of what was `observed`. Virtual servers
+/// with addresses in `exclude` belong to other programs.
 ///
 /// # Errors
-/// When something is there and cannot be read; in words.
+/// When something exists and cannot be read; a readable text.
 pub async fn read(observed: &Observed, exclude: &[IpNet]) -> Result<Holdings, String> {
     let mut holdings = Holdings::default();
     for family in Family::ALL {
@@ -49,7 +49,7 @@ pub async fn read(observed: &Observed, exclude: &[IpNet]) -> Result<Holdings, St
     Ok(holdings)
 }
 
-/// The files that are read, by what prints them.
+/// The files that are read, and the program that prints each.
 const FILES: [(&str, Program); 5] = [
     ("iptables-save.txt", Program::Iptables(Family::V4, None)),
     ("ip6tables-save.txt", Program::Iptables(Family::V6, None)),
@@ -58,10 +58,10 @@ const FILES: [(&str, Program); 5] = [
     ("kube-ipvs0-addrs.txt", Program::Ip),
 ];
 
-/// Returns what programs printed into files of `folder`; files that are missing are empty.
+/// Returns what programs printed into files of `folder`; missing files count as empty.
 ///
 /// # Errors
-/// When there is none of them, or one cannot be read; in words.
+/// When all of them are missing, or one cannot be read; a readable text.
 pub fn saved(folder: &Path) -> Result<Holdings, String> {
     let mut holdings = Holdings::default();
     let mut any = false;

@@ -1,4 +1,4 @@
-//! Reads kube-proxy's configuration: of the process that runs, or from a file.
+//! Reads kube-proxy's configuration, from the running process or from a file.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
 const KUBE_PROXY: &str = "kube-proxy";
 /// The name of the file of this program; in images `kube-proxy` is a link to it.
 const TRIPOD: &str = "tripod";
-/// Where the configuration is among the data of a ConfigMap: as kubeadm has it, and EKS.
+/// Keys of the configuration in the data of a ConfigMap: of kubeadm, and of EKS.
 const KEYS: [&str; 2] = ["config.conf", "config"];
 
 /// kube-proxy's configuration, with its origin and Tripod's interpretation.
@@ -31,15 +31,15 @@ pub struct Given {
     pub origin: String,
     /// What Tripod makes of it.
     pub settings: Settings,
-    /// The mode that it names; empty: none.
+    /// The mode that it names; empty: it names none.
     pub mode: String,
-    /// Fields of the file that kube-proxy 1.36 does not know: a line for each, which
-    /// begins with the field's path.
+    /// Fields of the file that kube-proxy 1.36 does not know: one line for each,
+    /// beginning with the field's path.
     pub ignored: Vec<String>,
 }
 
 impl Given {
-    /// Returns the mode that kube-proxy runs with it: iptables where none is named
+    /// Returns the mode that kube-proxy runs with it: iptables if none is named
     /// (`getProxyMode` of `cmd/kube-proxy/app/server_linux.go`).
     pub fn kube_proxy_mode(&self) -> ModeName {
         match self.mode.as_str() {
@@ -74,7 +74,7 @@ impl Given {
 /// Reads the configuration.
 ///
 /// # Errors
-/// When there is none, it cannot be read, or it is one that Tripod refuses; in words.
+/// When there is none, it cannot be read, or Tripod refuses it; a readable text.
 pub fn read(origin: &Origin) -> Result<Given, String> {
     match origin {
         Origin::Running => of_process(Path::new("/proc"), running(Path::new("/proc"))?),
@@ -99,7 +99,7 @@ pub fn read(origin: &Origin) -> Result<Given, String> {
     }
 }
 
-/// Returns the process of kube-proxy that runs in this network namespace: those of
+/// Returns the PID of the kube-proxy that runs in this network namespace: those in
 /// others, such as of clusters in containers, have rules of their own.
 fn running(proc: &Path) -> Result<u32, String> {
     let namespace = |process: &str| fs::read_link(proc.join(process).join("ns/net")).ok();
@@ -114,7 +114,7 @@ fn running(proc: &Path) -> Result<u32, String> {
         let words = arguments(proc, &process).unwrap_or_default();
         let program = words.first().map(PathBuf::from).unwrap_or_default();
         let is_called_so = program.file_name().is_some_and(|name| name == KUBE_PROXY);
-        // Whatever it is called: a link of that name leads to it in its images.
+        // Whatever its name: in its images a link has the name of kube-proxy.
         if is_tripod(proc, &process) {
             let is_proxy = words.get(1).is_none_or(|word| {
                 let word = word.as_encoded_bytes();
@@ -155,7 +155,7 @@ fn is_tripod(proc: &Path, process: &str) -> bool {
     let Ok(program) = fs::read_link(proc.join(process).join("exe")) else {
         return false;
     };
-    // After an upgrade the kernel adds this (`d_path` of fs/d_path.c).
+    // After an upgrade the kernel appends this (`d_path` of fs/d_path.c).
     let path = program.to_string_lossy();
     let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
     Path::new(path)
@@ -163,7 +163,7 @@ fn is_tripod(proc: &Path, process: &str) -> bool {
         .is_some_and(|name| name == TRIPOD)
 }
 
-/// Returns why nothing is read of processes that are Tripod's.
+/// Returns the text that says why processes of Tripod are not read.
 fn not_kube_proxy(pids: &[u32]) -> String {
     let pids = listed_pids(pids);
     format!(
@@ -181,7 +181,7 @@ fn arguments(proc: &Path, process: &str) -> io::Result<Vec<OsString>> {
         .collect())
 }
 
-/// Reads the command line of a process, and files as it sees them.
+/// Reads the command line of a process, and its files as the process sees them.
 fn of_process(proc: &Path, pid: u32) -> Result<Given, String> {
     let process = pid.to_string();
     let words = arguments(proc, &process);
@@ -201,7 +201,7 @@ fn of_process(proc: &Path, pid: u32) -> Result<Given, String> {
     Ok(Given::new(origin, settings))
 }
 
-/// Reads a configuration file, or the one that a ConfigMap holds.
+/// Reads the text of a configuration file, or of a ConfigMap that holds one.
 fn of_text(text: &str, origin: String) -> Result<Given, String> {
     let document: Document = serde_saphyr::from_str(text)
         .map_err(|e| format!("{origin} is neither YAML nor JSON of one document: {e}"))?;
@@ -234,19 +234,19 @@ fn refused(stop: &Stop, origin: &str) -> String {
     }
 }
 
-/// What is read of a manifest.
+/// The parts of a manifest that are read.
 #[derive(Debug, Default, Deserialize)]
 struct Document {
     #[serde(default)]
     kind: String,
     #[serde(default)]
     data: Option<BTreeMap<String, String>>,
-    /// Those of a List.
+    /// The objects of a List.
     #[serde(default)]
     items: Vec<Document>,
 }
 
-/// Returns the configuration that a ConfigMap of `document` holds, and where.
+/// Returns the configuration that a ConfigMap of `document` holds, and where it is.
 fn held(document: Document) -> Option<(String, String)> {
     let is_one = |text: &String| decode::decode(text).is_ok();
     let mut data = document.data.filter(|_| document.kind == "ConfigMap");
@@ -270,7 +270,7 @@ fn held(document: Document) -> Option<(String, String)> {
 mod tests {
     use super::*;
 
-    /// A folder that looks like /proc with one process.
+    /// Creates a folder that looks like /proc with one process.
     fn processes(command: &[&str], root: &[(&str, &str)]) -> PathBuf {
         let name = format!("tripod-migrate-{}-{}", std::process::id(), command.len());
         let proc = std::env::temp_dir().join(name);
@@ -311,7 +311,7 @@ mod tests {
         fs::remove_dir_all(proc).unwrap();
     }
 
-    /// As RKE2 starts it, and with an empty argument, as templates leave them behind.
+    /// As RKE2 starts it, and with an empty argument, as templates leave behind.
     #[test]
     fn flags_alone_are_read() {
         let command = [
@@ -335,7 +335,7 @@ mod tests {
         fs::remove_dir_all(proc).unwrap();
     }
 
-    /// The image calls Tripod by a link of kube-proxy's name.
+    /// In the image a link with the name of kube-proxy starts Tripod.
     #[test]
     fn tripod_is_not_taken_for_kube_proxy() {
         let kube_proxy = ["/usr/local/bin/kube-proxy", "--config=/c", "--v=2", "a"];

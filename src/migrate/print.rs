@@ -5,12 +5,12 @@ mod changes;
 use super::report::{Importance, Report, Row};
 use crate::net::ModeName;
 
-/// Columns of a line.
+/// Longest line, in columns.
 const COLUMNS: usize = 90;
-/// Names of things in the kernel that are shown; the rest is counted.
+/// Number of names of things in the kernel that are shown; the rest is counted.
 const NAMES: usize = 6;
 
-/// Returns the lines; `wide`: with all that there is.
+/// Returns the lines; `wide`: everything is shown.
 pub fn table(report: &Report, wide: bool) -> String {
     let mut text = String::new();
     let Report { configuration, .. } = report;
@@ -105,11 +105,11 @@ fn kernel(text: &mut String, report: &Report) {
     }
 }
 
-/// Which rows a section has.
+/// Which rows belong to a section.
 enum Of {
     /// Those of every mode.
     All,
-    /// Those of this mode, but not of every one.
+    /// Those of this mode, but not of all modes.
     One(String),
 }
 
@@ -123,7 +123,7 @@ impl Of {
     }
 }
 
-/// Returns the sections: first what counts for the mode that decides.
+/// Returns the sections: first those of the mode that decides.
 fn sections(decisive: Option<&str>) -> Vec<(String, Of)> {
     let modes = modes(decisive).into_iter();
     let mut sections = vec![("in every mode".to_owned(), Of::All)];
@@ -131,7 +131,7 @@ fn sections(decisive: Option<&str>) -> Vec<(String, Of)> {
     sections
 }
 
-/// Returns the names of the modes, each with words about it: first the one that decides.
+/// Returns the names of the modes, each with words about it: first the mode that decides.
 fn modes(decisive: Option<&str>) -> Vec<(String, String)> {
     let mut modes: Vec<String> = ModeName::ALL.map(|mode| mode.to_string()).into();
     modes.sort_by_key(|mode| Some(mode.as_str()) != decisive);

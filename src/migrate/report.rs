@@ -4,21 +4,21 @@ use serde::Serialize;
 
 use super::{changes::ModeChanges, state::Group};
 
-/// Whether something that differs matters.
+/// Whether a difference matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Importance {
     /// Clients, endpoints or the operator notice.
     Difference,
-    /// To be known; what is configured keeps its meaning.
+    /// For information: what is configured keeps its meaning.
     Note,
 }
 
-/// Something that is done otherwise.
+/// Something that Tripod does differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
-    /// The setting as the configuration has it, or what it is about.
+    /// The setting in the configuration, or the subject.
     pub setting: String,
     /// Whether the difference matters, or is only for information.
     pub importance: Importance,
@@ -28,12 +28,12 @@ pub struct Row {
     pub tripod: String,
     /// What can be done about it.
     pub to_do: String,
-    /// The modes of Tripod in which it is so.
+    /// The modes of Tripod to which it applies.
     pub modes: Vec<String>,
 }
 
 impl Row {
-    /// Returns true if both say the same, whatever the modes.
+    /// Returns whether both say the same, whatever the modes.
     pub(super) fn is_about_the_same(&self, other: &Row) -> bool {
         let words = |row: &Row| {
             let Row {
@@ -70,12 +70,12 @@ impl Rows {
         self.add(Importance::Difference, row);
     }
 
-    /// The same, for what does not matter.
+    /// Adds the same, for what does not matter.
     pub(super) fn note(&mut self, row: [&str; 4]) {
         self.add(Importance::Note, row);
     }
 
-    /// Returns them, without modes.
+    /// Returns the rows, without modes.
     pub(super) fn into_rows(self) -> Vec<Row> {
         self.0
     }
@@ -87,13 +87,13 @@ impl Rows {
 pub struct Chosen {
     /// Its name; `None`: none can run.
     pub mode: Option<String>,
-    /// Why each better one cannot.
+    /// For each better mode, the reason why it cannot run.
     pub passed_over: Vec<String>,
     /// Optional features that the mode lacks on this kernel.
     pub lost: Vec<String>,
 }
 
-/// All that is to be said.
+/// The whole report.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -101,7 +101,7 @@ pub struct Report {
     pub configuration: String,
     /// The mode that kube-proxy runs with it.
     pub kube_proxy_mode: String,
-    /// The mode that Tripod is asked for with it.
+    /// The mode that Tripod is asked to run with it.
     pub asked: String,
     /// What this node would get; `None`: this machine was not examined.
     pub node: Option<Chosen>,
@@ -109,9 +109,9 @@ pub struct Report {
     pub differences: Vec<Row>,
     /// What kube-proxy, or an earlier Tripod, has in this kernel.
     pub kernel: Vec<Group>,
-    /// What of that could not be read, each with the reason.
+    /// What could not be read of it, each with the reason.
     pub unknown: Vec<String>,
-    /// What changes line by line if a mode starts, for each mode; `None`: the cluster's
+    /// For each mode, what changes line by line if it starts; `None`: the cluster's
     /// objects were not given.
     pub changes: Option<Vec<ModeChanges>>,
 }
@@ -126,8 +126,8 @@ impl Report {
         }
     }
 
-    /// Returns true if something that matters differs in the mode that decides, or if
-    /// none can run.
+    /// Returns whether something that matters differs in the mode that decides, or no
+    /// mode can run.
     pub fn differs(&self) -> bool {
         self.decisive().is_none_or(|mode| {
             self.differences.iter().any(|row| {

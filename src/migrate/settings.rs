@@ -1,4 +1,4 @@
-//! What Tripod makes of kube-proxy's settings, in each mode; pure.
+//! What Tripod does with kube-proxy's settings, in each mode; pure.
 
 use super::{origin::Given, report::Rows};
 use crate::{
@@ -33,7 +33,7 @@ fn unknown(given: &Given, rows: &mut Rows) {
 
 fn without_effect(given: &Given, rows: &mut Rows) {
     for field in fields_without_effect(&given.settings.configuration) {
-        // How objects are fetched is said below.
+        // How objects are fetched has rows of its own.
         if field == "configSyncPeriod" || field.starts_with("clientConnection") {
             continue;
         }
@@ -55,7 +55,7 @@ fn without_effect(given: &Given, rows: &mut Rows) {
     }
 }
 
-/// How objects are fetched.
+/// Adds what differs in how objects are fetched.
 fn objects(c: &KubeProxyConfiguration, rows: &mut Rows) {
     let usual = KubeProxyConfiguration::default();
     if c.config_sync_period != usual.config_sync_period {
@@ -117,7 +117,7 @@ fn scheduler(given: &Given, mode: ModeName, rows: &mut Rows) {
     rows.differs([&setting, &before, &after, to_do]);
 }
 
-/// What is set for the addresses and virtual servers of ipvs mode.
+/// Adds what differs in the settings for addresses and virtual servers of ipvs mode.
 fn service_addresses(given: &Given, mode: ModeName, rows: &mut Rows) {
     let ipvs = &given.settings.configuration.ipvs;
     let (was, is) = (
@@ -157,7 +157,7 @@ fn service_addresses(given: &Given, mode: ModeName, rows: &mut Rows) {
     }
 }
 
-/// What is forwarded of connections that conntrack does not follow.
+/// Adds what differs for packets of connections that conntrack does not follow.
 fn invalid_packets(given: &Given, mode: ModeName, rows: &mut Rows) {
     let drops = matches!(mode, ModeName::Iptables | ModeName::Nftables);
     let was = given.kube_proxy_mode();
@@ -173,7 +173,7 @@ fn invalid_packets(given: &Given, mode: ModeName, rows: &mut Rows) {
     ]);
 }
 
-/// Node ports at 127.0.0.1.
+/// Adds what differs for node ports at 127.0.0.1.
 fn localhost(given: &Given, mode: ModeName, rows: &mut Rows) {
     let settings = &given.settings;
     let node_ports = &settings.effective.node_ports;
@@ -214,8 +214,8 @@ fn localhost(given: &Given, mode: ModeName, rows: &mut Rows) {
     }
 }
 
-/// Returns whether 127.0.0.1 is among the addresses that serve node ports: also where
-/// all addresses are (`NodePortAddresses.ContainsIPv4Loopback` of kube-proxy's
+/// Returns whether 127.0.0.1 is among the addresses that serve node ports, including the
+/// case that all addresses do (`NodePortAddresses.ContainsIPv4Loopback` of kube-proxy's
 /// `pkg/proxy/util`).
 fn covers_loopback(configured: &NodePortAddresses) -> bool {
     let loopback = Family::V4.loopback();
@@ -227,7 +227,7 @@ fn covers_loopback(configured: &NodePortAddresses) -> bool {
     of_family.any(|network| network.contains(&loopback) || loopback.contains(network))
 }
 
-/// Returns whether some network is of loopback addresses alone (KEP-6032).
+/// Returns whether some network contains only loopback addresses (KEP-6032).
 fn names_loopback(configured: &NodePortAddresses) -> bool {
     let named = &configured.networks;
     named.iter().any(|network| network.addr().is_loopback())
@@ -254,7 +254,7 @@ fn syncs(given: &Given, rows: &mut Rows) {
     }
 }
 
-/// What means something in userspace mode alone.
+/// Adds what has a meaning only in userspace mode.
 fn userspace(given: &Given, mode: ModeName, rows: &mut Rows) {
     if mode != ModeName::Userspace || given.kube_proxy_mode() == ModeName::Userspace {
         return;

@@ -1,4 +1,4 @@
-//! What kube-proxy, or an earlier Tripod, has in the kernel, and what becomes of it;
+//! What kube-proxy, or an earlier Tripod, has in the kernel, and what happens to it;
 //! [`observe`] reads it, the rest is pure.
 
 use std::{collections::BTreeMap, fmt};
@@ -25,7 +25,7 @@ use crate::{
     net::{Family, ModeName},
 };
 
-/// What is there.
+/// What exists.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// Chains of iptables mode.
@@ -42,13 +42,13 @@ pub struct Observed {
     pub link: bool,
     /// Chains that drop at hook INPUT what none of their rules accepts; `None`: not known.
     pub dropping: Option<Vec<String>>,
-    /// What could not be read, so that it is not known whether it is there, each with the reason.
+    /// What could not be read, so that it is not known whether it exists, each with the reason.
     pub unknown: Vec<String>,
 }
 
-/// Reads what is there. Virtual servers with addresses in `exclude` are other programs'. Tables
-/// and sets of a kernel that has no such thing, or does not let this process see it, count as
-/// absent.
+/// Reads what exists. Virtual servers with addresses in `exclude` belong to other programs.
+/// Tables and sets count as absent if the kernel does not support them, or does not let this
+/// process see them.
 pub async fn observe(exclude: &[IpNet]) -> Observed {
     let mut unknown = Vec::new();
     let named = |name: &str| [nftables::KUBE_PROXY, nftables::TABLE].contains(&name);
@@ -84,8 +84,8 @@ pub async fn observe(exclude: &[IpNet]) -> Observed {
     }
 }
 
-/// Returns the chains that drop at hook INPUT what none of their rules accepts; `None` where
-/// the kernel does not say.
+/// Returns the chains that drop at hook INPUT what none of their rules accepts; `None`: the
+/// kernel does not say.
 async fn dropping() -> Result<Option<Vec<String>>, netlink::Error> {
     let mut found = Vec::new();
     for family in Family::ALL {
@@ -94,14 +94,14 @@ async fn dropping() -> Result<Option<Vec<String>>, netlink::Error> {
             None => return Ok(None),
         }
     }
-    // A table of family inet is at the hook of both.
+    // A table of family inet is at the hook of both families.
     found.sort_unstable();
     found.dedup();
     Ok(Some(found))
 }
 
-/// Returns what was `read`; `None` where that failed for a reason that does not pass, such as a
-/// kernel without it.
+/// Returns what was `read`; `None`: that failed for a reason that is not temporary, such as a
+/// kernel that does not support it.
 fn there<T>(read: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Error> {
     match read {
         Err(error) if !error.is_passing() => Ok(None),
@@ -109,7 +109,8 @@ fn there<T>(read: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Error
     }
 }
 
-/// Returns what was `read`, or nothing, and adds to `unknown` why `what` could not be read.
+/// Returns what was `read`, or nothing; in that case adds to `unknown` why `what` could not
+/// be read.
 fn known<T: Default>(
     read: Result<T, impl fmt::Display>,
     what: &str,
@@ -121,7 +122,7 @@ fn known<T: Default>(
     })
 }
 
-/// What becomes of something when Tripod has started.
+/// What happens to something when Tripod has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Becomes {
@@ -146,19 +147,19 @@ impl fmt::Display for Becomes {
     }
 }
 
-/// Things of one kind in one place that share what becomes of them.
+/// Things of one kind in one place to which the same happens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Group {
     /// What and where, such as `chains of nat (IPv4, iptables-nft)`.
     pub what: String,
-    /// What becomes of them.
+    /// What happens to them.
     pub becomes: Becomes,
     /// Their names, sorted.
     pub names: Vec<String>,
 }
 
-/// Returns what becomes of what is `observed` when `mode` starts, whose rules go to
+/// Returns what happens to what is `observed` when `mode` starts, whose rules go to
 /// `engines`; `None`: no mode can run.
 pub fn groups(
     observed: &Observed,
@@ -265,7 +266,7 @@ mod tests {
         }
     }
 
-    /// What is taken over of `node`.
+    /// Returns what is taken over of `node`.
     fn taken_over(mode: Option<ModeName>) -> Vec<String> {
         let engines = [(Family::V4, Engine::NfTables)];
         let groups = groups(&node(), mode, &engines).into_iter();

@@ -1,4 +1,4 @@
-//! What is said of configurations that clusters have.
+//! What is reported for configurations as clusters have them.
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +10,7 @@ use std::{
 use super::*;
 use crate::cli::Origin;
 
-/// ConfigMaps and configuration files as clusters have them.
+/// Reads ConfigMaps and configuration files as clusters have them.
 fn sample(name: &str) -> Given {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/migrate");
     let path = folder.join(name);
@@ -38,7 +38,7 @@ fn gets(mode: ModeName) -> Chosen {
     }
 }
 
-/// The settings that differ in `mode`, shortened to their first words.
+/// Returns the settings that differ in `mode`, shortened to their first words.
 fn differing(given: &Given, mode: ModeName) -> Vec<String> {
     settings_of(given, mode, Importance::Difference)
 }
@@ -93,7 +93,7 @@ fn each_cluster_hears_what_differs_in_each_mode() {
         INPUT,
     ];
     let cases: &[(&str, ModeName, &[&str])] = &[
-        // None is named: kube-proxy runs iptables mode.
+        // It names no mode: kube-proxy runs iptables mode.
         ("kubeadm-1.28.yaml", Iptables, &[]),
         ("kubeadm-1.28.yaml", Ipvs, &to_ipvs),
         ("kubeadm-1.28.yaml", Nftables, &to_nftables),
@@ -228,8 +228,8 @@ fn other_settings_mean_what_they_meant_or_are_named() {
     check("winkernel.networkName", &[(windows, Nftables, false)]);
 }
 
-/// Each mode of kube-proxy and of Tripod: whether packets to Services come to pass hook INPUT,
-/// and what is said of it on a node whose chains are known, or not.
+/// For each mode of kube-proxy and of Tripod: whether packets to Services begin to pass hook
+/// INPUT, and what is reported for a node whose chains are known, or not.
 #[test]
 fn a_firewall_in_input_is_named_where_packets_come_to_pass_it() {
     use ModeName::{Iptables, Ipvs, Nftables, Userspace};
@@ -271,7 +271,7 @@ fn a_firewall_in_input_is_named_where_packets_come_to_pass_it() {
     }
 }
 
-/// A report about `given` on a node that gets `mode`.
+/// Returns a report about `given` on a node that gets `mode`.
 fn report(given: &Given, mode: Option<ModeName>) -> Report {
     let node = Chosen {
         mode: mode.map(|mode| mode.to_string()),

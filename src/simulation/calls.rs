@@ -16,9 +16,9 @@ use crate::{
 };
 
 impl Watch {
-    /// Has a client call: it is remembered where it was led, and its connection goes on.
+    /// Has a client call. Records which endpoint it reached; its connection goes on.
     pub(super) fn call(&mut self, state: &mut State) {
-        // One that the kernel refuses is called more often than others.
+        // A Service that the kernel refuses is called more often than others.
         let of_refused = |probe: &&Probe| Some(probe.service) == self.refused;
         let mut some: Vec<&Probe> = self.probes.iter().filter(of_refused).collect();
         if some.is_empty() || self.random.chance(500) {
@@ -28,7 +28,7 @@ impl Watch {
         self.call_by(state, probe);
     }
 
-    /// Has all clients of UDP call.
+    /// Has all UDP clients call.
     pub(super) fn call_over_udp(&mut self, state: &mut State) {
         let is_udp = |probe: &&Probe| world::protocol(probe.service) == Protocol::Udp;
         let probes: Vec<Probe> = self.probes.iter().filter(is_udp).cloned().collect();
@@ -67,7 +67,7 @@ impl Watch {
             let same = |one: &Sticky| one.probe.packet == probe.packet;
             self.sticky.retain(|sticky| !same(sticky));
         }
-        // What leads clients back may be missing.
+        // The rules that send clients back to their endpoint may be missing.
         let is_damaged =
             self.damaged.get(family).is_some() || self.histories[probe.service].is_damaged;
         if !updates.is_empty() && !is_damaged {

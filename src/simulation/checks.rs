@@ -24,11 +24,11 @@ use crate::{
     runner::health::Snapshot,
 };
 
-/// For so long at most a sync waits for others before it.
+/// A sync waits at most this long for others before it.
 const WAITS: Duration = Duration::from_secs(10);
 
 impl Watch {
-    /// Services that are `failed`, and were not `before`, are so for a reason.
+    /// Checks that Services which are `failed`, and were not `before`, are so for a reason.
     pub(super) fn check_failed(&self, failed: &BTreeSet<usize>, before: &BTreeSet<usize>) {
         let mut new = failed.difference(before);
         let recovers = self.recovers();
@@ -37,14 +37,15 @@ impl Watch {
         }
     }
 
-    /// Returns whether something went wrong for which a Service may not be in force.
+    /// Returns whether something went wrong that explains why a Service is not in force.
     pub(super) fn recovers(&self) -> bool {
         let within = self.rules.recovers_within();
         self.may_fail || self.went_wrong.is_some_and(|at| at.elapsed() < within)
     }
 
-    /// What health says is true: a family is unhealthy when its syncs failed for longer
-    /// than `timeout`, or what it waits for came before the process was stopped.
+    /// Checks that health reports the truth: a family is unhealthy if its syncs have
+    /// failed for longer than `timeout`. A family for which no sync came in force since
+    /// the process was stopped is not checked.
     pub(super) fn check_health(&self, health: &Snapshot, timeout: Duration) {
         for family in Family::ALL {
             if *self.was_stopped.get(family) {
@@ -52,7 +53,8 @@ impl Watch {
             }
             let since = self.overdue(family);
             let lasts = since.map_or(Duration::ZERO, |since| since.elapsed());
-            // What a sync is for may have waited for it.
+            // The sync may have waited for others before it began, so health may differ
+            // by that time.
             let says = health.is_healthy(family);
             if lasts > timeout && says || lasts + WAITS < timeout && !says {
                 self.fail(&format!(
@@ -62,11 +64,11 @@ impl Watch {
         }
     }
 
-    /// Looks at everything of these families after a change.
+    /// Checks everything of these families after a change.
     pub(super) fn check(&mut self, state: &State, families: &[Family]) {
         let is_of = |service| families.contains(&world::family(service));
         self.forget_flows();
-        // What others took away may be needed only by what a sync does after it.
+        // What others removed may be needed only by what a sync does after it.
         let by_parts = match self.rules.repairs() {
             Repairs::ReadOfAll | Repairs::FullWithoutFault => true,
             Repairs::All | Repairs::Read => false,
@@ -115,14 +117,14 @@ impl Watch {
         is_refused && self.rules.closes_what_is_left_out()
     }
 
-    /// Returns whether source ranges of a Service may be missing, in which callers are dropped.
+    /// Returns whether source ranges of a Service may be missing; then callers in them are dropped.
     fn lacks_ranges(&self, service: usize) -> bool {
         let versions = self.histories[service].versions.iter();
         let mut now = versions.filter_map(|(_, spec)| spec.as_deref());
         *self.lacks_members.get(world::family(service)) && now.any(Spec::has_ranges)
     }
 
-    /// Looks at what may become of a call.
+    /// Checks the possible outcomes of a call.
     fn check_probe(&self, probe: &Probe, found: &Outcomes) {
         let external = self.rules.external_policy();
         let history = &self.histories[probe.service];
@@ -134,11 +136,12 @@ impl Watch {
         let is_whole = history.in_force && !history.is_interrupted;
         let by_steps = self.rules.changes_by_steps(is_whole) && history.is_pending();
         let admits = |spec: &Spec| spec.admits(probe.called, probe.caller);
-        // Whom one lets in that could not be taken away is let in as before.
+        // A version that could not be removed lets in the same callers as before.
         let left = || history.left.iter().map(|spec| &**spec);
         let lets_in = by_steps && now().flatten().chain(left()).any(admits);
         let has = |to: &SocketAddr| now().flatten().any(|spec| spec.has(to));
-        // Who is let in again is known by an endpoint that may be going, for a moment.
+        // A client that is let in again is for a moment remembered with an endpoint that
+        // may be leaving.
         let is_let_in = sets.iter().any(|set| !set.is_empty());
         let may = |to: &SocketAddr| {
             let stays = |spec: &Spec| {
@@ -177,7 +180,7 @@ impl Watch {
         }
     }
 
-    /// Returns an outcome in which endpoints see another source than they may.
+    /// Returns an outcome in which endpoints see a source that they must not see.
     fn odd_source<'a>(&self, probe: &Probe, found: &'a Outcomes) -> Option<&'a Outcome> {
         let family = world::family(probe.service);
         let program_failed = *self.program_failed.get(family);
@@ -201,7 +204,7 @@ impl Watch {
         })
     }
 
-    /// Connections of which a mode says that they need not go on are looked at no more.
+    /// Stops watching connections that need not go on, as the mode says.
     fn forget_flows(&mut self) {
         let (rules, histories) = (&self.rules, &self.histories);
         self.flows.retain(|flow| {
@@ -210,8 +213,8 @@ impl Watch {
         });
     }
 
-    /// Clients whose endpoints cannot be reached any more need not stay there, also when they
-    /// can be again.
+    /// Forgets clients whose endpoints cannot be reached any more: they need not stay there,
+    /// even if those can be reached again later.
     pub(super) fn forget_sticky(&mut self) {
         let external = self.rules.external_policy();
         let histories = &self.histories;
@@ -233,7 +236,7 @@ impl Watch {
         });
     }
 
-    /// Clients stay on their endpoints, for as long as those can be reached.
+    /// Checks that clients stay on their endpoints for as long as those can be reached.
     fn check_sticky(&mut self, state: &State, families: &[Family]) {
         self.forget_sticky();
         for at in 0..self.sticky.len() {
@@ -260,12 +263,12 @@ impl Watch {
         }
     }
 
-    /// Returns whether the kernel takes no elements of some Service.
+    /// Returns whether the kernel refuses the elements of some Service.
     pub(super) fn is_refusing(&self) -> bool {
         self.refused.is_some()
     }
 
-    /// Looks whether everything is as it is to be, with every endpoint in use.
+    /// Checks that everything is as it is to be, and that every endpoint is in use.
     pub(super) fn check_exactly(&mut self, state: &State) {
         self.check_repaired();
         for number in 0..SERVICES {
@@ -304,7 +307,7 @@ impl Watch {
         self.check_udp(state);
     }
 
-    /// Nothing is there, but for what others have.
+    /// Checks that nothing is left, except what belongs to others.
     pub(super) fn check_cleaned(&self, state: &State) {
         if let Some(left) = self.rules.remains(state) {
             self.fail(&format!("{left} is left by a cleanup"));
@@ -312,7 +315,7 @@ impl Watch {
         self.check_foreign(state);
     }
 
-    /// What others have is there.
+    /// Checks that everything of others is still there.
     fn check_foreign(&self, state: &State) {
         let there = self.rules.foreign(state);
         if let Some((family, name)) = self.foreign.difference(&there).next() {
@@ -320,7 +323,7 @@ impl Watch {
         }
     }
 
-    /// Nothing is there for addresses that neither a Service has nor a connection uses.
+    /// Checks that nothing is left for addresses that neither a Service nor a connection uses.
     pub(super) fn check_unneeded(&self, state: &State) {
         let now = self.histories.iter().enumerate();
         let now = now.filter_map(|(number, history)| {
@@ -341,7 +344,7 @@ impl Watch {
         }
     }
 
-    /// No flow of a UDP client is led to an endpoint that does not serve.
+    /// Checks that no flow of a UDP client goes to an endpoint that does not serve.
     pub(super) fn check_udp(&mut self, state: &State) {
         let external = self.rules.external_policy();
         let mut stale = None;
@@ -364,7 +367,7 @@ impl Watch {
         }
     }
 
-    /// What another process changed a while ago was repaired.
+    /// Checks that what another process changed a while ago was repaired.
     pub(super) fn check_repaired(&self) {
         if self.damaged.iter().any(|(_, damaged)| damaged.is_some()) {
             self.fail("what another process changed is not repaired");

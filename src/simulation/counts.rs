@@ -1,26 +1,26 @@
-//! How often what happened in a run.
+//! How often each kind of event happened in a run.
 
 use std::time::Duration;
 
-/// How often what happened.
+/// How often each kind of event happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// How long the run was, known when it has ended.
+    /// The number of steps of the run, known when it has ended.
     pub(super) steps: u64,
     pub(super) changes: u64,
     pub(super) calls: u64,
-    /// Calls that failed, but for those while all are refused.
+    /// Calls that failed, except those made while all are refused.
     pub(super) faults: u64,
     pub(super) edits: u64,
     pub(super) kills: u64,
     pub(super) syncs: u64,
     pub(super) failed_syncs: u64,
-    /// Packets that were led through the rules.
+    /// Packets that were sent through the rules.
     pub(super) packets: u64,
 }
 
 impl Counts {
-    /// Returns how much happened for which a sync may follow.
+    /// Returns how many events there were that a sync may follow.
     pub(super) fn happened(&self) -> u64 {
         self.faults + self.edits + self.changes
     }
@@ -38,8 +38,8 @@ impl Counts {
         self.packets += run.packets;
     }
 
-    /// Prints them as `make simulate` keeps them for docs/reliability.md: the figures of the
-    /// mode `name`, of a run that took so long.
+    /// Prints the counts as `make simulate` keeps them for docs/reliability.md: the figures
+    /// of the mode `name`, for a run that took `took`.
     pub(super) fn print(&self, name: &str, took: Duration) {
         let figures = [
             ("steps", self.steps),

@@ -11,14 +11,14 @@ use crate::{
     net::Family,
 };
 
-/// Its chains: in which table, and from where a rule leads there.
+/// Its chains: table, chain, the chain that jumps to it, and the rule that jumps.
 const CHAINS: [(&str, &str, &str, &str); 2] = [
     ("nat", "DOCKER", "PREROUTING", "-j DOCKER"),
     ("filter", "DOCKER-USER", "FORWARD", "-j DOCKER-USER"),
 ];
 
-/// Changes something, among it the chains of `tables` that `is_ours` names. Returns of which
-/// family it was, if it was ours and is different now.
+/// Changes something, possibly the chains of `tables` that `is_ours` names. Returns the
+/// family of the change if it was ours and is different now.
 pub(super) fn edit(
     state: &mut State,
     random: &mut Random,
@@ -45,7 +45,7 @@ pub(super) fn edit(
     state.edit(family, table, edit).then_some(family)
 }
 
-/// Returns those of its chains that are there, and that a rule leads to.
+/// Returns those of its chains that exist and that a rule jumps to.
 pub(super) fn chains(state: &State) -> BTreeSet<(Family, &'static str)> {
     let of_family = |family| {
         let all = CHAINS.into_iter();
@@ -57,9 +57,9 @@ pub(super) fn chains(state: &State) -> BTreeSet<(Family, &'static str)> {
     Family::ALL.into_iter().flat_map(of_family).collect()
 }
 
-/// Returns after how long it is noticed what another process changed in the chains of `engine`
-/// while a sync ran. Of legacy tables only the sizes are known, as the sync left them: the next
-/// full sync notices it.
+/// Returns after how long a change is noticed that another process made in the chains of
+/// `engine` while a sync ran. Of legacy tables only the sizes after the sync are known: the
+/// next full sync notices the change.
 pub(super) fn noticed_after_a_sync(engine: Engine, otherwise: Duration) -> Duration {
     match engine {
         Engine::NfTables => otherwise,

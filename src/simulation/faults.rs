@@ -5,7 +5,7 @@ use nix::errno::Errno;
 use super::random::Random;
 use crate::kernel::simulated::{Call, Fault, ipset::LIST_SETS};
 
-/// Reasons for which a kernel refuses, most of them passing ones.
+/// Reasons for which a kernel refuses; most of them are temporary.
 const REASONS: [Errno; 6] = [
     Errno::EPERM,
     Errno::ENOBUFS,
@@ -15,16 +15,16 @@ const REASONS: [Errno; 6] = [
     Errno::ENOMEM,
 ];
 
-/// What goes wrong now.
+/// What goes wrong at present.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Faults {
-    /// So many calls in a thousand fail.
+    /// How many calls in a thousand fail.
     pub(super) calls: usize,
-    /// Before so many calls in a thousand another process changes something.
+    /// Before how many calls in a thousand another process changes something.
     pub(super) edits: usize,
-    /// It does so once.
+    /// Whether it does so only once.
     pub(super) once: bool,
-    /// After so many calls in a thousand the process is killed.
+    /// At how many calls in a thousand the process is killed.
     pub(super) kills: usize,
     /// All calls are refused for this reason.
     pub(super) outage: Option<Errno>,
@@ -35,7 +35,7 @@ fn is_of_sets(call: Call) -> bool {
 }
 
 impl Faults {
-    /// Returns what becomes of a call.
+    /// Returns what happens to a call.
     pub(super) fn of(&self, call: Call, random: &mut Random) -> Fault {
         if call == Call::Notifications {
             let lost = self.outage.is_none() && random.chance(self.calls / 4);
@@ -54,11 +54,11 @@ impl Faults {
             return Fault::None;
         }
         let errno = match random.one(&REASONS) {
-            // Of one thing that is to be deleted it would say that this is done.
+            // For one thing that is to be deleted, ENOENT would mean that it is deleted already.
             Errno::ENOENT if matches!(call, Call::Requests(..) | Call::Question(_)) => Errno::EBUSY,
-            // The same where elements are deleted and nothing else.
+            // Likewise where only elements are deleted.
             Errno::ENOENT if call == Call::Transaction(3) => Errno::EBUSY,
-            // Of a set it would say that it is not there.
+            // For a set, ENOENT would mean that it does not exist.
             Errno::ENOENT if is_of_sets(call) => Errno::EBUSY,
             errno => errno,
         };
@@ -72,8 +72,8 @@ impl Faults {
         }
     }
 
-    /// Returns what becomes of a run of a program: there are fewer of them than of other
-    /// calls.
+    /// Returns what happens to a run of a program. There are fewer runs than other calls,
+    /// so they fail twice as often.
     fn of_program(&self, call: Call, random: &mut Random) -> Fault {
         if !random.chance(2 * self.calls) {
             return Fault::None;

@@ -30,9 +30,9 @@ use crate::{
     runner::metrics::Metrics,
 };
 
-/// So many steps are run each time.
+/// Steps of each run.
 const STEPS: usize = 400;
-/// With so many seeds.
+/// Number of seeds.
 const SEEDS: u64 = 2;
 /// iptables mode as the subject of the simulation, with the given engine.
 #[derive(Clone, Copy)]
@@ -59,8 +59,8 @@ impl Subject for OfIptables {
     }
 }
 
-/// Returns whether a chain is one that the mode has for itself. The kubelet's, which it
-/// shares, is read at full syncs only.
+/// Returns whether a chain is the mode's own. The kubelet's chain, which it shares, is
+/// read only in full syncs.
 fn is_ours(chain: &str) -> bool {
     chain.starts_with("KUBE-") && chain != "KUBE-FIREWALL"
 }
@@ -74,7 +74,7 @@ impl Promises for OfIptables {
         StaysOn::Any
     }
 
-    /// What leads to it is replaced in one transaction with all that it leads to.
+    /// The rules that jump to it are replaced in one transaction with all chains that they jump to.
     fn closes_what_is_left_out(&self) -> bool {
         false
     }
@@ -97,8 +97,8 @@ impl Rules for OfIptables {
         Repairs::Read
     }
 
-    /// A full sync takes away in transactions of their own, after all others, what leads to
-    /// chains that do not change.
+    /// A full sync removes rules that jump to unchanged chains in separate transactions,
+    /// after all others.
     fn removals(&self, unfinished: &[String]) -> Removals {
         Removals::of(unfinished)
     }

@@ -34,11 +34,11 @@ use crate::{
     runner::metrics::Metrics,
 };
 
-/// So many steps are run each time.
+/// Steps of each run.
 const STEPS: usize = 250;
-/// With so many seeds.
+/// Number of seeds.
 const SEEDS: u64 = 2;
-/// A chain of others, to which a rule of `FORWARD` leads.
+/// A chain of others, to which a rule of `FORWARD` jumps.
 const CHAIN: &str = "DOCKER-USER";
 /// Virtual servers of others.
 const SERVER: &str = "virtual server";
@@ -74,7 +74,7 @@ impl Subject for OfIpvs {
     }
 }
 
-/// Returns whether a chain is one that the mode has for itself.
+/// Returns whether a chain is the mode's own.
 fn is_ours(chain: &str) -> bool {
     chain.starts_with("KUBE-") || chain.starts_with("TRIPOD-")
 }
@@ -102,10 +102,10 @@ impl Promises for OfIpvs {
         state.ipvs.remember(update);
     }
 
-    /// While the rules of source ranges cannot be written, virtual servers that are open go on,
-    /// and follow their endpoints. So do those whose change was interrupted: that they get
-    /// source ranges at the same time is known to one process until a sync fails, or compares
-    /// everything. One that could not be deleted is open as well, to those whom it let in.
+    /// While the rules of source ranges cannot be written, virtual servers that are open go on, and
+    /// follow their endpoints. So do those whose change was interrupted: only one process knows
+    /// that they get source ranges at the same time, until a sync fails or compares everything. One
+    /// that could not be deleted stays open as well, to the callers that it let in.
     fn changes_by_steps(&self, is_whole: bool) -> bool {
         !is_whole
     }
@@ -115,9 +115,9 @@ impl Promises for OfIpvs {
         called != Called::ClusterIp && !program_failed
     }
 
-    /// A connection ends with its virtual server, and source ranges end those of callers that
-    /// they keep out. One of TCP goes on when its endpoint leaves
-    /// the Service; of other protocols it does not show when they end.
+    /// A connection ends with its virtual server, and source ranges end the connections of
+    /// callers that they keep out. A TCP connection goes on when its endpoint leaves the
+    /// Service; for other protocols the end of a flow cannot be observed.
     fn goes_on(&self, flow: &Flow, spec: Option<&Spec>) -> bool {
         let Some(spec) = spec.filter(|spec| spec.admits(flow.called, flow.caller)) else {
             return false;
@@ -134,8 +134,8 @@ impl Promises for OfIpvs {
         ExternalPolicy::OfAll
     }
 
-    /// Rules are written beside the syncs, by a program that may hang, and after a failure once
-    /// in half a minute at least.
+    /// A program that may hang writes the rules separately from the syncs, and after a failure
+    /// at least once in half a minute.
     fn recovers_within(&self) -> Duration {
         PROGRAM_HANGS + Duration::from_secs(45)
     }
@@ -172,7 +172,7 @@ impl Rules for OfIpvs {
         Repairs::FullWithoutFault
     }
 
-    /// What does not show without reading everything is noticed by the next full sync.
+    /// A change that only a complete reading shows is noticed by the next full sync.
     fn noticed(&self) -> Duration {
         super::process::SYNC_PERIOD + Duration::from_secs(5)
     }

@@ -2,10 +2,10 @@
 //! one thread, a clock that stands still, and a seed from which everything follows.
 //!
 //! A run changes Services, has clients call them, has other processes change rules, kills
-//! the process and begins it anew, lets time pass, and has calls of the kernel fail. All
-//! along it is watched that nothing is open that must be closed, that nothing is closed
+//! the process and starts it anew, lets time pass, and has calls to the kernel fail. All
+//! the time it is checked that nothing is open that must be closed, that nothing is closed
 //! that stays open, that connections go on, that a sync which fails has a reason, and that
-//! retries grow apart. Whenever faults stop, everything is as it is to be soon after.
+//! the time between retries grows. Soon after faults stop, everything is as it is to be.
 
 mod calls;
 mod checks;
@@ -50,14 +50,14 @@ use crate::{
     services::{Changes, ServiceMap},
 };
 
-/// After so long without faults everything is in force: whatever failed is tried again
-/// once a sync period at least.
+/// Without faults everything is in force after this time: whatever failed is retried at
+/// least once per sync period.
 const SETTLED: Duration = Duration::from_secs(75);
-/// So many steps are between the times at which faults stop.
+/// Number of steps between the times at which faults stop.
 const STEPS_TO_SETTLE: usize = 25;
-/// So many steps of a long run follow from one seed.
+/// Number of steps of a long run that follow from one seed.
 const STEPS_OF_SEED: usize = 10_000;
-/// A run of so many steps is kept in docs/reliability.csv.
+/// The length in steps of a run that is recorded in docs/reliability.csv.
 const MEASURED: u64 = 1_000_000;
 
 /// One run of the simulation: a mode on a simulated kernel, with the faults of one seed.
@@ -68,26 +68,26 @@ struct Simulation<S> {
     watch: Arc<Mutex<Watch>>,
     process: Option<Process>,
     specs: Vec<Option<Arc<Spec>>>,
-    /// It is known from which networks cluster IPs are.
+    /// Whether it is known which networks cluster IPs are from.
     networks_known: bool,
     /// The number of the last change.
     version: u64,
 }
 
-/// Returns a runtime of one thread whose clock moves on only when all tasks wait.
+/// Returns a runtime of one thread whose clock advances only when all tasks wait.
 fn stopped_clock() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build();
     runtime.expect("a runtime")
 }
 
-/// Has a mode sync both families, which succeeds. Returns what it reports of each.
+/// Has a mode sync both families, which succeeds. Returns its report on each.
 async fn sync(mode: &mut impl Mode, map: &ServiceMap, changes: &Changes) -> PerFamily<SyncReport> {
     let outcomes = mode.sync(map, PerFamily::each(|_| Some(changes))).await;
     outcomes.map(|_, outcome| outcome.expect("an answer").expect("a sync"))
 }
 
-/// Runs so many steps that follow from the seed. Returns what happened.
+/// Runs `steps` steps that follow from the seed. Returns what happened.
 fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
     stopped_clock().block_on(async {
         let watch = Arc::new(Mutex::new(Watch::new(seed, Box::new(subject))));
@@ -121,11 +121,11 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
     })
 }
 
-/// Runs `seeds` seeds of `steps` steps each, or what the environment asks for:
+/// Runs `seeds` seeds of `steps` steps each, or what the environment requests:
 /// `TRIPOD_SIMULATE_STEPS` steps, of which every [`STEPS_OF_SEED`] follow from a seed of their
-/// own, the first from `TRIPOD_SIMULATE_SEED`. So who looks into a failure need not wait for a
-/// long run. What a run of [`MEASURED`] steps did is a figure of docs/reliability.md, in the row
-/// `name`.
+/// own, the first from `TRIPOD_SIMULATE_SEED`. So a failure can be examined without waiting for
+/// a long run. The counts of a run of at least [`MEASURED`] steps are figures of
+/// docs/reliability.md, in the row `name`.
 fn all(name: &str, seeds: u64, steps: usize, subject: impl Subject) {
     let asked = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first = asked("TRIPOD_SIMULATE_SEED");
@@ -151,7 +151,7 @@ fn all(name: &str, seeds: u64, steps: usize, subject: impl Subject) {
     }
 }
 
-/// Fails unless a seed makes the same run again, and another one another run.
+/// Fails unless the same seed gives the same run, and another seed a different one.
 fn assert_reproduced(steps: usize, subject: impl Subject) {
     let of = |seed| run(seed, steps, subject);
     assert_eq!(of(1), of(1));
@@ -159,8 +159,8 @@ fn assert_reproduced(steps: usize, subject: impl Subject) {
 }
 
 impl<S: Subject> Simulation<S> {
-    /// Begins a process, which knows of nothing but the objects, and of the clients of the one
-    /// before where that left them.
+    /// Starts a process, which knows only the objects, and the clients of the process before
+    /// it if that left them.
     fn begin(&mut self, knows_clients: bool) {
         self.kernel.revive();
         let specs = self.specs.iter().flatten();
@@ -169,7 +169,7 @@ impl<S: Subject> Simulation<S> {
             objects.push(world::service_networks(true));
         }
         objects.extend(specs.flat_map(|spec| spec.events()));
-        // A process that cannot begin ends, and whoever began it does so again.
+        // A process that cannot start ends, and whoever started it does so again.
         let faults = std::mem::take(&mut self.watch.lock().faults);
         let process = Process::begin(
             &self.subject,
@@ -190,7 +190,7 @@ impl<S: Subject> Simulation<S> {
         self.begin(false);
     }
 
-    /// Has a process take the place of the one that runs, which leaves its clients to it.
+    /// Replaces the running process, which leaves its clients to the new one.
     async fn restart(&mut self) {
         let leaves = self.subject.leave();
         if let Some(process) = self.process.take() {
@@ -199,7 +199,7 @@ impl<S: Subject> Simulation<S> {
         self.begin(leaves);
     }
 
-    /// Lets time pass; a process that was killed meanwhile begins anew.
+    /// Lets time pass; a process that was killed meanwhile starts anew.
     async fn pass(&mut self, time: Duration) {
         sleep(time).await;
         assert!(!self.watch.lock().has_failed(), "a task of the mode ended");
@@ -224,7 +224,7 @@ impl<S: Subject> Simulation<S> {
             60..80 => self.call(),
             80..86 => {
                 self.kernel.change(|state| self.watch.lock().edit(state));
-                // Before it is noticed.
+                // Calls that are made before the change is noticed.
                 (0..3).for_each(|_| self.call());
             }
             86..88 => self.kill().await,
@@ -251,7 +251,7 @@ impl<S: Subject> Simulation<S> {
             .change(|state| self.watch.lock().call_over_udp(state));
     }
 
-    /// One or two Services come, change or go.
+    /// Adds, changes or removes one or two Services.
     fn change(&mut self) {
         self.version += 1;
         let mut events = Vec::new();
@@ -278,7 +278,7 @@ impl<S: Subject> Simulation<S> {
         }
     }
 
-    /// All rules depend on the networks of cluster IPs.
+    /// Changes whether the networks of cluster IPs are known, on which all rules depend.
     fn change_networks(&mut self) {
         self.networks_known = !self.networks_known;
         self.version += 1;
@@ -291,7 +291,7 @@ impl<S: Subject> Simulation<S> {
         }
     }
 
-    /// The kernel refuses everything for a while.
+    /// Has the kernel refuse everything for a while.
     async fn outage(&mut self) {
         let errno = self
             .random
@@ -310,8 +310,8 @@ impl<S: Subject> Simulation<S> {
         self.pass(time).await;
     }
 
-    /// The process is stopped for a while, as by SIGSTOP, while others go on: for it the clock
-    /// jumps.
+    /// Stops the process for a while, as SIGSTOP does, while others go on: to the process the
+    /// clock jumps.
     async fn stop(&mut self) {
         let seconds = self.random.one(&[10, 300, 7200]);
         self.watch
@@ -324,7 +324,8 @@ impl<S: Subject> Simulation<S> {
         self.watch.lock().goes_on();
     }
 
-    /// The kernel takes no elements of one Service for a while: that costs no other one.
+    /// Has the kernel refuse the elements of one Service for a while, or none: no other
+    /// Service may suffer.
     fn refuse(&mut self) {
         let service = self.random.below(SERVICES);
         let errno = self.random.one(&[Errno::EINVAL, Errno::ENOMEM]);
@@ -333,9 +334,9 @@ impl<S: Subject> Simulation<S> {
             .change(|state| self.watch.lock().refuse(state, refused));
     }
 
-    /// Without faults everything is as it is to be soon, and nothing else.
+    /// Stops faults, and checks that soon everything is as it is to be, and nothing else is there.
     async fn settle(&mut self) {
-        // Who calls while something is missing must not be led past it for ever.
+        // A client that calls while rules are missing must not bypass the Service for ever.
         self.call_over_udp();
         self.watch.lock().faults = Faults::default();
         self.watch.lock().record(|| "faults stop".to_owned());
@@ -357,7 +358,8 @@ impl<S: Subject> Simulation<S> {
         self.edit_during_a_sync().await;
     }
 
-    /// What the mode ever installed is removed, although calls fail at first, and nothing else.
+    /// Checks that a cleanup removes everything that the mode ever installed, and nothing else,
+    /// although calls fail at first.
     async fn clean_up(&mut self) {
         if let Some(process) = self.process.take() {
             process.kill().await;
@@ -378,7 +380,7 @@ impl<S: Subject> Simulation<S> {
             .change(|state| self.watch.lock().check_cleaned(state));
     }
 
-    /// What another process changes while a sync runs is repaired, too.
+    /// Checks that what another process changes while a sync runs is repaired as well.
     async fn edit_during_a_sync(&mut self) {
         self.watch.lock().faults = Faults {
             edits: 100,
@@ -389,7 +391,7 @@ impl<S: Subject> Simulation<S> {
         self.pass(Duration::from_secs(2)).await;
         self.watch.lock().faults = Faults::default();
         self.pass(self.subject.noticed_after_a_sync()).await;
-        // That sync may have been about to remove what was changed.
+        // That sync may have been going to remove what was changed.
         let differs = self.differences().await;
         self.watch
             .lock()

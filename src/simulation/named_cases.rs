@@ -13,13 +13,13 @@ use crate::{
     runner::metrics::Metrics,
 };
 
-/// Makes the mode of `subject`, as a process does that begins.
+/// Creates the mode of `subject`, as a process does when it starts.
 pub(super) fn mode<S: Subject>(subject: S) -> S::Mode {
     let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");
     subject.mode(&subject.kernel(), &metrics)
 }
 
-/// Runs `body` on a node with the mode of `subject`, whose kernel `observer` watches.
+/// Runs `body` on a node with the mode of `subject`, whose kernel `observer` observes.
 pub(super) fn on_a_node<S: Subject, T>(
     subject: S,
     observer: impl Observer + 'static,
@@ -44,24 +44,24 @@ pub(super) fn from_outside(to: [u8; 4]) -> Packet {
     }
 }
 
-/// Refuses calls, when asked to.
+/// Refuses calls, when told to.
 #[derive(Clone, Default)]
 pub(super) struct Refusing(Arc<Mutex<Option<Refused>>>);
 
 /// Which calls are refused.
 struct Refused {
     is_one: Box<dyn Fn(Call) -> bool + Send>,
-    /// So many are carried out before.
+    /// How many are carried out before.
     passed: usize,
-    /// So many are refused then.
+    /// How many are refused then.
     times: usize,
-    /// What becomes of them.
+    /// What happens to those.
     fault: Fault,
 }
 
 impl Refusing {
-    /// Has the `times` calls refused that come next after `passed` others, of those that
-    /// `is_one` names.
+    /// Of the calls that `is_one` selects, lets the next `passed` through and has the
+    /// `times` after them refused.
     pub(super) fn refuse(
         &self,
         is_one: impl Fn(Call) -> bool + Send + 'static,
@@ -76,7 +76,7 @@ impl Refusing {
         });
     }
 
-    /// Has the next call lose its answer, of those that `is_one` names.
+    /// Has the next call that `is_one` selects lose its answer.
     pub(super) fn lose_answer(&self, is_one: impl Fn(Call) -> bool + Send + 'static) {
         self.refuse(is_one, 0, 1);
         if let Some(refused) = &mut *self.0.lock() {
@@ -84,7 +84,7 @@ impl Refusing {
         }
     }
 
-    /// Has no more calls refused. Returns how many were left to be refused.
+    /// Stops refusing calls. Returns how many were still to be refused.
     pub(super) fn stop(&self) -> usize {
         self.0.lock().take().map_or(0, |refused| refused.times)
     }

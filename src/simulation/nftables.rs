@@ -26,9 +26,9 @@ use crate::{
     services::Namespaces,
 };
 
-/// So many steps are run each time.
+/// Steps of each run.
 const STEPS: usize = 800;
-/// With so many seeds.
+/// Number of seeds.
 const SEEDS: u64 = 5;
 
 /// The table of nftables mode.

@@ -1,4 +1,4 @@
-//! The calls of Services that are watched.
+//! The watched calls of Services.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use super::world::{
 };
 use crate::kernel::simulated::packet::Packet;
 
-/// Returns the calls that are watched.
+/// Returns the watched calls.
 pub(super) fn probes() -> Vec<Probe> {
     use Called::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
     use Caller::{Outside, Pod, Stranger};
@@ -49,7 +49,7 @@ fn probe(service: usize, called: Called, caller: Caller) -> Probe {
     }
 }
 
-/// Returns where a Service is called so.
+/// Returns the address and port at which a Service is called in that way.
 pub(super) fn called_at(number: usize, called: Called) -> SocketAddr {
     let family = family(number);
     let of_network = |network| (ip(family, network, number as u16 + 1), PORT).into();

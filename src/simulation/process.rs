@@ -1,5 +1,5 @@
-//! The process that is simulated: a mode with the runner that has it sync, as `tripod`
-//! joins them, and what it reports.
+//! The simulated process: a mode with the runner that has it sync, joined as `tripod`
+//! joins them, and its reports.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -31,10 +31,10 @@ use crate::{
     services::{Batch, Event, Node, ServiceMap, Tracker},
 };
 
-/// Full syncs are that far apart, as kube-proxy's.
+/// Time between two full syncs, as in kube-proxy.
 pub(super) const SYNC_PERIOD: Duration = Duration::from_secs(30);
-/// Syncs that may follow each other within [`WINDOW`], beside those that something
-/// happened for.
+/// Number of syncs that may follow each other within [`WINDOW`], in addition to those
+/// caused by something that happened.
 const SYNCS: usize = 40;
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -48,7 +48,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Begins, with `objects` as the complete state.
+    /// Starts, with `objects` as the complete state.
     pub(super) fn begin(
         subject: &impl Subject,
         kernel: &Kernel,
@@ -110,23 +110,23 @@ impl Process {
         }
     }
 
-    /// Returns whether it ended by itself, which it never does.
+    /// Returns whether it ended by itself, which must never happen.
     pub(super) fn has_ended(&self) -> bool {
         self.runner.is_finished()
     }
 }
 
-/// A mode whose reports are held against what is in force.
+/// A mode whose reports are compared with what is in force.
 struct Reported<M> {
     mode: M,
     kernel: Kernel,
     watch: Arc<Mutex<Watch>>,
     sent: Arc<AtomicU64>,
     batches: mpsc::Sender<Batch>,
-    /// When the last ones began, and how much had happened by then; but for those that were
-    /// to look whether connections ended.
+    /// When the last syncs began, and how much had happened by then; without syncs that
+    /// only checked whether connections ended.
     syncs: VecDeque<(Instant, u64)>,
-    /// Connections were open at the end of the last one for which an address lingers.
+    /// Whether connections for which an address lingers were open at the end of the last sync.
     lingers: bool,
     /// Services that were not in force after the last sync.
     failed: PerFamily<BTreeSet<usize>>,
@@ -139,7 +139,7 @@ impl<M> Reported<M> {
         self.sent.load(Ordering::Relaxed) - waiting as u64
     }
 
-    /// Retries grow apart: there are never many syncs in a short time.
+    /// Checks that the time between retries grows: there are never many syncs in a short time.
     fn count(&mut self) {
         let now = Instant::now();
         let watch = self.watch.lock();
@@ -163,14 +163,15 @@ impl<M: Mode> Mode for Reported<M> {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        // One that was killed may go on until its task is aborted, and all fails at once.
+        // A mode that was killed may go on until its task is aborted; then every call
+        // fails at once.
         if !self.kernel.is_dead() {
             self.count();
         }
         let known = self.known();
         self.watch.lock().sync_begins(asked);
         let outcomes = self.mode.sync(map, asked).await;
-        // Nobody hears what a process says that was killed.
+        // Nobody receives the reports of a process that was killed.
         if self.kernel.is_dead() {
             return outcomes;
         }

@@ -1,11 +1,11 @@
-//! Numbers that look random and follow from a seed (splitmix64, Steele et al. 2014).
+//! Pseudorandom numbers that follow from a seed (splitmix64, Steele et al. 2014).
 
-/// A row of numbers.
+/// A sequence of numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Returns the row of numbers that follows from `seed`.
+    /// Returns the sequence of numbers that follows from `seed`.
     pub(crate) fn new(seed: u64) -> Random {
         Random(seed)
     }

@@ -1,4 +1,4 @@
-//! What differs from mode to mode.
+//! What differs between modes.
 
 use std::{
     collections::BTreeSet,
@@ -26,8 +26,8 @@ use crate::{
     runner::metrics::Metrics,
 };
 
-/// Whether a sync took away all rules that are not needed any more. That some could not be
-/// is said of no Service, and tried again.
+/// Whether a sync removed all rules that are not needed any more. That some could not be
+/// removed is not reported for any Service; it is retried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Removals {
     #[default]
@@ -36,8 +36,8 @@ pub(super) enum Removals {
 }
 
 impl Removals {
-    /// Returns what a sync said that names what is `unfinished`. Flows of UDP clients are no
-    /// rules.
+    /// Returns the value for what a sync reported as `unfinished`. Flows of UDP clients are
+    /// no rules.
     pub(super) fn of(unfinished: &[String]) -> Removals {
         let is_of_rules = |text: &String| !text.contains("flows of UDP clients");
         if unfinished.iter().any(is_of_rules) {
@@ -48,18 +48,18 @@ impl Removals {
     }
 }
 
-/// What is said of a sync that came in force.
+/// What is reported of a sync that came in force.
 pub(super) struct Reported<'a> {
-    /// Everything up to this change is.
+    /// Everything up to this change is in force,
     pub(super) version: u64,
-    /// But for these Services.
+    /// except these Services.
     pub(super) failed: &'a BTreeSet<usize>,
     pub(super) removals: Removals,
-    /// Nothing is left to be done that is said of no Service.
+    /// Whether nothing is left to be done, apart from what is reported for single Services.
     pub(super) is_finished: bool,
 }
 
-/// What goes wrong most of the time where a sync makes few calls.
+/// What usually goes wrong in modes whose syncs make few calls.
 const FAULTS: Faults = Faults {
     calls: 60,
     edits: 15,
@@ -68,29 +68,29 @@ const FAULTS: Faults = Faults {
     outage: None,
 };
 
-/// How long a call may take where a program that hangs is given up after two minutes.
+/// How long a call may take if a program that hangs is given up after two minutes.
 pub(super) const PROGRAM_HANGS: Duration = Duration::from_secs(125);
 
-/// On which endpoint a client stays that calls a Service in several ways.
+/// The endpoint on which a client stays that calls a Service in several ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StaysOn {
-    /// In each way on the one that it got so.
+    /// For each way of calling, the one that it got in that way.
     OfKind,
-    /// On any of these.
+    /// Any of the endpoints that it got.
     Any,
-    /// On the one that it got last, where that may be called so.
+    /// The one that it got last, if that one may be reached in the same way.
     Last,
 }
 
-/// Which changes by others a sync repairs that comes in force.
+/// Which changes by others are repaired by a sync that comes in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repairs {
     /// All that were made before it began.
     All,
     /// Those that were made before it read the rules.
     Read,
-    /// The same, if it left out no Service: object by object, so that meanwhile what one change
-    /// left there may go that made up for another one.
+    /// The same, if it left out no Service. It compares object by object, so that meanwhile
+    /// something may be removed that made up for another change.
     ReadOfAll,
     /// Those that were made before a full sync began, if nothing went wrong meanwhile.
     FullWithoutFault,
@@ -101,7 +101,7 @@ pub(super) trait Subject: Rules + Copy + 'static {
     /// The type of the mode, which is the one that users run.
     type Mode: Mode + 'static;
 
-    /// What goes wrong most of the time.
+    /// Returns what usually goes wrong.
     fn faults(&self) -> Faults {
         FAULTS
     }
@@ -109,11 +109,10 @@ pub(super) trait Subject: Rules + Copy + 'static {
     /// Returns what the simulated kernel can do.
     fn kernel(&self) -> probe::Kernel;
 
-    /// Makes the mode for such a kernel, as a process does that begins.
+    /// Creates the mode for such a kernel, as a process does when it starts.
     fn mode(&self, kernel: &probe::Kernel, metrics: &Metrics) -> Self::Mode;
 
-    /// Removes what the mode ever installs, as `tripod cleanup` does. Fails with why it could
-    /// not.
+    /// Removes what the mode ever installs, as `tripod cleanup` does. Fails with the reason.
     async fn cleanup(&self) -> Result<(), String> {
         Ok(())
     }
@@ -121,24 +120,24 @@ pub(super) trait Subject: Rules + Copy + 'static {
 
 /// How a mode treats clients and changes, whatever it has in the kernel.
 pub(super) trait Promises: Send {
-    /// Has the kernel remember what it does when a packet is led so.
+    /// Has the kernel record what it remembers when a packet has this outcome.
     fn remember(&self, state: &mut State, family: Family, update: &Update);
 
-    /// Returns which of the endpoints of a client that calls a Service in several ways it
-    /// stays on.
+    /// Returns on which of its endpoints a client stays that calls a Service in several
+    /// ways.
     fn stays_on(&self) -> StaysOn {
         StaysOn::OfKind
     }
 
-    /// Returns whether a change of a Service comes in force step by step: meanwhile those whom
-    /// it lets in, as it is or was, may get any endpoint that it has, as it is or was. It
-    /// `is_whole` where it was in force, and no earlier attempt to change it ended halfway.
+    /// Returns whether a change of a Service comes in force step by step: meanwhile callers
+    /// that the old or the new version lets in may reach any endpoint of either. `is_whole`:
+    /// it was in force, and no earlier attempt to change it ended halfway.
     fn changes_by_steps(&self, _is_whole: bool) -> bool {
         false
     }
 
     /// Returns whether a Service of which a change is refused may be closed, and its clients may
-    /// get other endpoints, until that is in force.
+    /// get other endpoints, until the change is in force.
     fn closes_what_is_left_out(&self) -> bool {
         true
     }
@@ -148,67 +147,68 @@ pub(super) trait Promises: Send {
         true
     }
 
-    /// Has the process leave to the next one what it knows of its clients. Returns whether it
+    /// Has the process leave what it knows of its clients to the next one. Returns whether it
     /// did.
     fn leave(&self) -> bool {
         false
     }
 
-    /// Returns whether callers are masqueraded, or not, by rules that are in force before a
-    /// Service is called so, although the program that writes them may have failed.
+    /// Returns whether the rules that masquerade callers, or do not, are in force before a Service
+    /// is called in this way, although the program that writes them may have failed.
     fn has_source_rules(&self, _: Called, _program_failed: bool) -> bool {
         true
     }
 
-    /// Returns whether a connection goes on where its Service is to be so, or is to be gone.
+    /// Returns whether a connection goes on if its Service is to be `spec`, or is to be gone
+    /// (`None`).
     fn goes_on(&self, _: &Flow, _: Option<&Spec>) -> bool {
         true
     }
 
-    /// Returns who is led to endpoints of this node alone, where the external policy is
-    /// Local.
+    /// Returns which callers reach only endpoints of this node, where the external policy
+    /// is Local.
     fn external_policy(&self) -> ExternalPolicy {
         ExternalPolicy::OfOutside
     }
 
-    /// Returns whether a node port may stay open for good whose Service is gone: a process that
-    /// begins leaves what is at the node's addresses to other programs unless something says
-    /// that it is ours, and that another process took away.
+    /// Returns whether a node port may stay open for good although its Service is gone: a new
+    /// process leaves everything at the node's addresses to other programs unless something
+    /// marks it as ours, and another process removed that mark.
     fn loses_node_ports(&self) -> bool {
         false
     }
 
-    /// Returns for how long after something went wrong a Service may not be in force for it.
+    /// Returns for how long after a fault a Service may fail to be in force because of it.
     fn recovers_within(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Returns how long a call may take that is not answered.
+    /// Returns how long a call may take that gets no answer.
     fn patience(&self) -> Duration {
         Duration::ZERO
     }
 }
 
-/// What of the kernel a mode changes.
+/// What a mode changes in the kernel.
 pub(super) trait Rules: Promises {
     /// Prepares the kernel before the first process begins.
     fn prepare(&self, _: &mut State) {}
 
-    /// Returns all that may become of a packet of `family` on a node that has the addresses
+    /// Returns all possible outcomes of a packet of `family` on a node with the addresses
     /// `own`.
     fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes;
 
-    /// Has the kernel know of a connection that was led to an endpoint, where that is not
-    /// connection tracking alone.
+    /// Has the kernel know of a connection to an endpoint, where something other than
+    /// connection tracking keeps it.
     fn connect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
 
-    /// Returns where connection tracking leads a flow of UDP from which its first packet was
-    /// led to the endpoint `to`.
+    /// Returns the destination that connection tracking has for a UDP flow whose first
+    /// packet reached the endpoint `to`.
     fn tracked(&self, _: &State, _: Family, _: &Packet, to: SocketAddr) -> SocketAddr {
         to
     }
 
-    /// Returns whether a Service is served where connection tracking leads its flows of UDP.
+    /// Returns whether `at`, where connection tracking sends UDP flows, serves a Service.
     fn serves(&self, spec: &Spec, at: SocketAddr) -> bool {
         spec.serving().any(|to| to == at)
     }
@@ -218,24 +218,24 @@ pub(super) trait Rules: Promises {
         None
     }
 
-    /// Returns what is open and must be closed at any time in a family, beside calls of
-    /// Services.
+    /// Returns what is open in a family and must be closed at any time, apart from calls
+    /// of Services.
     fn exposed(&self, _: &State, _: Family) -> Option<String> {
         None
     }
 
-    /// Returns what is not as it is to be when everything has settled, beside calls of
-    /// Services, and beside [`Rules::exposed`].
+    /// Returns what is not as it is to be when everything has settled, apart from calls
+    /// of Services and from [`Rules::exposed`].
     fn wrong(&self, _: &State, _own: &[IpAddr]) -> Option<String> {
         None
     }
 
-    /// Returns what is there of the mode for an address that is not in use.
+    /// Returns what the mode has for an address that is not in use.
     fn unneeded(&self, _: &State, _is_used: &dyn Fn(&IpAddr) -> bool) -> Option<String> {
         None
     }
 
-    /// Returns what is there of the mode at all, which nothing may be after a cleanup.
+    /// Returns anything that the mode has in the kernel; after a cleanup it must have nothing.
     fn remains(&self, _: &State) -> Option<String> {
         None
     }
@@ -248,7 +248,7 @@ pub(super) trait Rules: Promises {
     /// Has a connection end.
     fn disconnect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
 
-    /// Returns which changes by others a sync repairs that comes in force.
+    /// Returns which changes by others are repaired by a sync that comes in force.
     fn repairs(&self) -> Repairs {
         Repairs::All
     }
@@ -258,31 +258,31 @@ pub(super) trait Rules: Promises {
         call == Call::Save(family)
     }
 
-    /// Returns after how long it is noticed and repaired what another process changed.
+    /// Returns after how long a change by another process is noticed and repaired.
     fn noticed(&self) -> Duration {
         Duration::from_secs(2)
     }
 
-    /// Returns the same of what another process changed while a sync ran.
+    /// Returns the same for a change that another process made while a sync ran.
     fn noticed_after_a_sync(&self) -> Duration {
         self.noticed()
     }
 
-    /// Returns whether all rules went that are not needed any more, by what a sync said is
-    /// unfinished. A mode whose changes are one transaction leaves none.
+    /// Returns whether all rules that are not needed any more were removed, given what a
+    /// sync reported as unfinished. A mode whose changes are one transaction leaves none.
     fn removals(&self, _unfinished: &[String]) -> Removals {
         Removals::Made
     }
 
-    /// Changes something as another process would. Returns of which family it was, if it
-    /// was ours and is different now; nothing that it does breaks connections, but it may
-    /// leave rules out.
+    /// Changes something as another process would. Returns the family of the change if it
+    /// was ours and is different now. No such change breaks connections, but it may
+    /// remove rules.
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family>;
 
-    /// Returns what is there of other processes that nobody may take away.
+    /// Returns what exists of other processes and must not be removed.
     fn foreign(&self, state: &State) -> BTreeSet<(Family, &'static str)>;
 
-    /// Has the kernel take nothing of one Service, for this reason; `None`: it takes all
-    /// again.
+    /// Has the kernel refuse everything of one Service, for this reason; `None`: it
+    /// refuses nothing any more.
     fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>);
 }

@@ -1,6 +1,6 @@
 //! Userspace mode: what it has in the kernel is in the simulated one, and its sockets are in the
-//! real one. Packets that get to a socket of the node go where the service group leads them that
-//! listens there.
+//! real one. The endpoint of a packet that reaches a socket of the node is the one that the
+//! service group listening there chooses.
 
 mod left;
 mod local;
@@ -44,12 +44,12 @@ use crate::{
     sched::{self, SchedulerName},
 };
 
-/// Local ports for service groups: few, so that each process has those of the one before for
-/// other Services.
+/// Local ports for service groups: few, so that each process uses those of the one before it
+/// for other Services.
 const PORTS: std::ops::RangeInclusive<u16> = 21_000..=21_039;
 
 thread_local! {
-    /// Who listens where, of the process that began last.
+    /// The listeners of the process that started last.
     static LISTENING: RefCell<Listening> = RefCell::default();
     /// What that process hands over.
     static HANDOVER: RefCell<Option<Handover>> = RefCell::default();
@@ -59,17 +59,17 @@ thread_local! {
 
 /// Userspace mode with a way to capture service addresses.
 trait Captures: Copy + Send + 'static {
-    /// Returns the way.
+    /// Returns the requested capture.
     fn requested(self) -> Requested;
 
-    /// Returns the engine of the programs that there are.
+    /// Returns the engine of the programs that exist.
     fn engine(self) -> Engine {
         Engine::NfTables
     }
 }
 
 /// Returns the mode with this capture, which serves `node_ports` and goes on with the clients
-/// that the process before left to it.
+/// that the previous process left to it.
 fn mode_with(kernel: &Kernel, capture: Requested, node_ports: Arc<NodePorts>) -> Userspace {
     let options = Options {
         node: world::NODE.into(),
@@ -102,8 +102,8 @@ fn mode_with(kernel: &Kernel, capture: Requested, node_ports: Arc<NodePorts>) ->
     mode
 }
 
-/// Returns whether a call from outside may get to an endpoint, both by their addresses and
-/// port 80.
+/// Returns whether a call from outside may reach an endpoint; both have port 80 at these
+/// addresses.
 fn is_led(subject: &impl Rules, kernel: &SimulatedKernel, called: [u8; 4], to: [u8; 4]) -> bool {
     let mut outcomes = Default::default();
     kernel.change(|state| {
@@ -143,7 +143,7 @@ impl<C: Captures> Promises for C {
             let protocols = [Protocol::Tcp, Protocol::Udp].map(|protocol| all.all(protocol));
             protocols.into_iter().flatten().collect::<Vec<_>>()
         });
-        // All groups of a ServicePort have one table, but for those that are yet to be rerouted.
+        // All groups of a ServicePort share one table, except those that are yet to be rerouted.
         let of_service_port = all.iter().filter(|one| one.service_port() == &*update.set);
         of_service_port.for_each(|one| one.pin(client, endpoint));
     }
@@ -153,13 +153,13 @@ impl<C: Captures> Promises for C {
         StaysOn::Last
     }
 
-    /// A service group gets its endpoints before those addresses are captured for another one
-    /// that are not treated as the others of the group any more.
+    /// A service group gets its new endpoints before those of its addresses that are to be
+    /// treated differently from now on are captured for another group.
     fn changes_by_steps(&self, _: bool) -> bool {
         true
     }
 
-    /// It is captured as it was.
+    /// It stays captured as it was.
     fn closes_what_is_left_out(&self) -> bool {
         false
     }
@@ -179,12 +179,12 @@ impl<C: Captures> Promises for C {
         leaves
     }
 
-    /// Endpoints see the node, which is no rule's doing.
+    /// Endpoints see the node's address, which no rule brings about.
     fn has_source_rules(&self, _: Called, _: bool) -> bool {
         false
     }
 
-    /// A flow of UDP gets another endpoint when its own leaves.
+    /// A UDP flow gets another endpoint when its own leaves.
     fn goes_on(&self, flow: &Flow, _: Option<&Spec>) -> bool {
         world::protocol(flow.service) == Protocol::Tcp
     }
@@ -199,7 +199,8 @@ fn in_node(test: impl FnOnce() + Send + 'static) {
     in_namespace(|| {
         for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
             let node = world::node_address(family);
-            // Until it is known whether another node has the address, none can be bound to it.
+            // Without `nodad`, no socket can be bound to the address until duplicate address
+            // detection ends.
             let more = if family == Family::V6 { "nodad" } else { "" };
             ip(&format!("address add {node}/{length} dev lo {more}"));
         }
@@ -216,11 +217,11 @@ fn protocol(packet: &Packet) -> Protocol {
     }
 }
 
-/// Returns what becomes of a packet that gets to an address and port of the node.
+/// Returns the possible outcomes of a packet that reaches an address and port of the node.
 fn served(packet: &Packet, at: SocketAddr) -> Vec<Outcome> {
     let outcome = |disposition, updates| Outcome {
         disposition,
-        // Endpoints see the node.
+        // Endpoints see the node's address.
         masqueraded: true,
         updates,
     };

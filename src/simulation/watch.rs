@@ -1,4 +1,4 @@
-//! What is watched all along: after every call that changes something, nothing is open
+//! What is watched all the time: after every call that changes something, nothing is open
 //! that must be closed, and nothing is closed that was open and stays so.
 
 use std::{
@@ -29,17 +29,17 @@ use crate::{
     net::{Family, PerFamily},
 };
 
-/// More calls than a sync ever needs.
+/// More calls than any sync needs.
 pub(super) const CALLS: usize = 400;
-/// So many lines are shown of what happened before something was found.
+/// How many lines of what happened before a failure are shown.
 const RECORDED: usize = 80;
 
-/// What another process changed since that was last repaired.
+/// What another process changed since the last repair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Damage {
-    /// The number of the last change.
+    /// The number of the last such change.
     last: u64,
-    /// How many changes there were.
+    /// How many such changes there were.
     times: u32,
 }
 
@@ -59,12 +59,11 @@ pub(super) struct Watch {
     pub(super) probes: Vec<Probe>,
     pub(super) flows: Vec<Flow>,
     pub(super) sticky: Vec<Sticky>,
-    /// The Service of which the kernel takes no elements.
+    /// The Service whose elements the kernel refuses.
     pub(super) refused: Option<usize>,
-    /// Another process changed what is ours, and that was not repaired yet: the number of
-    /// that change.
+    /// What another process changed of ours, and was not repaired yet.
     pub(super) damaged: PerFamily<Option<Damage>>,
-    /// Changes by other processes so far.
+    /// How many changes of ours other processes have made so far.
     pub(super) edits: u64,
     /// The value of `edits` at the beginning of the sync that runs.
     at_begin: u64,
@@ -74,7 +73,7 @@ pub(super) struct Watch {
     pub(super) read: PerFamily<Option<u64>>,
     /// Calls of the sync that runs.
     pub(super) calls: usize,
-    /// Something went wrong since the sync that runs began, for which it may fail.
+    /// Whether something went wrong since the sync that runs began, for which it may fail.
     pub(super) may_fail: bool,
     /// When something last went wrong.
     pub(super) went_wrong: Option<Instant>,
@@ -82,31 +81,31 @@ pub(super) struct Watch {
     pub(super) failing: PerFamily<Option<Instant>>,
     /// Since when a sync of a family runs.
     syncing: PerFamily<Option<Instant>>,
-    /// The process was stopped, and no sync of a family came in force after that.
+    /// Whether the process was stopped, and no sync of a family came in force after that.
     pub(super) was_stopped: PerFamily<bool>,
-    /// A sync of a family came in force since the process began.
+    /// Whether a sync of a family came in force since the process began.
     has_synced: PerFamily<bool>,
-    /// What the last sync of a family said of what goes.
+    /// What the last sync of a family reported of its removals.
     removals: PerFamily<Removals>,
-    /// The rules of a family could not be read or written when that was last tried.
+    /// Whether the rules of a family could not be read or written at the last attempt.
     pub(super) program_failed: PerFamily<bool>,
-    /// The rules of this family are being written, one table after the other.
+    /// The family whose rules are being written, one table after the other.
     pub(super) writing: Option<Family>,
-    /// A transaction of a family was refused since a sync of it last came in force: what is to
-    /// blame may be left out.
+    /// Whether a transaction of a family was refused since a sync of it last came in force:
+    /// the Service that is to blame may be left out.
     pub(super) left_out: PerFamily<bool>,
-    /// A member of a set was refused since a sync last came in force. If it is a source range,
-    /// callers in it are kept out with all others that are in none.
+    /// Whether a member of a set was refused since a sync last came in force. If it is a
+    /// source range, its callers are kept out like all others that are in none.
     pub(super) lacks_members: PerFamily<bool>,
     /// Where each client of each Service was sent so far, if clients may be sent to any
-    /// of these again.
+    /// of these endpoints again.
     pub(super) visited: BTreeMap<(usize, IpAddr), BTreeSet<SocketAddr>>,
     /// What other processes have there.
     pub(super) foreign: BTreeSet<(Family, &'static str)>,
-    /// What was called last.
+    /// What happened last, the latest last.
     recorded: VecDeque<String>,
-    /// Something that must hold did not. The task that found it ended, which may be one that
-    /// nothing waits for.
+    /// Whether something that must hold did not. The task that found it ended, and possibly
+    /// nothing waits for that task.
     has_failed: Cell<bool>,
     pub(super) counts: Counts,
 }
@@ -154,13 +153,13 @@ impl Watch {
         self.forget_sticky();
     }
 
-    /// Says what happens, for whoever reads of a failure.
+    /// Records what happens, for readers of a failure.
     pub(super) fn record(&mut self, what: impl FnOnce() -> String) {
         let what = what();
         if prints() {
             println!("{what}");
         }
-        // Sets are read one after the other.
+        // The members of each set are read by a call of its own, which looks the same here.
         if self.recorded.back() == Some(&what) {
             return;
         }
@@ -170,7 +169,7 @@ impl Watch {
         self.recorded.push_back(what);
     }
 
-    /// A sync begins that is asked for this.
+    /// Records that a sync begins, with these requests.
     pub(super) fn sync_begins(&mut self, asked: Asked<'_>) {
         let now = Instant::now();
         self.syncing = asked.map(|_, changes| changes.map(|_| now));
@@ -183,7 +182,7 @@ impl Watch {
         self.record(|| "sync".to_owned());
     }
 
-    /// A sync of `family` is reported to be in force.
+    /// Records that a sync of `family` is reported to be in force.
     pub(super) fn in_force(&mut self, family: Family, reported: &Reported<'_>) {
         let &Reported {
             version,
@@ -205,7 +204,7 @@ impl Watch {
                 self.sticky.retain(|sticky| sticky.probe.service != number);
                 continue;
             }
-            // What one that failed cannot change may be left of an earlier one.
+            // What a failed sync cannot change may be left of an earlier version.
             if removals == Removals::Made {
                 history.left.clear();
             }
@@ -233,15 +232,16 @@ impl Watch {
         *self.lacks_members.get_mut(family) = false;
         *self.was_stopped.get_mut(family) = false;
         *self.has_synced.get_mut(family) = true;
-        // Of what others changed while it ran nothing is known. What could not be taken away
-        // may be theirs.
+        // Changes that others made while it ran are not known. What could not be removed may
+        // be theirs.
         let known = match self.rules.repairs() {
             Repairs::All => Some(self.at_begin),
             Repairs::Read => self.read.get(family).filter(|_| removals == Removals::Made),
             Repairs::ReadOfAll => self.read.get(family).filter(|_| failed.is_empty()),
             Repairs::FullWithoutFault => {
                 let is_full = *self.is_full.get(family) && !self.may_fail;
-                // The program that reads the rules may still wait for those of a sync before.
+                // The program that reads the rules may still be waiting for that of an
+                // earlier sync.
                 let has_read = self.read.get(family).is_some();
                 (is_full && has_read && is_finished).then_some(self.at_begin)
             }
@@ -253,7 +253,7 @@ impl Watch {
         }
     }
 
-    /// A sync of `family` is reported to have failed.
+    /// Records that a sync of `family` is reported to have failed.
     pub(super) fn failed(&mut self, family: Family, error: &str) {
         self.counts.failed_syncs += 1;
         if !self.may_fail {
@@ -266,19 +266,19 @@ impl Watch {
         self.record(|| format!("{family} failed: {error}"));
     }
 
-    /// Changes of Services of these families were under way, and are not any more.
+    /// Records that changes of Services of these families were interrupted.
     fn is_interrupted(&mut self, is_of: impl Fn(Family) -> bool) {
         for (number, history) in self.histories.iter_mut().enumerate() {
             history.is_interrupted |= history.is_pending() && is_of(world::family(number));
         }
     }
 
-    /// The calls that follow belong to no sync.
+    /// Records that the calls that follow belong to no sync.
     pub(super) fn between_syncs(&mut self) {
         self.calls = 0;
     }
 
-    /// A process begins, which `knows_clients` of the one before or does not.
+    /// Records that a process begins; whether it `knows_clients` of the one before.
     pub(super) fn begins(&mut self, knows_clients: bool) {
         self.failing = PerFamily::default();
         self.syncing = PerFamily::default();
@@ -299,7 +299,7 @@ impl Watch {
         self.record(|| "a process begins".to_owned());
     }
 
-    /// What tells which node ports are ours was taken away before the process read it.
+    /// Records that what marks node ports as ours was removed before the process read it.
     fn lose_node_ports(&mut self) {
         if !self.rules.loses_node_ports() {
             return;
@@ -332,19 +332,19 @@ impl Watch {
         }
     }
 
-    /// The process was stopped, and goes on.
+    /// Records that the process goes on after it was stopped.
     pub(super) fn goes_on(&mut self) {
         self.was_stopped = PerFamily::each(|_| true);
         self.goes_wrong();
     }
 
-    /// Something goes wrong now.
+    /// Records that something goes wrong now.
     pub(super) fn goes_wrong(&mut self) {
         self.may_fail = true;
         self.went_wrong = Some(Instant::now());
     }
 
-    /// What others changed is repaired of the families that are as they are to be.
+    /// Records that what others changed is repaired in the families that are as they are to be.
     pub(super) fn is_whole(&mut self, is_whole: impl Fn(Family) -> bool) {
         for (family, damaged) in self.damaged.iter_mut() {
             damaged.take_if(|_| is_whole(family));
@@ -365,7 +365,7 @@ impl Watch {
     }
 
     /// Returns where the client of a call was sent so far, if it may be sent to any of
-    /// these again.
+    /// these endpoints again.
     pub(super) fn visited(&self, probe: &Probe) -> BTreeSet<SocketAddr> {
         let client = (probe.service, probe.packet.source.ip());
         self.visited.get(&client).cloned().unwrap_or_default()
@@ -375,7 +375,7 @@ impl Watch {
         Family::ALL.map(world::node_address)
     }
 
-    /// Returns all that may become of a packet.
+    /// Returns all possible dispositions of a packet.
     pub(super) fn dispositions(
         &mut self,
         state: &State,
@@ -389,21 +389,21 @@ impl Watch {
             .collect()
     }
 
-    /// Returns the same with what else happens to the packet.
+    /// Returns all possible outcomes of a packet.
     pub(super) fn outcomes(&mut self, state: &State, service: usize, packet: &Packet) -> Outcomes {
         self.counts.packets += 1;
         let family = world::family(service);
         self.rules.outcomes(state, family, packet, &Watch::own())
     }
 
-    /// Has the kernel take no elements of one Service, or all again.
+    /// Has the kernel refuse the elements of one Service; `None`: it accepts all again.
     pub(super) fn refuse(&mut self, state: &mut State, refused: Option<(usize, Errno)>) {
-        // A sync that runs may have been refused by then.
+        // A sync that runs may have been refused by now.
         if self.refused.is_some() && self.syncing.iter().any(|(_, since)| since.is_some()) {
             self.goes_wrong();
         }
         self.refused = refused.map(|(service, _)| service);
-        // A table that is written anew is without it.
+        // A table that is written anew lacks the Service.
         if let Some(service) = self.refused {
             self.histories[service].in_force = false;
             self.sticky.retain(|sticky| sticky.probe.service != service);
@@ -422,7 +422,7 @@ impl Watch {
         self.has_failed.get()
     }
 
-    /// Ends the run.
+    /// Ends the run with this failure.
     pub(super) fn fail(&self, why: &str) -> ! {
         self.has_failed.set(true);
         let recorded: Vec<&str> = self.recorded.iter().map(String::as_str).collect();

@@ -1,4 +1,4 @@
-//! Between a simulated kernel and the watch: which calls fail, and what is looked at after them.
+//! Connects a simulated kernel with the watch: which calls fail, and what is checked after them.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::{
     net::{Family, PerFamily},
 };
 
-/// Has the watch decide about the calls of a simulated kernel.
+/// Has the watch decide about the calls to a simulated kernel.
 pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);
 
 impl Observer for Watching {
     fn before(&mut self, call: Call, state: &mut State) -> Fault {
         let mut watch = self.0.lock();
         watch.counts.calls += 1;
-        // There are as many notifications as others make changes.
+        // There are as many notifications as changes by others.
         watch.calls += usize::from(call != Call::Notifications);
         if watch.calls > CALLS {
             watch.fail("a sync makes call after call");
@@ -70,7 +70,7 @@ impl Observer for Watching {
                     _ => &[],
                 };
                 if matches!(call, Call::Requests(ADD_MEMBERS, _)) {
-                    // Of which family its set is the call does not say.
+                    // The call does not say to which family its set belongs.
                     watch.lacks_members = PerFamily::each(|_| true);
                 }
                 for family in left_out {

@@ -1,5 +1,5 @@
 //! The cluster of the simulation: a few Services with endpoints, as objects, and what a
-//! client of each may reach. The latter is said anew here, not taken from the modes.
+//! client of each may reach. The latter is defined anew here, not taken from the modes.
 
 mod objects;
 
@@ -21,14 +21,14 @@ use crate::{
     net::{Family, Protocol},
 };
 
-/// How many Services there may be, numbered from 0 on.
+/// How many Services there may be, numbered from 0.
 pub(super) const SERVICES: usize = 5;
 /// The port of each Service.
 pub(super) const PORT: u16 = 80;
 /// The port of each endpoint.
 pub(super) const TARGET: u16 = 8080;
 /// How long clients stay on their endpoints: the default of the API, longer than any run
-/// waits.
+/// lasts.
 pub(super) const AFFINITY: Duration = Duration::from_secs(10_800);
 /// Name of this node.
 pub(super) const NODE: &str = "node";
@@ -40,7 +40,7 @@ pub(super) struct Spec {
     node_port: bool,
     external_ip: bool,
     load_balancer: bool,
-    /// Which of [`ranges`] may call the load balancer; none: everybody may.
+    /// Which of [`ranges`] may call the load balancer; empty: everybody may.
     ranges: Vec<usize>,
     internal_local: bool,
     external_local: bool,
@@ -75,7 +75,7 @@ pub(super) enum Caller {
     Node,
 }
 
-/// What is called.
+/// The kind of address that is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Called {
     ClusterIp,
@@ -94,13 +94,13 @@ impl Called {
     ];
 }
 
-/// Whom a Service whose external policy is Local leads to endpoints of this node alone.
+/// Which callers of a Service whose external policy is Local reach only endpoints of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExternalPolicy {
     /// Callers from outside.
     OfOutside,
-    /// All callers, if there are such endpoints: else none gets an answer from outside, but
-    /// packets are led to others.
+    /// All callers, if this node has endpoints. Otherwise no caller from outside gets an
+    /// answer, but packets are sent to endpoints elsewhere.
     OfAll,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct Probe {
     pub(super) packet: Packet,
 }
 
-/// What keeps a connection open in the process.
+/// Keeps a connection open in the process.
 #[derive(Clone)]
 pub(super) struct Open(#[expect(dead_code, reason = "it is dropped")] Arc<dyn Any + Send + Sync>);
 
@@ -136,7 +136,7 @@ pub(super) struct Flow {
     pub(super) called: Called,
     pub(super) caller: Caller,
     pub(super) packet: Packet,
-    /// What keeps it open in the process.
+    /// Keeps it open in the process.
     #[expect(dead_code, reason = "it is dropped")]
     pub(super) open: Option<Open>,
 }
@@ -198,7 +198,7 @@ fn endpoint(family: Family, last: u16) -> SocketAddr {
     (ip(family, 244, last), TARGET).into()
 }
 
-/// Returns true if the endpoint is on this node.
+/// Returns whether the endpoint is on this node.
 fn is_local(last: u16) -> bool {
     last.is_multiple_of(2)
 }
@@ -208,15 +208,15 @@ pub(super) fn cluster_ip(number: usize) -> IpAddr {
     ip(family(number), 96, number as u16 + 1)
 }
 
-/// Returns how the keys of elements begin that are for the cluster IP of a Service alone:
-/// address and protocol.
+/// Returns the first bytes of the keys of elements that are only for the cluster IP of a
+/// Service: address and protocol.
 pub(super) fn at_cluster_ip(number: usize) -> Box<[u8]> {
     let mut octets = crate::kernel::octets(&cluster_ip(number));
     octets.push(protocol(number).number());
     octets.into()
 }
 
-/// Returns the node port of a Service, if it has one.
+/// Returns the number of the node port of a Service.
 pub(super) fn node_port(number: usize) -> u16 {
     30_000 + number as u16
 }
@@ -252,7 +252,7 @@ impl Spec {
         }
     }
 
-    /// Returns the Service with something changed: mostly an endpoint.
+    /// Returns the Service with something changed, mostly an endpoint.
     pub(super) fn changed(&self, random: &mut Random) -> Spec {
         let other = Spec::random(self.number, random);
         let mut next = self.clone();
@@ -285,7 +285,7 @@ impl Spec {
         next
     }
 
-    /// Returns the endpoints that a call may reach; none: it must reach no endpoint.
+    /// Returns the endpoints that a call may reach; empty: it must reach none.
     pub(super) fn reachable(
         &self,
         called: Called,
@@ -312,12 +312,12 @@ impl Spec {
         }
     }
 
-    /// Returns whether only some may call its load balancer.
+    /// Returns whether only some callers may call its load balancer.
     pub(super) fn has_ranges(&self) -> bool {
         !self.ranges.is_empty()
     }
 
-    /// Returns whether the Service may be called so, if it has endpoints.
+    /// Returns whether the Service may be called in this way, if it has endpoints.
     pub(super) fn admits(&self, called: Called, caller: Caller) -> bool {
         match called {
             Called::ClusterIp => true,
@@ -327,7 +327,7 @@ impl Spec {
         }
     }
 
-    /// Returns whether the Service has the address, or node port, that is called so.
+    /// Returns whether the Service has the address, or node port, that is called.
     pub(super) fn has_address(&self, called: Called) -> bool {
         match called {
             Called::LoadBalancer => self.load_balancer,
@@ -336,8 +336,8 @@ impl Spec {
     }
 
     /// Returns whether endpoints see an address of the node instead of the caller's: answers
-    /// to who is not in the networks of the pods might take another way, as do those of
-    /// endpoints on other nodes. The node itself calls cluster IPs alone.
+    /// to callers outside the networks of the pods might take another route, as might those
+    /// of endpoints on other nodes. The node itself calls only cluster IPs.
     pub(super) fn masquerades(&self, called: Called, caller: Caller) -> bool {
         match called {
             Called::ClusterIp => caller != Caller::Pod,
@@ -345,7 +345,7 @@ impl Spec {
         }
     }
 
-    /// Returns the endpoints that new connections are led to: all, or those of this node.
+    /// Returns the endpoints that new connections reach: all, or those of this node.
     fn usable(&self, local: bool) -> Vec<SocketAddr> {
         let of = |state| {
             let all = self.endpoints.iter();
@@ -391,7 +391,7 @@ impl Spec {
         format!("default/web-{}:p", self.number)
     }
 
-    /// Returns the endpoints to which flows that there are may go on.
+    /// Returns the endpoints to which existing flows may go on.
     pub(super) fn serving(&self) -> impl Iterator<Item = SocketAddr> {
         let family = family(self.number);
         let all = self
@@ -401,12 +401,12 @@ impl Spec {
         all.map(move |one| endpoint(family, one.last))
     }
 
-    /// Returns whether some callers may be led to an endpoint.
+    /// Returns whether some callers may reach an endpoint.
     pub(super) fn has(&self, to: &SocketAddr) -> bool {
         self.usable(false).contains(to) || self.usable(true).contains(to)
     }
 
-    /// Returns whether each client may get an endpoint of its own by a hash.
+    /// Returns whether a hash may assign each client a fixed endpoint.
     pub(super) fn may_hash(&self) -> bool {
         self.scheduler == Some("sh")
     }

@@ -1,4 +1,4 @@
-//! Where packets are sent, as people write it: in the API's parameter `to` and in the flag
+//! Where packets are sent, in the notation of the API's parameter `to` and of the flag
 //! `--to` of `tripod explain` and `tripod trace`.
 
 use std::{fmt, net::SocketAddr};
@@ -21,7 +21,7 @@ pub enum Addressee {
     Service(NamedService),
 }
 
-/// A Service, and one of its ports as far as it is named.
+/// A Service, and one of its ports if it is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedService {
     /// Namespace of the Service.
@@ -37,11 +37,11 @@ pub struct NamedService {
 const LONGEST: usize = 63;
 
 impl Destination {
-    /// Returns the destination that `text` names. What ends with a protocol is no Service of
-    /// that name.
+    /// Returns the destination that `text` names. A last part that is a protocol is never
+    /// read as the name of a Service or port.
     ///
     /// # Errors
-    /// How it must be written.
+    /// Says how it must be written.
     pub fn read(text: &str) -> Result<Destination, String> {
         let protocol = text.rsplit_once('/').and_then(|(rest, last)| {
             let protocol = last.to_ascii_lowercase();
@@ -64,7 +64,7 @@ impl Destination {
     }
 }
 
-/// Without the protocol.
+/// Writes it without the protocol.
 impl fmt::Display for Addressee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -83,8 +83,7 @@ impl fmt::Display for Addressee {
 
 fn address(text: &str) -> Option<SocketAddr> {
     let address = text.parse::<SocketAddr>().ok()?;
-    // What is sent to an IPv4 address that is written as one of IPv6 is IPv4 (RFC 4291,
-    // 2.5.5.2).
+    // Packets to an IPv4-mapped IPv6 address are IPv4 packets (RFC 4291, 2.5.5.2).
     (address.port() > 0).then(|| SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 

@@ -1,8 +1,8 @@
-//! Tries of userspace mode to reach endpoints.
+//! Attempts of userspace mode to reach endpoints.
 
 use serde::{Deserialize, Serialize};
 
-/// Tries to reach endpoints of a ServicePort, since a number that an earlier answer gave.
+/// Attempts to reach endpoints of a ServicePort, after the number `next` of an earlier answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DialList {
@@ -10,15 +10,15 @@ pub struct DialList {
     pub api_version: String,
     /// The kind of object: `DialList`.
     pub kind: String,
-    /// The tries, in their order.
+    /// The attempts, in their order.
     pub items: Vec<Dial>,
     /// The parameter `after` of the next request.
     pub next: u64,
-    /// Some may be missing: there were more than are remembered.
+    /// Whether some may be missing, because there were more than are remembered.
     pub lost: bool,
 }
 
-/// A try to reach an endpoint for a client.
+/// An attempt to reach an endpoint for a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Dial {
@@ -29,6 +29,6 @@ pub struct Dial {
     /// The address and port that the endpoint sees; `None`: it was not reached, or that is not
     /// known.
     pub from: Option<String>,
-    /// Why the endpoint did not take the client; `None`: it did.
+    /// Why the endpoint did not accept the client; `None`: it did.
     pub error: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! How the kernel differs from what it is to hold.
+//! How the kernel differs from the desired state.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What becomes of a packet.
+//! What happens to a packet.
 
 use serde::{Deserialize, Serialize};
 
@@ -92,7 +92,7 @@ pub struct Connection {
     /// The endpoint to which its packets are sent; `None`: they are not translated, or Tripod
     /// relays them.
     pub endpoint: Option<String>,
-    /// Its state as conntrack has it, like `ESTABLISHED`; of UDP `UNREPLIED`, `REPLIED` or
+    /// Its state in conntrack, such as `ESTABLISHED`; for UDP `UNREPLIED`, `REPLIED` or
     /// `ASSURED`.
     pub state: String,
     /// Why a new connection would not be sent to this endpoint; `None`: it could be.

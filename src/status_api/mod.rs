@@ -1,8 +1,8 @@
-//! The JSON API of the running proxy, version 1: what its answers are made of, and
-//! where it is served. The proxy writes these types, the commands read them.
+//! The JSON API of the running proxy, version 1: the types of its answers, and the paths
+//! at which they are served. The proxy writes these types, the commands read them.
 //!
-//! Fields may be added to version 1, none is removed or changes its meaning; readers
-//! pass over those that they do not know. What is not known is `null`, never 0.
+//! Fields may be added to version 1; none is removed or changes its meaning. Readers
+//! ignore fields that they do not know. A value that is not known is `null`, never 0.
 
 mod destination;
 mod dials;
@@ -45,22 +45,22 @@ pub const HEALTH_PATH: &str = "/v1/health";
 pub const SYNCS_PATH: &str = "/v1/syncs";
 
 /// Path of [`ServicePortList`]: of all namespaces, or followed by `/NAMESPACE` or
-/// `/NAMESPACE/NAME`. A page of it begins after the ServicePort that the parameter
-/// `continue` names.
+/// `/NAMESPACE/NAME`. A page begins after the ServicePort that the parameter `continue`
+/// names.
 pub const SERVICES_PATH: &str = "/v1/services";
 
 /// Path of [`Diff`].
 pub const DIFF_PATH: &str = "/v1/diff";
 
-/// Path of [`Explanation`] and [`ExplanationList`]; the parameter `to` is an address with a
-/// port or a Service ([`Destination`]), `protocol` is `tcp`, `udp` or `sctp`, `from` an
-/// address, `pod`, `node` or `outside`, and `kernel` is `false` where what the kernel holds
-/// is not to be read.
+/// Path of [`Explanation`] and [`ExplanationList`]. The parameter `to` is an address with a
+/// port, or a Service ([`Destination`]); `protocol` is `tcp`, `udp` or `sctp`; `from` is an
+/// address, `pod`, `node` or `outside`; `kernel` is `false` if the state of the kernel is
+/// not to be read.
 pub const EXPLAIN_PATH: &str = "/v1/explain";
 
-/// Path of [`DialList`]; the parameter `servicePort` is `namespace/name:port`, `protocol` is `tcp`
-/// or `udp`, and `after` is `next` of an earlier answer. Without that nothing is listed: tries are
-/// remembered from then on, for ten seconds after each request.
+/// Path of [`DialList`]. The parameter `servicePort` is `namespace/name:port`, `protocol` is `tcp`
+/// or `udp`, and `after` is `next` of an earlier answer. Without `after` nothing is listed:
+/// attempts are remembered from then on, for ten seconds after each request.
 pub const DIALS_PATH: &str = "/v1/dials";
 
 /// The first entries of a list, and their total number.

@@ -139,7 +139,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Returns both together; what is not known of one is not known of both.
+    /// Returns the sum of both; what is not known of one is not known of the sum.
     pub fn plus(self, other: Traffic) -> Traffic {
         let sum = |one: Option<u64>, other: Option<u64>| Some(one?.saturating_add(other?));
         Traffic {

@@ -1,4 +1,4 @@
-//! How the proxy is.
+//! The state of the proxy.
 
 use serde::{Deserialize, Serialize};
 
@@ -97,7 +97,7 @@ pub struct Trouble {
     pub why: String,
 }
 
-/// What probes of the pod ask for: a part of [`Status`] that costs the same with any number of
+/// What probes of the pod request: a part of [`Status`] that costs the same with any number of
 /// Services.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

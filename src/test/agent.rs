@@ -1,9 +1,9 @@
 //! Calls that a pod makes for the tester.
 //!
-//! The tester sends one line: a token, a protocol, an address with a port, how many calls
-//! are to be made, and how many of them at once. Who has not the token of this run gets no
-//! answer, and no call is made. The pod knows only the token's SHA-256, so that who may
-//! read pods cannot have it make calls. What is called is sent `who` and nothing else.
+//! The tester sends one line: a token, a protocol, an address with a port, how many calls are to be
+//! made, and how many of them at once. A tester without the token of this run gets no answer, and
+//! no call is made. The pod knows only the token's SHA-256, so that whoever may read pods cannot
+//! make it call. The called address is sent `who` and nothing else.
 
 use std::{
     io,
@@ -27,28 +27,28 @@ use super::{
 };
 use crate::net::Protocol;
 
-/// Longest line that asks for calls, in bytes.
+/// Longest line that requests calls, in bytes.
 const LONGEST: u64 = 256;
 
 /// Longest answer that the tester reads, in bytes.
 const LONGEST_ANSWER: u64 = 1 << 20;
 
-/// Most calls of one line.
+/// Most calls that one line may request.
 const MOST_CALLS: usize = 200;
 
-/// Most calls at once of one line.
+/// Most calls that one line may request at once.
 const MOST_AT_ONCE: usize = 16;
 
 /// Connections that are served at a time.
 const MOST_CONNECTIONS: usize = 16;
 
-/// How long the line may take to come.
+/// How long a caller may take to send its line.
 const LINE_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long all calls of a line may take.
 const CALLS_WITHIN: Duration = Duration::from_secs(120);
 
-/// The way to one pod's agent.
+/// How the tester reaches the agent of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agent {
     /// Address and port.
@@ -58,7 +58,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Has the pod make these calls. Returns what came of each.
+    /// Has the pod make these calls. Returns the result of each.
     ///
     /// # Errors
     /// Says why the agent gave no answer.
@@ -101,7 +101,7 @@ pub fn digest(token: &str) -> String {
     HEXLOWER.encode(&Sha256::digest(token.as_bytes()))
 }
 
-/// Makes calls for whom has the token of that SHA-256, for ever.
+/// Makes calls for whoever has the token with that SHA-256; runs for ever.
 ///
 /// # Errors
 /// When no further connection can be accepted.
@@ -114,7 +114,7 @@ pub async fn serve(listener: TcpListener, token_sha256: &str) -> io::Result<()> 
         };
         let expected = token_sha256.to_owned();
         tokio::spawn(async move {
-            // Who asks wrongly, or goes early, needs no answer.
+            // A caller that sends a wrong line, or leaves early, needs no answer.
             let _ = answer(stream, &expected).await;
             drop(place);
         });
@@ -134,7 +134,7 @@ async fn answer(stream: TcpStream, token_sha256: &str) -> io::Result<()> {
     timeout(LINE_WITHIN, stream.write_all(lines.as_bytes())).await?
 }
 
-/// Returns the calls that a line asks for; `None`: it is not to be answered.
+/// Returns the calls that a line requests; `None`: the line gets no answer.
 fn asked(line: &str, token_sha256: &str) -> Option<Calls> {
     let (token, rest) = line.strip_suffix('\n')?.split_once(' ')?;
     if digest(token) != token_sha256 {
@@ -172,7 +172,7 @@ fn words(calls: Calls) -> String {
     format!("{} {to} {count} {at_once}", protocol.name())
 }
 
-/// Returns the line that says what came of a call.
+/// Returns the line that reports the result of a call.
 fn to_line(seen: &Seen) -> String {
     match seen {
         Seen::Answer { name, client } => format!("answer {name} {client}"),

@@ -22,12 +22,12 @@ const QUESTION: &[u8] = b"who\n";
 /// The longest answer that is read, in bytes: a name of Kubernetes (253) and an address.
 const LONGEST: u64 = 512;
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// A server answered.
     Answer {
-        /// The name that the server was given: of its pod, or its address.
+        /// The name given to the server: that of its pod, or its address.
         name: String,
         /// The caller's address, as the server saw it.
         client: SocketAddr,
@@ -40,10 +40,10 @@ pub enum Seen {
     Other(String),
 }
 
-/// How long a server waits for the question of a caller that is connected.
+/// How long a server waits for the question of a connected caller.
 const QUESTION_WITHIN: Duration = Duration::from_secs(600);
 
-/// Calls `to`, and waits that long for the answer.
+/// Calls `to`, and waits for the answer for `patience`.
 pub async fn call(to: SocketAddr, protocol: Protocol, patience: Duration) -> Seen {
     let answer = async {
         match protocol {
@@ -55,7 +55,7 @@ pub async fn call(to: SocketAddr, protocol: Protocol, patience: Duration) -> See
     seen(timeout(patience, answer).await)
 }
 
-/// Asks by a connection that is open already, and waits that long for the answer.
+/// Asks over a connection that is open already, and waits for the answer for `patience`.
 pub async fn ask_by(stream: TcpStream, patience: Duration) -> Seen {
     seen(timeout(patience, question(stream)).await)
 }
@@ -110,8 +110,8 @@ async fn over_udp(to: SocketAddr) -> io::Result<Vec<u8>> {
     let socket = UdpSocket::bind(any).await?;
     socket.connect(to).await?;
     match socket.send(QUESTION).await {
-        // What rules of the caller's own host refuse or drop fails at once; whether it is
-        // refused, the ICMP message says that then comes, or does not.
+        // A rule of the caller's own host that refuses or drops the datagram makes `send` fail at
+        // once. Which of the two it does shows by the ICMP message that then comes, or does not.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
         sent => sent.map(|_| ())?,
     }
@@ -125,7 +125,7 @@ fn answer(name: &str, client: SocketAddr) -> String {
     format!("{name} {client}\n")
 }
 
-/// Answers TCP calls with `name`, for ever.
+/// Answers TCP calls with `name`; runs for ever.
 ///
 /// # Errors
 /// When no further connection can be accepted.
@@ -135,7 +135,7 @@ pub async fn serve_tcp(listener: TcpListener, name: &str) -> io::Result<()> {
         let answer = answer(name, client);
         tokio::spawn(async move {
             let mut question = [0; QUESTION.len()];
-            // A caller that goes early needs no answer.
+            // A caller that leaves early needs no answer.
             let _ = timeout(QUESTION_WITHIN, async {
                 stream.read_exact(&mut question).await?;
                 stream.write_all(answer.as_bytes()).await
@@ -145,7 +145,7 @@ pub async fn serve_tcp(listener: TcpListener, name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers UDP calls with `name`, for ever.
+/// Answers UDP calls with `name`; runs for ever.
 ///
 /// # Errors
 /// When the socket fails.
@@ -153,7 +153,7 @@ pub async fn serve_udp(socket: UdpSocket, name: &str) -> io::Result<()> {
     let mut question = [0; QUESTION.len()];
     loop {
         let (_, client) = socket.recv_from(&mut question).await?;
-        // What cannot be sent is asked for again.
+        // If the answer cannot be sent, the caller asks again.
         let _ = socket
             .send_to(answer(name, client).as_bytes(), client)
             .await;

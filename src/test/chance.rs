@@ -1,14 +1,14 @@
-//! How many calls it takes to know something of what is chosen at random.
+//! How many calls are needed to see what is chosen at random.
 
-/// Chance with which, in all checks together, an endpoint that gets its share is missed.
+/// Chance that, in all checks together, an endpoint that gets its share is missed.
 pub(super) const MISSED: f64 = 1e-6;
 
-/// Returns how many calls it takes to see each of `endpoints`, the least of which gets
-/// `least` of all calls, in each of that many checks, but for [`MISSED`].
+/// Returns how many calls are needed to see each of `endpoints`, the least of which gets
+/// `least` of all calls, in each of that many checks, except with the chance [`MISSED`].
 pub(super) fn calls_to_see(endpoints: usize, least: f64, checks: usize) -> usize {
     // By the sum over all endpoints of the chance that it is missed, (1 - share)^calls.
     let chance = MISSED / (endpoints.max(1) * checks.max(1)) as f64;
-    // A number that is too large becomes the largest; a share of everything needs none.
+    // A number that is too large becomes the largest; a share of 1 needs no calls.
     (chance.ln() / (-least).ln_1p()).ceil() as usize
 }
 

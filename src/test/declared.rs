@@ -1,5 +1,5 @@
-//! What Services and EndpointSlices say by themselves, without the proxy's own reading of
-//! them: what it promises follows from them as well.
+//! What Services and EndpointSlices themselves say, without the proxy's own reading of
+//! them: what the proxy promises must follow from them as well.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// What the folder has, reduced as the proxy reduces it.
+/// The objects of the folder, reduced as the proxy reduces them.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     services: Vec<Arc<Service>>,
@@ -26,7 +26,7 @@ pub(super) struct Objects {
 /// An address at which clients reach a ServicePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frontend {
-    /// What it is to the ServicePort.
+    /// Which kind of address of the ServicePort it is.
     pub(super) kind: AddressKind,
     /// The address; `None`: those of the node.
     pub(super) ip: Option<IpAddr>,
@@ -39,9 +39,9 @@ pub(super) struct Frontend {
 pub(super) struct Endpoint {
     /// The node that it runs on.
     pub(super) node: Option<Arc<str>>,
-    /// It takes new connections.
+    /// Whether it takes new connections.
     pub(super) ready: bool,
-    /// It is being shut down, and serves.
+    /// Whether it is being shut down, and still serves.
     pub(super) ending: bool,
 }
 
@@ -54,10 +54,10 @@ pub(super) struct Declared {
     pub(super) frontends: Vec<Frontend>,
     /// All endpoints of its slices by address, whether they take connections or not.
     pub(super) endpoints: BTreeMap<SocketAddr, Endpoint>,
-    /// The endpoints that get connections follow from readiness, nodes and policies alone:
+    /// Whether readiness, nodes and policies alone decide which endpoints get connections:
     /// neither hints nor weights leave some out.
     pub(super) is_plain: bool,
-    /// Not everybody may reach its load-balancer IPs.
+    /// Whether only some clients may reach its load-balancer IPs.
     pub(super) has_source_ranges: bool,
     /// Policy for the cluster IP.
     pub(super) internal: TrafficPolicy,
@@ -65,12 +65,12 @@ pub(super) struct Declared {
     pub(super) external: TrafficPolicy,
     /// Whether clients stay on their endpoint.
     pub(super) affinity: SessionAffinity,
-    /// What it asks for under `tripod.proxy/`.
+    /// What it requests under `tripod.proxy/`.
     pub(super) preferences: Option<Arc<Preferences>>,
 }
 
 impl Objects {
-    /// Takes what came by `events`.
+    /// Returns the objects that `events` contain.
     pub(super) fn new(events: Vec<Event>) -> Objects {
         let mut objects = Objects::default();
         for event in events {
@@ -84,8 +84,8 @@ impl Objects {
         objects
     }
 
-    /// Returns the node that is tried where none is asked for: `own`, this machine's name,
-    /// if an object names it, else the first that one names, in the order of names.
+    /// Returns the node that is tried if none is requested: `own`, this machine's name, if
+    /// an object names it, else the first by name that an object names.
     pub(super) fn node(&self, own: String) -> String {
         let endpoints = self.slices.iter().flat_map(|slice| &slice.endpoints);
         let of_endpoints = endpoints.filter_map(|endpoint| endpoint.node_name.as_deref());
@@ -152,7 +152,7 @@ impl Objects {
         found
     }
 
-    /// Returns the endpoints of `name`, and whether neither hints nor weights count.
+    /// Returns the endpoints of `name`, and whether neither hints nor weights apply.
     fn endpoints_of(&self, name: &ServicePortName) -> (BTreeMap<SocketAddr, Endpoint>, bool) {
         let mut found = BTreeMap::<SocketAddr, Endpoint>::new();
         let mut is_plain = self.nodes.iter().all(|node| node.weight.is_none());
@@ -175,8 +175,8 @@ impl Objects {
                     };
                     let address = SocketAddr::new(endpoint.address, port.port);
                     match found.get(&address) {
-                        // It moves from slice to slice, or its address to another node: who
-                        // is right is not a simple matter.
+                        // It is moving between slices, or its address to another node:
+                        // which entry is right is not simple to decide.
                         Some(other) if *other != one => is_plain = false,
                         _ => {}
                     }
@@ -191,8 +191,8 @@ impl Objects {
 }
 
 impl Declared {
-    /// Returns the endpoints that take new connections: those that are ready, else those
-    /// that are being shut down and still serve. With a node, those there alone.
+    /// Returns the endpoints that take new connections: those that are ready, or if there are none,
+    /// those that are being shut down and still serve; with `node`, only those there.
     pub(super) fn taking(&self, node: Option<&str>) -> Vec<SocketAddr> {
         let of = |is: fn(&Endpoint) -> bool| -> Vec<SocketAddr> {
             let here = self.endpoints.iter().filter(|(_, endpoint)| {

@@ -1,4 +1,4 @@
-//! Whether what was seen is what is promised.
+//! Judges whether what was seen is what is promised.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,8 +14,8 @@ use super::{
 /// Most endpoints that are named in a row.
 const NAMED: usize = 4;
 
-/// Returns what is to be said where `seen` came of calls by the host with the address
-/// `caller`.
+/// Returns the finding for calls with the results `seen`, made by the host with the
+/// address `caller`.
 pub(super) fn judge(promise: &Promise, seen: &[Seen], caller: IpAddr) -> Finding {
     let (promised, fault) = match promise {
         Promise::Nothing(why) => {
@@ -36,7 +36,7 @@ pub(super) fn judge(promise: &Promise, seen: &[Seen], caller: IpAddr) -> Finding
     Finding::tried(promised, seen.join("; "), kept)
 }
 
-/// Returns what is to be said where the running Tripod and the objects do not agree.
+/// Returns the finding where the running Tripod and the objects disagree.
 pub(super) fn disagreement(why: String) -> Finding {
     Finding::tried("-".to_owned(), why, false)
 }
@@ -70,7 +70,7 @@ impl Answers {
         words
     }
 
-    /// Returns what is not as promised.
+    /// Returns what is not as promised; `None`: all is.
     fn fault(&self, seen: &[Seen], caller: IpAddr) -> Option<String> {
         let known: BTreeSet<String> = self.endpoints.iter().map(SocketAddr::to_string).collect();
         let mut answered = BTreeSet::new();
@@ -100,7 +100,7 @@ impl Answers {
     }
 }
 
-/// Returns what was seen, each once.
+/// Returns what was seen, each result once.
 fn summary(seen: &[Seen]) -> String {
     let mut counts = BTreeMap::<(bool, String), usize>::new();
     for seen in seen {
@@ -113,7 +113,7 @@ fn summary(seen: &[Seen]) -> String {
         *counts.entry((is_other, words)).or_default() += 1;
     }
     let is_mixed = counts.len() > 1 && counts.keys().any(|(is_other, _)| *is_other);
-    // Addresses as they are sorted elsewhere, not as text.
+    // Sorted as addresses, as elsewhere, and not as text.
     let mut found: Vec<_> = counts.into_iter().collect();
     found.sort_by_key(|((is_other, words), _)| (*is_other, words.parse::<SocketAddr>().ok()));
     let found = found.into_iter().map(|((_, words), count)| {
@@ -126,7 +126,7 @@ fn summary(seen: &[Seen]) -> String {
     some(found.collect())
 }
 
-/// Returns the first of them, and how many more there are.
+/// Returns the first [`NAMED`] of them, and how many more there are.
 fn some(all: Vec<String>) -> String {
     let more = all.len().saturating_sub(NAMED);
     let shown: Vec<String> = all.into_iter().take(NAMED).collect();

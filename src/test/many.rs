@@ -10,16 +10,16 @@ use tokio::task::JoinSet;
 use super::call::{Seen, call};
 use crate::net::Protocol;
 
-/// How long a call over TCP waits. Who is refused by ICMP may know it only when the kernel
-/// sends the SYN again, after 1 s (RFC 6298): the first message came while the socket was
-/// still busy with connecting (`sock_owned_by_user` in `tcp_v6_err` of the kernel).
+/// How long a call over TCP waits. A caller that is refused by ICMP may learn it only when the
+/// kernel retransmits the SYN, after 1 s (RFC 6298): the first message arrived while the socket was
+/// still busy connecting (`sock_owned_by_user` in `tcp_v6_err` of the kernel).
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What answers later than this answers a SYN that was sent again. For that one another
-/// endpoint may have been chosen, so that it would hide one that does not answer.
+/// An answer later than this is one to a retransmitted SYN. Another endpoint may have
+/// been chosen for that, so it would hide one that does not answer.
 const LATE: Duration = Duration::from_millis(900);
 
-/// How often a datagram is sent that is not answered, since no kernel sends it again.
+/// How often an unanswered datagram is sent, since no kernel retransmits it.
 const DATAGRAMS: usize = 2;
 
 /// Which address is called, and how often.
@@ -35,7 +35,7 @@ pub struct Calls {
     pub at_once: usize,
 }
 
-/// Makes the calls. Returns what came of each, in no order.
+/// Makes the calls. Returns the result of each, in no order.
 pub async fn make(calls: Calls) -> Vec<Seen> {
     let mut under_way = JoinSet::new();
     let mut seen = Vec::with_capacity(calls.count);

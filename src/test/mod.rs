@@ -1,4 +1,4 @@
-//! `tripod test`: tries out whether calls of Services reach what the mode promises.
+//! `tripod test`: tries whether calls of Services reach what the mode promises.
 
 mod agent;
 mod call;
@@ -22,11 +22,11 @@ pub use self::server::serve;
 
 use crate::cli::{self, Place, Test};
 
-/// Nothing can be tried.
+/// Exit status: nothing can be tried.
 const UNABLE: u8 = 2;
 
-/// Tries what is asked for, and prints the report. Returns the status to exit with: 0; 1
-/// where something is not as promised; 2 where nothing could be tried.
+/// Tries what `asked` requests, and prints the report. Returns the exit status: 0; 1 if
+/// something is not as promised; 2 if nothing could be tried.
 pub async fn test(asked: &Test) -> ExitCode {
     let report = match &asked.place {
         Place::Manifests(asked) => sandbox::run(asked).await,

@@ -1,4 +1,4 @@
-//! What a mode promises for a call, by the words of the running Tripod and by the objects.
+//! What a mode promises for a call, as the running Tripod and the objects say.
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 pub(super) enum Caller {
     /// A pod of the node that is tried.
     Pod,
-    /// That node itself.
+    /// The node that is tried.
     Node,
     /// A host outside the cluster.
     Outside,
@@ -43,18 +43,18 @@ pub(super) enum Promise {
     Refused,
     /// No answer comes, and no refusal.
     Silence,
-    /// Nothing is promised, or it cannot be tried: why.
+    /// Nothing is promised, or it cannot be tried; holds the reason.
     Nothing(String),
 }
 
 /// The endpoints that may answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Answers {
-    /// They, sorted by address.
+    /// The endpoints, sorted by address.
     pub(super) endpoints: Vec<SocketAddr>,
-    /// How often one calls.
+    /// How many calls are made.
     pub(super) calls: usize,
-    /// Whether each of them has to answer some of these calls.
+    /// Whether each of the endpoints has to answer some of these calls.
     pub(super) every: bool,
     /// Whether one caller always gets the same one.
     pub(super) stays: bool,
@@ -66,7 +66,7 @@ pub(super) struct Answers {
 pub(super) struct Call<'a> {
     /// What the objects say of the ServicePort.
     pub(super) port: &'a Declared,
-    /// What the address is to it.
+    /// Which kind of address of the ServicePort is called.
     pub(super) kind: AddressKind,
     /// Where it comes from.
     pub(super) caller: Caller,
@@ -74,24 +74,24 @@ pub(super) struct Call<'a> {
     pub(super) node: &'a str,
     /// The mode that runs.
     pub(super) mode: ModeName,
-    /// How many calls there are like this one.
+    /// How many checks are made like this one, each of which may miss an endpoint by chance.
     pub(super) checks: usize,
 }
 
-/// Most calls for one promise; where that is too few to see every endpoint, [`SAMPLE`] are
-/// made, and none but these endpoints may answer.
+/// Most calls for one promise; if that is too few to see every endpoint, [`SAMPLE`] calls
+/// are made, and only the promised endpoints may answer.
 const MOST: usize = 1000;
-/// Calls where shares are not known, or are too small.
+/// Number of calls if shares are not known, or are too small.
 const SAMPLE: usize = 100;
-/// Calls of one caller that has to stay on its endpoint.
+/// Number of calls of one caller that has to stay on its endpoint.
 const STAYING: usize = 12;
-/// Calls that have to be refused, or stay without an answer.
+/// Number of calls that have to be refused, or get no answer.
 pub(super) const REFUSALS: usize = 2;
-/// An affinity that may end while it is tried is none.
+/// A session affinity shorter than this may end during the test, so it counts as none.
 const SHORT: Duration = Duration::from_secs(30);
 
 impl Call<'_> {
-    /// Returns why it is not tried, whatever is promised.
+    /// Returns why the call is not tried, whatever is promised; `None`: it is.
     pub(super) fn not_tried(&self) -> Option<String> {
         let preferences = self.port.preferences.as_deref();
         if self.port.is_of(Protocol::Sctp) {
@@ -110,10 +110,10 @@ impl Call<'_> {
         }
     }
 
-    /// Returns what is promised by `explanation`, the running Tripod's.
+    /// Returns what the running Tripod promises by `explanation`.
     ///
     /// # Errors
-    /// In which way that is not what follows from the objects.
+    /// How that differs from what follows from the objects.
     pub(super) fn promise(&self, explanation: &Explanation) -> Result<Promise, String> {
         let last = explanation.steps.last().cloned().unwrap_or_default();
         let name = self.port.name.to_string();
@@ -153,7 +153,7 @@ impl Call<'_> {
         }
     }
 
-    /// Returns whether by the objects one of the `allowed` endpoints has to answer.
+    /// Returns whether, by the objects, one of the `allowed` endpoints has to answer.
     fn is_due(&self, allowed: &BTreeSet<SocketAddr>) -> bool {
         let is_guarded = self.kind == AddressKind::LoadBalancerIp && self.port.has_source_ranges;
         self.port.is_plain && !is_guarded && !allowed.is_empty()
@@ -163,8 +163,8 @@ impl Call<'_> {
         self.port.policy(self.kind) == TrafficPolicy::Local
     }
 
-    /// Returns whether a policy of Local leaves such a call endpoints on this node alone. For
-    /// pods and the node that follows from the mode where the external policy is Local.
+    /// Returns whether a policy of Local restricts such a call to endpoints on this node; `None`:
+    /// that depends on the mode, as for pods and the node where the external policy is Local.
     fn stays_here(&self) -> Option<bool> {
         match (self.is_local(), self.kind, self.caller) {
             (false, ..) => Some(false),
@@ -173,7 +173,7 @@ impl Call<'_> {
         }
     }
 
-    /// Returns the endpoints that may get such a call by the objects.
+    /// Returns the endpoints that, by the objects, may get such a call.
     fn allowed(&self) -> Vec<SocketAddr> {
         let here = || self.port.taking(Some(self.node));
         match self.stays_here() {
@@ -183,7 +183,7 @@ impl Call<'_> {
         }
     }
 
-    /// Returns an endpoint that by the objects has to be among `candidates`.
+    /// Returns an endpoint that, by the objects, has to be among `candidates` and is not.
     fn missing(
         &self,
         candidates: &[SocketAddr],
@@ -225,8 +225,8 @@ impl Call<'_> {
     }
 }
 
-/// Returns how many calls see each endpoint of these shares, in that many checks; `None`:
-/// too many.
+/// Returns how many calls are needed to see each endpoint of these shares, in that many
+/// checks; `None`: too many.
 fn calls(shares: &[f64], checks: usize) -> Option<usize> {
     let least = shares.iter().copied().fold(1.0, f64::min);
     if least >= 1.0 {
@@ -236,7 +236,7 @@ fn calls(shares: &[f64], checks: usize) -> Option<usize> {
     (calls <= MOST).then_some(calls)
 }
 
-/// Returns the addresses, one after the other.
+/// Returns the addresses, separated by commas.
 pub(super) fn listed<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
     let addresses = addresses.into_iter().map(SocketAddr::to_string);
     addresses.collect::<Vec<_>>().join(", ")

@@ -1,4 +1,4 @@
-//! What was tried, and what came of it.
+//! What was tried, and the results.
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ pub struct Report {
     kind: &'static str,
     /// The mode that was tried.
     mode: String,
-    /// What is to be known of the whole.
+    /// What the reader should know about the whole test.
     notes: Vec<String>,
     passed: usize,
     failed: usize,
@@ -53,20 +53,20 @@ impl Check {
     }
 }
 
-/// What is promised, what was seen, and whether it is the same.
+/// What is promised, what was seen, and whether they agree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
     /// What the mode promises.
     pub promised: String,
-    /// What was seen; where nothing was tried, why.
+    /// What was seen; if nothing was tried, why.
     pub seen: String,
-    /// Whether that is the same.
+    /// Whether the two agree.
     pub outcome: Outcome,
 }
 
 impl Finding {
-    /// Returns that of a promise that was tried, and was kept or not.
+    /// Returns the finding for a promise that was tried, and kept or not.
     pub fn tried(promised: String, seen: String, kept: bool) -> Finding {
         Finding {
             promised,
@@ -79,7 +79,7 @@ impl Finding {
         }
     }
 
-    /// Returns that of something that cannot be tried, or of which nothing is promised.
+    /// Returns the finding for something that cannot be tried, or of which nothing is promised.
     pub fn skipped(why: String) -> Finding {
         Finding {
             promised: "-".to_owned(),
@@ -93,9 +93,9 @@ impl Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Outcome {
-    /// All calls came out as promised.
+    /// All calls had the promised result.
     Passed,
-    /// At least one did not, or none was made.
+    /// At least one call did not, or none was made.
     Failed,
     /// It could not be tried here.
     Skipped,
@@ -122,7 +122,7 @@ impl Report {
         }
     }
 
-    /// Returns the same with these notes.
+    /// Returns the report with these notes.
     pub fn with_notes(self, notes: Vec<String>) -> Report {
         Report { notes, ..self }
     }
@@ -144,7 +144,7 @@ impl Report {
         &self.checks
     }
 
-    /// Returns the sentence at the end.
+    /// Returns the sentence at the end of the report.
     pub(super) fn summary(&self) -> String {
         let Report {
             passed,

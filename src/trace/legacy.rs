@@ -1,4 +1,4 @@
-//! Steps of packets through the legacy tables, which the kernel tells by the number of a
+//! Steps of packets through the legacy tables. The kernel reports only the number of a
 //! rule: what that rule says is read from the table.
 
 use std::{
@@ -19,17 +19,17 @@ use crate::{
     net::Family,
 };
 
-/// Tables are read again after so long, since rules may have been exchanged for others of the
-/// same size; those whose size has changed are read at once, …
+/// Tables are read again after this time, since rules may have been replaced by others of the
+/// same size; tables whose size has changed are read at once, …
 const FRESH: Duration = Duration::from_secs(1);
-/// … but for at most this part of the time: large ones take long.
+/// … but reading takes at most 1/`SHARE` of the time: large tables take long.
 const SHARE: u32 = 10;
-/// The tables that there may be: asking for another would be a mistake of the kernel's.
+/// The tables that may exist: requesting another would be an error.
 const TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
-/// How the targets that end a packet's way through a table are called, whatever they do
-/// with it.
+/// The names of targets that end a packet's way through a table, whatever they do with
+/// it.
 const ACCEPTING: [&str; 5] = ["DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP"];
-/// Targets after which the next rule comes.
+/// Targets after which the packet goes on to the next rule.
 const CONTINUING: [&str; 7] = ["MARK", "CONNMARK", "LOG", "NFLOG", "CT", "TRACE", "TCPMSS"];
 
 /// Follows packets through the legacy tables.
@@ -45,10 +45,10 @@ pub(super) struct LegacyStep {
     pub rule: Option<RuleSummary>,
 }
 
-/// What a table held.
+/// What a table held when it was read.
 struct Held {
     table: Contents,
-    /// Its size before it was read.
+    /// Its size before the reading.
     size: Option<Size>,
     begun: Instant,
     took: Duration,
@@ -60,13 +60,13 @@ struct Contents(HashMap<String, Chain>);
 
 #[derive(Debug, Default)]
 struct Chain {
-    /// It drops what no rule decides about; `None`: it is no chain of the kernel's own.
+    /// Whether its policy is to drop; `None`: it is not a built-in chain.
     drops: Option<bool>,
     /// Its rules in the words of `iptables-save`.
     rules: Vec<String>,
 }
 
-/// Returns the legacy tables of `family` that are there.
+/// Returns the legacy tables of `family` that exist.
 pub(super) fn tables(family: Family) -> Vec<String> {
     let names = match family {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",
@@ -80,7 +80,7 @@ impl Legacy {
     /// Begins to trace; it must be [ended](Legacy::end).
     ///
     /// # Errors
-    /// What is missing.
+    /// Says what is missing.
     pub(super) async fn open(target: &TraceTarget) -> Result<Legacy, TraceError> {
         Ok(Legacy {
             tracer: Tracer::open(target).await?,
@@ -92,15 +92,15 @@ impl Legacy {
         self.tracer.arrived().await
     }
 
-    /// Removes what it took.
+    /// Removes the rule that traces.
     ///
     /// # Errors
-    /// When that cannot be removed.
+    /// When it cannot be removed.
     pub(super) async fn end(self) -> Result<(), Error> {
         self.tracer.end().await
     }
 
-    /// Adds the steps that wait to `steps`. Returns true if some were lost.
+    /// Adds the steps that have arrived to `steps`. Returns whether some were lost.
     ///
     /// # Errors
     /// When the socket fails.
@@ -121,8 +121,8 @@ impl Legacy {
         Ok(lost)
     }
 
-    /// Returns what a table holds, which is read where it may have changed; `None`: it
-    /// cannot be read, or has changed and is too large to be read again already.
+    /// Returns what a table holds, which is read again if it may have changed; `None`: it
+    /// cannot be read, or has changed and is too large to be read again this soon.
     async fn current(&mut self, name: &str) -> Option<&Contents> {
         if !TABLES.contains(&name) {
             return None;
@@ -189,7 +189,7 @@ impl Contents {
                 let step = TracedStep::Rule { handle, verdict };
                 (step, Some(summary(words)))
             }
-            // The table has fewer rules now.
+            // The table has fewer rules by now.
             None if place.reached == Reached::Rule => unread(place),
             None => match chain.drops {
                 Some(drops) => (TracedStep::Policy { drops }, None),
@@ -198,8 +198,8 @@ impl Contents {
         }
     }
 
-    /// Returns what becomes of a packet that the rule matches; `None`: that is the
-    /// business of an extension.
+    /// Returns what happens to a packet that the rule matches; `None`: an extension
+    /// decides.
     fn verdict(&self, words: &str) -> Option<Verdict> {
         let Some(target) = words::target(words) else {
             return Some(Verdict::Continue);
@@ -220,7 +220,7 @@ impl Contents {
     }
 }
 
-/// Returns the step at a place of which it is not known what is there.
+/// Returns the step at a place whose content is not known.
 fn unread(place: &Place) -> (TracedStep, Option<RuleSummary>) {
     let handle = place.number as u64;
     let verdict = None;
@@ -234,7 +234,7 @@ fn summary(words: &str) -> RuleSummary {
         comment: words::values(words, "--comment").next(),
         sets: words::values(words, "--match-set").collect(),
         refuses: target == Some("REJECT"),
-        // A chain and a verdict of nf_tables' are not named twice.
+        // Chains and verdicts of nf_tables are not named twice.
         target: target.filter(|name| is_extension(name)).map(str::to_owned),
     }
 }
@@ -326,7 +326,7 @@ COMMIT
         assert_eq!(at("PREROUTING", 2).0, TracedStep::Policy { drops: false });
         assert_eq!(at("FORWARD", 1).0, TracedStep::Policy { drops: true });
         assert_eq!(at("KUBE-SERVICES", 4).0, TracedStep::End);
-        // Rules that changed meanwhile are not made up.
+        // For rules that changed meanwhile nothing is invented.
         for (chain, number) in [("GONE", 1), ("GONE", 0)] {
             let handle = number as u64;
             let verdict = None;

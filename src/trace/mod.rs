@@ -1,5 +1,5 @@
-//! `tripod trace`: the way of real packets through this node, as the tracing of nf_tables
-//! and of the legacy tables and the notifications of conntrack have it.
+//! `tripod trace`: the way of real packets through this node, as reported by the tracing
+//! of nf_tables and of the legacy tables and by the notifications of conntrack.
 
 mod legacy;
 mod pairs;
@@ -47,27 +47,28 @@ use crate::{
     net::{Family, ModeName, Protocol},
 };
 
-/// Nothing can be traced.
+/// Exit status: nothing can be traced.
 const UNABLE: u8 = 2;
 
-/// How long the running proxy may take to say which Service it is: packets are printed only
-/// then.
+/// How long the running proxy may take to say to which Service the destination belongs:
+/// packets are printed only after that.
 const PATIENCE: time::Duration = time::Duration::from_secs(5);
 
-/// How long the endpoint of a connection that was reported last is waited for.
+/// How long to wait for the endpoint of the last reported connection.
 const LAST: time::Duration = time::Duration::from_secs(1);
 
-/// How often it is looked for packets whose end nothing says, and the proxy is asked.
+/// Time between two checks for packets whose end is not reported, and between two
+/// questions to the proxy.
 const OVERDUE: time::Duration = time::Duration::from_millis(100);
 
-/// Follows packets as asked, and prints what becomes of them. Returns the status to exit
-/// with: 0; 1 where that fails on the way, or a rule stays; 2 where nothing can be traced.
+/// Follows packets as requested, and prints what happens to them. Returns the exit status:
+/// 0; 1 if that fails on the way, or a rule stays; 2 if nothing can be traced.
 pub async fn trace(asked: &Trace) -> ExitCode {
     let unable = |why: String| {
         let _ = writeln!(io::stderr(), "error: {why}");
         ExitCode::from(UNABLE)
     };
-    // Before anything is changed on the node: what ends it waits until that is undone.
+    // Before anything is changed on the node: a signal to end waits until the change is undone.
     let mut ends = match Ends::listen() {
         Ok(ends) => ends,
         Err(error) => return unable(format!("cannot listen to signals: {error}")),
@@ -100,8 +101,8 @@ pub async fn trace(asked: &Trace) -> ExitCode {
     }
 }
 
-/// Returns which packets are followed; where they are sent to a Service, the running proxy
-/// knows its address.
+/// Returns which packets are followed; the address of a Service comes from the running
+/// proxy.
 async fn target(asked: &Trace) -> Result<TraceTarget, String> {
     let found = ask::addresses(&asked.socket, &asked.to, asked.from).await?;
     let [(to, protocol)] = &*found else {
@@ -123,7 +124,7 @@ async fn target(asked: &Trace) -> Result<TraceTarget, String> {
     })
 }
 
-/// The signals that end it.
+/// The signals that end the trace.
 struct Ends {
     interrupted: Signal,
     terminated: Signal,
@@ -148,18 +149,19 @@ impl Ends {
     }
 }
 
-/// What is under way.
+/// A trace that is under way.
 struct Tracing<'a> {
     asked: &'a Trace,
     target: TraceTarget,
-    /// `None`: rules cannot be traced.
+    /// Reads the steps in nf_tables; `None`: rules cannot be traced.
     tracer: Option<Tracer>,
-    /// `None`: there are no legacy tables, or they cannot be traced.
+    /// Reads the steps in legacy tables; `None`: there are none, or they cannot be traced.
     legacy: Option<Legacy>,
-    /// `None`: conntrack cannot be followed.
+    /// Reads changes of conntrack; `None`: it cannot be followed.
     events: Option<Events>,
     stories: Stories,
-    /// `None`: the proxy makes no connections of its own, or does not tell.
+    /// Asks the proxy for its connections; `None`: it makes none of its own, or does not
+    /// report them.
     asker: Option<Asker>,
     pairs: Pairs,
     rules: HashMap<(TracedChain, u64), Option<RuleSummary>>,
@@ -168,7 +170,7 @@ struct Tracing<'a> {
 }
 
 impl Tracing<'_> {
-    /// Begins, and returns what is known by then.
+    /// Begins to trace. Returns what is known before the first packet.
     async fn begin(asked: &Trace, target: TraceTarget) -> Result<(Tracing<'_>, Start), String> {
         let mut unseen = Vec::new();
         let events = match Events::open() {
@@ -251,7 +253,7 @@ impl Tracing<'_> {
                 () = ends.arrived() => break,
                 arrived = self.arrived() => arrived?,
                 _ = tick.tick() => {
-                    // First the clients, for whom tries wait no longer then.
+                    // Clients first: an attempt whose client is known need not wait.
                     self.read().await?;
                     self.pair().await?;
                 }
@@ -272,7 +274,7 @@ impl Tracing<'_> {
         let Some(asker) = &mut self.asker else {
             return Ok(());
         };
-        // A proxy that is busy tells them later.
+        // A proxy that is busy reports them later.
         if let Ok((dials, lost)) = asker.ask().await {
             self.summary.lost |= lost;
             for report in self.pairs.add(dials) {
@@ -282,8 +284,8 @@ impl Tracing<'_> {
         Ok(())
     }
 
-    /// The same until the endpoint of each connection that is relayed is known, but not for
-    /// long.
+    /// Does the same until the endpoint of each relayed connection is known, for [`LAST`]
+    /// at most.
     async fn pair_last(&mut self, ends: &mut Ends) -> io::Result<()> {
         let end = Instant::now() + LAST;
         loop {
@@ -327,8 +329,8 @@ impl Tracing<'_> {
 
     /// Reads what has arrived, and prints what follows from it.
     async fn read(&mut self) -> io::Result<()> {
-        // First the changes: all steps of their packets have arrived by then, since a
-        // packet's entry is confirmed after its rules.
+        // Changes are read before steps: all steps of their packets have arrived by then,
+        // since the entry of a packet is confirmed after its rules.
         let mut changes = Vec::new();
         if let Some(events) = &mut self.events {
             self.summary.lost |= events.drain(|event| changes.push(event))?;
@@ -343,7 +345,8 @@ impl Tracing<'_> {
             self.summary.lost |= legacy.drain(&mut by_legacy).await?;
         }
         steps.extend(by_legacy.into_iter().map(legacy_step));
-        // Those of both engines arrive apart; what ends a way comes after all others.
+        // Steps of both engines arrive separately; the one that ends a way must come
+        // after all others.
         steps.sort_by_key(|step| matches!(step.words, Some((_, Some(_)))));
         for step in steps {
             let report = self.stories.step(step, Instant::now());
@@ -362,7 +365,7 @@ impl Tracing<'_> {
         self.stories.change(event, Instant::now(), real_server)
     }
 
-    /// Reports packets whose way has ended without a word of it.
+    /// Reports packets whose way has ended although no step says so.
     fn end_overdue(&mut self, now: Option<Instant>) -> io::Result<()> {
         let overdue = self.stories.overdue(now);
         if overdue.is_empty() {
@@ -379,7 +382,7 @@ impl Tracing<'_> {
         Ok(())
     }
 
-    /// Returns what conntrack holds of the destination; nothing where it cannot be asked.
+    /// Returns the entries of conntrack for the destination; none if it cannot be read.
     fn held(&self) -> Vec<Flow> {
         let to = Match {
             protocol: self.target.protocol.number(),
@@ -408,7 +411,7 @@ impl Tracing<'_> {
         }
     }
 
-    /// Returns what the rule of that step says, if it is of one that is still there.
+    /// Returns what the rule of that step says, if the rule still exists.
     fn rule(&mut self, trace: &nftables::Trace) -> Option<RuleSummary> {
         let TracedStep::Rule { handle, .. } = trace.step else {
             return None;
@@ -424,7 +427,7 @@ impl Tracing<'_> {
     }
 
     fn print(&mut self, report: Option<Report>) -> io::Result<()> {
-        // Connections that came together with the last that is asked for are left out.
+        // Connections that arrived together with the last requested one are left out.
         let is_enough = self.summary.connections >= self.asked.count;
         let report =
             report.filter(|report| !(is_enough && matches!(report, Report::Connection(_))));
@@ -440,7 +443,7 @@ impl Tracing<'_> {
 /// Begins to trace through the legacy tables, if there are any.
 ///
 /// # Errors
-/// With the words for what cannot be seen, and why.
+/// Says what cannot be seen, and why.
 async fn begin_legacy(target: &TraceTarget) -> Result<Option<Legacy>, String> {
     let tables = legacy::tables(Family::of(&target.to.ip()));
     if tables.is_empty() {
@@ -477,7 +480,7 @@ fn real_server(target: &TraceTarget, is_ipvs: bool, client: SocketAddr) -> Optio
     found?.ok().flatten()
 }
 
-/// Returns the name of the interface of that index.
+/// Returns the name of the interface with that index.
 fn link(index: u32) -> Option<String> {
     let name = if_indextoname(index).ok()?;
     name.into_string().ok()

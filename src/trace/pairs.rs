@@ -1,5 +1,5 @@
-//! Which of the proxy's own connections to endpoints is for which client, in userspace
-//! mode: the proxy tells it while it is asked. What is kept here is pure.
+//! Assigns the proxy's own connections to endpoints to clients, in userspace mode: the
+//! proxy reports them while it is asked. What is kept here is pure.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,17 +11,17 @@ use std::{
 use super::report::{Connection, Dialed, Outcome, Report};
 use crate::{ask, net::Protocol, status_api::Dial};
 
-/// How long the running proxy may take to answer at the beginning.
+/// How long the running proxy may take for the first answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The same later, while the kernel's reports wait to be read.
+/// How long it may take later, while the kernel's reports wait to be read.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Tries that wait until their client is reported: most are of other addresses of the
-/// ServicePort. One answer of the proxy has no more.
+/// Most attempts that wait until their client is reported: most belong to other addresses
+/// of the ServicePort. One answer of the proxy has no more.
 const MOST_WAITING: usize = 4096;
 
-/// Asks the running proxy for its tries to reach endpoints of a ServicePort.
+/// Asks the running proxy for its attempts to reach endpoints of a ServicePort.
 #[derive(Debug)]
 pub(super) struct Asker {
     socket: PathBuf,
@@ -31,10 +31,10 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// Returns one that asks at `socket` for tries from now on.
+    /// Returns a value that asks at `socket` for attempts from now on.
     ///
     /// # Errors
-    /// Why the proxy does not tell them.
+    /// Says why the proxy does not report them.
     pub(super) async fn begin(
         socket: PathBuf,
         service_port: String,
@@ -50,10 +50,11 @@ impl Asker {
         Ok(asker)
     }
 
-    /// Returns the tries since the last call, and whether some are missing.
+    /// Returns the attempts since the last call, and whether some are missing.
     ///
     /// # Errors
-    /// Why the proxy does not answer; they are in a later answer then, if it does.
+    /// Says why the proxy does not answer; the attempts are then in a later answer, if
+    /// there is one.
     pub(super) async fn ask(&mut self) -> Result<(Vec<Dial>, bool), String> {
         let of = (&*self.service_port, self.protocol.name());
         let patience = self.next.map_or(PATIENCE, |_| BRIEFLY);
@@ -63,18 +64,18 @@ impl Asker {
     }
 }
 
-/// Tries to reach endpoints, and the clients that they are for.
+/// Attempts to reach endpoints, and the clients for which they are made.
 #[derive(Debug)]
 pub(super) struct Pairs {
     to: SocketAddr,
-    /// Clients that were reported; `true`: the connection is relayed, and no endpoint is known.
+    /// Reported clients; `true`: the connection is relayed, and its endpoint is not known yet.
     clients: HashMap<String, bool>,
-    /// Tries for clients that were not reported.
+    /// Attempts for clients that were not reported.
     waiting: VecDeque<Dial>,
 }
 
 impl Pairs {
-    /// Returns none yet of clients that call `to`.
+    /// Returns an empty value for clients that call `to`.
     pub(super) fn new(to: SocketAddr) -> Pairs {
         Pairs {
             to,
@@ -83,13 +84,13 @@ impl Pairs {
         }
     }
 
-    /// That connection was reported.
+    /// Records that a connection was reported.
     pub(super) fn reported(&mut self, connection: &Connection) {
         let is_relayed = connection.outcome == Outcome::Relayed;
         self.clients.insert(connection.client.clone(), is_relayed);
     }
 
-    /// Adds tries. Returns what is to be said of those, and of earlier ones, whose client was
+    /// Adds attempts. Returns reports on those attempts, and earlier ones, whose client was
     /// reported.
     pub(super) fn add(&mut self, dials: Vec<Dial>) -> Vec<Report> {
         self.waiting.extend(dials);
@@ -114,7 +115,7 @@ impl Pairs {
         reports
     }
 
-    /// Returns whether the endpoint of each connection that is relayed is known.
+    /// Returns whether the endpoint of each relayed connection is known.
     pub(super) fn are_complete(&self) -> bool {
         !self.clients.values().any(|is_open| *is_open)
     }

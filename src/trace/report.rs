@@ -1,4 +1,4 @@
-//! What is printed: each a line of `--output=json`. Fields may be added to version 1,
+//! What is printed; each is a line of `--output=json`. Fields may be added to version 1;
 //! none is removed or changes its meaning.
 
 use serde::Serialize;
@@ -18,20 +18,20 @@ pub(super) struct Start {
     /// `namespace/name:port` of the ServicePort to which the destination belongs; `None`: to none,
     /// or this is not known.
     pub service_port: Option<String>,
-    /// Why they are for it, as `tripod explain` says it.
+    /// Why the destination belongs to it, as `tripod explain` says.
     pub steps: Vec<String>,
     /// What cannot be seen here, and why.
     pub unseen: Vec<String>,
 }
 
-/// A connection, or a UDP client, from its first packet to where that was sent.
+/// A connection or UDP client, from its first packet to its destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Connection {
-    /// The address and port that the client sends from.
+    /// Source address and port of the client.
     pub client: String,
-    /// The interface by which the packet came; `None`: this node sent it, or that is not
-    /// known.
+    /// The interface by which the packet arrived; `None`: this node sent it, or this is
+    /// not known.
     pub input: Option<String>,
     /// The rules that it met, in their order.
     pub steps: Vec<Step>,
@@ -51,86 +51,86 @@ pub(super) struct Connection {
 pub(super) struct Step {
     /// The rule, or the end of a chain.
     pub at: String,
-    /// What the rule had become of the packet, in the words of `nft`.
+    /// What the rule did with the packet, in the words of `nft`.
     pub verdict: String,
 }
 
-/// What became of a packet.
+/// What happened to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Outcome {
     /// It was sent to an endpoint.
     Forwarded,
-    /// The same, by an entry that conntrack had before: no rule chose.
+    /// It was sent to an endpoint by an existing entry of conntrack: no rule chose.
     ForwardedAsBefore,
-    /// A socket of Tripod has it, which relays it or ends it.
+    /// It reached a socket of Tripod, which relays it or ends it.
     Relayed,
-    /// It came to where Tripod relays, and nothing has answered it yet.
+    /// It arrived where Tripod relays, and has had no answer yet.
     Unanswered,
     /// It went on to its destination, untranslated.
     NotTranslated,
-    /// It was answered that it is refused.
+    /// It was refused with an answer.
     Refused,
     /// It was dropped without an answer.
     Dropped,
-    /// Neither a rule nor conntrack says.
+    /// Neither a rule nor conntrack shows it.
     Unknown,
 }
 
-/// What became of a connection that was reported.
+/// A later change of a reported connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Change {
-    /// The address and port that the client sends from.
+    /// Source address and port of the client.
     pub client: String,
-    /// Its state, as conntrack has it; of one that ended, its last.
+    /// Its state in conntrack; of one that ended, its last state.
     pub state: String,
-    /// Conntrack has it no more.
+    /// Whether its entry in conntrack is gone.
     pub ended: bool,
 }
 
-/// A connection of Tripod's to an endpoint, in userspace mode.
+/// A connection of Tripod to an endpoint, in userspace mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Dialed {
-    /// The address and port that Tripod sends from; `None`: the endpoint was not reached, or that
+    /// The address and port that Tripod sends from; `None`: the endpoint was not reached, or this
     /// is not known.
     pub from: Option<String>,
     /// Address and port of the endpoint.
     pub endpoint: String,
-    /// The client that it is for; `None`: the running proxy does not tell.
+    /// The client for which it was made; `None`: the running proxy does not report it.
     pub client: Option<String>,
-    /// Where that client sends, if it is known.
+    /// The destination to which that client sends; `None`: it is not known.
     pub to: Option<String>,
-    /// Why the endpoint did not take the client; `None`: it did, or that is not known.
+    /// Why the endpoint did not accept the client; `None`: it did, or this is not known.
     pub error: Option<String>,
 }
 
-/// What came of it all.
+/// The totals, printed last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Summary {
     /// Number of reported connections.
     pub connections: usize,
-    /// To which endpoints how many were sent.
+    /// Endpoints, and how many connections were sent to each.
     pub endpoints: Vec<Counted>,
-    /// Which rules refused how many.
+    /// Rules that refused connections, and how many each.
     pub refused: Vec<Counted>,
-    /// Which rules dropped how many.
+    /// Rules that dropped connections, and how many each.
     pub dropped: Vec<Counted>,
-    /// How many came to sockets of Tripod.
+    /// Number of connections that reached sockets of Tripod.
     pub relayed: usize,
-    /// In userspace mode, to which endpoints Tripod connected how often.
+    /// In userspace mode: endpoints, and how often Tripod connected to each.
     pub dialed: Vec<Counted>,
-    /// Which endpoints did not take a client, and how often.
+    /// Endpoints that did not accept a client, and how often.
     pub failed: Vec<Counted>,
-    /// How many came to where Tripod relays and were not answered.
+    /// Number of connections that arrived where Tripod relays and were not answered.
     pub unanswered: usize,
-    /// How many were not translated.
+    /// Number of connections that were not translated.
     pub not_translated: usize,
-    /// Of how many it is not known what became of them.
+    /// Number of connections whose outcome is not known.
     pub unknown: usize,
-    /// Packets came faster than they were read, and some are missing here.
+    /// Whether packets arrived faster than they were read, so that some are missing here.
     pub lost: bool,
 }
 
@@ -144,7 +144,7 @@ pub(super) struct Counted {
     pub connections: usize,
 }
 
-/// A line of the output, whose field `kind` says which.
+/// A line of the output; its field `kind` names the variant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind")]
 pub(super) enum Report {
@@ -161,7 +161,7 @@ pub(super) enum Report {
 }
 
 impl Summary {
-    /// Counts what is reported.
+    /// Adds a report to the totals.
     pub(super) fn add(&mut self, report: &Report) {
         match report {
             Report::Connection(connection) => self.add_connection(connection),

@@ -1,4 +1,4 @@
-//! What is known before a packet came: by the running proxy and the node.
+//! What the running proxy and the node tell before the first packet arrives.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +15,7 @@ use crate::{
     status_api::Explanation,
 };
 
-/// Returns what is known before a packet came.
+/// Returns what is known before the first packet arrives.
 pub(super) fn start(
     target: &TraceTarget,
     explained: Result<&Explanation, &String>,
@@ -33,7 +33,7 @@ pub(super) fn start(
             None
         }
     };
-    // The first step says who the caller is: that is not known yet.
+    // The first step names the caller, which is not known yet.
     let steps = explained.map(|it| it.steps.iter().skip(1).cloned().collect());
     Start {
         to: target.to.to_string(),
@@ -46,8 +46,8 @@ pub(super) fn start(
     }
 }
 
-/// Returns what asks the running proxy for its connections to endpoints, if it makes some, or
-/// the words for that it does not tell them.
+/// Returns the value that asks the running proxy for its connections to endpoints, if it
+/// makes any; or a text that says why it does not report them.
 pub(super) async fn asker(
     asked: &Trace,
     target: &TraceTarget,
@@ -70,7 +70,7 @@ pub(super) async fn asker(
     }
 }
 
-/// Returns all endpoints of the ServicePort.
+/// Returns all endpoints of the ServicePort, chosen or not.
 pub(super) fn endpoints(explained: &Explanation) -> Vec<SocketAddr> {
     let candidates = explained.candidates.iter().map(|one| &one.address);
     let others = explained.passed_over.iter().map(|one| &one.address);
@@ -78,7 +78,7 @@ pub(super) fn endpoints(explained: &Explanation) -> Vec<SocketAddr> {
     all.filter_map(|address| address.parse().ok()).collect()
 }
 
-/// Returns the node's own addresses; none where they cannot be listed.
+/// Returns the node's own addresses; none if they cannot be listed.
 pub(super) fn own() -> Vec<IpAddr> {
     let socket = Socket::open(netlink::Protocol::Route);
     let listed = socket.and_then(|mut socket| addresses::list(&mut socket));

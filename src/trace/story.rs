@@ -1,5 +1,5 @@
-//! Puts the steps of packets and the changes of conntrack together: which connection
-//! began, what it met, and where it was sent. Pure.
+//! Combines the steps of packets with the changes of conntrack: which connection began,
+//! which rules it met, and where it was sent. Pure.
 
 use std::{
     collections::HashMap,
@@ -19,11 +19,11 @@ use crate::kernel::{
     nftables::{Headers, TraceTarget},
 };
 
-/// So long after its last step a packet's way has ended, be that not said: the kernel
-/// needs microseconds.
+/// A packet's way counts as ended this long after its last step, even if no end was
+/// reported: the kernel needs microseconds.
 const ENDED: Duration = Duration::from_millis(500);
 
-/// What is known of a first packet.
+/// What is known of the first packet of a connection.
 #[derive(Debug)]
 struct Way {
     input: Option<String>,
@@ -32,52 +32,52 @@ struct Way {
     last: Instant,
 }
 
-/// Which packet a step is of.
+/// Identifies the packet to which a step belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Id {
-    /// That of this number, by which nf_tables tell packets apart.
+    /// The number by which nf_tables distinguishes packets.
     Number(u32),
-    /// The one that comes from there: the legacy tables have no number.
+    /// The source of the packet: the legacy tables report no number.
     From(SocketAddr),
 }
 
 /// A step of a packet, in words.
 #[derive(Debug)]
 pub(super) struct Step {
-    /// Which packet it is of.
+    /// The packet to which it belongs.
     pub id: Id,
     /// Headers of the packet at this step; `None`: the step has none.
     pub packet: Option<Headers>,
     /// Name of the interface through which it arrived; `None`: this node sent it, or it is not
     /// known.
     pub input: Option<String>,
-    /// The words, and whether its way ends; `None`: not worth a line.
+    /// The words, and the end of its way if it is one; `None`: not worth a line.
     pub words: Option<(report::Step, Option<End>)>,
 }
 
-/// What the running proxy does with connections, as far as the endings of packets follow
-/// from it.
+/// What the running proxy does with connections, as far as the outcome of packets depends
+/// on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Proxy {
-    /// Sockets of it relay them.
+    /// Whether its sockets relay them.
     pub relays: bool,
-    /// The destination is one that it serves, where it relays.
+    /// Whether it serves the destination, if it relays.
     pub serves: bool,
-    /// Endpoints that it connects to, where it relays and does not tell for which client.
+    /// Endpoints that it connects to, if it relays and does not report for which client.
     pub endpoints: Vec<SocketAddr>,
     /// The node's addresses.
     pub own: Vec<IpAddr>,
 }
 
-/// What is known of the connections that begin.
+/// What is known of connections that begin.
 pub(super) struct Stories {
     target: TraceTarget,
     proxy: Proxy,
-    /// Packets whose way is not known to its end, by their number and by client.
+    /// The client of each packet whose end is not known yet.
     packets: HashMap<Id, SocketAddr>,
     ways: HashMap<SocketAddr, Way>,
-    /// Clients whose packets came to where the proxy relays, which nothing has answered yet,
-    /// and when.
+    /// Clients whose packets arrived where the proxy relays and have had no answer yet, and
+    /// when.
     reached: HashMap<SocketAddr, Instant>,
     /// Clients that were reported.
     reported: HashMap<SocketAddr, Outcome>,
@@ -95,7 +95,7 @@ impl Stories {
         }
     }
 
-    /// Adds a step; returns the connection if that ends it.
+    /// Adds a step. Returns the connection if the step ends it.
     pub(super) fn step(&mut self, step: Step, now: Instant) -> Option<Report> {
         let (id, packet) = (step.id, step.packet);
         let begins = packet.filter(|packet| self.is_meant(packet));
@@ -103,7 +103,7 @@ impl Stories {
             Some(packet) => packet.source,
             None => *self.packets.get(&id)?,
         };
-        // It sends once more what was refused, or another datagram.
+        // The client repeats what was refused, or sends another datagram.
         let again = match self.reported.get(&client) {
             Some(Outcome::Refused | Outcome::Dropped) => true,
             Some(_) => self.target.protocol != crate::net::Protocol::Tcp,
@@ -141,8 +141,8 @@ impl Stories {
             && from.is_none_or(|from| packet.source.ip() == from)
     }
 
-    /// Adds a change of conntrack; returns what is to be said of it. `real_server` finds
-    /// where IPVS sends a client, where conntrack does not say.
+    /// Adds a change of conntrack. Returns what it reports. `real_server` finds where
+    /// IPVS sends a client, if conntrack does not show that.
     pub(super) fn change(
         &mut self,
         event: &Event,
@@ -190,13 +190,13 @@ impl Stories {
         })
     }
 
-    /// Returns the connection that came to where the proxy relays if `flow`, which may have
-    /// ended, says what became of it: whether a socket takes it is known by its answer.
+    /// Returns the connection that arrived where the proxy relays, if `flow`, which may
+    /// have ended, shows its outcome: only an answer shows that a socket takes it.
     fn answer(&mut self, flow: &Flow, ended: bool) -> Option<Report> {
         let is_tcp = self.target.protocol == crate::net::Protocol::Tcp;
         let outcome = match (flow.state.is_answered(), ended) {
             (true, _) => Outcome::Relayed,
-            // What ends an entry that soon is a reset (`nf_conntrack_tcp_packet` of
+            // An entry that ends this soon was ended by a reset (`nf_conntrack_tcp_packet` of
             // linux/net/netfilter/nf_conntrack_proto_tcp.c).
             (false, true) if is_tcp => Outcome::Refused,
             (false, true) => Outcome::Unanswered,
@@ -209,12 +209,12 @@ impl Stories {
         }))
     }
 
-    /// Returns whether the packets of `flow` are led to sockets of the proxy.
+    /// Returns whether the packets of `flow` are sent to sockets of the proxy.
     fn is_relayed(&self, flow: &Flow) -> bool {
         self.proxy.relays && (self.proxy.serves || translated_to(flow).is_some())
     }
 
-    /// Returns the connection of the proxy's to an endpoint that the event is of.
+    /// Returns the connection of the proxy to an endpoint to which the event belongs.
     fn dialed(&self, event: &Event) -> Option<report::Dialed> {
         let flow = &event.flow;
         let (from, endpoint) = (flow.original.source, flow.original.destination);
@@ -232,14 +232,14 @@ impl Stories {
         })
     }
 
-    /// Returns the clients whose packets ended their way without a word of it, all with
-    /// `now` being none.
+    /// Returns the clients whose packets' ways have ended although no step said so; all
+    /// clients if `now` is `None`.
     pub(super) fn overdue(&mut self, now: Option<Instant>) -> Vec<SocketAddr> {
         let has_ended = |last: Instant| now.is_none_or(|now| now >= last + ENDED);
         let reached = self.reached.iter();
         let reached = reached.map(|(client, at)| (client, *at));
         let ways = self.ways.iter().map(|(client, way)| (client, way.last));
-        // Those that reached the proxy have their time from then on.
+        // For clients that reached the proxy the time counts from then on.
         let ways = ways.filter(|(client, _)| !self.reached.contains_key(client));
         let ended = reached.chain(ways).filter(|(_, last)| has_ended(*last));
         let ended: Vec<SocketAddr> = ended.map(|(client, _)| *client).collect();
@@ -247,7 +247,7 @@ impl Stories {
             .into_iter()
             .partition(|client| self.reported.contains_key(client));
         for client in again {
-            // What it sent once more is of the connection that was reported.
+            // What they repeated belongs to the connection that was reported.
             self.forget(client);
         }
         new
@@ -323,7 +323,7 @@ impl Stories {
     }
 }
 
-/// Returns where nat leads the packets of `flow`, if anywhere.
+/// Returns the destination to which nat translates the packets of `flow`, if any.
 fn translated_to(flow: &Flow) -> Option<SocketAddr> {
     let answers = flow.reply.source;
     (answers != flow.original.destination).then_some(answers)

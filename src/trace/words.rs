@@ -10,7 +10,7 @@ use super::report::Step;
 /// How a packet's way ends in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It is answered that it is refused.
+    /// It is refused with an answer.
     Refused,
     /// It is dropped.
     Dropped,
@@ -25,7 +25,8 @@ pub(super) struct Chain<'a> {
 }
 
 /// Returns the words for a step in `of`, and whether the packet's way ends there; `rule` is
-/// what its rule says. `None`: it is not worth a line, as the end of a chain that lets pass.
+/// what its rule says. `None`: it is not worth a line, such as the end of a chain that lets
+/// the packet pass.
 pub(super) fn step(
     of: Chain<'_>,
     step: &TracedStep,
@@ -68,8 +69,8 @@ fn chain(chain: Chain<'_>) -> String {
     format!("chain {} of table {}{legacy}", chain.name, chain.table)
 }
 
-/// Returns what distinguishes the rule from others: its comment, what it looks up, its
-/// target, or else its number.
+/// Returns what distinguishes the rule from others: its comment, its sets, its target, or
+/// else its number.
 fn named(engine: Engine, handle: u64, rule: Option<&RuleSummary>) -> String {
     let mut parts = Vec::new();
     if let Some(rule) = rule {
@@ -84,7 +85,7 @@ fn named(engine: Engine, handle: u64, rule: Option<&RuleSummary>) -> String {
     if parts.is_empty() {
         parts.push(match engine {
             Engine::NfTables => format!("with handle {handle}"),
-            // As `iptables-legacy -L --line-numbers` has it.
+            // As `iptables-legacy -L --line-numbers` shows it.
             Engine::Legacy => format!("number {handle}"),
         });
     }

@@ -1,18 +1,18 @@
-//! The map of folders in ARCHITECTURE.md names what is there.
+//! The map of folders in ARCHITECTURE.md names what exists.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use super::root;
 
-/// Names in code marks of the map that are those of programs.
+/// Names in code marks of the map that are programs.
 const PROGRAMS: [&str; 1] = ["nft"];
 
-/// The texts between the code marks of `text`.
+/// Returns the texts between the code marks of `text`.
 fn marked(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// The rows of the map that are about `src`: their folders and files, and what is said of them.
+/// Returns the rows of the map about `src`: their folders and files, and the description.
 fn rows(text: &str) -> Vec<(Vec<&str>, &str)> {
     let rows = text.lines().filter(|line| line.starts_with("| `src/"));
     let rows = rows.filter_map(|line| line[2..].split_once(" | "));
@@ -20,7 +20,7 @@ fn rows(text: &str) -> Vec<(Vec<&str>, &str)> {
         .collect()
 }
 
-/// Whether a text in code marks is the name of a file or folder.
+/// Returns whether a text in code marks is the name of a file or folder.
 fn is_name(text: &str) -> bool {
     let is_of_name = |c: char| c.is_ascii_lowercase() || matches!(c, '_' | '/' | '.');
     text.chars().all(is_of_name) && !PROGRAMS.contains(&text)
@@ -50,7 +50,7 @@ fn the_map_names_what_is_there() {
         let path = entry.expect("an entry").path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let row = format!("src/{name}/");
-        // Tests that concern all of the library.
+        // `tests` has the tests that concern the whole library.
         if path.is_dir() && name != "tests" {
             assert!(named.contains(&&*row), "the map has no row for {row}");
         }

@@ -1,5 +1,5 @@
-//! How long files and functions may be. A file has one concept and a function one
-//! task; what grows beyond these limits has two.
+//! How long files and functions may be. A file has one concept and a function one task;
+//! one that grows beyond these limits has two.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ const FILE: usize = 500;
 /// Most lines of a function, from `fn` to its closing brace.
 const FUNCTION: usize = 80;
 
-/// Returns all files with Rust code, except what is built from them.
+/// Returns all files with Rust code, except generated ones.
 fn rust_files() -> Vec<PathBuf> {
     fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
         let entries = fs::read_dir(folder).expect("a folder");
@@ -36,8 +36,8 @@ struct Function<'a> {
     lines: usize,
 }
 
-/// Returns the functions of `text`, which rustfmt has formatted: the closing
-/// brace stands below the begin of the function's first line.
+/// Returns the functions of `text`, which rustfmt has formatted: the closing brace is
+/// indented like the function's first line.
 fn functions(text: &str) -> Vec<Function<'_>> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();

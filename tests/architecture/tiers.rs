@@ -4,10 +4,10 @@ use std::{collections::BTreeSet, fs, process::Command};
 
 use super::root;
 
-/// Modules of tests that never make namespaces or boot guests, as their names say.
+/// Modules of tests that never make namespaces or boot guests.
 const WITHOUT_PRIVILEGES: [&str; 3] = ["architecture", "docs", "mutants"];
 
-/// Returns what the Makefile has as `UNIT`.
+/// Returns the value of `UNIT` in the Makefile.
 fn unit() -> BTreeSet<String> {
     let text = fs::read_to_string(root().join("Makefile")).expect("the Makefile");
     let text = text.replace("\\\n", " ");

@@ -5,7 +5,7 @@ use std::{fs, process::Command};
 use super::{links, root};
 use crate::lab::{is_installed, path_with_tools, skip};
 
-/// Every page of the contents becomes one of the book, and mdBook has nothing to say.
+/// Every page of the contents becomes one of the book, and mdBook reports nothing.
 #[test]
 fn every_page_is_one_of_the_book() {
     if !is_installed("mdbook") {

@@ -1,5 +1,5 @@
 //! Commands of other programs in the documents: what they name of this repository, or of
-//! what it installs, is there.
+//! what it installs, exists.
 
 use std::{collections::BTreeSet, fs, process::Command};
 
@@ -9,7 +9,7 @@ use tripod::config::{self, decode};
 use super::{documents, inline, kubectl::Cluster, parts, root, shell};
 use crate::{deploy::chart::tool, userspace::firewall};
 
-/// Commands that nothing here can be held against, by how they begin, and why.
+/// Commands that cannot be checked here, by their beginning, and why.
 const UNCHECKED: [(&str, &str); 12] = [
     (
         "ufw allow from 10.244.0.0/16",
@@ -46,7 +46,7 @@ const UNCHECKED: [(&str, &str); 12] = [
 /// Checks a command, by its words.
 ///
 /// # Errors
-/// What is not there, or that it is not known how to check the command.
+/// Says what does not exist, or that it is not known how to check the command.
 fn check(words: &[String], cluster: &mut Cluster) -> Result<(), String> {
     let line = words.join(" ");
     let unchecked = |(begin, _): &(&str, &str)| line.starts_with(begin);
@@ -56,7 +56,7 @@ fn check(words: &[String], cluster: &mut Cluster) -> Result<(), String> {
     let all: Vec<&str> = words.iter().map(String::as_str).collect();
     let (program, rest) = all.split_first().ok_or("no words")?;
     match *program {
-        // `commands_are_understood` has the program read these.
+        // The test `commands_are_understood` has the program read these.
         "tripod" | "target/release/tripod" => Ok(()),
         "make" => rest.iter().try_for_each(|target| is_target(target)),
         "cargo" => one_of(rest, &["build --release"]),
@@ -112,7 +112,7 @@ pub fn is_target(name: &str) -> Result<(), String> {
         .ok_or(format!("make has no target {name}"))
 }
 
-/// The value of the flag that `words` have by one of these names.
+/// Returns the value of the flag that `words` have under one of these names.
 pub fn flag<'a>(words: &[&'a str], names: &[&str]) -> Option<&'a str> {
     words.iter().enumerate().find_map(|(at, word)| {
         names
@@ -132,7 +132,7 @@ fn docker(words: &[&str]) -> Result<(), String> {
     is_there(words.last().unwrap_or(&""))
 }
 
-/// Helm renders the chart with the same flags; its schema refuses unknown values.
+/// Has Helm render the chart with the same flags; its schema refuses unknown values.
 fn helm(words: &[&str]) -> Result<(), String> {
     let [verb @ ("install" | "upgrade" | "template"), rest @ ..] = words else {
         return Err("only helm install, upgrade and template are known".to_owned());
@@ -162,8 +162,8 @@ fn helm(words: &[&str]) -> Result<(), String> {
     configuration(&String::from_utf8_lossy(&done.stdout))
 }
 
-/// The schema leaves the fields of `config.kubeProxy` to Tripod, which has to know those
-/// that are rendered.
+/// Checks that Tripod knows the rendered fields of `config.kubeProxy`, which the schema
+/// leaves to Tripod.
 fn configuration(rendered: &str) -> Result<(), String> {
     let objects: Vec<Value> = serde_saphyr::from_multiple(rendered).expect("YAML");
     for object in objects {
@@ -193,7 +193,7 @@ fn kustomize(words: &[&str]) -> Result<(), String> {
         .ok_or(format!("no container has the image {name}"))
 }
 
-/// What is copied is in the package, of which Cargo.toml has the contents.
+/// Checks that what is copied is in the package, whose contents Cargo.toml lists.
 fn is_packaged(words: &[&str]) -> Result<(), String> {
     let [from, to] = words else {
         return Err("cp FROM TO".to_owned());
@@ -209,7 +209,7 @@ fn is_packaged(words: &[&str]) -> Result<(), String> {
         .ok_or(format!("the package has not {from} and {to}"))
 }
 
-/// A test runs the command, and sees what it is for.
+/// Checks that a test runs the command, and sees its effect.
 fn is_run_in_the_lab(line: &str) -> Result<(), String> {
     let is_run = firewall::commands()
         .iter()
@@ -219,7 +219,7 @@ fn is_run_in_the_lab(line: &str) -> Result<(), String> {
         .ok_or("only commands that tests/userspace/firewall.rs runs are known".to_owned())
 }
 
-/// The running Tripod is asked where it answers, and what it knows.
+/// Checks that the socket is that of Tripod, and that it knows the path.
 fn curl(words: &[&str]) -> Result<(), String> {
     let socket = flag(words, &["--unix-socket"]);
     if socket.is_some_and(|path| path != tripod::status_api::SOCKET) {
@@ -257,7 +257,7 @@ fn commands_of_other_programs_name_what_is_there() {
     );
 }
 
-/// A block of commands that is not marked `sh` would be outside every check.
+/// Blocks of commands must be marked `sh`, or no check would see them.
 #[test]
 fn blocks_of_commands_are_marked() {
     let documents = inline::all_documents();
@@ -281,7 +281,7 @@ fn blocks_of_commands_are_marked() {
     }
 }
 
-/// What is wrong in each is found.
+/// The fault in each is found.
 #[test]
 fn commands_that_name_what_is_not_there_are_found() {
     for line in [
@@ -323,7 +323,7 @@ fn commands_that_name_what_is_not_there_are_found() {
         assert!(check(&words, &mut Cluster::new()).is_err(), "{line}");
     }
     let mut cluster = Cluster::new();
-    // The programs say themselves what they do not know.
+    // The programs themselves report what they do not know.
     let programs = [
         (
             "kubectl/kubectl",

@@ -1,5 +1,5 @@
-//! docs/dependencies.md names the crates with unsafe code that Tripod is built from, and no
-//! others.
+//! docs/dependencies.md names the crates with unsafe code from which Tripod is built, and
+//! no others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::root;
 
-/// What follows the keyword where it is not in a comment or an attribute.
+/// What follows the keyword outside comments and attributes.
 const UNSAFE: [&str; 5] = [
     "unsafe {",
     "unsafe fn ",
@@ -46,13 +46,13 @@ fn crates_with_unsafe_code_are_those_that_are_reviewed() {
 /// Returns the crates that are built into the program or run by the compiler for it, each
 /// with the folder of its source.
 fn dependencies() -> BTreeMap<String, String> {
-    // What is built with the features in use, a line each: its name and version.
+    // What is built with the features in use, one line each: name and version.
     let tree = cargo(&["tree", "--edges=normal", "--prefix=none"]);
     let built: BTreeSet<String> = tree
         .lines()
         .map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" "))
         .collect();
-    // Crates of other platforms are not there where nothing was built for them.
+    // Crates for other platforms are missing if nothing was built for those.
     let version = cargo(&["-vV"]);
     let mut lines = version.lines();
     let host = lines.find_map(|line| line.strip_prefix("host: "));
@@ -70,7 +70,7 @@ fn dependencies() -> BTreeMap<String, String> {
     packages.collect()
 }
 
-/// What fuzzing tries is built from the same crates.
+/// Fuzz targets must be built from the same crates.
 #[test]
 fn fuzz_targets_are_built_with_the_same_versions() {
     let locked = |file: &str| -> BTreeSet<(String, String)> {

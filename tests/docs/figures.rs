@@ -1,4 +1,5 @@
-//! What the documents and the picture say of Tripod beside kube-proxy is what was measured last.
+//! What the documents and the picture say of Tripod in comparison with kube-proxy was measured
+//! last.
 
 use std::{collections::BTreeMap, fs};
 
@@ -9,7 +10,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// A figure in two digits, as the documents have it.
+/// Returns a figure with two digits, as the documents have it.
 fn rounded(figure: f64) -> String {
     match figure {
         ..1.0 => format!("{figure:.2}"),
@@ -18,8 +19,8 @@ fn rounded(figure: f64) -> String {
     }
 }
 
-/// The first sync in seconds, one change in milliseconds and the memory in MiB of `mode` with
-/// 5,000 Services.
+/// Returns the time of the first sync in seconds, that of one change in milliseconds, and the
+/// memory in MiB, of `mode` with 5,000 Services.
 fn measured(mode: &str) -> [String; 3] {
     let text = read("docs/benchmarks/scale.csv");
     let mut lines = text.lines().map(|line| line.split(','));

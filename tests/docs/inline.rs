@@ -1,5 +1,5 @@
-//! Commands of other programs in running text, where they may be without what they are to act
-//! on: they are ones that there are, and what they name of this repository is there.
+//! Commands of other programs in running text, where the object of the command may be
+//! missing: such commands exist, and what they name of this repository exists.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,10 +40,10 @@ pub const PROGRAMS: [&str; 17] = [
     "ulimit",
 ];
 
-/// Code that begins with the name of a program and is none of its commands.
+/// Code that begins with the name of a program and is not a command of it.
 const NO_COMMANDS: [&str; 1] = ["ip tripod"];
 
-/// Commands that nothing here can be held against, by how they begin, and why.
+/// Commands that cannot be checked here, by their beginning, and why.
 const UNCHECKED: [(&str, &str); 7] = [
     ("kubeadm ", "kubeadm is not here"),
     (
@@ -66,7 +66,7 @@ const UNCHECKED: [(&str, &str); 7] = [
     ),
 ];
 
-/// Commands of kubectl that name no object: the program itself has to know them.
+/// Commands of kubectl that name no object: kubectl itself has to know them.
 const BARE: [&[&str]; 5] = [
     &["apply", "-k"],
     &["delete", "-k"],
@@ -75,10 +75,10 @@ const BARE: [&[&str]; 5] = [
     &["rollout", "undo"],
 ];
 
-/// Stands for the name of a pod in the text, and a name that it may have.
+/// Placeholder for the name of a pod in the text, and a name that a pod may have.
 const POD: (&str, &str) = ("POD", "kube-proxy-x2x9z");
 
-/// Flags of other programs that stand alone in the text, and the commands that have them.
+/// Flags of other programs that appear alone in the text, and the commands that have them.
 const FLAGS: [(&str, &[&str]); 4] = [
     ("--noflush", &["iptables-restore"]),
     ("--set", &["helm", "upgrade"]),
@@ -86,10 +86,10 @@ const FLAGS: [(&str, &[&str]); 4] = [
     ("--to-revision", &["kubectl", "rollout", "undo"]),
 ];
 
-/// Flags of programs that are not here, and whose they are.
+/// Flags of programs that are not installed here, and the program of each.
 const ELSEWHERE: [(&str, &str); 2] = [("--skip-phases", "kubeadm"), ("--kube-proxy-arg", "k3s")];
 
-/// Returns the documents for users and those for who works on Tripod, by their paths.
+/// Returns the documents for users and those for developers of Tripod, by their paths.
 pub fn all_documents() -> BTreeMap<PathBuf, String> {
     let mut all = documents();
     for name in [
@@ -108,7 +108,7 @@ pub fn all_documents() -> BTreeMap<PathBuf, String> {
 /// Checks a command, by its words.
 ///
 /// # Errors
-/// What is not there, or that it is not known how to check the command.
+/// Says what does not exist, or that it is not known how to check the command.
 fn check(words: &[String]) -> Result<(), String> {
     let all: Vec<&str> = words.iter().map(String::as_str).collect();
     let line = all.join(" ");
@@ -127,7 +127,7 @@ fn check(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// Whether a test runs the command as it is; those of ip(8) it may give without its name.
+/// Returns whether a test runs the command as it is; for ip(8), also without the program's name.
 fn is_run(line: &str) -> bool {
     let of_ip = line.strip_prefix("ip ").unwrap_or(line);
     let folders = ["faults", "ipvs", "nftables"];
@@ -140,7 +140,7 @@ fn is_run(line: &str) -> bool {
     })
 }
 
-/// The help of a program names the word; without the program the test says SKIP.
+/// Checks that the help of a program names the word; without the program the test says SKIP.
 fn knows(program: &str, word: &str) -> Result<(), String> {
     if !is_installed(program) {
         skip(format!("{program} is not installed"));
@@ -201,7 +201,7 @@ fn cargo(words: &[&str]) -> Result<(), String> {
     }
 }
 
-/// The bench reads the word: it is a text in its source.
+/// Checks that the bench reads the word: it is a text in its source.
 fn is_word_of(bench: &str, word: &str) -> Result<(), String> {
     let is_read = sources(&root().join("benches").join(bench))
         .iter()
@@ -211,7 +211,7 @@ fn is_word_of(bench: &str, word: &str) -> Result<(), String> {
         .ok_or(format!("bench {bench} does not know {word}"))
 }
 
-/// Returns the text of the files of Rust in a folder.
+/// Returns the texts of the Rust files in a folder.
 fn sources(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("a folder");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -223,7 +223,7 @@ fn sources(folder: &Path) -> Vec<String> {
     each.collect()
 }
 
-/// `path`, as `modes::guest`, is a module in `folder`, or a function of one.
+/// Checks that `path`, such as `modes::guest`, is a module in `folder`, or a function of one.
 fn is_test(folder: &str, path: &str) -> Result<(), String> {
     let at = root().join(folder).join(path.replace("::", "/"));
     let (module, name) = path.rsplit_once("::").unwrap_or(("", path));
@@ -252,7 +252,7 @@ fn kubectl(words: &[&str]) -> Result<(), String> {
     Cluster::new().check(&words)
 }
 
-/// The help of a command names the flag. Helm and kubectl may not be here.
+/// Checks that the help of a command names the flag. Helm and kubectl may not be installed.
 fn has_flag(command: &[&str], flag: &str) -> Result<(), String> {
     let program = match command[0] {
         "helm" => tool("helm/helm"),
@@ -269,7 +269,7 @@ fn has_flag(command: &[&str], flag: &str) -> Result<(), String> {
         .map_err(|error| format!("{command:?}: {error}"))?;
     let text = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
     let has_flag = flag == "--help" || text.contains(flag);
-    // kubectl prints the help of the command above one that it does not know.
+    // For an unknown command kubectl prints the help of the one above it.
     let usage = text.contains(&format!("  {} ", command.join(" ")));
     let is_known = done.status.success() && (usage || command.len() == 1);
     (has_flag && is_known)
@@ -277,7 +277,7 @@ fn has_flag(command: &[&str], flag: &str) -> Result<(), String> {
         .ok_or(format!("{command:?} has not {flag}"))
 }
 
-/// Returns the flags in `code`, but for those behind `--`.
+/// Returns the flags in `code`, except those after `--`.
 pub fn flags(code: &str) -> impl Iterator<Item = &str> {
     let words = code.split_whitespace().take_while(|word| *word != "--");
     let flags = words.filter(|word| word.starts_with("--"));
@@ -289,7 +289,7 @@ pub fn flags(code: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether the flag is of another program that has it, or is not here.
+/// Returns whether another program that is named here has the flag.
 pub fn is_known(flag: &str) -> bool {
     let elsewhere = ELSEWHERE.iter().map(|(known, _)| *known);
     FLAGS
@@ -299,7 +299,7 @@ pub fn is_known(flag: &str) -> bool {
         .any(|known| known == flag)
 }
 
-/// Whether `code` is a command that is checked here.
+/// Returns whether `code` is a command that is checked here.
 pub fn is_command(code: &str) -> bool {
     let commands = shell::commands(code);
     let is_known = |words: &Vec<String>| PROGRAMS.contains(&&*words[0]);
@@ -377,7 +377,7 @@ fn flags_of_other_programs_are_theirs() {
     }
 }
 
-/// What is wrong in each is found.
+/// The fault in each is found.
 #[test]
 fn commands_that_are_not_there_are_found() {
     for code in [

@@ -1,5 +1,5 @@
-//! Calls of kubectl: the objects that they name are those of `deploy/`, or made by a call
-//! before.
+//! Calls of kubectl: the objects that they name are in `deploy/`, or made by an earlier
+//! call.
 
 use std::{
     collections::BTreeSet,
@@ -16,25 +16,25 @@ use super::{
 };
 use crate::deploy::chart::tool;
 
-/// Objects that Kubernetes and kubeadm make: kind, namespace, name.
+/// Objects that Kubernetes and kubeadm create: kind, namespace, name.
 const FOREIGN: [(&str, &str, &str); 3] = [
     ("clusterrolebinding", "", "kubeadm:node-proxier"),
     ("clusterrole", "", "system:node-proxier"),
     ("configmap", "kube-system", "kube-proxy"),
 ];
 
-/// Names that kubectl has for kinds, beside the singular.
+/// Names that kubectl has for kinds, in addition to the singular.
 const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "namespaces"];
 
 /// Where metrics are served, unless configured.
 const METRICS_PORT: &str = "10249";
 
-/// Flags that take a value in a word of its own.
+/// Flags that take a value in a separate word.
 const WITH_VALUE: [&str; 6] = ["-n", "-l", "-o", "-k", "--selector", "--output"];
 
 type Object = (String, String, String);
 
-/// The objects that there are, as far as documents go.
+/// The objects that exist, as far as documents need them.
 pub struct Cluster {
     objects: BTreeSet<Object>,
     /// DaemonSet and container.
@@ -42,7 +42,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// With the objects of `deploy/`.
+    /// Returns a cluster with the objects of `deploy/`.
     pub fn new() -> Cluster {
         let foreign = FOREIGN.map(|(kind, namespace, name)| {
             (kind.to_owned(), namespace.to_owned(), name.to_owned())
@@ -77,12 +77,12 @@ impl Cluster {
             .insert((kind, text(&metadata["namespace"]), name));
     }
 
-    /// Checks a call, by the words behind the program's name.
+    /// Checks a call, by the words after the program's name.
     ///
     /// # Errors
-    /// What is not there, or that it is not known how to check the call.
+    /// Says what does not exist, or that it is not known how to check the call.
     pub fn check(&mut self, words: &[&str]) -> Result<(), String> {
-        // Another program's words are checked as its.
+        // The words of another program, after `--`, are checked as that program's.
         let own = words.split(|word| *word == "--").next().unwrap_or_default();
         is_understood(own)?;
         let namespace = flag(own, &["-n"]).unwrap_or_default();
@@ -155,7 +155,7 @@ impl Cluster {
             .insert((kind.to_owned(), namespace.to_owned(), name.to_owned()));
     }
 
-    /// Whether `of`, KIND/NAME, is an object in `namespace`; cluster roles are in none.
+    /// Checks that `of`, KIND/NAME, is an object in `namespace`; cluster roles are in none.
     fn exists(&self, of: &str, namespace: &str) -> Result<(), String> {
         let (kind, name) = of.split_once('/').ok_or(format!("{of} is not KIND/NAME"))?;
         let object = (kind.to_owned(), namespace.to_owned(), name.to_owned());
@@ -165,7 +165,7 @@ impl Cluster {
             .ok_or(format!("there is no {of} in namespace {namespace:?}"))
     }
 
-    /// Whether `of` is an object that has pods, or a name of one of the pods.
+    /// Checks that `of` is an object that has pods, or the name of one of the pods.
     fn has_pod(&self, of: &str, namespace: &str) -> Result<(), String> {
         if of.contains('/') {
             return self.exists(of, namespace);
@@ -188,7 +188,7 @@ fn manifests(folder: &Path) -> Vec<PathBuf> {
     each.collect()
 }
 
-/// kubectl knows the command and its flags.
+/// Checks that kubectl knows the command and its flags.
 fn is_understood(words: &[&str]) -> Result<(), String> {
     let Some(program) = tool("kubectl/kubectl") else {
         return Ok(());
@@ -206,7 +206,7 @@ fn selects(words: &[&str], expected: &str) -> Result<(), String> {
         .ok_or(format!("the selector is {expected}"))
 }
 
-/// What `tripod test` calls what it makes.
+/// Returns the value of the label that `tripod test` gives to its objects.
 fn of_test() -> String {
     let source = fs::read_to_string(root().join("src/test/cluster/objects.rs")).expect("a source");
     let (_, rest) = source

@@ -1,5 +1,5 @@
-//! What the documents say holds: links lead somewhere, commands and flags are those of
-//! the program, those of others name what is there, and the contents list every page.
+//! What the documents say holds: links have a target, commands and flags are those of the
+//! program, those of others name what exists, and the contents list every page.
 
 mod book;
 mod commands;
@@ -36,11 +36,11 @@ fn documents() -> BTreeMap<PathBuf, String> {
 /// A document's code and its other text.
 #[derive(Default)]
 pub struct Parts {
-    /// Commands of fenced blocks marked `sh`, a line each, continued lines joined.
+    /// Commands of fenced blocks marked `sh`, one per line, continued lines joined.
     commands: Vec<String>,
-    /// What stands between backticks in running text.
+    /// The texts between backticks in running text.
     code: Vec<String>,
-    /// The first lines of other fenced blocks that are marked with nothing.
+    /// The first lines of other fenced blocks, which have no mark.
     unmarked: Vec<String>,
     /// Running text, without code.
     pub text: String,
@@ -110,7 +110,7 @@ fn anchor(heading: &str) -> String {
     text.replace(' ', "-")
 }
 
-/// The targets of links and pictures.
+/// Returns the targets of links and pictures.
 pub fn links(text: &str) -> Vec<String> {
     let after = text.split("](").skip(1);
     let targets = after.filter_map(|rest| rest.split_once(')'));
@@ -161,7 +161,7 @@ fn the_contents_list_every_page_once() {
     assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), there);
 }
 
-/// The words of the calls of Tripod in a line of the shell, program name first.
+/// Returns the words of the calls of Tripod in a line of shell, program name first.
 fn calls(line: &str) -> Vec<Vec<String>> {
     let line = line.split(" #").next().unwrap_or_default();
     let mut calls = Vec::new();
@@ -172,7 +172,7 @@ fn calls(line: &str) -> Vec<Vec<String>> {
             .map(|word| word.trim_matches('"').to_owned());
         let words: Vec<String> = words.collect();
         let program = |word: &String| Path::new(word).file_name().is_some_and(|n| n == "tripod");
-        // Of another program's command line what stands behind --, as of kubectl exec.
+        // In a command line of another program, such as kubectl exec, what follows `--`.
         let begin = match words.first() {
             Some(first) if program(first) => Some(0),
             _ => words.iter().position(|word| word == "--").map(|at| at + 1),
@@ -185,8 +185,8 @@ fn calls(line: &str) -> Vec<Vec<String>> {
     calls
 }
 
-/// Checks a command line; `...` stands for more flags, and brackets for what may be left
-/// out.
+/// Checks a command line; `...` stands for more flags, and brackets enclose what may be
+/// left out.
 fn check(words: &[String]) -> Result<(), String> {
     let words = words
         .iter()
@@ -229,7 +229,7 @@ fn flags_are_those_of_the_program() {
     let mut found = BTreeSet::new();
     for (path, document) in documents() {
         let code = parts(&document).code;
-        // What another program is called with is checked as its command.
+        // Code that is a command of another program is checked as such.
         for code in code.iter().filter(|code| !inline::is_command(code)) {
             for flag in inline::flags(code) {
                 if known.contains(flag) {

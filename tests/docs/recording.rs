@@ -1,4 +1,4 @@
-//! docs/images/demo.svg: what `make demo` prints, line by line as it came.
+//! docs/images/demo.svg: what `make demo` prints, line by line as it appeared.
 
 use std::{
     fmt::Write as _,
@@ -11,9 +11,9 @@ use std::{
 use super::root;
 use crate::lab::tripod_binary;
 
-/// The longest pause between two lines that is shown as it was.
+/// The longest pause between two lines that is shown in its real length.
 const PAUSE: Duration = Duration::from_millis(900);
-/// How long the whole stands at the end.
+/// How long the complete text is shown at the end.
 const END: Duration = Duration::from_secs(8);
 const ROW: usize = 19;
 const STYLE: &str = "\
@@ -50,7 +50,7 @@ fn recorded() -> Vec<Line> {
     lines
 }
 
-/// An image without scripts, whose lines come one after the other, over and over.
+/// Returns an image without scripts, whose lines appear one after the other, repeatedly.
 fn drawn(lines: &[Line]) -> String {
     let whole = lines.last().map_or(END, |line| line.at + END).as_secs_f32();
     let widest = lines.iter().map(|line| line.text.len()).max().unwrap_or(0);
@@ -98,7 +98,7 @@ fn write() {
     fs::write(root().join("docs/images/demo.svg"), svg).expect("docs/images/demo.svg");
 }
 
-/// What the picture shows is what the demo still says, but for the numbers of answers.
+/// The picture shows what the demo still prints, except the numbers of answers.
 #[test]
 fn the_recording_is_of_this_demo() {
     let svg = fs::read_to_string(root().join("docs/images/demo.svg")).expect("the recording");

@@ -1,7 +1,7 @@
-//! Lines of the shell, as far as documents have them, split into commands.
+//! Lines of shell, as far as documents use it, split into commands.
 
-/// The words of the commands in `line`, those within `$( )` as well, without what they
-/// redirect, what is set for them and comments. `$()` stands for what a command prints.
+/// Returns the words of the commands in `line`, including those within `$( )`, without
+/// redirections, variable assignments and comments. `$()` stands for what a command prints.
 pub fn commands(line: &str) -> Vec<Vec<String>> {
     let mut split = Split::default();
     split.read(&mut line.chars().peekable(), None);
@@ -20,7 +20,7 @@ type Characters<'a> = std::iter::Peekable<std::str::Chars<'a>>;
 struct Command {
     words: Vec<String>,
     word: Option<String>,
-    /// The next word names a file that is read or written.
+    /// Whether the next word names a file that is read or written.
     redirects: bool,
 }
 
@@ -62,7 +62,7 @@ impl Split {
                 (None, '#') if command.word.is_none() => break,
                 (None, ')') if end == Some(')') => break,
                 (None, '>' | '<') => {
-                    // Of a number the stream.
+                    // A number before it is that of the stream.
                     let number = |word: &String| word.parse::<u8>().is_ok();
                     if command.word.as_ref().is_some_and(number) {
                         command.word = None;

@@ -28,7 +28,7 @@ impl Cluster {
         Cluster { api: None }
     }
 
-    /// An API server.
+    /// Starts an API server.
     pub fn of_api(lab: &Lab) -> Cluster {
         let server = Server::new();
         let addresses = lab
@@ -66,7 +66,7 @@ impl Cluster {
         }
     }
 
-    /// The flags that lead Tripod here.
+    /// Returns the flag by which Tripod finds the objects.
     pub fn flag(&self, lab: &Lab) -> [PathBuf; 2] {
         match self.api.as_ref().and_then(|api| api.tcp.as_ref()) {
             None => ["--manifests".into(), lab.manifests().into()],
@@ -92,7 +92,7 @@ impl Cluster {
         lab.withdraw(service);
     }
 
-    /// What is in its manifest, for the server.
+    /// Returns the objects of its manifest, for the server.
     fn objects(&self, lab: &Lab, service: &Service) -> Vec<Value> {
         if self.api.is_none() {
             return Vec::new();
@@ -109,7 +109,7 @@ impl Cluster {
         }
     }
 
-    /// From now on each answer and each event takes that long.
+    /// Delays each answer and each event by this time from now on.
     pub fn slow(&self, by: Duration) {
         self.change(|server| server.script().slow = by);
     }

@@ -1,4 +1,4 @@
-//! What goes on, and what waits for what fails.
+//! What goes on, and what waits for whatever fails.
 
 use super::{
     fault::{Fault, Mode},
@@ -6,13 +6,13 @@ use super::{
 };
 use crate::lab::ProgramFault;
 
-/// What is expected of a question.
+/// The expected answer to a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     GoesOn,
     /// It depends on what fails.
     Waits(Why),
-    /// It cannot be asked.
+    /// The question does not apply.
     NotApplicable,
 }
 
@@ -49,7 +49,7 @@ impl Why {
     }
 }
 
-/// What is asserted, and what the document says.
+/// Returns what is asserted, and what the document says.
 pub fn answer(mode: Mode, fault: Fault, question: Question) -> Answer {
     use Answer::{GoesOn, NotApplicable, Waits};
     match question {
@@ -82,9 +82,9 @@ fn of_netlink(mode: Mode, question: Question) -> Answer {
 
 fn of_programs(mode: Mode, fault: ProgramFault, question: Question) -> Answer {
     use Answer::{GoesOn, Waits};
-    // Rules are read by full syncs, and at the start.
+    // Only full syncs, and the start, read rules.
     let reading = fault == ProgramFault::SaveFails;
-    // What is known to fail of some ServicePorts is said of those.
+    // What is known to fail for some ServicePorts is reported for those.
     let named = matches!(fault, ProgramFault::RestoreFails | ProgramFault::Family(_));
     match (mode, question) {
         (Mode::Local | Mode::Nftables, _) => GoesOn,

@@ -36,7 +36,7 @@ impl Mode {
             Mode::Ipvs => &["--proxy-mode=ipvs"],
             Mode::Nftables => &[
                 "--proxy-mode=nftables",
-                // The Node has none that a health-check node port could be at.
+                // The Node has no address for a health-check node port.
                 "--nodeport-addresses=0.0.0.0/0,::/0",
             ],
             Mode::Iptables => &["--proxy-mode=iptables"],
@@ -51,9 +51,9 @@ impl Mode {
 pub enum Fault {
     /// The programs that read and write rules.
     Programs(ProgramFault),
-    /// Each request by netlink: to nf_tables, IPVS, ipset, routing, connection tracking.
+    /// Each netlink request: to nf_tables, IPVS, ipset, routing, connection tracking.
     Netlink,
-    /// A set takes no more members, and cannot be replaced by a larger one.
+    /// A set accepts no more members, and cannot be replaced by a larger one.
     FullSet,
     /// Each answer and each event of the API server takes long.
     ApiSlow,
@@ -77,11 +77,11 @@ impl Fault {
         Fault::ApiDown,
     ];
 
-    /// Those that can happen in `mode`.
+    /// Returns the faults that can happen in `mode`.
     pub fn of(mode: Mode) -> impl Iterator<Item = Fault> {
         let can_happen = move |fault: &Fault| match fault {
             Fault::FullSet => mode == Mode::Ipvs,
-            // nftables mode runs no programs: without them it shows that.
+            // nftables mode runs no programs: that it works without them shows this.
             Fault::Programs(fault) => mode != Mode::Nftables || *fault == ProgramFault::Missing,
             _ => true,
         };
@@ -107,7 +107,7 @@ impl Fault {
         }
     }
 
-    /// The family it strikes, if it is one: 0 for IPv4, 1 for IPv6.
+    /// Returns the family that it affects, if it is only one: 0 for IPv4, 1 for IPv6.
     pub fn family(self) -> Option<usize> {
         match self {
             Fault::Programs(ProgramFault::Family(family)) => Some(family),

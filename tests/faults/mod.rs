@@ -1,14 +1,14 @@
-//! What fails costs only what depends on it: in each mode, each access to the
-//! kernel or the API server fails in turn, while it is observed what goes on.
+//! A fault stops only what depends on it: in each mode, each access to the kernel or the
+//! API server fails in turn, while it is observed what goes on.
 //!
 //! - [`fault`], [`questions`]: what fails, and what is observed.
 //! - [`expected`]: what may stop, and why. Begin there.
-//! - [`run`], [`cluster`]: how it is brought about and seen.
+//! - [`run`], [`cluster`]: how faults are caused and observed.
 //! - [`table`]: how it is shown, in docs/reliability.md.
 //! - [`measured`]: what else that document shows, measured by tests of userspace mode.
 
-/// Makes a test of each of the modes that the host can run, by `on_host`, and one of ipvs
-/// mode in a guest kernel, which runs the module `inside`.
+/// Makes a test for each of the modes that the host can run, by `on_host`, and one for
+/// ipvs mode in a guest kernel, which runs the module `inside`.
 macro_rules! in_each_mode {
     ($inside:literal, $($name:ident: $mode:ident,)*) => {
         $(

@@ -1,13 +1,13 @@
 //! What is observed while something fails.
 
-/// A question about what goes on, of the family that the fault strikes.
+/// A question about what goes on, in the family that the fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     /// An open connection to a Service in force is answered.
     Open,
     /// A new connection to it is answered.
     New,
-    /// New connections reach the endpoint that took another one's place.
+    /// New connections reach the endpoint that replaced another one.
     Endpoints,
     /// The cluster IP of a new Service is answered.
     Opens,
@@ -16,13 +16,13 @@ pub enum Question {
     Guarded,
     /// A removed Service is not answered any more.
     Closes,
-    /// The health-check node port says how many endpoints there are.
+    /// The health-check node port reports how many endpoints there are.
     Health,
     /// `/livez` answers 200.
     Livez,
-    /// Endpoints and new Services of the other family.
+    /// Endpoints and new Services of the other family follow.
     OtherFamily,
-    /// Everything is as asked for after the fault.
+    /// Everything is as requested after the fault.
     Mended,
 }
 

@@ -1,4 +1,4 @@
-//! Brings faults about, and sees what goes on.
+//! Causes faults, and observes what goes on.
 
 use std::{
     io,
@@ -19,22 +19,22 @@ use crate::lab::{
     tcp_from_new_port, tripod_binary,
 };
 
-/// For what waits for nothing.
+/// Time limit for what waits for nothing.
 const SOON: Duration = Duration::from_secs(10);
-/// What waits is looked at for that long, and with it a few tries.
+/// How long what waits is observed at least, which includes a few retries.
 const WHILE: Duration = Duration::from_secs(3);
-/// For what is tried again with pauses.
+/// Time limit for what is retried with pauses.
 const LATER: Duration = Duration::from_secs(40);
-/// How late the slow API server is.
+/// Delay of the slow API server.
 const SLOW: Duration = Duration::from_secs(2);
-/// How long nothing answers, to be called silent.
+/// How long without an answer counts as silence.
 const SILENCE: Duration = Duration::from_secs(1);
 
 const HEALTH: u16 = 31_000;
 /// More ranges than the set has room for.
 const RANGES: u8 = 100;
 
-/// What was seen of each question, in their order: whether it went on.
+/// The result of each question, in their order: whether it went on.
 #[derive(Debug)]
 pub struct Seen {
     pub fault: Fault,
@@ -42,7 +42,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// What was not as expected.
+    /// Returns what was not as expected.
     pub fn differences(&self, mode: Mode) -> Vec<String> {
         let mut wrong = Vec::new();
         for (question, went_on) in &self.went_on {
@@ -56,8 +56,8 @@ impl Seen {
     }
 }
 
-/// All faults of a mode, one after the other: those of the kernel in one
-/// process, those of the API server in another one.
+/// Tries all faults of a mode, one after the other: those of the kernel in one process,
+/// those of the API server in another one.
 pub fn all(mode: Mode) -> Vec<Seen> {
     let (of_api, of_kernel): (Vec<_>, Vec<_>) = Fault::of(mode).partition(|f| f.is_of_api());
     let mut lab = Lab::new(match mode {
@@ -83,11 +83,11 @@ struct Bench<'a> {
     programs: Programs,
     netlink: Netlink,
     tripod: Tripod,
-    /// In force before each fault.
+    /// A Service that is in force before each fault.
     web: Service,
-    /// Its endpoints now.
+    /// Its present endpoints.
     endpoints: &'static [&'static str],
-    /// Of the next Service.
+    /// The number of the next Service.
     number: u8,
 }
 
@@ -236,8 +236,8 @@ impl<'a> Bench<'a> {
         });
     }
 
-    /// Who calls cluster IPs. Between pods of one bridge IPVS carries nothing where
-    /// the bridge does not let the node see answers, as in the guest kernel.
+    /// Returns the host that calls cluster IPs. Between pods of one bridge IPVS works
+    /// only if the bridge lets the node see the answers, which the guest kernel does not.
     fn caller(&self) -> &'a Host {
         match self.mode {
             Mode::Ipvs => &self.lab.node,
@@ -245,7 +245,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Who answers there at the cluster IP.
+    /// Returns who answers at the cluster IP.
     fn reach(&self, service: &Service, family: usize) -> Option<String> {
         reach(self.caller(), service.cluster()[family])
     }
@@ -264,8 +264,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Puts each question to `seen` while the fault lasts: until all goes on that is
-/// expected to, and for at least a while.
+/// Puts each question to `seen` while the fault lasts: until everything goes on that is
+/// expected to, and for at least [`WHILE`].
 fn observe(
     mode: Mode,
     fault: Fault,
@@ -277,7 +277,7 @@ fn observe(
         let mut all = true;
         for (question, goes_on) in &mut went_on {
             let expected = answer(mode, fault, *question) == Answer::GoesOn;
-            // What went on once has to go on; what follows has followed.
+            // What went on once has to stay so; what follows once need not be asked again.
             let lasts = matches!(question, Question::Open | Question::New | Question::Livez);
             if lasts || !*goes_on {
                 *goes_on = seen(*question);
@@ -292,7 +292,7 @@ fn observe(
     }
 }
 
-/// Returns whether `holds` does so before `limit` has passed.
+/// Returns whether `holds` becomes true before `limit` has passed.
 fn comes_true(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while !holds() {
@@ -304,7 +304,7 @@ fn comes_true(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Returns who answers a new connection, if anything does soon.
+/// Returns who answers a new connection, if anyone does soon.
 fn reach(from: &Host, to: SocketAddr) -> Option<String> {
     let call = || -> io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&to, SILENCE)?;
@@ -330,7 +330,7 @@ fn start(
         .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64"])
         .args(["--hostname-override=node", "--conntrack-max-per-core=0"])
         .arg("--v=2")
-        // Repairs shall not help.
+        // Periodic repairs must not help.
         .args(["--iptables-sync-period=1h", "--ipvs-sync-period=1h"])
         .args([
             "--iptables-min-sync-period=10ms",
@@ -339,8 +339,8 @@ fn start(
     Tripod::start_on(&lab.node, command)
 }
 
-/// The set of source ranges as another proxy left it, with room for some
-/// members, and a rule that keeps a larger one from being made.
+/// Creates the set of source ranges as another proxy left it, with room for some members,
+/// and a rule that prevents a larger one from being created.
 fn small_set(node: &Host) {
     if node.show("ipset list -n").contains("TRIPOD-TEMPORARY") {
         return;
@@ -350,7 +350,7 @@ fn small_set(node: &Host) {
     node.show("iptables -A INPUT -m set --match-set TRIPOD-TEMPORARY src -j ACCEPT");
 }
 
-/// A Service whose source ranges have no room in the small set.
+/// Returns a Service whose source ranges have no room in the small set.
 fn greedy(service: Service) -> Service {
     let ranges = (1..RANGES).map(|range| format!("100.64.0.{range}/32"));
     service.with_load_balancer().spec(

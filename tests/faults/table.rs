@@ -64,7 +64,7 @@ fn document() -> String {
     text
 }
 
-/// Reasons that the table shows.
+/// Returns the reasons that the table shows.
 fn shown() -> impl Iterator<Item = Why> {
     let used = |why: &Why| {
         let mut modes = Mode::ALL.into_iter();
@@ -96,7 +96,7 @@ fn the_document_is_current() {
     assert_eq!(committed, document(), "run `make reliability`");
 }
 
-/// Writes the document; only after every case was seen to hold.
+/// Writes the document, but only after every case was seen to hold.
 #[test]
 #[ignore = "part of `make reliability`"]
 fn write() {

@@ -1,4 +1,4 @@
-//! Others' rules in the same tables.
+//! Rules of other programs in the same tables.
 
 use std::{
     process::Command,
@@ -11,7 +11,7 @@ use tripod::services::{ServiceMap, ServicePort};
 use super::rig::{Rig, hint, service, sh};
 use crate::lab::{self, Share};
 
-/// Between two rules of the other writer.
+/// Pause between two rules of the other writer.
 const PAUSE: Duration = Duration::from_millis(25);
 
 #[test]
@@ -24,7 +24,7 @@ fn nothing_foreign_is_lost_with_legacy() {
     lab::run(Share::Beside, || race("legacy"));
 }
 
-/// Services `from..to`, each with as many endpoints as its number says.
+/// Returns the Services `from..to`; the number of endpoints follows from each one's number.
 fn some(from: u8, to: u8) -> ServiceMap {
     let one = |number: u8| -> ServicePort {
         let endpoints: Vec<_> = (1..=number % 4)
@@ -53,9 +53,8 @@ fn race(engine: &str) {
                 if done.load(Relaxed) {
                     break;
                 }
-                // iptables-nft-save begins again whenever rules changed
-                // while it read, and starves beside a writer that
-                // never pauses.
+                // iptables-nft-save starts again whenever rules change while it reads,
+                // and never ends while another process writes without a pause.
                 if engine == "nft" {
                     std::thread::sleep(PAUSE);
                 }

@@ -1,4 +1,4 @@
-//! What others change between two syncs that read nothing is noticed after them.
+//! What others change between two syncs that read nothing is noticed afterwards.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::rig::{Rig, hint, service, sh};
 use crate::lab::{self, Share};
 
 const SOON: Duration = Duration::from_secs(10);
-/// Some checks are made in this time.
+/// Time in which several checks are made.
 const CHECKS: Duration = Duration::from_millis(3500);
 
 fn web(endpoint: u8) -> ServiceMap {
@@ -18,7 +18,7 @@ fn web(endpoint: u8) -> ServiceMap {
         .collect()
 }
 
-/// Returns whether the mode says that another process changed something, before `limit`.
+/// Returns whether the mode reports a change by another process before `limit`.
 fn notices(rig: &mut Rig, limit: Duration) -> bool {
     let Rig { runtime, mode, .. } = rig;
     runtime.block_on(async {
@@ -38,7 +38,7 @@ fn changes_between_two_syncs_are_noticed() {
             "-t nat -F KUBE-SERVICES",
             "-t nat -D OUTPUT 1",
             "-t filter -F",
-            // The kubelet's, too: its rule keeps neighbours from the node's loopback.
+            // The kubelet's as well: its rule keeps neighbours from the node's loopback.
             "-t filter -F KUBE-FIREWALL",
             "-t filter -D INPUT -j KUBE-FIREWALL",
         ] {
@@ -46,7 +46,7 @@ fn changes_between_two_syncs_are_noticed() {
             sh(&format!("iptables-nft -w {change}"));
             rig.sync(Some(&web(2)), &web(1));
             assert!(notices(&mut rig, SOON), "{change}");
-            // As the runner does then.
+            // As the runner does in that case.
             rig.sync(None, &web(1));
             assert!(rig.written() > 0.0, "{change}");
         }

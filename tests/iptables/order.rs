@@ -30,14 +30,14 @@ fn a_forbidden_client_never_gets_through() {
     lab::run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
-        // All but the last keep out the host outside.
+        // All Services except the last keep out the host outside.
         let forbidden = (0..SERVICES).map(|number| balanced(number, "198.51.100.0/24"));
         let map: ServiceMap = forbidden
             .chain([balanced(SERVICES, "192.0.2.0/24")])
             .collect();
-        // Table nat translates for no caller but those in range, and a Service's part
-        // of it is one transaction; the filter drops what was not translated. So the
-        // order of tables cannot let anybody in, and only nat's contents could.
+        // Table nat translates only for callers in the source ranges, and a Service's
+        // part of it is one transaction; the filter drops what was not translated. So the
+        // order of tables cannot let anybody in, and only the content of nat could.
         let forbidden = 1000..1000 + SERVICES;
         none_gets_through(&lab.outside, 4, LOAD_BALANCER, forbidden, || {
             lab.node.enter(|| {
@@ -89,7 +89,7 @@ fn a_refused_service_is_named_and_harms_no_other() {
             };
             assert_eq!(failed(rig.sync(None, &map)), ["default/bad"]);
             assert_eq!((rules("good"), rules("bad")), (39, 0));
-            // One more good one, while the other stays bad.
+            // Another good Service, while the bad one stays bad.
             let more: ServiceMap = (1..41).map(good).chain([bad(1 << 40)]).collect();
             assert_eq!(failed(rig.sync(Some(&map), &more)), ["default/bad"]);
             assert_eq!((rules("good"), rules("bad")), (40, 0));

@@ -1,4 +1,4 @@
-//! What is in the kernel after a sync, beside what kube-proxy 1.36 left there.
+//! What is in the kernel after a sync, compared with what kube-proxy 1.36 left there.
 
 use tripod::{kernel::xtables::remove::Preserved, modes::iptables, services::ServiceMap};
 
@@ -18,9 +18,9 @@ fn the_kernel_holds_the_recordings_with_legacy() {
     lab::run(Share::Beside, || in_kernel(ENGINES[1]));
 }
 
-/// Goes through all cases in one namespace, so that each begins with what the
-/// one before left: by an incremental sync where the flags are the same, by
-/// adopting otherwise. Each way twice, as the order goes there and back.
+/// Runs all cases in one namespace, so that each begins with what the previous one left:
+/// by an incremental sync if the flags are the same, by adopting otherwise. Each
+/// transition is tried in both directions, as the cases run forwards and back.
 fn in_kernel(engine: &str) {
     hint(engine);
     let mut wrong = Vec::new();
@@ -34,7 +34,7 @@ fn in_kernel(engine: &str) {
         case.write_manifests(folder.as_ref());
         let map = map_of(folder.as_ref(), "lab-node");
         let mut rig = match before.take() {
-            // Every third time as if Tripod had been started anew.
+            // Every third time as if Tripod had been restarted.
             Some((mut rig, old, args)) if args == case.args && number % 3 != 0 => {
                 rig.sync(Some(&old), &map);
                 rig
@@ -55,7 +55,7 @@ fn in_kernel(engine: &str) {
             let saved = saved.without(|name| name.chain == "KUBE-IPTABLES-HINT");
             let expected = Ruleset::parse(&case.read(&format!("iptables/{file}")));
             let mut found = expected.differences(&saved);
-            // The rule in it may be the kubelet's, in the same words: it stays.
+            // Its rule may be the kubelet's, with the same text: it stays.
             found.retain(|line| !line.starts_with("filter KUBE-FIREWALL: more:"));
             wrong.extend(
                 found
@@ -79,7 +79,7 @@ fn in_kernel(engine: &str) {
         for program in ["iptables", "ip6tables"] {
             let left = sh(&format!("{program}-{engine}-save"));
             let ours = left.lines().filter(|line| line.contains("KUBE-"));
-            // The kubelet is there, and KUBE-FIREWALL is its own then.
+            // With a kubelet, KUBE-FIREWALL belongs to the kubelet.
             let ours: Vec<&str> = ours
                 .filter(|line| !line.contains("KUBE-IPTABLES-HINT"))
                 .filter(|line| !line.contains("KUBE-FIREWALL"))

@@ -1,4 +1,4 @@
-//! What others break is repaired, and no connection suffers.
+//! What others break is repaired, and no connection breaks.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ fn broken(lab: &mut Lab, engine: &str) {
     });
 }
 
-/// `nf_conntrack_tcp_be_liberal`, set by whoever, decides whether invalid packets
-/// are dropped, when rules are written and later.
+/// `nf_conntrack_tcp_be_liberal`, whoever sets it, decides whether invalid packets are
+/// dropped, both when rules are written and later.
 #[test]
 fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
     Lab::run(|lab| {
@@ -88,12 +88,12 @@ fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
         drops(lab, false);
         for (value, expected) in [(0, true), (1, false)] {
             set(lab, value);
-            // Has everything compared.
+            // Causes a full comparison.
             lab.node.show("iptables-nft -t nat -D PREROUTING 1");
             drops(lab, expected);
         }
         drop(proxy);
-        // What was asked for and could not be set is not so.
+        // A requested setting that could not be made does not count.
         set(lab, 0);
         let flags = [flags[0], "--conntrack-tcp-be-liberal"];
         let _proxy = Proxy::start(&lab.node, lab.manifests(), &flags);
@@ -130,7 +130,7 @@ fn a_udp_client_follows_its_service_to_another_endpoint() {
                 });
             }
         }
-        // Nothing to reach, then something again.
+        // No endpoint, then one again.
         lab.publish(&service, &[]);
         for client in &clients {
             eventually("nobody answers", SOON, || match udp_say(client, "x") {
@@ -172,8 +172,8 @@ fn a_udp_port_that_is_renamed_keeps_its_flows() {
             });
         };
         in_force("default/dns:other");
-        // The sync that writes these rules comes after the one that examined
-        // the flows of the first.
+        // The sync that writes these rules comes after the one that examined the flows of
+        // the first Service.
         lab.publish(&Service::new("next", 3), &["a"]);
         in_force("default/next:udp");
         assert_eq!(answers().expect("answers"), before);

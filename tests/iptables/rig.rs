@@ -29,10 +29,10 @@ use tripod::{
 
 use crate::lab::{self, Host, endpoint, service_port};
 
-/// The kernel's engines, by what their programs' names have in them.
+/// The kernel's engines, as they appear in the names of their programs.
 pub const ENGINES: [&str; 2] = ["nft", "legacy"];
 
-/// Makes the mode choose `engine` in this namespace, as the kubelet would.
+/// Makes the mode choose `engine` in this namespace, by a chain of the kubelet.
 pub fn hint(engine: &str) {
     for program in ["iptables", "ip6tables"] {
         sh(&format!(
@@ -41,7 +41,7 @@ pub fn hint(engine: &str) {
     }
 }
 
-/// Runs a line of shell in this namespace; it must succeed.
+/// Runs a line of shell in this namespace; it must succeed. Returns its output.
 pub fn sh(line: &str) -> String {
     let output = Command::new("sh").args(["-ec", line]).output();
     let output = output.expect("a shell");
@@ -97,7 +97,7 @@ impl Rig {
         }
     }
 
-    /// A sync from `old` to `new`; a full one for `None`.
+    /// Runs a sync from `old` to `new`; a full one if `old` is `None`.
     pub fn sync(&mut self, old: Option<&ServiceMap>, new: &ServiceMap) -> SyncReport {
         let mut changes = Changes {
             full: old.is_none(),
@@ -119,7 +119,7 @@ impl Rig {
         all
     }
 
-    /// How many rules the last sync wrote.
+    /// Returns how many rules the last sync wrote.
     pub fn written(&self) -> f64 {
         let all = self.registry.gather();
         let last = all
@@ -130,7 +130,7 @@ impl Rig {
     }
 }
 
-/// what a folder of manifests has.
+/// Returns what a folder of manifests contains.
 pub fn map_of(folder: &Path, node: &str) -> ServiceMap {
     runtime().block_on(async {
         let mut tracker = Tracker::new(node);
@@ -140,7 +140,7 @@ pub fn map_of(folder: &Path, node: &str) -> ServiceMap {
     })
 }
 
-/// A Service of a cluster IP with these endpoints, TCP.
+/// Returns a TCP Service with a cluster IP and these endpoints.
 pub fn service(name: &str, at: [u8; 4], port: u16, endpoints: &[([u8; 4], u16)]) -> ServicePort {
     let all = endpoints.iter().map(|address| endpoint(*address));
     ServicePort {
@@ -150,7 +150,7 @@ pub fn service(name: &str, at: [u8; 4], port: u16, endpoints: &[([u8; 4], u16)])
     }
 }
 
-/// Of the node; no Service names one of them.
+/// The node's addresses; no Service names one of them.
 struct Addresses(AddressChanges);
 
 impl NodeAddresses for Addresses {

@@ -1,4 +1,4 @@
-//! `tripod render` beside what kube-proxy 1.36 left in the kernel.
+//! `tripod render` compared with what kube-proxy 1.36 left in the kernel.
 
 use std::process::Command;
 
@@ -26,7 +26,7 @@ fn rendered_rules_equal_the_recordings() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The chains that packets are looked up in, and those of the index.
+/// Returns whether a chain is one in which packets are looked up, or one of the index.
 fn finds_services(name: &ChainName) -> bool {
     let shared = ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS"];
     let own = name.chain.starts_with("KUBE-SVC-IDX-") || name.chain == "KUBE-PROXY-FIREWALL";
@@ -52,7 +52,7 @@ fn with_an_index_everything_beside_it_equals_the_recordings() {
 const V4: &str = "iptables-save.txt";
 const V6: &str = "ip6tables-save.txt";
 
-/// Flags, the file that shows them, and a part of a rule there.
+/// Flags, the file in which they show, and a part of a rule there.
 const FLAGS: [(&[&str], &str, &str); 12] = [
     (
         &["--iptables-masquerade-bit=3"],
@@ -100,7 +100,7 @@ const FLAGS: [(&[&str], &str, &str); 12] = [
         V4,
         "-d 192.168.0.0/16 -m comment",
     ),
-    // A family that is not named is served whole.
+    // For a family without a network all addresses are served.
     (
         &["--nodeport-addresses=192.168.0.0/16"],
         V6,
@@ -119,7 +119,7 @@ const FLAGS: [(&[&str], &str, &str); 12] = [
     ),
 ];
 
-/// Flags, the file that shows them, and a rule that they make.
+/// Each flag shows in the rules of its file.
 #[test]
 fn flags_show_in_the_rules() {
     let dual = recorded::cases()
@@ -169,7 +169,7 @@ fn recorded_rules(case: &Case, file: &str) -> Ruleset {
     Ruleset::parse(&case.read(&format!("iptables/{file}")))
 }
 
-/// What is printed for a case, by the file that it should equal.
+/// Returns what is printed for a case, with the file that each part should equal.
 fn rendered(case: &Case, more: &[&str]) -> [(&'static str, Ruleset); 2] {
     let text = render(case, more);
     let inputs = text.split_once("# ip6tables-restore");
@@ -189,7 +189,7 @@ fn tripod(arguments: &[&str]) -> std::process::Output {
         .expect("running tripod")
 }
 
-/// What is printed for a case, with more flags than those of its recording.
+/// Returns what is printed for a case, with flags in addition to those of its recording.
 fn render(case: &Case, more: &[&str]) -> String {
     let folder = Folder::new(&case.name);
     case.write_manifests(&folder.0);

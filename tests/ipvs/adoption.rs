@@ -15,8 +15,8 @@ use crate::lab::{Capture, Host, Lab, Service, Share, acceptance, eventually, fig
 
 /// What came of them is a figure.
 const CALLERS: usize = 4;
-/// Between two connections of a caller: the guest has one processor for them
-/// and for Tripod.
+/// Time between two connections of a caller: the guest has one processor for callers and
+/// Tripod.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Requests on one connection before a caller opens the next.
 const REQUESTS: usize = 25;
@@ -34,7 +34,7 @@ fn restarts_and_rolling_replacements_fail_no_request() {
         let lab = &lab;
         let at = service.external()[0];
         std::thread::scope(|scope| {
-            // A failed assertion must not leave the others calling for ever.
+            // After a failed assertion the others must not call for ever.
             let end = Stop(&load.stop);
             for caller in 0..CALLERS {
                 let load = &load;
@@ -141,7 +141,7 @@ fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
     });
 }
 
-/// Callers that ask over and over.
+/// Callers that ask again and again.
 #[derive(Default)]
 struct Load {
     stop: AtomicBool,
@@ -151,7 +151,7 @@ struct Load {
 }
 
 impl Load {
-    /// In the caller's namespace: connections of that many `requests` each.
+    /// Makes connections of `requests` requests each, in the caller's namespace.
     fn call(&self, to: SocketAddr, requests: usize) {
         while !self.stop.load(Relaxed) {
             if let Err(error) = self.converse(to, requests) {
@@ -181,7 +181,7 @@ impl Load {
         Ok(())
     }
 
-    /// Waits for that many connections more.
+    /// Waits for `number` more connections.
     fn more(&self, number: usize) {
         let goal = self.connections.load(Relaxed) + number;
         eventually("more connections", Duration::from_secs(60), || {
@@ -210,7 +210,7 @@ impl Load {
     }
 }
 
-/// Connections that `ipvsadm` counts for a virtual server.
+/// Returns the number of connections that `ipvsadm` counts for a virtual server.
 fn connections(node: &Host, at: SocketAddr) -> u64 {
     let text = node.show("ipvsadm -Ln --stats --exact");
     let line = text

@@ -1,12 +1,12 @@
-//! What one Service asks for in its annotations concerns that Service alone.
+//! What one Service requests in its annotations affects only that Service.
 
 use std::time::Duration;
 
 use super::node;
 use crate::lab::{Capture, Lab, Service, Share, ask, eventually, run};
 
-/// One byte more than the kernel takes (`IP_VS_SCHEDNAME_MAXLEN` of
-/// `linux/ip_vs.h` counts the NUL).
+/// One byte more than the kernel accepts (`IP_VS_SCHEDNAME_MAXLEN` of `linux/ip_vs.h`
+/// includes the NUL).
 const TOO_LONG: &str = "sixteen-bytes-xx";
 
 #[test]
@@ -46,7 +46,7 @@ fn a_malformed_annotation_concerns_its_service_alone() {
             let of = format!("default/{}: {key} is not supported", service.name);
             tripod.logs_once(&[&of]);
         }
-        // The same for one that comes later, and for its neighbours.
+        // The same for a Service that is added later, and for its neighbours.
         let late = Service::new("late", 101).annotated(scheduler, TOO_LONG);
         let beside = Service::new("beside", 102);
         for service in [&late, &beside] {

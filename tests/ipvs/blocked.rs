@@ -13,13 +13,13 @@ use crate::lab::{
     figure, get, run,
 };
 
-/// For what waits for no program, in a slow guest.
+/// Time limit for what waits for no program, in a slow guest.
 const SOON: Duration = Duration::from_secs(3);
-/// For what is tried again with pauses.
+/// Time limit for what is retried with pauses.
 const LATER: Duration = Duration::from_secs(40);
 
 fn start(lab: &Lab, programs: &Programs) -> Tripod {
-    // A full sync among the others, and none that mends what a failure left.
+    // No periodic full sync, which would repair what a failure left.
     let mut command = node::command(lab, &["--ipvs-sync-period=1h"]);
     programs.come_first(&mut command);
     Tripod::start_on(&lab.node, command)
@@ -51,7 +51,7 @@ fn is_open(lab: &Lab, at: SocketAddr) -> bool {
     lab.node.show("ipvsadm -Sn").contains(&address)
 }
 
-/// Whether the rule for source ranges is there, for each family.
+/// Returns whether the rule for source ranges exists, for each family.
 fn firewall(lab: &Lab) -> [bool; 2] {
     ["iptables-save", "ip6tables-save"].map(|save| {
         let rules = lab.node.show(&format!("{save} -t filter"));
@@ -69,8 +69,7 @@ fn guarded(number: u8) -> Service {
         .spec("loadBalancerSourceRanges", ranges)
 }
 
-/// Checks that neither virtual servers nor addresses are there for its
-/// load-balancer IPs.
+/// Checks that there are neither virtual servers nor addresses for its load-balancer IPs.
 fn is_closed(lab: &Lab, guarded: &Service, fault: ProgramFault) {
     for at in guarded.ingress() {
         assert!(!is_open(lab, at), "{fault:?}: {at} is open");
@@ -80,7 +79,7 @@ fn is_closed(lab: &Lab, guarded: &Service, fault: ProgramFault) {
     }
 }
 
-/// Publishes and withdraws a Service whose rules are those that are in force.
+/// Publishes and withdraws a Service whose rules are in force already.
 fn plain_service_comes_and_goes(lab: &Lab, tripod: &Tripod, number: u8, fault: ProgramFault) {
     let plain = Service::new("plain", number).with_load_balancer();
     lab.publish(&plain, &["c"]);
@@ -140,7 +139,7 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
                     Err(tripod.log())
                 }
             });
-            // One comes and one goes, now and while rules are tried again.
+            // One endpoint is added and one removed, now and while rules are retried.
             for endpoints in [["b", "c"], ["a", "b"]] {
                 lab.publish(&web, &endpoints);
                 for at in [web.cluster()[1], web.ingress()[0]] {
@@ -152,7 +151,7 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
             let answer = get(&lab.node, livez, "/livez").expect("an answer");
             assert!(answer.starts_with("HTTP/1.1 200"), "{fault:?}: {answer}");
 
-            // Who may not call finds nothing there before the rule is in force.
+            // Callers that are to be kept out find nothing there before the rule is in force.
             assert_eq!(firewall(&lab), NONE, "{fault:?}: no fault");
             is_closed(&lab, &guarded, fault);
             programs.mend();
@@ -204,7 +203,7 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
         drop(start(&lab, &programs));
         let at = guarded.ingress()[0];
         assert!(is_open(&lab, at) && firewall(&lab) == BOTH);
-        // A rule is missing, and it is not known which others are there.
+        // A rule is missing, and it is not known which others exist.
         lab.node.show("iptables -F KUBE-PROXY-FIREWALL");
         programs.break_with(ProgramFault::Locked);
         lab.publish(&web, &["b", "c"]);
@@ -233,7 +232,7 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
             follows(&lab, "after a start", web.cluster()[0], &endpoints);
         }
         follows(&lab, "what is guarded", at, &["b"]);
-        // Of what is new, nothing is opened: it is not known what guards it.
+        // Nothing new is opened: it is not known what guards it.
         let new = Service::new("new", 3);
         lab.publish(&new, &["a"]);
         eventually("it waits, and is named", LATER, || {

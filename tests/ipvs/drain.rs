@@ -1,4 +1,4 @@
-//! Endpoints that leave a Service finish what they began.
+//! Endpoints that leave a Service finish their open connections.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
     run(Share::Alone, || {
         let service = Service::new("web", 1).with_external_ip();
         let (lab, at) = published(&service);
-        // Full syncs end drains, too, and do not take that for another program's change.
+        // Full syncs end drains as well, and do not take a drain for another program's change.
         let tripod = node::start(&lab, &["--ipvs-sync-period=1s"]);
         let reals = |what: &str, expected: &[&str]| await_reals(&lab, at, what, expected);
         let both = ["10.244.0.11:8080 1", "10.244.0.12:8080 1"];
@@ -143,8 +143,8 @@ fn a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so() {
     });
 }
 
-/// Returns a laboratory in which backends `a` and `b` serve `service`, and where that is
-/// called from outside.
+/// Returns a laboratory in which backends `a` and `b` serve `service`, and the address at
+/// which that is called from outside.
 fn published(service: &Service) -> (Lab, SocketAddr) {
     let mut lab = Lab::new(Capture::Redirect);
     lab.add_backends(&["a", "b"]);
@@ -152,8 +152,8 @@ fn published(service: &Service) -> (Lab, SocketAddr) {
     (lab, service.external()[0])
 }
 
-/// Waits until `tripod status` counts so many real servers of IPv4 that drain, and names
-/// that of `a`, if any.
+/// Waits until `tripod status` counts `expected` real servers of IPv4 that drain, and
+/// names that of `a`, if any.
 fn await_draining(lab: &Lab, expected: u64) {
     eventually(
         "the count of those that drain",
@@ -189,8 +189,8 @@ fn await_reals(lab: &Lab, at: SocketAddr, what: &str, expected: &[&str]) {
     });
 }
 
-/// A connection that `backend` serves, from outside: what pods on one bridge
-/// send each other takes the short way back, unless br_netfilter is there.
+/// Returns a connection that `backend` serves, from outside: without br_netfilter,
+/// packets between pods on one bridge would bypass the node on their way back.
 fn connection_to(lab: &Lab, service: &Service, backend: &str) -> TcpStream {
     eventually(backend, Duration::from_secs(10), || {
         let mut stream = tcp(&lab.outside, service.external()[0]).map_err(|e| e.to_string())?;

@@ -1,5 +1,5 @@
-//! The clients of IPVS, ipset and dummy links, against the kernel of a guest.
-//! What was written is read back by the tools that people use.
+//! The clients of IPVS, ipset and dummy links, tried on the kernel of a guest. What was
+//! written is read back with the usual tools.
 
 mod guest;
 mod links;
@@ -19,8 +19,8 @@ use tripod::{
     net::Protocol,
 };
 
-/// IPVS of this thread's namespace, in which an interface is up: where none ever
-/// was, the kernel has no routing table and takes no address for a host's.
+/// Returns IPVS of this thread's namespace, in which an interface is up: if none ever
+/// was, the kernel has no routing table and treats no address as a host's.
 fn ipvs() -> Ipvs {
     show("ip link set lo up");
     Ipvs::open().expect("IPVS")
@@ -49,7 +49,7 @@ fn ip(address: &str) -> IpAddr {
     address.parse().expect("an address")
 }
 
-/// What a tool prints in this thread's namespace; it must succeed.
+/// Returns what a tool prints in this thread's namespace; it must succeed.
 fn show(line: &str) -> String {
     let mut words = line.split_whitespace();
     let program = words.next().expect("a program");
@@ -62,7 +62,7 @@ fn show(line: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The lines of [`show`], sorted, without blanks around them.
+/// Returns the lines of [`show`], sorted and trimmed.
 fn lines(line: &str) -> Vec<String> {
     let text = show(line);
     let mut lines: Vec<String> = text.lines().map(|line| line.trim().to_owned()).collect();

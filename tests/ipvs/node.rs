@@ -5,8 +5,8 @@ use std::process::Command;
 use super::recorded::{State, addresses, servers, sets};
 use crate::lab::{Host, Lab, Tripod, recorded::Ruleset, tripod_binary};
 
-/// Starts Tripod in ipvs mode on the laboratory's node, and waits until all is
-/// in force.
+/// Starts Tripod in ipvs mode on the laboratory's node, and waits until everything is in
+/// force.
 pub fn start(lab: &Lab, more: &[&str]) -> Tripod {
     Tripod::start_on(&lab.node, command(lab, more))
 }
@@ -30,7 +30,7 @@ pub fn command(lab: &Lab, more: &[&str]) -> Command {
 }
 
 impl State {
-    /// What is in the kernel of `host` now.
+    /// Returns the present state of the kernel of `host`.
     pub fn of(host: &Host) -> State {
         State {
             servers: servers(&host.show("ipvsadm -Sn")),
@@ -54,8 +54,8 @@ fn link_addresses(host: &Host) -> String {
     lines.filter(|line| !line.contains("fe80")).collect()
 }
 
-/// The lines of `ipvsadm -Sn` about real servers of the virtual server at
-/// `address`, as `address weight`.
+/// Returns the real servers of the virtual server at `address` in `ipvsadm -Sn`, each as
+/// `address weight`.
 pub fn reals(host: &Host, address: std::net::SocketAddr) -> Vec<String> {
     let of = format!("-a -t {address} -r ");
     let text = host.show("ipvsadm -Sn");
@@ -71,7 +71,7 @@ pub fn reals(host: &Host, address: std::net::SocketAddr) -> Vec<String> {
     found
 }
 
-/// How many virtual servers there are.
+/// Returns how many virtual servers there are.
 pub fn servers_there(host: &Host) -> usize {
     let text = host.show("ipvsadm -Sn");
     text.lines().filter(|line| line.starts_with("-A ")).count()

@@ -1,4 +1,4 @@
-//! No client that may not call gets through while things change.
+//! No client that must be kept out gets through while things change.
 
 use std::{
     collections::BTreeSet,
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use super::{adoption::Stop, node, recorded::State};
 use crate::lab::{Capture, Lab, Share, eventually, figure, run, tripod_binary};
 
-/// Services, two ports of each of half as many load balancers.
+/// Number of Services: two ports each for half as many load balancers.
 const SERVICES: u16 = 500;
-/// How often each half of them comes and goes.
+/// How often each half of them is removed and added again.
 const ROUNDS: usize = 3;
 /// How often a first sync is cut short.
 const KILLS: u32 = 6;
@@ -38,7 +38,7 @@ fn a_forbidden_client_never_gets_through() {
                     scope.spawn(move || outside.enter(|| probe(caller, stop, tried)))
                 })
                 .collect();
-            // Killed at any time, it goes on where it was.
+            // Killed at any time, it continues where it was.
             let mut tripod = node::start(&lab, &[]);
             tripod.kill();
             drop(tripod);
@@ -48,7 +48,7 @@ fn a_forbidden_client_never_gets_through() {
             let allowed = SocketAddr::from(([198, 18, 0, 5], 0));
             let to = SocketAddr::new(load_balancer(7), 81);
             crate::lab::tcp_from(&lab.outside, allowed, to).expect("who may gets through");
-            // One half after the other, so that others are there all the while.
+            // One half after the other, so that others exist all the time.
             for _ in 0..ROUNDS {
                 for half in [0..SERVICES / 2, SERVICES / 2..SERVICES] {
                     lab.write("all.json", &services(half.clone()));
@@ -100,7 +100,7 @@ fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
             lab.node.show(&cleanup);
             let mut tripod = node::spawn(&lab, &[]);
             match part % 2 {
-                // Wherever it is then.
+                // Wherever it is at that time.
                 0 => std::thread::sleep(whole * part / (KILLS + 1)),
                 // With some of the virtual servers in place.
                 _ => lab.node.enter(|| reach(20 * part as usize, whole * 3)),
@@ -137,12 +137,12 @@ fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
     });
 }
 
-/// Waits until so many lines tell of virtual servers in this namespace.
+/// Waits until `lines` lines list virtual servers in this namespace.
 fn reach(lines: usize, patience: Duration) {
     let deadline = Instant::now() + patience;
     while Instant::now() < deadline {
         let text = std::fs::read_to_string("/proc/thread-self/net/ip_vs");
-        // Three of them are a heading.
+        // The first three lines are a heading.
         if text.is_ok_and(|text| text.lines().count() >= lines + 3) {
             return;
         }
@@ -150,7 +150,7 @@ fn reach(lines: usize, patience: Duration) {
     }
 }
 
-/// Calls one load balancer after the other; answers with those that let it in.
+/// Calls one load balancer after the other. Returns those that let it in.
 fn probe(first: u16, stop: &AtomicBool, tried: &AtomicUsize) -> Vec<SocketAddr> {
     let mut through = Vec::new();
     let mut number = first;
@@ -162,7 +162,7 @@ fn probe(first: u16, stop: &AtomicBool, tried: &AtomicUsize) -> Vec<SocketAddr> 
             if TcpStream::connect_timeout(&to, wait).is_ok() {
                 through.push(to);
             }
-            // Who gets an answer at once must not keep Tripod from the processor.
+            // Callers that get an answer at once must not take the processor from Tripod.
             std::thread::sleep(Duration::from_millis(2));
             tried.fetch_add(1, Relaxed);
         }

@@ -1,4 +1,4 @@
-//! What ipvs mode has in the kernel beside rules, compared as
+//! What ipvs mode has in the kernel apart from rules, compared as
 //! `tests/vectors/README.md` says.
 
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ impl State {
         }
     }
 
-    /// What is different in `other`, a line each.
+    /// Returns what is different in `other`, one line each.
     pub fn differences(&self, other: &State) -> Vec<String> {
         let mut found = Vec::new();
         for (what, expected, given) in [
@@ -50,12 +50,12 @@ impl State {
     }
 }
 
-/// Lines of `ipvsadm -Sn`.
+/// Returns the lines of `ipvsadm -Sn`.
 pub fn servers(text: &str) -> BTreeSet<String> {
     lines(text).collect()
 }
 
-/// Lines of `ipset save`, without what says how a set is stored.
+/// Returns the lines of `ipset save`, without how a set is stored.
 pub fn sets(text: &str) -> BTreeSet<String> {
     let one = |line: String| {
         let mut kept = Vec::new();
@@ -71,7 +71,7 @@ pub fn sets(text: &str) -> BTreeSet<String> {
     lines(text).map(one).collect()
 }
 
-/// Lines such as `inet 10.0.0.1/32`.
+/// Returns lines such as `inet 10.0.0.1/32`.
 pub fn addresses(text: &str) -> BTreeSet<String> {
     lines(text).collect()
 }

@@ -1,4 +1,4 @@
-//! Other programs change what ipvs mode put into the kernel.
+//! Other programs change what ipvs mode wrote to the kernel.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ fn a_link_of_another_kind_gets_no_addresses() {
         let node = &lab.node;
         let addresses = || node.show("ip -4 -o addr show dev kube-ipvs0");
         let named = "a link of kind bridge has that name: rename or delete it";
-        // At start, and at a sync after it.
+        // At the start, and at a later sync.
         node.show("ip link add kube-ipvs0 type bridge");
         let tripod = node::spawn(&lab, &["--ipvs-sync-period=2s"]);
         let mut expected = None;
@@ -122,7 +122,7 @@ fn cleanup_leaves_what_is_not_ours() {
         let node = &lab.node;
         node.show("ipvsadm -A -t 198.18.0.1:80 -s wrr");
         node.show("ipvsadm -A -t 192.0.2.10:4000 -s rr");
-        // A node port's number at an address that the node has not.
+        // The number of a node port, at an address that the node does not have.
         let service = Service::new("web", 1).with_node_port().with_load_balancer();
         let port = service.node_port();
         node.show(&format!("ipvsadm -A -t 198.18.0.2:{port} -s rr"));

@@ -1,4 +1,4 @@
-//! What many Services cost.
+//! The cost of many Services.
 
 use std::{
     net::Ipv4Addr,
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{adoption::Stop, node};
 use crate::lab::{Capture, Lab, Share, acceptance, ask, eventually, figure, get, run};
 
-/// Services of [`ENDPOINTS`] endpoints each.
+/// Returns the number of Services, with [`ENDPOINTS`] endpoints each.
 fn size() -> u16 {
     if acceptance() { 5_000 } else { 500 }
 }
@@ -94,8 +94,8 @@ fn many_services_are_synced_in_time_and_memory() {
     });
 }
 
-/// Rules of others on the node, and how much more memory than without them
-/// Tripod may use at its peak.
+/// Returns how many rules of others are on the node. Tripod may use only little more
+/// memory at its peak than without them.
 fn foreign_rules() -> u32 {
     if acceptance() { 150_000 } else { 40_000 }
 }
@@ -139,7 +139,7 @@ fn rules_of_others_cost_no_memory() {
     });
 }
 
-/// What kinds of memory are resident.
+/// Returns which kinds of memory are resident.
 fn memory_parts(pid: u32) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let parts = text.lines().filter(|line| {
@@ -150,8 +150,8 @@ fn memory_parts(pid: u32) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Asks the program whether it lives, over and over: what it does not answer
-/// meanwhile is how long its thread was busy.
+/// Asks the program again and again whether it lives: the slowest answer shows how long
+/// its thread was busy.
 fn slowest_answer(lab: &Lab, stop: &AtomicBool) -> Duration {
     let mut slowest = Duration::ZERO;
     while !stop.load(Relaxed) {
@@ -179,7 +179,7 @@ fn service(number: u16) -> [Value; 2] {
     )
 }
 
-/// The Service that changes.
+/// Returns the Service that changes.
 fn one(last: u8) -> [Value; 2] {
     let external = json!(["198.51.100.1"]);
     let endpoint = Ipv4Addr::new(10, 244, 0, last);

@@ -1,4 +1,4 @@
-//! Sets that hold more than the kernel's default size.
+//! Sets with more members than the kernel's default size.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::node;
 use crate::lab::{Capture, Host, Lab, Share, ask, eventually, figure, run};
 
-/// Load balancers and source ranges: more members than the 65,536 that a set takes
-/// by default.
+/// Load balancers and source ranges: more members than the 65,536 that a set can have by
+/// default.
 const BALANCERS: u16 = 256;
 const RANGES: u16 = 257;
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 1];
@@ -63,8 +63,8 @@ fn what_does_not_fit_costs_only_its_address() {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let node = &lab.node;
-        // Room for one of three balancers and some of the second one, and a rule
-        // that keeps the temporary name from being used.
+        // Room for one of three balancers and a part of the second one, and a rule that
+        // prevents the temporary name from being used.
         node.show("ipset create KUBE-LOAD-BALANCER-SOURCE-CIDR hash:ip,port,net maxelem 64");
         node.show(&format!("ipset create {TEMPORARY} hash:ip"));
         let rule = format!("INPUT -m set --match-set {TEMPORARY} src -j ACCEPT");
@@ -81,7 +81,7 @@ fn what_does_not_fit_costs_only_its_address() {
             let ip = balancer(number);
             assert!(!servers.contains(&ip.to_string()), "{servers}");
         }
-        // Endpoints of what is served follow.
+        // Endpoints of Services that are served follow.
         lab.write("more.json", &other());
         eventually("another Service", Duration::from_secs(20), || {
             ask(&lab.node, at([10, 96, 0, 2].into())).map_err(|error| error.to_string())
@@ -96,7 +96,7 @@ fn what_does_not_fit_costs_only_its_address() {
         };
         assert!(line.contains("SOURCE-CIDR") && line.len() < 1_000, "{line}");
 
-        // Once there is room, all is served.
+        // Once there is room, everything is served.
         node.show(&format!("iptables -D {rule}"));
         for number in [1, 2] {
             eventually("it is served", Duration::from_secs(40), || {
@@ -125,8 +125,8 @@ fn members(host: &Host, set: &str) -> usize {
         .unwrap_or_default()
 }
 
-/// A Service with that many load balancers, each for as many source ranges; the
-/// caller from outside is in the last of them.
+/// Returns a Service with that many load balancers, each with that many source ranges;
+/// the last of these contains the caller from outside.
 fn guarded(balancers: u16, ranges: u16) -> String {
     let ranges = (1..ranges).map(|range| {
         let [high, low] = range.to_be_bytes();

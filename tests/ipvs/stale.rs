@@ -1,4 +1,4 @@
-//! The kernel holds what a killed process left, or nothing of what was put there.
+//! The kernel holds what a killed process left, or nothing of it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Where connections go, and by which way.
+//! Which endpoints connections reach, and by which forwarding method.
 
 use std::{collections::BTreeMap, net::SocketAddr, net::TcpStream, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::lab::{
     Capture, Host, Lab, Share, ask, eventually, run, say, tcp, tcp_from, tripod_binary,
 };
 
-/// A Service of one port, IPv4.
+/// A Service with one port, IPv4.
 struct Web<'a> {
     number: u8,
     port: u16,
@@ -64,27 +64,27 @@ fn pod<'a>(lab: &'a Lab, name: &str) -> &'a Host {
     found.expect("a backend of that name").host()
 }
 
-/// Which calls a scheduler is judged by.
+/// The calls by which a scheduler is judged.
 enum Calls {
-    /// Each ends before the next.
+    /// Each call ends before the next one.
     Short,
-    /// None ends before all are made.
+    /// No call ends before all are made.
     Open,
 }
 
-/// What becomes of them.
+/// The expected distribution of the calls.
 enum Spread {
-    /// Backends and how many calls each gets, of 16; what it may be off by.
+    /// Backends, and how many of 16 calls each gets; the tolerance.
     Counts([(&'static str, usize); 2], usize),
-    /// As many calls as names, each to the one named.
+    /// As many calls as names, each answered by the one named.
     InOrder(&'static [&'static str]),
-    /// All go to one, whichever.
+    /// All calls go to one backend, whichever.
     One,
-    /// All of one client go to one, not all clients' to the same.
+    /// All calls of one client go to one backend, but not those of all clients to the same.
     Sticky,
 }
 
-/// Each with backends `a` of weight 3 and `b` of weight 1.
+/// Each scheduler has backends `a` of weight 3 and `b` of weight 1.
 const SCHEDULERS: [(&str, Calls, Spread); 12] = [
     ("rr", Calls::Short, Spread::Counts([("a", 8), ("b", 8)], 0)),
     (
@@ -256,7 +256,7 @@ fn adopt(pod: &Host, link: &str, address: SocketAddr) {
 }
 
 /// Returns the endpoint that `tripod explain` shows for the only connection to `to`, which is
-/// not stale. Where IPVS translates nothing, conntrack does not say it.
+/// not stale. If IPVS does not translate, conntrack does not show the endpoint.
 fn endpoint_explained(lab: &Lab, to: SocketAddr) -> Value {
     let mut command = lab.node.command(tripod_binary());
     command.args(["explain", "--output=json", "--to", &to.to_string()]);
@@ -282,8 +282,8 @@ fn every_way_of_forwarding_carries_connections() {
         let gateway = "10.244.0.1";
         let through = |forwarding: &'static str| [("tripod.proxy/forwarding", forwarding)];
         let (dr, tunnel, fullnat) = (through("dr"), through("tunnel"), through("fullnat"));
-        // On one bridge without br_netfilter: with nat alone, the answer of the
-        // pod would not come back this way.
+        // On one bridge without br_netfilter: with nat alone, the answer of the pod would
+        // bypass the node.
         let service = |number, port, annotations, backends| Web {
             number,
             port,
@@ -314,7 +314,7 @@ fn every_way_of_forwarding_carries_connections() {
                 "{at} {flag}: {listed}"
             );
             let mut stream = tcp(&lab.client, at).expect(flag);
-            // Both ways, more than once.
+            // In both directions, more than once.
             for _ in 0..3 {
                 let who = say(&mut stream, "who").expect(flag);
                 assert_eq!(who, format!("{backend} {seen} 8080"), "{flag}");
@@ -327,7 +327,7 @@ fn every_way_of_forwarding_carries_connections() {
             );
         }
 
-        // What cannot be done so is logged, and done by nat.
+        // What this method cannot do is logged, and forwarded by nat.
         let other_port = Web {
             port: 80,
             ..service(4, 80, dr.annotations, &[("a", 1)])

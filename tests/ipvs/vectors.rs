@@ -1,4 +1,4 @@
-//! `tripod render` beside what kube-proxy 1.36 left in the kernel.
+//! `tripod render` compared with what kube-proxy 1.36 left in the kernel.
 
 use std::process::Command;
 
@@ -8,15 +8,15 @@ use crate::lab::{
     tripod_binary,
 };
 
-/// What one Tripod after the other leaves on a node of the guest.
+/// What several Tripods in a row leave on a node of the guest.
 mod in_guest {
     use std::{collections::BTreeMap, fs, time::Duration};
 
     use super::*;
     use crate::lab::{Host, Share, Tripod, eventually, run};
 
-    /// Cases of the same flags follow each other in one folder, so that what
-    /// the one before left has to go, too.
+    /// Cases with the same flags are run one after the other in one folder, so that what
+    /// the previous one left must be removed as well.
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn synced_state_equals_the_recordings() {
@@ -54,7 +54,7 @@ mod in_guest {
             replace(case, &folder);
             let recorded = State::recorded(case);
             eventually(&case.name, Duration::from_secs(30), || {
-                // Cheaper than all of it, and most often still under way.
+                // Cheaper than reading everything, and usually still incomplete.
                 let servers = state::servers(&host.show("ipvsadm -Sn"));
                 if servers != recorded.servers {
                     return Err(format!("{servers:?}, not {:?}", recorded.servers));
@@ -70,7 +70,7 @@ mod in_guest {
         }
     }
 
-    /// Puts the objects of `case` in the place of those of another, in one step.
+    /// Replaces the objects of another case by those of `case`, in one step.
     fn replace(case: &Case, folder: &Folder) {
         let aside = Folder::new("aside");
         case.write_manifests(&aside.0);
@@ -103,7 +103,7 @@ fn rendered_state_equals_the_recordings() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The differences that are no exceptions, each with the case's name.
+/// Returns the differences that are no exceptions, each with the case's name.
 fn unexpected(case: &Case, found: Vec<String>) -> impl Iterator<Item = String> {
     let excepted = |line: &String| {
         let mut exceptions = EXCEPTIONS.iter();
@@ -118,7 +118,7 @@ fn unexpected(case: &Case, found: Vec<String>) -> impl Iterator<Item = String> {
         .into_iter()
 }
 
-/// As kube-proxy's `NewNodePortAddresses` has it.
+/// As in kube-proxy's `NewNodePortAddresses`.
 #[test]
 fn a_family_that_nodeport_addresses_do_not_name_is_served_whole() {
     let mut cases = recorded::cases().into_iter();
@@ -131,7 +131,7 @@ fn a_family_that_nodeport_addresses_do_not_name_is_served_whole() {
     }
 }
 
-/// What is printed for a case, with more flags than those of its recording.
+/// Returns what is printed for a case, with flags in addition to those of its recording.
 fn rendered(case: &Case, more: &[&str]) -> State {
     let folder = Folder::new(&case.name);
     case.write_manifests(&folder.0);
@@ -170,7 +170,7 @@ fn rendered(case: &Case, more: &[&str]) -> State {
     }
 }
 
-/// A batch that puts rules at the top of chains as one that appends them.
+/// Returns a batch that inserts rules at the top of chains as one that appends them.
 fn appended(batch: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut inserted: Vec<String> = Vec::new();

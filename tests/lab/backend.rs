@@ -1,11 +1,10 @@
-//! Backends: real processes, so that what a client sees when one dies is what
-//! the kernel does, and nothing staged.
+//! Backends: real processes, so that what a client sees when one dies is what the kernel
+//! does, and nothing is staged.
 //!
-//! A backend speaks first words: a client sends one line, and the rest of the
-//! connection follows from it; see [`serve`]. Over UDP it answers
-//! `<name> <what it was sent>`, and to `who` as over TCP: its name, the caller's
-//! address as it sees it, and the port it was reached at; to `peer`: its name,
-//! and the caller's address and port.
+//! A backend waits for the first words: a client sends one line, and the rest of the
+//! connection depends on it; see [`serve`]. Over UDP it answers `<name> <what it was
+//! sent>`; to `who`, as over TCP, with its name, the caller's address as it sees it, and
+//! the port that was called; to `peer` with its name, and the caller's address and port.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -21,10 +20,10 @@ use super::manifests::BACKEND_PORT;
 use super::pattern::{send_pattern, verify_pattern};
 use super::process::Group;
 
-/// Names the backend inside its process.
+/// Environment variable with the backend's name inside its process.
 const NAME: &str = "TRIPOD_LAB_BACKEND";
 
-/// Where backends listen, TCP and UDP; the second tells ports apart.
+/// Where backends listen, TCP and UDP; the second one shows whether ports are kept apart.
 const PORTS: [u16; 2] = [BACKEND_PORT, BACKEND_PORT + 1];
 
 const READY: &str = "backend is ready";
@@ -54,17 +53,17 @@ impl Backend {
         &self.host
     }
 
-    /// Its own address and port, IPv4.
+    /// Returns its own address and port, IPv4.
     pub fn direct(&self) -> SocketAddr {
         SocketAddr::new(self.host.addresses[0], BACKEND_PORT)
     }
 
-    /// SIGKILL: the kernel closes what the process had open.
+    /// Sends SIGKILL: the kernel closes what the process had open.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// SIGSTOP: the kernel still accepts for it, but nothing answers.
+    /// Sends SIGSTOP: the kernel still accepts for the process, but nothing answers.
     pub fn freeze(&self) {
         if let Some(process) = &self.process {
             process.signal(Signal::SIGSTOP);
@@ -76,8 +75,8 @@ impl Backend {
         self.process = Some(answer_in(&self.host));
     }
 
-    /// From now on nothing comes back from this pod, not even a reset: its
-    /// routes lead nowhere. Works without netfilter.
+    /// From now on nothing comes back from this pod, not even a reset: its routes are
+    /// blackholes. Works without netfilter.
     pub fn blackhole(&self) {
         self.host.ip(&[
             "route del default",
@@ -101,7 +100,7 @@ impl Backend {
         ]);
     }
 
-    /// What the backend has counted; asked for past Tripod, from `node`.
+    /// Returns what the backend has counted, asked from `node` and not through Tripod.
     pub fn counts(&self, node: &Host) -> Counts {
         let mut stream = call::tcp(node, self.direct()).expect("asking a backend for its counts");
         let line = call::say(&mut stream, "counts").expect("a backend's counts");
@@ -120,7 +119,7 @@ impl Backend {
     }
 }
 
-/// Starts a backend process in `host`, which calls itself by its name.
+/// Starts a backend process in `host`; it answers with the host's name.
 pub fn answer_in(host: &Host) -> Group {
     let exe = std::env::current_exe().expect("the path of the test binary");
     let mut command = host.command(exe);
@@ -143,8 +142,8 @@ pub fn answer_in(host: &Host) -> Group {
         .map_while(Result::ok)
         .any(|line| line.contains(READY));
     assert!(ready, "backend {} did not start", host.name());
-    // Kept open: the harness in there ends when it cannot write its "has
-    // been running for over 60 seconds".
+    // Kept open: the test harness inside ends if it cannot write its "has been running
+    // for over 60 seconds".
     process.child().stdout = Some(output.into_inner());
     process
 }
@@ -158,8 +157,7 @@ pub struct Counts {
     pub ended: u64,
     /// Connections that the client's side reset.
     pub reset: u64,
-    /// Bytes of the pattern that came after the backend had ended its own
-    /// direction.
+    /// Bytes of the pattern that arrived after the backend had ended its own direction.
     pub drained: u64,
 }
 
@@ -175,12 +173,12 @@ fn process() {
         return;
     };
     let sockets = PORTS.map(|port| {
-        // Both families: Linux maps IPv4 into this address unless asked otherwise.
+        // Both families: Linux maps IPv4 into this address unless told otherwise.
         let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
         let udp = UdpSocket::bind(any).expect("binding UDP");
         (port, udp, listen(any, None).expect("listening"))
     });
-    // Where the kernel has it.
+    // Only if the kernel supports it.
     let any = (Ipv6Addr::UNSPECIFIED, BACKEND_PORT).into();
     let sctp = listen(any, Some(SCTP.into())).ok();
     println!("\n{READY}");
@@ -196,7 +194,7 @@ fn process() {
     });
 }
 
-/// `IPPROTO_SCTP`. Its sockets of one association are used as TCP's are.
+/// `IPPROTO_SCTP`. Sockets of one association are used like those of TCP.
 const SCTP: i32 = 132;
 
 fn listen(at: SocketAddr, protocol: Option<socket2::Protocol>) -> io::Result<TcpListener> {
@@ -211,7 +209,7 @@ fn accept(listener: &TcpListener, port: u16, name: &str) {
     for stream in listener.incoming().flatten() {
         ACCEPTED.fetch_add(1, Relaxed);
         let name = name.to_owned();
-        // Thousands of connections, each on a thread: small stacks.
+        // Thousands of connections, each on a thread of its own: small stacks.
         let _ = std::thread::Builder::new()
             .stack_size(192 * 1024)
             .spawn(move || {
@@ -223,7 +221,7 @@ fn accept(listener: &TcpListener, port: u16, name: &str) {
     }
 }
 
-/// Who answers, whom it sees, and where it was reached.
+/// Returns who answers, whom it sees, and at which port it was called.
 fn who(name: &str, peer: SocketAddr, port: u16) -> String {
     format!("{name} {} {port}\n", peer.ip().to_canonical())
 }
@@ -237,7 +235,8 @@ fn answer_datagrams(socket: &UdpSocket, port: u16, name: &str) {
         };
         let mut answer = format!("{name} ").into_bytes();
         answer.extend_from_slice(&buffer[..n]);
-        // Blanks behind it come back as so many, to see large datagrams through.
+        // The answer is at least as long as the question, so that large datagrams are
+        // tried in both directions.
         if buffer[..n].trim_ascii_end() == b"who" {
             answer = who(name, from, port).into_bytes();
             answer.resize(answer.len().max(n), b' ');
@@ -259,7 +258,7 @@ fn answer_datagrams(socket: &UdpSocket, port: u16, name: &str) {
 }
 
 fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
-    // Not for SCTP, which would not hold small messages back anyway.
+    // Not for SCTP, which would not delay small messages anyway.
     let _ = stream.set_nodelay(true);
     loop {
         let line = read_line(&mut stream)?;
@@ -282,7 +281,7 @@ fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
                     [&ACCEPTED, &ENDED, &RESET, &DRAINED].map(|count| count.load(Relaxed));
                 writeln!(stream, "{accepted} {ended} {reset} {drained}")?;
             }
-            // Says everything back until the client ends its direction.
+            // Sends everything back until the client ends its direction.
             "echo" => {
                 writeln!(stream, "{name}")?;
                 let mut reader = stream.try_clone()?;
@@ -295,7 +294,7 @@ fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
                 writeln!(stream, "{seen}")?;
                 return Ok(());
             }
-            // Sends, ends its direction, then still reads.
+            // Sends, ends its direction, and goes on reading.
             "source" => {
                 send_pattern(&mut stream, count)?;
                 stream.shutdown(Shutdown::Write)?;
@@ -323,7 +322,7 @@ fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
             "stall" => loop {
                 std::thread::park();
             },
-            // Reads that much of what else comes, and resets.
+            // Reads that much of what follows, and resets.
             "spurn" => {
                 io::copy(&mut (&stream).take(count), &mut io::sink())?;
                 socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
@@ -338,7 +337,7 @@ fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
     }
 }
 
-/// Byte by byte, so that nothing behind the line is taken from the stream.
+/// Reads byte by byte, so that nothing after the line is taken from the stream.
 fn read_line(stream: &mut TcpStream) -> io::Result<String> {
     let mut line = Vec::new();
     let mut byte = [0];
@@ -350,7 +349,7 @@ fn read_line(stream: &mut TcpStream) -> io::Result<String> {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // Before its namespace, which a living process would keep.
+        // Before its namespace is removed, which a living process would keep.
         self.kill();
     }
 }

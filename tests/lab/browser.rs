@@ -1,4 +1,4 @@
-//! Headless Chromium, led through chromedriver (W3C WebDriver over HTTP).
+//! Headless Chromium, driven through chromedriver (W3C WebDriver over HTTP).
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -25,7 +25,7 @@ pub struct Browser<'a> {
 }
 
 impl<'a> Browser<'a> {
-    /// Starts one; `None` where there is none, which the test says.
+    /// Starts a browser; `None` if none is installed, which the test reports.
     pub fn start(host: &'a Host) -> Option<Browser<'a>> {
         for program in ["chromium", "chromedriver"] {
             let found = Command::new(program).arg("--version").output();
@@ -88,13 +88,13 @@ impl<'a> Browser<'a> {
         self.command("/execute/sync", &json!({"script": script, "args": []}))
     }
 
-    /// Types into the element that the selector names.
+    /// Types into the element that the selector selects.
     pub fn type_into(&self, selector: &str, text: &str) {
         let path = format!("/element/{}/value", self.element(selector));
         self.command(&path, &json!({"text": text}));
     }
 
-    /// Returns the text of the element that the selector names, as it is seen.
+    /// Returns the visible text of the element that the selector selects.
     pub fn text(&self, selector: &str) -> String {
         let path = format!("{}/element/{}/text", self.session, self.element(selector));
         let text = self.ask("GET", &path, None).expect("a text");
@@ -107,7 +107,7 @@ impl<'a> Browser<'a> {
         self.command("/goog/cdp/execute", &body)
     }
 
-    /// Returns an image of what is seen, in WebP.
+    /// Returns an image of the visible page, in WebP.
     pub fn screenshot(&self) -> Vec<u8> {
         let format = json!({"format": "webp", "quality": 80});
         let image = self.devtools("Page.captureScreenshot", format);
@@ -115,7 +115,7 @@ impl<'a> Browser<'a> {
         BASE64.decode(image.as_bytes()).expect("base64")
     }
 
-    /// Returns what the console has of errors, violations of the page's policy included.
+    /// Returns the errors in the console, including violations of the page's policy.
     pub fn errors(&self) -> Vec<Value> {
         let lines = self.command("/se/log", &json!({"type": "browser"}));
         let lines = lines.as_array().expect("lines").iter();

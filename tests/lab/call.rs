@@ -11,10 +11,10 @@ use socket2::{Domain, Socket, Type};
 use super::figure;
 use super::host::Host;
 
-/// Nothing in a laboratory is that slow; what hangs longer is a failure.
+/// Nothing in a laboratory takes that long; what hangs longer is a failure.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A connection from `host`, with a time limit on connecting and reading.
+/// Opens a connection from `host`, with a time limit on connecting and reading.
 pub fn tcp(host: &Host, to: SocketAddr) -> io::Result<TcpStream> {
     host.enter(|| connect(None, to))
 }
@@ -65,17 +65,17 @@ pub fn say(stream: &mut TcpStream, line: &str) -> io::Result<String> {
     String::from_utf8(answer).map_err(io::Error::other)
 }
 
-/// Which backend answers a new connection.
+/// Returns which backend answers a new connection.
 pub fn ask(host: &Host, to: SocketAddr) -> io::Result<String> {
     say(&mut tcp(host, to)?, "name")
 }
 
-/// As [`ask`], by a client that waits no longer than that for each step.
+/// As [`ask`], for a client that waits at most `patience` for each step.
 pub fn ask_within(host: &Host, to: SocketAddr, patience: Duration) -> io::Result<String> {
     ask_from_within(host, None, to, patience)
 }
 
-/// As [`ask_within`], from one of the host's addresses, if that is given.
+/// As [`ask_within`], from one of the host's addresses, if it is given.
 pub fn ask_from_within(
     host: &Host,
     from: Option<IpAddr>,
@@ -87,11 +87,11 @@ pub fn ask_from_within(
     say(&mut stream, "name")
 }
 
-/// How many forbidden connections are tried at once. It takes many calls to meet a
-/// moment in which one would get through.
+/// How many forbidden connections are tried at once. It takes many calls to hit the
+/// moment at which one would get through.
 const AT_A_TIME: usize = 50;
 
-/// How many connections come about at once; what is dropped never does.
+/// Returns how many connections come about at once; what is dropped never does.
 fn connected(to: impl Iterator<Item = SocketAddr>) -> usize {
     let calls = to.map(|to| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
@@ -139,19 +139,18 @@ pub fn none_gets_through(
     assert_eq!(through, 0, "of {calls} calls");
 }
 
-/// Calls of one kind, many of them.
+/// Many calls of one kind.
 #[derive(Debug, Default)]
 pub struct FirstByte {
-    /// From before connect to the first line of the answer, of each call.
+    /// Time of each call from before connect to the first line of the answer.
     pub delays: Vec<Duration>,
     /// Who answered, or what failed.
     pub answers: Vec<Result<String, String>>,
 }
 
 impl FirstByte {
-    /// `calls` connections by `workers` threads; `between` is entered by each
-    /// call for its whole length, so that a writer of that lock acts between
-    /// calls.
+    /// Makes `calls` connections with `workers` threads. Each call holds `between` for
+    /// its whole length, so that a writer of that lock acts between calls.
     pub fn measure(
         host: &Host,
         to: SocketAddr,
@@ -200,7 +199,7 @@ impl FirstByte {
     }
 }
 
-/// A connected UDP socket.
+/// Opens a connected UDP socket.
 pub fn udp(host: &Host, to: SocketAddr) -> io::Result<UdpSocket> {
     let any = match to {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -219,9 +218,9 @@ pub fn udp_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<Udp
     })
 }
 
-/// Binds a UDP socket; port 0 is a port that this process had not before. Of the
-/// kernel's choice it may be one that was just closed, and every proxy keeps
-/// the client that comes from there at its endpoint: no new client at all.
+/// Binds a UDP socket; port 0 means a port that this process did not use before. The
+/// kernel might choose one that was just closed, and every proxy keeps a client from
+/// there on its endpoint: it would not be a new client.
 pub fn bind_new(address: SocketAddr) -> io::Result<UdpSocket> {
     match address.port() {
         0 => from_new_port(|port| UdpSocket::bind((address.ip(), port))),
@@ -229,8 +228,8 @@ pub fn bind_new(address: SocketAddr) -> io::Result<UdpSocket> {
     }
 }
 
-/// As [`tcp`], from a port that no other connection of this process has to any address.
-/// Where two have the same, IPVS gives the answers of one to the other (docs/ipvs.md).
+/// As [`tcp`], from a port that no other connection of this process has, to any address.
+/// If two have the same, IPVS gives the answers of one to the other (docs/ipvs.md).
 pub fn tcp_from_new_port(host: &Host, to: SocketAddr) -> io::Result<TcpStream> {
     host.enter(|| connect_from_new_port(to, PATIENCE))
 }
@@ -244,9 +243,10 @@ pub fn connect_from_new_port(to: SocketAddr, patience: Duration) -> io::Result<T
     from_new_port(|port| connect_within(Some((any, port).into()), to, patience))
 }
 
-/// Calls `bind` with ports that this process had not before, until one is free.
+/// Calls `bind` with ports that this process did not use before, until one is free.
 fn from_new_port<T>(bind: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
-    /// Neither the kernel's ephemeral ports, nor node ports, nor the proxy's own (10249, 10256).
+    /// These are neither the kernel's ephemeral ports, nor node ports, nor the proxy's own
+    /// (10249, 10256).
     const PORTS: Range<u16> = 11_000..30_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -258,7 +258,7 @@ fn from_new_port<T>(bind: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Sends `text`; hands back who answered. An answer to another text fails.
+/// Sends `text`. Returns who answered. An answer to another text is an error.
 pub fn udp_say(socket: &UdpSocket, text: &str) -> io::Result<String> {
     socket.send(text.as_bytes())?;
     let mut buffer = [0; 2048];
@@ -272,7 +272,7 @@ pub fn udp_say(socket: &UdpSocket, text: &str) -> io::Result<String> {
     }
 }
 
-/// Which backend answers a datagram from a new socket.
+/// Returns which backend answers a datagram from a new socket.
 pub fn udp_ask(host: &Host, to: SocketAddr) -> io::Result<String> {
     udp_say(&udp(host, to)?, "name")
 }

@@ -1,5 +1,5 @@
-//! Tripod as the DaemonSet of `deploy/` has it run: the init container's part, then the
-//! container that stays.
+//! Tripod as the DaemonSet of `deploy/` runs it: first the init container's part, then
+//! the main container.
 
 use std::{path::Path, process::Command};
 
@@ -7,14 +7,14 @@ use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Container};
 
 use super::{Host, tripod_binary};
 
-/// As a container runtime starts a program: no capability but those in `$1`, none to be had
-/// later, and `/proc/sys` cannot be written to.
+/// As a container runtime starts a program: with no capabilities but those in `$1`, no way
+/// to gain others later, and `/proc/sys` read-only.
 const START: &str = r#"
 mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys &&
 set="$1" && shift &&
 exec setpriv --no-new-privs --inh-caps=-all --bounding-set="$set" "$0" "$@""#;
 
-/// Returns the DaemonSet's container that stays.
+/// Returns the DaemonSet's main container.
 fn stays() -> Container {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/base/daemon-set.yaml");
     let text = std::fs::read_to_string(path).expect("the DaemonSet");
@@ -23,8 +23,8 @@ fn stays() -> Container {
     pod.containers.into_iter().next().expect("a container")
 }
 
-/// Returns a command that runs Tripod on `node` as the container that stays, to which flags
-/// are added.
+/// Returns a command that runs Tripod on `node` as the main container; flags can be added
+/// to it.
 pub fn in_container(node: &Host) -> Command {
     let container = stays();
     let context = container.security_context.expect("a security context");

@@ -13,7 +13,7 @@ use super::process::die_with_parent;
 #[derive(Debug)]
 pub struct Host {
     name: String,
-    /// Its address of each family towards the others, IPv4 first.
+    /// Its address of each family on the link to the others, IPv4 first.
     pub addresses: [IpAddr; 2],
 }
 
@@ -37,35 +37,35 @@ impl Host {
         &self.name
     }
 
-    /// Runs ip(8) commands here, in one go.
+    /// Runs several ip(8) commands here in one batch.
     pub fn ip(&self, commands: &[&str]) {
         let mut ip = Command::new("ip");
         ip.args(["-n", &self.name, "-batch", "-"]);
         succeed(&mut ip, &commands.join("\n"));
     }
 
-    /// A command that will run here and die with this thread.
+    /// Returns a command that will run here and end with this thread.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = die_with_parent("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
         command
     }
 
-    /// What a command prints here; it must succeed.
+    /// Returns what a command prints here; it must succeed.
     pub fn show(&self, line: &str) -> String {
         let mut words = line.split_whitespace();
         let mut command = self.command(words.next().unwrap_or_default());
         succeed(command.args(words), "")
     }
 
-    /// Runs `body` on a thread inside this namespace. Sockets that it makes
-    /// stay here, wherever they are used later.
+    /// Runs `body` on a thread inside this namespace. Sockets that it creates stay here,
+    /// wherever they are used later.
     pub fn enter<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
         let namespace =
             File::open(format!("/run/netns/{}", self.name)).expect("the namespace's file");
         std::thread::scope(|scope| {
             let inside = scope.spawn(move || {
-                // Of the calling thread only; see setns(2).
+                // Affects only the calling thread; see setns(2).
                 setns(namespace, CloneFlags::CLONE_NEWNET).expect("entering a namespace of ours");
                 body()
             });
@@ -85,9 +85,9 @@ impl Drop for Host {
     }
 }
 
-/// Forwarding on; no wait for duplicate address detection; answers to refused
-/// packets not rationed (both limits, since the mask exempts from the global
-/// one, see ip-sysctl.rst).
+/// Forwarding; no wait for duplicate address detection; no rate limit for answers to
+/// refused packets (both limits, since the mask exempts from the global one, see
+/// ip-sysctl.rst).
 const SYSCTLS: [(&str, &str); 10] = [
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv6/conf/all/forwarding", "1"),
@@ -106,7 +106,7 @@ pub fn set_sysctl(key: &str, value: &str) {
         .unwrap_or_else(|error| panic!("setting {key}={value}: {error}"));
 }
 
-/// Runs a command, which must succeed; hands back what it printed.
+/// Runs a command, which must succeed. Returns what it printed.
 fn succeed(command: &mut Command, input: &str) -> String {
     let mut child = command
         .stdin(Stdio::piped())

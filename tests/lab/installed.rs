@@ -1,4 +1,4 @@
-//! Programs that tests need beside the one under test.
+//! Programs that tests need in addition to the one under test.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What tests may run at the same time: they share the processors, and some measure.
+//! Which tests may run at the same time: they share the processors, and some measure.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -8,22 +8,22 @@ use nix::unistd::Pid;
 /// Whether a test may run while others do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Next to others.
+    /// At the same time as others.
     Beside,
-    /// Next to other guests, each on a processor of its own.
+    /// At the same time as other guests, each on a processor of its own.
     Guest,
-    /// With the machine to itself, because it measures.
+    /// Alone on the machine, because it measures.
     Alone,
 }
 
-/// Those that run, and whose turn is next: first come, first served, so that one that must
-/// be alone is not passed by for ever.
+/// The running tests, and whose turn is next: first come, first served, so that one that
+/// must be alone does not wait for ever.
 struct Machine {
     arrived: u64,
     admitted: u64,
     beside: usize,
     alone: bool,
-    /// The processors that guests have.
+    /// The processors on which guests run.
     guests: Vec<usize>,
 }
 

@@ -17,12 +17,12 @@ pub struct Service {
     external_ip: bool,
     load_balancer: bool,
     udp_port_name: String,
-    /// Fields of its `spec` beyond those above.
+    /// Further fields of its `spec`.
     spec: Map<String, Value>,
     annotations: Map<String, Value>,
 }
 
-/// A backend as an endpoint: its conditions, and whom it is for.
+/// A backend as an endpoint: its conditions, and the callers it is for.
 #[derive(Clone, Debug)]
 pub struct EndpointChoice {
     pub name: String,
@@ -53,7 +53,7 @@ impl EndpointChoice {
         }
     }
 
-    /// On its way out, still answering or not.
+    /// Returns an endpoint that is being shut down, and still answers or not.
     pub fn terminating(name: &str, serving: bool) -> EndpointChoice {
         EndpointChoice {
             ready: false,
@@ -63,14 +63,13 @@ impl EndpointChoice {
         }
     }
 
-    /// On the node of that name.
+    /// Puts it on the node of that name.
     pub fn on(mut self, node: &str) -> EndpointChoice {
         self.node = Some(node.into());
         self
     }
 
-    /// A topology hint: for callers of one zone (`forZones`) or node
-    /// (`forNodes`).
+    /// Adds a topology hint: for callers of one zone (`forZones`) or node (`forNodes`).
     pub fn hint(mut self, field: &str, name: &str) -> EndpointChoice {
         self.hints.insert(field.into(), json!([{"name": name}]));
         self
@@ -93,7 +92,7 @@ impl EndpointChoice {
     }
 }
 
-/// What every Service listens on, TCP and UDP.
+/// The port on which every Service listens, TCP and UDP.
 const PORT: u16 = 80;
 
 impl Service {
@@ -123,19 +122,19 @@ impl Service {
         self
     }
 
-    /// ClientIP affinity for that many seconds.
+    /// Sets ClientIP affinity for that many seconds.
     pub fn sticky(mut self, seconds: u32) -> Service {
         self.sticky = Some(seconds);
         self
     }
 
-    /// The name of its UDP port, `udp` by default.
+    /// Sets the name of its UDP port, which is `udp` by default.
     pub fn udp_port_named(mut self, name: &str) -> Service {
         self.udp_port_name = name.into();
         self
     }
 
-    /// The name of its port for `protocol`.
+    /// Returns the name of its port for `protocol`.
     fn port_name(&self, protocol: &str) -> String {
         if protocol == "UDP" {
             self.udp_port_name.clone()
@@ -178,7 +177,7 @@ impl Service {
         self.ips([203, 0, 113], [0x2001, 0xdb8, 0x113])
     }
 
-    /// The cluster address of each family, IPv4 first.
+    /// Returns the cluster IP of each family with its port, IPv4 first.
     pub fn cluster(&self) -> [SocketAddr; 2] {
         self.cluster_ips().map(|ip| SocketAddr::new(ip, PORT))
     }
@@ -269,7 +268,7 @@ impl Service {
     }
 }
 
-/// The Service and its slices, one for each family, as a `List`.
+/// Returns the Service and its slices, one for each family, as a `List`.
 pub fn list(service: &Service, endpoints: &[(&EndpointChoice, [IpAddr; 2])]) -> String {
     let items = json!([
         service.manifest(),

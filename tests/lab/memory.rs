@@ -1,5 +1,5 @@
-//! A limit on the memory of a process and of what the kernel keeps for it: a cgroup of
-//! the memory controller (`cgroup-v1/memory.rst` and `cgroup-v2.rst` in
+//! A limit on the memory of a process, including what the kernel keeps for it: a cgroup
+//! of the memory controller (`cgroup-v1/memory.rst` and `cgroup-v2.rst` in
 //! Documentation/admin-guide).
 
 use std::fs;
@@ -20,7 +20,7 @@ pub enum CgroupVersion {
 }
 
 impl CgroupVersion {
-    /// Returns the one that this kernel has mounted.
+    /// Returns the version that is mounted on this machine; `None`: neither is.
     pub fn mounted() -> Option<CgroupVersion> {
         if Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
             return Some(CgroupVersion::One);
@@ -30,7 +30,7 @@ impl CgroupVersion {
         has_memory.then_some(CgroupVersion::Two)
     }
 
-    /// Returns the folder of the cgroup that is above all others.
+    /// Returns the folder of the root cgroup.
     fn root(self) -> &'static Path {
         Path::new(match self {
             CgroupVersion::One => "/sys/fs/cgroup/memory",
@@ -39,7 +39,7 @@ impl CgroupVersion {
     }
 }
 
-/// A cgroup of this test alone, removed on drop.
+/// A cgroup for one test, removed on drop.
 #[derive(Debug)]
 pub struct MemoryCgroup {
     version: CgroupVersion,
@@ -47,9 +47,9 @@ pub struct MemoryCgroup {
 }
 
 impl MemoryCgroup {
-    /// Returns why there can be none here.
+    /// Returns why there can be none here; `None`: there can.
     pub fn missing() -> Option<&'static str> {
-        // Once: tests that ask at the same time would try to make the same one.
+        // Only once: tests that ask at the same time would try to create the same one.
         static MISSING: OnceLock<Option<String>> = OnceLock::new();
         MISSING.get_or_init(MemoryCgroup::found_missing).as_deref()
     }
@@ -65,7 +65,7 @@ impl MemoryCgroup {
             .map(|error| format!("{}: {error}", probe.display()))
     }
 
-    /// Returns a cgroup with a limit in bytes.
+    /// Creates a cgroup with a limit in bytes.
     pub fn new(limit: u64) -> MemoryCgroup {
         let version = CgroupVersion::mounted().expect("a memory controller");
         let root = version.root();
@@ -90,8 +90,8 @@ impl MemoryCgroup {
         self.version
     }
 
-    /// A command that will run in it on `node`, with that many descriptors. It sees the
-    /// cgroups of the machine, which `ip netns exec` would hide.
+    /// Returns a command that will run in it on `node`, with that many descriptors. It
+    /// sees the cgroups of the machine, which `ip netns exec` would hide.
     pub fn command(&self, node: &Host, descriptors: usize, program: &Path) -> Command {
         let mut command = super::process::die_with_parent("nsenter");
         command
@@ -106,7 +106,7 @@ impl MemoryCgroup {
         command
     }
 
-    /// Bytes that are in use now.
+    /// Returns the number of bytes in use now.
     pub fn usage(&self) -> u64 {
         self.number(match self.version {
             CgroupVersion::One => "memory.usage_in_bytes",
@@ -114,7 +114,7 @@ impl MemoryCgroup {
         })
     }
 
-    /// The most bytes that were ever in use.
+    /// Returns the largest number of bytes that were ever in use.
     pub fn most(&self) -> u64 {
         self.number(match self.version {
             CgroupVersion::One => "memory.max_usage_in_bytes",
@@ -122,8 +122,8 @@ impl MemoryCgroup {
         })
     }
 
-    /// Bytes of the kernel's buffers of its TCP sockets, and the most that there ever were;
-    /// in version 2 those of all its sockets now.
+    /// Returns the bytes of the kernel's buffers of its TCP sockets, and the most that
+    /// there ever were; in version 2 the present bytes of all its sockets.
     pub fn tcp(&self) -> [u64; 2] {
         match self.version {
             CgroupVersion::One => ["usage", "max_usage"]
@@ -132,7 +132,7 @@ impl MemoryCgroup {
         }
     }
 
-    /// How often the limit was reached.
+    /// Returns how often the limit was reached.
     pub fn reached(&self) -> u64 {
         match self.version {
             CgroupVersion::One => self.number("memory.failcnt"),
@@ -140,7 +140,7 @@ impl MemoryCgroup {
         }
     }
 
-    /// How many processes were killed for want of memory.
+    /// Returns how many processes were killed because memory ran out.
     pub fn killed(&self) -> u64 {
         let file = match self.version {
             CgroupVersion::One => "memory.oom_control",
@@ -174,7 +174,7 @@ impl MemoryCgroup {
 
 impl Drop for MemoryCgroup {
     fn drop(&mut self) {
-        // Fails while a process is in it, which a test that panics leaves to its end.
+        // Fails while a process is in it; a test that panics leaves one.
         let _ = fs::remove_dir(&self.folder);
     }
 }

@@ -8,7 +8,7 @@
 //!                                                        └── c       10.244.0.13
 //! ```
 //!
-//! No interface has a service address: pods and the outside host send them to
+//! No interface has a service address: pods and the outside host send packets for it to
 //! the node, and what happens there is Tripod's work.
 
 mod backend;
@@ -57,8 +57,8 @@ pub use topology::{Capture, Lab};
 pub use tripod::{Tripod, get, tripod_binary};
 pub use wait::eventually;
 
-/// Declares each named function, which takes `&mut Lab`, as two tests: one for
-/// each way to capture traffic.
+/// Declares each named function, which takes `&mut Lab`, as two tests: one for each way
+/// to capture traffic.
 macro_rules! on_each_capture {
     ($($name:ident),+ $(,)?) => { on_each_capture!(@ Beside: $($name),+); };
     (alone: $($name:ident),+ $(,)?) => { on_each_capture!(@ Alone: $($name),+); };
@@ -72,7 +72,7 @@ macro_rules! on_each_capture {
     )+ };
 }
 
-/// As [`on_each_capture`], for what makes sense with local capture only.
+/// As [`on_each_capture`], for what makes sense only with local capture.
 macro_rules! on_local_capture {
     ($($name:ident),+ $(,)?) => { $(
         mod $name {

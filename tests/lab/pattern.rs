@@ -1,10 +1,10 @@
-//! Bytes that show their place in the stream: a lost, doubled or swapped
-//! chunk shows at once, and checking costs no more than a comparison.
+//! Bytes that depend on their place in the stream: a lost, doubled or swapped chunk shows
+//! at once, and checking costs no more than a comparison.
 
 use std::io::{self, Read, Write};
 use std::sync::LazyLock;
 
-/// A prime, so that no chunk of a buffer's size fits its period.
+/// A prime, so that no buffer size is a divisor or multiple of the period.
 const PERIOD: usize = 1_048_573;
 
 static BLOCK: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -27,7 +27,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The next bytes, at most `most` and at least one.
+    /// Returns the next bytes, at most `most` and at least one.
     pub fn next(&mut self, most: usize) -> &'static [u8] {
         let from = self.at % PERIOD;
         let piece = &BLOCK[from..PERIOD.min(from + most)];
@@ -35,7 +35,7 @@ impl Pattern {
         piece
     }
 
-    /// Checks what came next.
+    /// Checks that `got` is what comes next.
     pub fn check(&mut self, mut got: &[u8]) -> io::Result<()> {
         while !got.is_empty() {
             let before = self.at;
@@ -65,8 +65,8 @@ pub fn send_pattern(to: &mut impl Write, count: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads `count` bytes, or to the end of the stream, which must be the
-/// pattern; hands back how many there were.
+/// Reads `count` bytes, or to the end of the stream; they must be the pattern. Returns
+/// how many there were.
 pub fn verify_pattern(from: &mut impl Read, count: Option<u64>) -> io::Result<u64> {
     let mut pattern = Pattern::default();
     let mut buffer = vec![0; 131_072];

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-/// A command that the kernel kills when the thread that started it ends, even
-/// by SIGKILL: no destructor runs then.
+/// Returns a command that the kernel kills when the thread that started it ends, even by
+/// SIGKILL, when no destructor runs.
 pub fn die_with_parent(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
@@ -29,12 +29,12 @@ impl Group {
         Ok(Group { child, done: None })
     }
 
-    /// The process id, which is also the id of the group.
+    /// Returns the process id, which is also the id of the group.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The handles that were asked for with `Stdio::piped`.
+    /// Returns the child, with the handles that were requested with `Stdio::piped`.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
@@ -45,7 +45,7 @@ impl Group {
         }
     }
 
-    /// Its exit status, or `None` when it still runs at `deadline`.
+    /// Returns its exit status; `None`: it still runs at `deadline`.
     pub fn wait_until(&mut self, deadline: Instant) -> Option<ExitStatus> {
         while self.done.is_none() {
             self.done = self.child.try_wait().expect("waiting for a child of ours");
@@ -59,7 +59,7 @@ impl Group {
         self.done
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Sends SIGKILL, and waits until it has ended.
     pub fn kill(&mut self) {
         if self.done.is_none() {
             let _ = killpg(self.as_pid(), Signal::SIGKILL);

@@ -1,4 +1,4 @@
-//! iptables and ip6tables that fail as a test asks them to.
+//! iptables and ip6tables that fail when a test wants it.
 
 use std::{
     fs,
@@ -18,27 +18,27 @@ use nix::{
 pub enum ProgramFault {
     /// Another process holds the lock.
     Locked,
-    /// The rules cannot be read: native rules in a table, say.
+    /// The rules cannot be read, for example because of native rules in a table.
     SaveFails,
-    /// They cannot be written.
+    /// The rules cannot be written.
     RestoreFails,
-    /// They can neither be read nor written, nor does that ever show.
+    /// The programs hang, whether they read or write.
     Hang,
-    /// No process can be made of them.
+    /// The programs cannot be started.
     Missing,
     /// They lack the capability to change rules, or to read them.
     NotPermitted,
-    /// Those of one family fail, 0 for IPv4, 1 for IPv6.
+    /// The programs of one family fail, 0 for IPv4, 1 for IPv6.
     Family(usize),
 }
 
 const RESTORE: [&str; 2] = ["iptables-restore", "ip6tables-restore"];
 const SAVE: [&str; 2] = ["iptables-save", "ip6tables-save"];
 
-/// The node's programs, each behind a script that asks first what is wrong.
+/// The node's programs, each called by a script that first checks for a fault.
 pub struct Programs {
     folder: PathBuf,
-    /// Comes before a program's name.
+    /// Precedes the name of a program.
     multi: &'static str,
     lock: Option<Flock<fs::File>>,
 }
@@ -48,7 +48,7 @@ impl Programs {
         Programs::behind("")
     }
 
-    /// The legacy programs, which alone heed the lock, whatever the node's are.
+    /// Returns the legacy programs, which alone heed the lock, whatever the node's are.
     pub fn legacy() -> Programs {
         Programs::behind("xtables-legacy-multi ")
     }
@@ -88,7 +88,7 @@ impl Programs {
         command.env("PATH", format!("{}:{path}", self.folder.display()));
     }
 
-    /// Whatever is run from now on has this fault.
+    /// Gives all runs from now on this fault.
     pub fn break_with(&mut self, fault: ProgramFault) {
         let all = || RESTORE.into_iter().chain(SAVE);
         match fault {
@@ -117,7 +117,7 @@ impl Programs {
         fs::write(file, fault).expect("a file");
     }
 
-    /// All work again; those that hang end.
+    /// Ends the fault; programs that hang are killed.
     pub fn mend(&mut self) {
         self.lock = None;
         for program in RESTORE.iter().chain(&SAVE) {
@@ -129,7 +129,7 @@ impl Programs {
         let hanging = self.folder.join("hanging");
         for pid in fs::read_to_string(&hanging).unwrap_or_default().lines() {
             let pid = Pid::from_raw(pid.parse().expect("a number"));
-            // It may have been given up by then.
+            // It may have been killed already.
             let _ = kill(pid, Signal::SIGKILL);
         }
         let _ = fs::remove_file(hanging);

@@ -1,8 +1,8 @@
 //! Rulesets as `iptables-save` prints them, compared as `tests/vectors/README.md`
 //! says: the order of chains does not matter, that of rules in a chain does.
 //!
-//! kube-proxy writes Services in random order, so two rules may change places
-//! where no packet matches both.
+//! kube-proxy writes Services in random order, so two rules may be swapped if no packet
+//! matches both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,27 +13,27 @@ use std::{
 
 use ipnet::IpNet;
 
-/// The chains of all tables, with their rules. The kernel's own chains are
-/// left out while they are empty.
+/// The chains of all tables, with their rules. The kernel's own chains are left out while
+/// they are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset(BTreeMap<ChainName, Vec<Words>>);
 
 /// A chain's table and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ChainName {
-    /// `nat` and so on.
+    /// Such as `nat`.
     pub table: String,
-    /// `KUBE-SERVICES` and so on.
+    /// Such as `KUBE-SERVICES`.
     pub chain: String,
 }
 
-/// A rule as words, quotes resolved, without `-A CHAIN`.
+/// The words of a rule, quotes resolved, without `-A CHAIN`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Words(Vec<String>);
 
 impl Ruleset {
-    /// Reads what `iptables-save` printed or `iptables-restore` is to read.
-    /// Policies and counters are left out.
+    /// Reads what `iptables-save` printed, or input of `iptables-restore`. Policies and
+    /// counters are left out.
     ///
     /// # Panics
     /// At a line that is neither.
@@ -73,13 +73,13 @@ impl Ruleset {
         chains
     }
 
-    /// Without the chains for which `leave_out` is true.
+    /// Returns the rules without the chains for which `leave_out` is true.
     pub fn without(mut self, leave_out: impl Fn(&ChainName) -> bool) -> Ruleset {
         self.0.retain(|name, _| !leave_out(name));
         self
     }
 
-    /// What is different in `other`, a line each; empty if they are equal.
+    /// Returns what is different in `other`, one line each; empty: they are equal.
     pub fn differences(&self, other: &Ruleset) -> Vec<String> {
         let mut found = Vec::new();
         let names: BTreeSet<&ChainName> = self.0.keys().chain(other.0.keys()).collect();
@@ -111,7 +111,7 @@ fn differences(expected: &[Words], given: &[Words]) -> Vec<String> {
     if !found.is_empty() {
         return found;
     }
-    // The same rules: those that can match one packet in the same order?
+    // The rules are the same: are those that can match one packet in the same order?
     let order = |rules: &[Words], a: &Words, b: &Words| {
         let at = |rule: &Words| rules.iter().position(|other| other == rule);
         at(a) < at(b)
@@ -128,7 +128,7 @@ fn differences(expected: &[Words], given: &[Words]) -> Vec<String> {
 }
 
 impl Words {
-    /// What follows `option`, unless it is negated or absent.
+    /// Returns what follows `option`; `None`: it is negated or absent.
     pub fn value(&self, option: &str) -> Option<&str> {
         let at = self.0.iter().position(|word| word == option)?;
         let negated = at > 0 && self.0[at - 1] == "!";
@@ -138,7 +138,7 @@ impl Words {
             .map(|word| &**word)
     }
 
-    /// The rule without its comment, which no packet notices.
+    /// Returns the rule without its comment, which matters to no packet.
     fn without_comment(&self) -> Vec<&str> {
         let mut words = self.0.iter().map(String::as_str);
         let mut found = Vec::new();
@@ -152,8 +152,8 @@ impl Words {
         found
     }
 
-    /// Some packet could match both, as far as address, protocol and port of
-    /// the destination tell.
+    /// Returns whether some packet could match both rules, judging by address, protocol
+    /// and port of the destination.
     fn overlaps(&self, other: &Words) -> bool {
         let both = |option| Some((self.value(option)?, other.value(option)?));
         let net = |text: &str| -> Option<IpNet> {
@@ -173,8 +173,8 @@ impl Words {
     }
 }
 
-/// Words of a line, with double quotes and backslashes as `iptables-restore`
-/// takes them.
+/// Returns the words of a line, with double quotes and backslashes as `iptables-restore`
+/// reads them.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -216,7 +216,7 @@ pub struct Case {
     pub name: String,
     /// The folder with its files.
     pub path: PathBuf,
-    /// Flags of the run beside those that all runs had.
+    /// Flags of the run in addition to those of all runs.
     pub args: Vec<String>,
 }
 
@@ -227,7 +227,7 @@ pub const FLAGS: [&str; 3] = [
     "--conntrack-max-per-core=0",
 ];
 
-/// All recorded cases, by name.
+/// Returns all recorded cases, by name.
 ///
 /// # Panics
 /// If they cannot be read.
@@ -261,7 +261,7 @@ fn vectors() -> PathBuf {
 }
 
 impl Case {
-    /// A file of it, such as `iptables/ip6tables-save.txt`.
+    /// Returns the text of one of its files, such as `iptables/ip6tables-save.txt`.
     ///
     /// # Panics
     /// If it cannot be read.
@@ -270,7 +270,7 @@ impl Case {
         std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 
-    /// Puts the objects and the Node into `folder`, for `--manifests`.
+    /// Writes the objects and the Node to `folder`, for `--manifests`.
     ///
     /// # Panics
     /// If they cannot be written.
@@ -311,7 +311,7 @@ mod tests {
     }
 }
 
-/// A folder of this process, gone afterwards.
+/// A folder of this process, removed on drop.
 pub struct Folder(pub PathBuf);
 
 impl Folder {

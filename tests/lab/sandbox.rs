@@ -1,7 +1,7 @@
-//! A sandbox for each test: the test binary started again, for that
-//! one test, in fresh user (when not root), network and mount namespaces with
-//! an empty `/run`. Whatever a test leaves behind, also when it is killed,
-//! goes with the sandbox; and no root is needed where user namespaces are allowed.
+//! A sandbox for each test: the test binary is started again for that one test, in new
+//! user (when not root), network and mount namespaces with an empty `/run`. Whatever a
+//! test leaves behind, even when it is killed, ends with the sandbox; and no root is
+//! needed where user namespaces are allowed.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -13,32 +13,32 @@ use super::process::{Group, die_with_parent};
 use super::skip::{print_uncaptured, skip, test_name};
 use super::uml::PROCESSOR;
 
-/// Tells the binary inside that it is in a sandbox.
+/// Tells the binary that it runs in a sandbox.
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 
-/// Longest life of one test; with the sizes of the acceptance list, and with
-/// all of what can be left out, some take half an hour.
+/// Returns the longest time that one test may take: with the sizes of the acceptance
+/// list, or with each feature left out in turn, some take half an hour.
 fn lifetime() -> Duration {
     let much = acceptance() || std::env::var_os("TRIPOD_CONFORMANCE_WITHOUT").is_some();
     Duration::from_secs(if much { 3600 } else { 600 }).max(soak_length() + SOAK_ENDS)
 }
 
-/// What starting and ending take of a long run.
+/// How long starting and ending a long run takes.
 pub const SOAK_ENDS: Duration = Duration::from_secs(300);
 
-/// How long Services are changed under traffic: `TRIPOD_SOAK` has it in seconds.
+/// Returns how long Services are changed under traffic: `TRIPOD_SOAK`, in seconds.
 pub fn soak_length() -> Duration {
     let asked = std::env::var("TRIPOD_SOAK").ok();
     let seconds = asked.and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(seconds.unwrap_or(10))
 }
 
-/// Returns whether a long run was asked for, whose figures are kept.
+/// Returns whether a long run was requested, whose figures are kept.
 pub fn is_soak() -> bool {
     std::env::var_os("TRIPOD_SOAK").is_some()
 }
 
-/// Runs `body`, which is all of a test, in a sandbox.
+/// Runs `body`, which is a whole test, in a sandbox.
 pub fn run(share: Share, body: impl FnOnce()) {
     if is_inside() {
         return body();
@@ -60,22 +60,22 @@ pub fn run(share: Share, body: impl FnOnce()) {
     let (passed, output) = finish(command);
     let skipped = format!("SKIP {name}: ");
     for line in output.lines() {
-        // Before it libtest may have begun a line.
+        // libtest may have begun a line before it.
         let skip = line.find(&skipped).and_then(|at| line.get(at..));
         if let Some(line) = skip.or_else(|| line.starts_with(FIGURE).then_some(line)) {
             print_uncaptured(line);
         }
     }
-    // Zero tests run would be a pass, too.
+    // A run of no tests would pass as well.
     if !passed || !output.contains("1 passed") {
-        // What libtest prints at its end is far from here, and long.
+        // What libtest prints at its end is long, and far away in the output.
         print_uncaptured(&format!("FAILURE {name}: {}", reason(&output)));
         panic!("{name} failed in its sandbox:\n{output}");
     }
 }
 
 /// Returns in one line why a test failed that printed `output`, at most [`MOST_OF_REASON`]
-/// characters of it.
+/// characters.
 fn reason(output: &str) -> String {
     let lines = output
         .lines()
@@ -91,7 +91,7 @@ fn reason(output: &str) -> String {
 /// Enough for a message and the first lines of a log.
 const MOST_OF_REASON: usize = 1500;
 
-/// Returns true in the process that is started again for one test.
+/// Returns whether this is the process that was started again for one test.
 pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
@@ -103,8 +103,8 @@ pub fn figure(name: &str, value: impl std::fmt::Display) {
     println!("\n{FIGURE}{name}: {value}");
 }
 
-/// Whether tests run with the sizes of the acceptance list instead of those
-/// that fit an everyday run.
+/// Returns whether tests run with the sizes of the acceptance list instead of those for
+/// everyday runs.
 pub fn acceptance() -> bool {
     std::env::var_os("TRIPOD_ACCEPTANCE").is_some()
 }
@@ -142,7 +142,7 @@ fn no_sandbox() -> Option<&'static str> {
         .as_deref()
 }
 
-/// Runs a command to its end; returns whether it succeeded, and what it printed.
+/// Runs a command to its end. Returns whether it succeeded, and what it printed.
 fn finish(mut command: Command) -> (bool, String) {
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     command
@@ -167,7 +167,7 @@ fn finish(mut command: Command) -> (bool, String) {
     let status = group.wait_until(Instant::now() + lifetime());
     let late = status.is_none();
     drop(group);
-    // What left the group may have the pipe open for ever.
+    // A process that left the group may keep the pipe open for ever.
     let _ = end.recv_timeout(Duration::from_secs(10));
     let mut output = String::from_utf8_lossy(&lock(&output)).into_owned();
     if late {

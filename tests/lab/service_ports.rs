@@ -1,7 +1,7 @@
-//! ServicePorts made by hand, for the tests of planning: those of the library,
-//! which includes this file in `services`, of the suite, and of the benches.
+//! ServicePorts made by hand, for the tests of planning: those of the library, which
+//! includes this file in `services`, of the test suite, and of the benches.
 //!
-//! What a test is about, it changes:
+//! A test changes only what it is about:
 //! `ServicePort { node_port: Some(30_000), ..service_port("web", [10, 0, 0, 1]) }`.
 
 use std::net::{IpAddr, SocketAddr};

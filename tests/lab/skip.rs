@@ -1,5 +1,5 @@
-//! A test that cannot run here says so, in one way for all: the library's own
-//! tests use this file, too (`src/kernel/namespace.rs`).
+//! Reports tests that cannot run here in one way: the library's own tests use this file
+//! as well (`src/kernel/namespace.rs`).
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -9,7 +9,7 @@ use std::io::Write;
 /// `SKIP path::of::the_test: reason`, once for each test.
 ///
 /// # Panics
-/// Where nothing may be skipped: with `CI=true`, or with `TRIPOD_NO_SKIP` set.
+/// If nothing may be skipped: with `CI=true`, or with `TRIPOD_NO_SKIP` set.
 pub fn skip(reason: impl Display) {
     let test = test_name();
     let strict = std::env::var("CI").is_ok_and(|value| value == "true")
@@ -29,8 +29,8 @@ pub fn test_name() -> String {
     name.to_owned()
 }
 
-/// Prints a line past the output capture of libtest, which takes what
-/// `eprintln!` writes, but not what is written to the handle.
+/// Prints a line past the output capture of libtest, which captures what `eprintln!`
+/// writes, but not what is written to the handle.
 pub fn print_uncaptured(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! The usual laboratory, and what happens to its parts.
+//! The usual laboratory, and changes of its parts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::manifests::{self, EndpointChoice, Service};
 use super::tripod::Tripod;
 use super::{machine::Share, sandbox};
 
-/// How Tripod gets hold of traffic.
+/// How Tripod captures traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capture {
     Redirect,
@@ -17,8 +17,8 @@ pub enum Capture {
 }
 
 impl Capture {
-    /// What to ask Tripod for. A guest kernel where only one can work asks for
-    /// `auto`, and the runner checks what came of it.
+    /// Returns the value of the flag. In a guest kernel where only one way can work the
+    /// value is `auto`, and the runner checks the result.
     pub fn flag(self) -> String {
         std::env::var("TRIPOD_LAB_CAPTURE").unwrap_or_else(|_| self.name().into())
     }
@@ -38,13 +38,13 @@ pub struct Lab {
     pub client: Host,
     pub outside: Host,
     pub backends: Vec<Backend>,
-    /// Last, so that namespaces of pods go before it.
+    /// Last, so that namespaces of pods are dropped before it.
     pub node: Host,
     manifests: PathBuf,
 }
 
 impl Lab {
-    /// A node, a client pod, an outside host and a folder of manifests, still
+    /// Returns a node, a client pod, an outside host and a folder of manifests, still
     /// empty.
     pub fn new(capture: Capture) -> Lab {
         let node = Host::new("node", Ipv4Addr::new(192, 0, 2, 10), v6(0xdb8, 0x10));
@@ -55,8 +55,8 @@ impl Lab {
             "addr add 10.244.0.1/24 dev cni0",
             "addr add fd00:244::1/64 dev cni0 nodad",
         ]);
-        // It also ends the way of service addresses that are not captured: having
-        // no route for them, it says so.
+        // It also answers calls of service addresses that are not captured: it has no
+        // route for them and says so.
         outside.ip(&[
             "route add unreachable default",
             "route add unreachable ::/0",
@@ -81,15 +81,15 @@ impl Lab {
         connect(&self.node, &self.outside);
     }
 
-    /// Runs `body`, which is all of a test, in a lab with backends `a`, `b` and `c`
-    /// whose node can redirect.
+    /// Runs `body`, which is a whole test, in a lab with backends `a`, `b` and `c` whose
+    /// node can redirect.
     pub fn run(body: impl FnOnce(&mut Lab)) {
         sandbox::run(Share::Beside, || {
             body(Lab::new(Capture::Redirect).three_backends());
         });
     }
 
-    /// As [`Lab::new`], with backends `a`, `b` and `c`.
+    /// Adds backends `a`, `b` and `c`.
     pub fn three_backends(&mut self) -> &mut Lab {
         self.add_backends(&["a", "b", "c"])
     }
@@ -110,8 +110,8 @@ impl Lab {
             .unwrap_or_else(|| panic!("no backend {name}"))
     }
 
-    /// Puts a Service into the folder, with these backends as its ready
-    /// endpoints, in place of what was there under its name.
+    /// Writes a Service to the folder, with these backends as its ready endpoints; it
+    /// replaces the one of the same name.
     pub fn publish(&self, service: &Service, endpoints: &[&str]) {
         let chosen = endpoints
             .iter()
@@ -120,7 +120,7 @@ impl Lab {
         self.publish_endpoints(service, &chosen);
     }
 
-    /// As [`Lab::publish`], with every backend there is.
+    /// As [`Lab::publish`], with all backends.
     pub fn publish_all(&self, service: &Service) {
         let names = self.backends.iter().map(Backend::name).collect::<Vec<_>>();
         self.publish(service, &names);
@@ -149,7 +149,7 @@ impl Lab {
         self.remove(&format!("{}.json", service.name));
     }
 
-    /// Writes a file of the folder as careful editors do: aside, then renamed.
+    /// Writes a file of the folder as careful editors do: under another name, then renamed.
     pub fn write(&self, file: &str, content: &str) {
         let aside = self.manifests.join(format!(".{file}.new"));
         std::fs::write(&aside, content).expect("writing a manifest");
@@ -169,13 +169,13 @@ impl Lab {
         Tripod::start(self)
     }
 
-    /// Clients that may call a Service's cluster address: a pod, and the node
+    /// Returns the clients that may call a Service's cluster IP: a pod, and the node
     /// itself.
     pub fn cluster_clients(&self) -> [&Host; 2] {
         [&self.client, &self.node]
     }
 
-    /// A further source address for the client pod, of either family.
+    /// Returns a further source address for the client pod, of the family of `family_of`.
     pub fn another_source(&self, family_of: IpAddr, number: u8) -> SocketAddr {
         let (address, length) = match family_of {
             IpAddr::V4(_) => (IpAddr::V4(Ipv4Addr::new(10, 244, 0, 100 + number)), 32),
@@ -221,10 +221,10 @@ fn v6(second: u16, last: u16) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, second, 0, 0, 0, 0, 0, last)
 }
 
-/// A pod on the node's bridge, with the node as its way out.
+/// Returns a pod on the node's bridge, with the node as its default gateway.
 fn pod(node: &Host, name: &str, number: u8) -> Host {
     let v4 = Ipv4Addr::new(10, 244, 0, number);
-    // The number's digits as they are written, also in the IPv6 address.
+    // The decimal digits of the number, also in the IPv6 address.
     let v6: Ipv6Addr = format!("fd00:244::{number}").parse().expect("an address");
     let host = Host::new(name, v4, v6);
     node.ip(&[

@@ -17,7 +17,7 @@ use super::process::Group;
 use super::topology::Lab;
 use super::wait::eventually;
 
-/// The binary under test; `TRIPOD` names another than the one built with the
+/// Returns the binary under test; `TRIPOD` names another than the one built with the
 /// tests.
 pub fn tripod_binary() -> PathBuf {
     std::env::var_os("TRIPOD").map_or_else(|| env!("CARGO_BIN_EXE_tripod").into(), Into::into)
@@ -33,7 +33,7 @@ impl Tripod {
     pub fn start(lab: &Lab) -> Tripod {
         let mut tripod = Tripod::launch(lab, lab.node.command(tripod_binary()));
         tripod.wait_ready(&lab.node);
-        // Asked to choose by itself, it has to have chosen what works here.
+        // With `auto`, it must have chosen what works here.
         for family in ["IPv4", "IPv6"]
             .iter()
             .filter(|_| lab.capture.flag() == "auto")
@@ -66,8 +66,7 @@ impl Tripod {
         Tripod::start_as(lab, command)
     }
 
-    /// As [`Tripod::start`], by a command of the caller's, which flags are
-    /// added to.
+    /// As [`Tripod::start`], with a command of the caller's, to which flags are added.
     pub fn start_as(lab: &Lab, command: Command) -> Tripod {
         let mut tripod = Tripod::launch(lab, command);
         tripod.wait_ready(&lab.node);
@@ -80,7 +79,7 @@ impl Tripod {
             .arg(format!("--userspace-capture={}", lab.capture.flag()))
             .arg("--manifests")
             .arg(lab.manifests())
-            // Where pods are: what tells them from callers outside.
+            // The networks of pods, which distinguish them from callers outside.
             .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
             .args(["--hostname-override", "node", "--udp-timeout", "2s"])
             .arg("--userspace-drain-timeout=1s")
@@ -89,9 +88,8 @@ impl Tripod {
         Tripod::spawn(command)
     }
 
-    /// Starts a further process on the node, in `mode`, and waits until it is in
-    /// force. Its ports are those of its `number`, so that it can start while
-    /// another runs.
+    /// Starts another process on the node, in `mode`, and waits until it is in force. Its
+    /// ports depend on its `number`, so that it can start while another runs.
     pub fn start_beside(lab: &Lab, mode: &str, number: u16, flags: &[&str]) -> Tripod {
         let command = lab.node.command(tripod_binary());
         Tripod::start_beside_as(command, lab, mode, number, flags)
@@ -151,7 +149,7 @@ impl Tripod {
         let copy = Arc::clone(&log);
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                // Shown when the test fails.
+                // Shown if the test fails.
                 eprintln!("tripod: {line}");
                 let mut log = copy.lock().expect("no holder panics");
                 log.push_str(&line);
@@ -187,7 +185,7 @@ impl Tripod {
         self.log.lock().expect("no holder panics").clone()
     }
 
-    /// Lines of the log that contain all of `words`.
+    /// Returns how many lines of the log contain all of `words`.
     pub fn logged(&self, words: &[&str]) -> usize {
         self.log()
             .lines()
@@ -195,9 +193,8 @@ impl Tripod {
             .count()
     }
 
-    /// Waits until one line of the log has all these words, and no other: what
-    /// a sync found unsupported is logged after it, when calls may have been
-    /// answered already.
+    /// Waits until exactly one line of the log has all these words: what a sync found
+    /// unsupported is logged after the sync, when calls may have been answered already.
     pub fn logs_once(&self, words: &[&str]) {
         let what = format!("the log says {words:?}");
         eventually(&what, Duration::from_secs(20), || {
@@ -208,7 +205,7 @@ impl Tripod {
         });
     }
 
-    /// Sum over the labels of a metric, or `None` when it is not there.
+    /// Returns the sum of a metric over its labels; `None`: there is no such metric.
     pub fn metric(&self, node: &Host, name: &str) -> Option<f64> {
         let body = get(node, ([127, 0, 0, 1], 10249).into(), "/metrics").ok()?;
         let values = body.lines().filter_map(|line| {
@@ -221,7 +218,7 @@ impl Tripod {
         values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
     }
 
-    /// Resident memory in KiB.
+    /// Returns the resident memory in KiB.
     pub fn resident_kib(&self) -> u64 {
         self.memory("VmRSS:")
     }
@@ -248,7 +245,8 @@ impl Tripod {
             .count()
     }
 
-    /// Returns what its descriptors are: for each kind how many, and its sockets one by one.
+    /// Returns a description of its descriptors: the number of each kind, and its sockets
+    /// one by one.
     pub fn open_files(&self, node: &Host) -> String {
         let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
         let folder = format!("/proc/{}/fd", self.pid());
@@ -265,7 +263,7 @@ impl Tripod {
         format!("{kinds:?}\n{}", String::from_utf8_lossy(&sockets))
     }
 
-    /// Sees that it takes little processor time while there is nothing for it to do.
+    /// Checks that it takes little processor time while it has nothing to do.
     pub fn spends_little_time(&self) {
         let (start, window) = (self.processor_time(), Duration::from_secs(1));
         // The length of the measurement, not a wait for something.
@@ -277,7 +275,7 @@ impl Tripod {
         );
     }
 
-    /// Processor time used so far.
+    /// Returns the processor time used so far.
     pub fn processor_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
         let stat = stat.expect("a running process");
@@ -293,7 +291,7 @@ impl Tripod {
         Duration::from_millis(ticks * 10)
     }
 
-    /// SIGTERM, and its exit status.
+    /// Sends SIGTERM. Returns its exit status.
     pub fn terminate(&mut self) -> ExitStatus {
         self.ask_to_end();
         self.ended()
@@ -304,12 +302,12 @@ impl Tripod {
         self.process.signal(Signal::SIGTERM);
     }
 
-    /// Its exit status after [`Tripod::ask_to_end`].
+    /// Returns its exit status after [`Tripod::ask_to_end`].
     pub fn ended(&mut self) -> ExitStatus {
         self.ended_within(Duration::from_secs(10))
     }
 
-    /// As [`Tripod::ended`], where it may take longer.
+    /// As [`Tripod::ended`], with another time limit.
     pub fn ended_within(&mut self, limit: Duration) -> ExitStatus {
         let ended = self.process.wait_until(Instant::now() + limit);
         ended.unwrap_or_else(|| panic!("tripod does not end within {limit:?} of SIGTERM"))
@@ -319,23 +317,23 @@ impl Tripod {
         self.process.kill();
     }
 
-    /// SIGSTOP: it does nothing until [`Tripod::thaw`].
+    /// Sends SIGSTOP: the process does nothing until [`Tripod::thaw`].
     pub fn freeze(&self) {
         self.process.signal(Signal::SIGSTOP);
     }
 
-    /// Sends SIGCONT: it goes on after [`Tripod::freeze`].
+    /// Sends SIGCONT: the process goes on after [`Tripod::freeze`].
     pub fn thaw(&self) {
         self.process.signal(Signal::SIGCONT);
     }
 
-    /// The most memory that was ever resident, in KiB.
+    /// Returns the most memory that was ever resident, in KiB.
     pub fn resident_peak_kib(&self) -> u64 {
         self.memory("VmHWM:")
     }
 }
 
-/// One HTTP answer, head and body.
+/// Returns one HTTP answer, head and body.
 pub fn get(host: &Host, at: SocketAddr, path: &str) -> std::io::Result<String> {
     let mut stream = call::tcp(host, at)?;
     write!(

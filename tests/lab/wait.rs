@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Observes until `observe` succeeds; panics with the last reason when it has not
-/// within `within`.
+/// Calls `observe` until it succeeds; panics with the last reason if it has not within
+/// `within`.
 pub fn eventually<T>(
     what: &str,
     within: Duration,

@@ -1,4 +1,4 @@
-//! What `tripod migrate --check --manifests` says would change in the kernel.
+//! The changes in the kernel that `tripod migrate --check --manifests` reports.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ use crate::lab::{
     run, tripod_binary,
 };
 
-/// A configuration with the settings that the recording of `case` was made with.
+/// Writes a configuration with the settings of the recording of `case`.
 fn configuration(folder: &Path, case: &Case, mode: &str) -> PathBuf {
     let more = match case.args.first().map(String::as_str) {
         None => "",
@@ -41,7 +41,7 @@ fn configuration(folder: &Path, case: &Case, mode: &str) -> PathBuf {
     path
 }
 
-/// The lines of all places of one mode: which come, go, and how many stay.
+/// The lines of all places of one mode: which are added, which are removed, and how many stay.
 #[derive(Debug, Default)]
 struct Changes {
     comes: Vec<String>,
@@ -49,7 +49,7 @@ struct Changes {
     stays: u64,
 }
 
-/// What the report says of `mode`, in the places for which `counts` is true.
+/// Returns what the report says of `mode`, in the places for which `counts` is true.
 fn changes(report: &Value, mode: &str, counts: impl Fn(&str) -> bool) -> Changes {
     let modes = report["changes"].as_array().expect("changes").iter();
     let mut modes = modes.filter(|of| of["mode"] == mode);
@@ -69,13 +69,14 @@ fn changes(report: &Value, mode: &str, counts: impl Fn(&str) -> bool) -> Changes
     all
 }
 
-/// Where Tripod differs from a recording on purpose, as in the tests of each mode: a word of
-/// the lines.
+/// Returns whether Tripod differs from a recording on purpose in a line, as in the tests of
+/// each mode.
 fn is_excepted(case: &Case, line: &str) -> bool {
     case.name == "15-ignored" && line.contains("--match-set KUBE-CLUSTER-IP dst,dst -j")
 }
 
-/// In kube-proxy's own mode nothing changes; in others all goes, and the mode's own comes.
+/// In kube-proxy's own mode nothing changes; in others everything is removed, and the
+/// mode's own lines are added.
 #[test]
 fn of_what_was_recorded_all_stays_in_the_same_mode_and_goes_in_others() {
     for case in recorded::cases() {
@@ -113,7 +114,7 @@ fn of_what_was_recorded_all_stays_in_the_same_mode_and_goes_in_others() {
     }
 }
 
-/// What a start changes is what was said before, and then nothing is left to change.
+/// A start changes exactly what was reported, and then nothing is left to change.
 #[test]
 fn what_is_said_of_a_node_is_what_a_start_changes() {
     run(Share::Beside, || {
@@ -163,8 +164,8 @@ fn what_is_said_of_a_node_is_what_a_start_changes() {
     });
 }
 
-/// Node ports are served at all addresses of a node, also at those that its object lacks:
-/// ipvs mode has a virtual server at each.
+/// Node ports are served at all addresses of a node, including those that its object
+/// lacks: ipvs mode has a virtual server at each.
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn node_ports_at_addresses_that_the_object_lacks_stay() {

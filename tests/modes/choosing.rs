@@ -1,4 +1,4 @@
-//! The mode that runs, and what is said about it.
+//! The mode that runs, and what is reported about it.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -47,7 +47,7 @@ fn the_default_is_the_best_that_the_kernel_can_and_why_is_logged() {
                  ipset-hash-ip-port-net,ipset-bitmap-port,nat,nft"
             }
         };
-        // No mode was named, so that there is nothing to alert about.
+        // No mode was named, so there is nothing to alert about.
         let expected = format!("tripod_mode_fallback{{reason=\"{missing}\"}} 0");
         assert_eq!(fallback, expected);
         for mode in better {
@@ -59,7 +59,7 @@ fn the_default_is_the_best_that_the_kernel_can_and_why_is_logged() {
     });
 }
 
-/// Runs to the end, which must come by itself.
+/// Runs the command until it ends by itself.
 fn ended(mut command: Command) -> (Option<i32>, String) {
     let output = command
         .stdin(Stdio::null())

@@ -1,5 +1,5 @@
-//! A Tripod that root starts gives away what it does not need, and a plain user's has the
-//! iptables that it starts keep what it was given.
+//! A Tripod that root starts gives up privileges that it does not need, and one of an
+//! ordinary user passes its privileges on to the iptables that it starts.
 
 use std::{env::consts::ARCH, fs, os::unix::fs::symlink, thread, time::Duration};
 
@@ -15,10 +15,10 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// NET_BIND_SERVICE, NET_ADMIN and NET_RAW (`linux/capability.h`).
 const SERVING: u64 = 0x3400;
-/// What userspace mode keeps where it has it.
+/// What userspace mode keeps if it has it.
 const SYS_RESOURCE: u64 = 1 << 24;
 
-/// The modes that this kernel can run.
+/// Returns the modes that this kernel can run.
 fn modes() -> &'static [&'static str] {
     match default_mode() {
         "ipvs" => &["ipvs"],
@@ -27,11 +27,11 @@ fn modes() -> &'static [&'static str] {
     }
 }
 
-/// The values of a field of each thread's status.
+/// Returns the values of a field of each thread's status.
 fn of_threads(pid: u32, field: &str) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
     let statuses = threads.filter_map(|thread| {
-        // It may have ended.
+        // The thread may have ended.
         fs::read_to_string(thread.expect("a thread").path().join("status")).ok()
     });
     let values = statuses.map(|status| {
@@ -115,7 +115,7 @@ fn a_mode_keeps_everything_where_it_is_asked_to() {
 fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
     lab::run(Share::Beside, || {
         let (lab, service) = lab();
-        // What a link of the folder leads to is not in it.
+        // The target of a link in the folder is not in the folder.
         let linked = Service::new("linked", 8);
         lab.publish_all(&linked);
         let outside = lab.manifests().with_file_name("outside");
@@ -143,7 +143,7 @@ fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
                 }
             });
             assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
-            // What comes into the folder later is read.
+            // What is added to the folder later is read.
             let later = Service::new("later", 9);
             lab.publish_all(&later);
             eventually("what comes later is served", SOON, || {
@@ -155,8 +155,8 @@ fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
     });
 }
 
-/// Forbids this thread and what it starts to use Landlock, as the seccomp profile of a
-/// container's runtime does that does not know its calls.
+/// Forbids this thread and what it starts to use Landlock, like the seccomp profile of a
+/// container runtime that does not know its calls.
 fn forbid_landlock() {
     let rules = [(libc::SYS_landlock_create_ruleset, Vec::new())].into();
     let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
@@ -187,12 +187,12 @@ fn what_is_refused_of_a_confinement_is_a_warning_and_in_the_status() {
             assert!(filters.iter().all(|mode| mode == "2"), "{filters:?}");
             assert_eq!(tripod.logged(&["programs"]), 1, "{}", tripod.log());
         };
-        // What the filter is for ends with the thread that has it.
+        // The filter ends with the thread that has it.
         thread::scope(|scope| scope.spawn(check).join().expect("the test passes"));
     });
 }
 
-/// Its supervisor starts it again, and then it may start programs.
+/// Its supervisor restarts it, and then it may start programs.
 #[test]
 fn who_may_start_no_programs_ends_to_remove_the_rules_of_a_successor_that_ended() {
     if !modes().contains(&"nftables") {

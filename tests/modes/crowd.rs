@@ -1,5 +1,5 @@
-//! A Service with tens of thousands of endpoints beside one with one: what it costs is bounded,
-//! and the other one is served meanwhile.
+//! A Service with tens of thousands of endpoints, and another one with one: the cost is
+//! bounded, and the other one is served meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -10,23 +10,24 @@ use crate::lab::{
     Capture, Lab, Service, Share, Tripod, ask, eventually, figure, run, tripod_binary,
 };
 
-/// Endpoints of the one Service: as many as ports of a node, more than any cluster serves by one.
+/// Endpoints of the large Service: as many as a node has ports, more than any cluster has for one
+/// Service.
 const MANY: usize = 65_000;
-/// Those of iptables mode with iptables-nft, which takes time that grows with their square
-/// (docs/iptables.md).
+/// The same for iptables mode with iptables-nft, whose time grows with the square of the
+/// number (docs/iptables.md).
 const MANY_FOR_NFT: usize = 8_000;
-/// Those of ipvs mode, in a slow guest kernel: for each real server that comes, the kernel looks
-/// through the list of all (`ip_vs_lookup_dest` in `net/netfilter/ipvs/ip_vs_ctl.c`).
+/// The same for ipvs mode, in a slow guest kernel: for each new real server the kernel searches
+/// the list of all (`ip_vs_lookup_dest` in `net/netfilter/ipvs/ip_vs_ctl.c`).
 const MANY_FOR_IPVS: usize = 10_000;
-/// Of each EndpointSlice: the most that the API takes (`maxEndpoints` of
+/// Endpoints of each EndpointSlice: the most that the API accepts (`maxEndpoints` of
 /// `pkg/apis/discovery/validation`).
 const OF_SLICE: usize = 1_000;
 const FILE: &str = "crowd.json";
-/// By which the cluster IPs are chosen.
+/// The number from which the cluster IPs follow.
 const NUMBER: usize = 220;
 /// How long it may take until all endpoints are in force, on a busy machine.
 const ALL: Duration = Duration::from_secs(180);
-/// How long it may take until the other Service is changed, which may wait for all of that.
+/// How long a change of the other Service may take, which may wait for all endpoints.
 const OTHER: Duration = Duration::from_secs(120);
 /// The same when all endpoints are in force.
 const SOON: Duration = Duration::from_secs(20);
@@ -36,12 +37,12 @@ const MEMORY: u64 = 400 << 10;
 struct Case {
     mode: &'static str,
     capture: Capture,
-    /// Rules of iptables mode go to the legacy engine.
+    /// Whether rules of iptables mode go to the legacy engine.
     legacy: bool,
     endpoints: usize,
 }
 
-/// Those that this kernel can run.
+/// Returns the cases that this kernel can run.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for &(mode, capture) in modes() {
@@ -78,7 +79,7 @@ fn objects(endpoints: usize) -> Vec<Value> {
     all
 }
 
-/// Asks the running Tripod.
+/// Asks the running Tripod. Returns its answer.
 fn asked(lab: &Lab, words: &[&str]) -> Result<String, String> {
     let done = lab.node.command(tripod_binary()).args(words).output();
     let done = done.expect("running tripod");
@@ -90,7 +91,7 @@ fn asked(lab: &Lab, words: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Waits until `endpoints` are known, and the kernel holds what it is to hold.
+/// Waits until `endpoints` endpoints are known, and the kernel holds what it is to hold.
 fn in_force(lab: &Lab, what: &str, endpoints: usize) {
     eventually(what, ALL, || {
         let status = asked(lab, &["status", "--output=json"])?;
@@ -104,7 +105,7 @@ fn in_force(lab: &Lab, what: &str, endpoints: usize) {
     });
 }
 
-/// Waits until `good` is answered by `name`; each call until then is answered, too.
+/// Waits until `good` is answered by `name`; each call until then must be answered as well.
 fn reaches(lab: &Lab, good: &Service, name: &str, what: &str, within: Duration) {
     for to in good.cluster() {
         eventually(what, within, || {
@@ -135,7 +136,7 @@ fn serves_both(case: &Case) {
     };
     let mut lab = Lab::new(capture);
     if legacy {
-        // By this the kubelet says which engine the node has.
+        // This chain of the kubelet shows which engine the node uses.
         for program in ["iptables", "ip6tables"] {
             let chain = "-w 5 -t mangle -N KUBE-IPTABLES-HINT";
             lab.node.show(&format!("{program}-legacy {chain}"));
@@ -178,7 +179,7 @@ fn serves_both(case: &Case) {
     tripod.kill();
 }
 
-/// The other Service is changed when the many endpoints are in force.
+/// Changes the other Service when the many endpoints are in force.
 fn changes_beside(lab: &Lab, good: &Service, name: &str, took: impl Fn(&str, Instant)) {
     let begun = Instant::now();
     lab.publish(good, &[name]);

@@ -1,4 +1,4 @@
-//! Endpoints that do not answer get no new connections, where the Service asks for it.
+//! Endpoints that do not answer get no new connections, if the Service requests that.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use crate::lab::{
     tripod_binary,
 };
 
-/// From the failure of an endpoint until it is avoided.
+/// Time from the failure of an endpoint until it is avoided.
 const AVOIDED: Duration = Duration::from_secs(3);
 /// Calls in a row that all have to succeed.
 const CALLS: usize = 40;
 const EJECTED: &str = "ejected, it did not answer lately";
 
-/// The modes of the kernel that run here.
+/// Returns the modes of the kernel that can run here.
 fn modes() -> &'static [&'static str] {
     match default_mode() {
         "ipvs" => &["ipvs"],
@@ -28,7 +28,7 @@ fn with_each_mode(test: impl Fn(&str, &mut Lab, &Tripod, &Service)) {
     with_each_mode_after(|_| {}, test);
 }
 
-/// Prepares the node before Tripod starts there.
+/// Runs `test` in each mode; `prepare` prepares the node before Tripod starts there.
 fn with_each_mode_after(prepare: impl Fn(&Host), test: impl Fn(&str, &mut Lab, &Tripod, &Service)) {
     run(Share::Beside, || {
         for mode in modes() {
@@ -57,15 +57,15 @@ fn with_each_mode_after(prepare: impl Fn(&Host), test: impl Fn(&str, &mut Lab, &
     });
 }
 
-/// Calls without pause until `CALLS` in a row succeed; each waits for a tenth of a second.
-/// Returns when the first of these began.
+/// Calls without a pause until `CALLS` calls in a row succeed; each waits for a tenth of a
+/// second. Returns when the first of these began.
 fn all_succeed(lab: &Lab, to: SocketAddr, what: &str) -> Instant {
     let deadline = Instant::now() + Duration::from_secs(20);
     let (mut since, mut row) = (Instant::now(), 0);
     while row < CALLS {
         assert!(Instant::now() < deadline, "{what}: calls fail still");
         let began = Instant::now();
-        // The client goes on sending SYNs of a call that it gave up no more than others.
+        // The client does not go on sending SYNs of a call that it gave up.
         match ask_within(&lab.client, to, Duration::from_millis(100)) {
             Ok(_) if row == 0 => (since, row) = (began, 1),
             Ok(_) => row += 1,
@@ -117,9 +117,9 @@ fn an_endpoint_that_falls_silent_or_refuses_is_avoided_within_three_seconds() {
     });
 }
 
-/// Has a pod answer SYNs with ICMP errors instead.
+/// Has a pod answer SYNs with ICMP errors.
 fn is_unreachable(pod: &Host) {
-    // The packet filter of the guest's kernel is another.
+    // The guest's kernel has another packet filter.
     if default_mode() == "nftables" {
         pod.show("nft add table inet gone");
         pod.show("nft add chain inet gone in { type filter hook input priority 0 ; }");
@@ -207,7 +207,7 @@ fn open_connections_of_an_ejected_endpoint_go_on() {
     });
 }
 
-/// Drops the first SYN that comes to a pod: 60 bytes of IPv4.
+/// Drops the first SYN that reaches a pod: 60 bytes of IPv4.
 const LOSE_ONE: [&str; 3] = [
     "nft add table ip lose",
     "nft add chain ip lose in { type filter hook input priority 0 ; }",
@@ -216,7 +216,7 @@ const LOSE_ONE: [&str; 3] = [
 
 #[test]
 fn one_lost_packet_ejects_nothing() {
-    // The packet filter of the guest's kernel is another; what decides is the same.
+    // The guest's kernel has another packet filter; the decision is the same.
     if default_mode() != "nftables" {
         return;
     }

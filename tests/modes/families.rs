@@ -1,4 +1,4 @@
-//! What fails for IPv6 costs nothing of IPv4, and is made good when it passes.
+//! What fails for IPv6 does not affect IPv4, and is repaired when the failure ends.
 
 use std::{
     fs, io,
@@ -14,10 +14,10 @@ use crate::lab::{
 };
 
 const FOLDER: &str = "/run/programs";
-/// While it is there, ip6tables is refused, or hangs if it says so.
+/// While it exists, ip6tables is refused, or hangs if the file says so.
 const FAULT: &str = "/run/fault";
 
-/// Stands before ip6tables.
+/// The script in the place of ip6tables.
 const SCRIPT: &str = r#"#!/bin/sh
 name=$(basename "$0")
 case $(cat /run/fault 2>/dev/null) in
@@ -31,10 +31,10 @@ PATH=${PATH#/run/programs:}
 exec "$name" "$@"
 "#;
 
-/// Far less than a sync period.
+/// Much less than a sync period.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Puts the script before each ip6tables that there is.
+/// Puts the script in the place of each ip6tables.
 fn programs() -> String {
     fs::create_dir_all(FOLDER).expect("a folder");
     let script = format!("{FOLDER}/script");
@@ -62,7 +62,7 @@ fn start(lab: &Lab, mode: &str) -> Tripod {
         .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64"])
         .args(["--hostname-override=node", "--conntrack-max-per-core=0"])
         .args(["--userspace-capture=redirect", "--v=2"])
-        // Repairs shall not help.
+        // Periodic repairs must not help.
         .args(["--iptables-sync-period=10m", "--ipvs-sync-period=10m"])
         .args([
             "--iptables-min-sync-period=10ms",
@@ -78,7 +78,7 @@ fn here(names: &[&str]) -> Vec<EndpointChoice> {
         .collect()
 }
 
-/// Waits until `to` is answered by `name`, for new connections.
+/// Waits until new connections to `to` are answered by `name`.
 fn answered_by(lab: &Lab, name: &str, to: SocketAddr, within: Duration) {
     eventually(&format!("{to} leads to {name}"), within, || {
         match ask(&lab.node, to) {
@@ -88,7 +88,7 @@ fn answered_by(lab: &Lab, name: &str, to: SocketAddr, within: Duration) {
     });
 }
 
-/// Waits until the client that keeps its socket is answered by `name`.
+/// Waits until a client that keeps its socket is answered by `name`.
 fn moves(client: &UdpSocket, name: &str) {
     client
         .set_read_timeout(Some(Duration::from_millis(200)))
@@ -105,7 +105,7 @@ fn moves(client: &UdpSocket, name: &str) {
     });
 }
 
-/// Waits until the health-check node port says that there are so many endpoints.
+/// Waits until the health-check node port reports `endpoints` endpoints.
 fn counted(lab: &Lab, endpoints: usize) {
     let at = SocketAddr::new(lab.node.addresses[0], 31_000);
     let status = if endpoints > 0 { 200 } else { 503 };
@@ -120,7 +120,7 @@ fn counted(lab: &Lab, endpoints: usize) {
     });
 }
 
-/// A load balancer's Service, and another one.
+/// Returns a load balancer's Service, and another one.
 fn services() -> (Service, Service) {
     let web = Service::new("web", 1)
         .with_node_port()
@@ -130,8 +130,8 @@ fn services() -> (Service, Service) {
     (web, Service::new("other", 2))
 }
 
-/// All that is of IPv4 follows: endpoints, a UDP client, the health-check node port,
-/// a new Service.
+/// Checks that everything of IPv4 follows: endpoints, a UDP client, the health-check node
+/// port, a new Service.
 fn ipv4_follows(lab: &Lab, web: &Service, other: &Service, client: &UdpSocket) {
     let [to, _] = web.cluster();
     lab.publish(other, &["a"]);
@@ -149,13 +149,13 @@ fn ipv4_follows(lab: &Lab, web: &Service, other: &Service, client: &UdpSocket) {
     counted(lab, 1);
 }
 
-/// What failed is tried again by itself.
+/// Checks that what failed is retried by itself.
 fn ipv6_comes_back(lab: &Lab, web: &Service, other: &Service) {
     answered_by(lab, "a", other.cluster()[1], 3 * SOON);
     answered_by(lab, "c", web.cluster()[1], SOON);
 }
 
-/// Waits until that is said of IPv6; of IPv4 nothing is.
+/// Waits until `said` is logged of IPv6, and checks that nothing is of IPv4.
 fn only_ipv6_fails(tripod: &Tripod, said: &[&str]) {
     eventually(&format!("{said:?} is logged"), SOON, || {
         match tripod.logged(said) {
@@ -214,7 +214,7 @@ mod in_guest {
         run(Share::Alone, || ipv4_goes_on("ipvs", "IPv6 rules"));
     }
 
-    /// What has the name of one of its sets is of another kind.
+    /// An object with the name of one of its sets is of another kind.
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn ipvs_mode_carries_ipv4_while_ipv6_lacks_a_set() {

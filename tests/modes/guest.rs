@@ -1,4 +1,4 @@
-//! The same on other kernels.
+//! The tests of modes on other kernels.
 
 use super::probe::KERNEL;
 use crate::lab::uml;
@@ -67,8 +67,8 @@ fn guest_full_families() {
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
-/// What keeps others from harm in ipvs mode: objects that are meant to do harm, and what
-/// Tripod gives away.
+/// Tests of what protects others in ipvs mode: from hostile objects, and by the
+/// privileges that Tripod gives up.
 #[test]
 fn guest_full_hostile() {
     let tests = ["modes::hostile::", "modes::confined::a_mode_keeps"];
@@ -87,7 +87,7 @@ fn guest_bare_modes() {
     uml::in_guest(uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
 }
 
-/// Offloaded from the others, as it takes a module away.
+/// Separate from the others, as it removes a module.
 #[test]
 fn guest_full_without_sctp_match() {
     let tests = ["modes::sctp::"];

@@ -1,5 +1,5 @@
-//! Objects that nobody means well with: each mode leaves out what would lead to the node's
-//! loopback, to its metadata service or back to itself, and serves everything else.
+//! Hostile objects: each mode leaves out what would send packets to the node's loopback,
+//! to its metadata service or back to itself, and serves everything else.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -15,14 +15,14 @@ use crate::lab::{
     Capture, Host, Lab, Service, Share, Tripod, ask, ask_within, get, run, tripod_binary,
 };
 
-/// What none of the objects may lead to.
+/// Addresses that no object may reach.
 const CANARY: [&str; 3] = ["127.0.0.1:7000", "[::1]:7000", "169.254.169.254:7000"];
 const CANARY_PORT: u16 = 7000;
 
-/// For calls that nobody answers.
+/// Time limit of calls that nobody answers.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Endpoints that are left out, which is logged. Loopback ones a file may name.
+/// Endpoints that are left out, which is logged. A file may name loopback ones.
 const ENDPOINTS: [&str; 9] = [
     "0.0.0.0",
     "169.254.169.254",
@@ -35,7 +35,7 @@ const ENDPOINTS: [&str; 9] = [
     "localhost",
 ];
 
-/// Addresses that no Service is served at, by the field that names them.
+/// Addresses at which no Service is served, by the field that names them.
 const ADDRESSES: [(&str, &[&str]); 3] = [
     (
         "cluster",
@@ -60,7 +60,7 @@ const ADDRESSES: [(&str, &[&str]); 3] = [
     ("balancer", &["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1"]),
 ];
 
-/// Modes with their flags, and how userspace mode gets its packets.
+/// Returns modes, each with the capture of userspace mode.
 pub(super) fn modes() -> &'static [(&'static str, Capture)] {
     match default_mode() {
         "ipvs" => &[("ipvs", Capture::Local)],
@@ -88,7 +88,7 @@ pub(super) fn start(lab: &Lab, mode: &str) -> Tripod {
     Tripod::start_on(&lab.node, command)
 }
 
-/// A server of the node for itself alone, which knows who reached it.
+/// A server of the node for itself only, which records who reached it.
 struct Canary {
     calls: Arc<AtomicUsize>,
     over: Arc<AtomicBool>,
@@ -131,7 +131,7 @@ fn serve(listeners: &[TcpListener], calls: &AtomicUsize, over: &AtomicBool) {
             match listener.accept() {
                 Ok((mut stream, _)) => {
                     calls.fetch_add(1, Relaxed);
-                    // Who closes with a question unread resets the connection.
+                    // Closing with a question unread resets the connection.
                     let _ = stream.set_read_timeout(Some(SHORT));
                     let _ = stream.read(&mut [0; 64]);
                     let _ = stream.write_all(b"canary\n");
@@ -140,12 +140,12 @@ fn serve(listeners: &[TcpListener], calls: &AtomicUsize, over: &AtomicBool) {
                 Err(error) => panic!("{error}"),
             }
         }
-        // How often, not a wait for something.
+        // This is the pace, not a wait for something.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// A Service with this `spec` beyond its port, and a slice that leads to `endpoint`.
+/// Returns a Service with this `spec` in addition to its port, and a slice with `endpoint`.
 fn objects(name: &str, spec: Value, status: Value, endpoint: (&str, u16)) -> [Value; 2] {
     let (address, port) = endpoint;
     let family = if address.contains(':') {
@@ -178,7 +178,7 @@ pub(super) fn slice(service: &str, family: &str, addresses: &[&str], port: u16) 
     })
 }
 
-/// Where the Service of that number is called; two have a cluster IP of each family.
+/// Returns the addresses of the Service with that number; two have a cluster IP of each family.
 pub(super) fn called(number: usize) -> [SocketAddr; 2] {
     let v4: IpAddr = format!("10.96.1.{number}").parse().expect("an address");
     let v6: IpAddr = format!("fd00:96::1:{number}").parse().expect("an address");
@@ -190,7 +190,7 @@ pub(super) fn cluster_ips(number: usize) -> Value {
     json!({"clusterIP": ips[0], "clusterIPs": ips})
 }
 
-/// Services with endpoints that are left out, from number 1 on.
+/// Returns Services with endpoints that are left out, from number 1 on.
 fn bad_endpoints() -> Vec<Value> {
     let objects = ENDPOINTS.iter().enumerate().flat_map(|(n, endpoint)| {
         let name = format!("endpoint-{}", n + 1);
@@ -204,7 +204,7 @@ fn bad_endpoints() -> Vec<Value> {
     objects.collect()
 }
 
-/// Services at addresses where none is served, which would lead to backend `a`.
+/// Returns Services with addresses at which none is served; their endpoint is backend `a`.
 fn bad_addresses(backend: &str) -> Vec<Value> {
     let mut all = Vec::new();
     for (kind, addresses) in ADDRESSES {
@@ -233,7 +233,8 @@ fn bad_addresses(backend: &str) -> Vec<Value> {
     all
 }
 
-/// Names and ports that the API has not, and values as large as an object may have.
+/// Returns objects with names and ports that the API forbids, and values as large as an
+/// object may have.
 fn absurd(backend: &str) -> Vec<Value> {
     let long = "x".repeat(1 << 20);
     let mut all: Vec<Value> = objects(&long, cluster_ips(200), json!({}), (backend, 8080)).into();
@@ -277,8 +278,8 @@ fn hostile_objects_reach_nothing_of_the_node() {
     });
 }
 
-/// Services whose endpoints are addresses of Services, and some that name the cluster IP of
-/// `good` as their own, leading to `b`.
+/// Returns Services whose endpoints are addresses of Services, and some that name the
+/// cluster IP of `good` as their own, with endpoint `b`.
 fn circles(lab: &Lab, good: &Service) -> Vec<Value> {
     let b = lab.backends[1].direct().ip().to_string();
     let cluster = good.cluster()[0];
@@ -314,7 +315,7 @@ fn nothing_leads_astray(lab: &Lab, mode: &str, canary: &Canary) {
             }
         }
     }
-    // At the cluster IP of another Service an answer could only be its own.
+    // At the cluster IP of another Service only that one's endpoint may answer.
     if let Ok(answer) = ask_within(&lab.client, called(211)[0], SHORT) {
         assert_eq!(answer, "a", "{mode}");
     }
@@ -359,7 +360,7 @@ fn reports_are_short(lab: &Lab, tripod: &Tripod) {
     assert!(!metrics.contains(&"x".repeat(300)));
 }
 
-/// `tripod services` shows them with the reason.
+/// Checks that `tripod services` shows them with the reason.
 fn why_left_out(lab: &Lab) {
     let line = format!("{} services --output json", tripod_binary().display());
     let shown: Value = serde_json::from_str(&lab.node.show(&line)).expect("JSON");
@@ -367,6 +368,6 @@ fn why_left_out(lab: &Lab) {
     let endpoints = ports.flat_map(|port| port["endpoints"].as_array().expect("a list"));
     let whys = endpoints.filter_map(|endpoint| endpoint["why"].as_str());
     let left_out = whys.filter(|why| why.starts_with("an endpoint cannot have"));
-    // Two are no addresses of their family.
+    // Two are not addresses of their family.
     assert_eq!(left_out.count(), ENDPOINTS.len() - 2, "{shown:#}");
 }

@@ -1,11 +1,11 @@
-//! Links and addresses of the node come and go.
+//! Links and addresses of the node are added and removed.
 
 use std::time::Duration;
 
 use super::probe::default_mode;
 use crate::lab::{Capture, Lab, Service, Share, Tripod, eventually, run, tripod_binary};
 
-/// Pods that start.
+/// Number of pods that start.
 const PODS: usize = 6;
 const FULL_SYNCS: &str = "kubeproxy_sync_full_proxy_rules_duration_seconds_count";
 
@@ -38,7 +38,7 @@ fn full_syncs(lab: &Lab, mode: &str) {
         .args(["--iptables-sync-period=1h", "--ipvs-sync-period=1h"])
         .arg("--metrics-bind-address=127.0.0.1:10249");
     let tripod = Tripod::start_on(node, command);
-    // One of each family.
+    // Each full sync counts once for each family.
     let count = || tripod.metric(node, FULL_SYNCS).unwrap_or_default() as usize / 2;
     let one_more = |what: &str, step: &str| {
         let before = count();
@@ -49,7 +49,7 @@ fn full_syncs(lab: &Lab, mode: &str) {
         });
         count()
     };
-    // Whatever starting brings is over when this counted.
+    // Everything that a start brings about is over when this was counted.
     let mut before = one_more(mode, "addr add 192.0.2.30/32 dev eth0");
     for pod in 0..PODS {
         node.ip(&[

@@ -8,7 +8,7 @@ use super::probe::{kernel, node};
 use super::stale_state::{engines, left, state::State};
 use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
 
-/// Runs it with these flags; returns the report and the status that it exits with.
+/// Runs the command with these flags. Returns the report and the exit status.
 pub fn check(node: &Host, flags: &[impl AsRef<OsStr>]) -> (Value, Option<i32>) {
     let mut command = node.command(tripod_binary());
     command
@@ -20,7 +20,7 @@ pub fn check(node: &Host, flags: &[impl AsRef<OsStr>]) -> (Value, Option<i32>) {
     (report, done.status.code())
 }
 
-/// What the report says becomes of the thing of that name.
+/// Returns what, according to the report, happens to the thing of that name.
 fn becomes<'a>(report: &'a Value, name: &str) -> &'a str {
     let groups = report["kernel"].as_array().expect("a list").iter();
     let mut found = groups.filter(|group| {
@@ -43,8 +43,8 @@ fn configuration(name: &str, mode: &str) -> PathBuf {
     path
 }
 
-/// The mode of kube-proxy, one that Tripod could be given instead, a chain of the
-/// first that both modes have, and one that the other one has not.
+/// Returns the mode of kube-proxy, a mode that Tripod could be given instead, and a chain
+/// that both modes have, if there is one.
 fn modes() -> (&'static str, &'static str, Option<&'static str>) {
     match kernel().as_str() {
         "full" => ("ipvs", "iptables", Some("KUBE-SERVICES")),
@@ -73,7 +73,7 @@ fn what_kube_proxy_left_is_taken_over_or_removed_and_nothing_changes_meanwhile()
         }
         let (changed, status) = check(&node, &[&file(&of_other)]);
         assert_eq!(changed["node"]["mode"], other, "{changed:#}");
-        // Of nftables mode some things differ whatever is configured.
+        // For nftables mode some things differ whatever is configured.
         let differs = i32::from(other == "nftables");
         assert_eq!(status, Some(differs), "{changed:#}");
         match shared {
@@ -100,7 +100,7 @@ fn what_kube_proxy_left_is_taken_over_or_removed_and_nothing_changes_meanwhile()
 fn the_configuration_of_the_process_that_runs_here_is_found() {
     run(Share::Beside, || {
         let node = node();
-        // Another file than Tripod's own, under kube-proxy's name.
+        // A file other than Tripod's own, under kube-proxy's name.
         let folder = std::env::temp_dir().join(format!("tripod-proxy-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a temporary folder");
         let program = folder.join("kube-proxy");

@@ -1,4 +1,4 @@
-//! Which mode a kernel gets, and going from one mode to another.
+//! The mode that a kernel gets, and switching from one mode to another.
 
 mod changes;
 mod choosing;

@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::lab::{Host, Share, run, tripod_binary};
 
-/// Names the kernel that a test runs on: `full` or `bare`, or the host's.
+/// Environment variable with the kernel on which a test runs: `full` or `bare`; otherwise
+/// the host's.
 pub const KERNEL: &str = "TRIPOD_LAB_KERNEL";
 
 pub fn kernel() -> String {
@@ -15,7 +16,7 @@ pub fn node() -> Host {
     Host::new("node", Ipv4Addr::new(192, 0, 2, 10), Ipv6Addr::LOCALHOST)
 }
 
-/// Everything that the kernel holds and a mode could change.
+/// Returns everything that the kernel holds and a mode could change.
 pub fn state(node: &Host) -> String {
     let mut state = node.show("ip -d link") + &node.show("ip addr") + &node.show("ip rule");
     state += &node.show("ip route show table all");
@@ -69,7 +70,7 @@ fn the_table_is_right_for_this_kernel() {
     });
 }
 
-/// The mode that the default flag ends in.
+/// Returns the mode that runs if none is requested.
 pub fn default_mode() -> &'static str {
     match kernel().as_str() {
         "full" => "ipvs",
@@ -78,7 +79,7 @@ pub fn default_mode() -> &'static str {
     }
 }
 
-/// Standard output, standard error and exit status.
+/// Returns standard output, standard error and exit status.
 fn output_of(node: &Host, arguments: &[&str]) -> (String, String, Option<i32>) {
     let mut command = node.command(tripod_binary());
     let output = command.args(arguments).output().expect("running tripod");
@@ -98,7 +99,7 @@ fn what_is_left_out_is_missing_in_every_view() {
         let probed: serde_json::Value = serde_json::from_str(&probed).expect("JSON");
         let userspace = &probed["modes"][3];
         let mut lacks = userspace["missing"].as_array().expect("a list").iter();
-        // With nat userspace mode needs no routes.
+        // With nat, userspace mode needs no routes.
         let routes = lacks.find(|lack| lack["name"] == "local-routes");
         assert_eq!(routes.is_some(), kernel() == "bare", "{probed:#}");
         if let Some(lack) = routes {

@@ -1,4 +1,4 @@
-//! A kernel that does without the match for SCTP.
+//! A kernel without the match for SCTP.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, tri
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// What loads modules in a guest, for the kernel and for programs.
+/// The program that loads modules in a guest, for the kernel and for programs.
 const LOADER: &str = "/mnt/bin/modprobe";
 
-/// The module cannot be loaded for as long as this lives.
+/// While this lives, the module cannot be loaded.
 struct Hidden(String);
 
 impl Hidden {
@@ -43,7 +43,7 @@ impl Drop for Hidden {
 #[test]
 fn one_sctp_service_is_named_and_the_others_are_served() {
     run(Share::Beside, || {
-        // Only there is it a module.
+        // It is a module only in that kernel.
         if kernel() != "full" {
             return;
         }

@@ -1,4 +1,4 @@
-//! What the kernel does not answer for a reason that passes decides nothing.
+//! A question that the kernel cannot answer for a temporary reason decides nothing.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -9,10 +9,10 @@ use super::probe::{node, state};
 use crate::lab::{Host, Share, Tripod, eventually, get, run, tripod_binary};
 
 const FOLDER: &str = "/run/programs";
-/// While it is there, iptables fails as for lack of memory.
+/// While it exists, iptables fails as for lack of memory.
 const SHORTAGE: &str = "/run/shortage";
 
-/// Stands before iptables.
+/// The script in the place of iptables.
 const SCRIPT: &str = r#"#!/bin/sh
 name=$(basename "$0")
 if [ -e /run/shortage ]; then
@@ -86,8 +86,8 @@ fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
                 Err(answer)
             }
         });
-        // Those of the kubelet that ask by the command as well: nothing is in force yet, and
-        // the process lives.
+        // The kubelet's probes by the command as well: nothing is in force yet, and the
+        // process lives.
         for (arguments, status, words) in [
             (&["--probe=liveness"][..], 0, ""),
             (&["--probe=readiness"], 1, "nothing of IPv4 is in force yet"),

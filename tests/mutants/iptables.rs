@@ -1,4 +1,4 @@
-//! What is changed of iptables mode.
+//! The mutants of iptables mode.
 
 use super::mutant::{Mutant, noticed, unnoticed};
 
@@ -13,7 +13,7 @@ const RUN: &str = "src/kernel/xtables/run.rs";
 const TRANSACTION: &str = "src/kernel/xtables/transaction.rs";
 const PROGRAM: &str = "src/kernel/xtables/program.rs";
 
-/// All of them.
+/// All mutants of iptables mode.
 pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         EXECUTE,

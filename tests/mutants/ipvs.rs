@@ -1,4 +1,4 @@
-//! What is changed of ipvs mode.
+//! The mutants of ipvs mode.
 
 use super::mutant::{Mutant, noticed, unnoticed};
 
@@ -10,7 +10,7 @@ const NEEDS: &str = "src/modes/ipvs/desired/needs.rs";
 const OBSERVE: &str = "src/modes/ipvs/observe.rs";
 const PLAN: &str = "src/modes/ipvs/plan/mod.rs";
 
-/// All of them.
+/// All mutants of ipvs mode.
 pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         EXECUTE,

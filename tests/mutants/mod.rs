@@ -1,5 +1,5 @@
-//! Mutants: the source with one step forgotten or out of order. The simulation of
-//! `src/simulation/` has to notice each, but for those of which it is said why it cannot.
+//! Mutants: the source with one step left out or out of order. The simulation of
+//! `src/simulation/` must notice each, except those with a reason why it cannot.
 
 mod iptables;
 mod ipvs;
@@ -18,12 +18,12 @@ use std::{
 
 use self::mutant::Mutant;
 
-/// A mutant that does not end is noticed, too.
+/// Time limit; a mutant that does not end counts as noticed, too.
 const LONGEST: Duration = Duration::from_secs(240);
 
-/// The simulation of a mode, and what it is to notice.
+/// The simulation of a mode, and the mutants that it must notice.
 struct Simulated {
-    /// Its tests begin with that.
+    /// The names of its tests begin with this.
     tests: &'static str,
     mutants: &'static [Mutant],
 }
@@ -47,7 +47,7 @@ const SIMULATED: [Simulated; 4] = [
     },
 ];
 
-/// Returns all mutants, each with the tests that are to notice it.
+/// Returns all mutants, each with the tests that must notice it.
 fn all() -> impl Iterator<Item = (&'static str, &'static Mutant)> {
     SIMULATED
         .iter()
@@ -59,7 +59,7 @@ fn root() -> &'static Path {
 }
 
 impl Mutant {
-    /// Returns its file's text with the change.
+    /// Returns the text of its file with the change.
     fn of(&self, text: &str) -> String {
         let Mutant { file, from, to, .. } = self;
         assert_eq!(text.matches(from).count(), 1, "{file} has once: {from}");
@@ -84,7 +84,7 @@ fn each_changes_one_place_that_is_there() {
     }
 }
 
-/// Copies what git knows of, and what is new, to `to`.
+/// Copies all files that git tracks, and new ones that it does not ignore, to `to`.
 fn copy_tree(to: &Path) {
     let mut list = Command::new("git");
     list.args(["ls-files", "--cached", "--others", "--exclude-standard"]);
@@ -98,7 +98,7 @@ fn copy_tree(to: &Path) {
     }
 }
 
-/// What came of a run of the simulation.
+/// The result of a run of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
@@ -130,14 +130,14 @@ fn simulate(tests: &str, tree: &Path, target: &Path) -> Outcome {
     let status = run.stdout(Stdio::null()).stderr(Stdio::null()).status();
     match status.unwrap().code() {
         Some(0) => Outcome::Passed,
-        // timeout(1)
+        // The exit status of timeout(1).
         Some(124) => Outcome::DoesNotEnd,
         _ => Outcome::Failed,
     }
 }
 
-/// Returns the rows of `docs/mutants.csv` for mutants that are not to be run: the
-/// environment's `TRIPOD_MUTANTS` has parts of what those break that are.
+/// Returns the row of `docs/mutants.csv` for a mutant that is not to be run; `None`: it is to be
+/// run. `TRIPOD_MUTANTS` in the environment has parts of the descriptions of those that are.
 fn preserved(mutant: &Mutant) -> Option<String> {
     let asked = std::env::var("TRIPOD_MUTANTS").ok()?;
     if asked.split('|').any(|part| mutant.breaks.contains(part)) {
@@ -150,7 +150,7 @@ fn preserved(mutant: &Mutant) -> Option<String> {
     Some(format!("{row}\n"))
 }
 
-/// Runs all of them and writes `docs/mutants.csv`; takes a minute each.
+/// Runs all mutants and writes `docs/mutants.csv`; takes a minute for each.
 #[test]
 #[ignore = "takes a minute for each mutant: make mutants"]
 fn run() {

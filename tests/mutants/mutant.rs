@@ -1,19 +1,19 @@
-//! What a mutant is.
+//! The definition of a mutant.
 
 /// A change of the source.
 pub(super) struct Mutant {
     pub(super) file: &'static str,
-    /// What is there, once.
+    /// The text to replace, which occurs once.
     pub(super) from: &'static str,
-    /// What takes its place.
+    /// The text that replaces it.
     pub(super) to: &'static str,
-    /// What that breaks.
+    /// What the change breaks.
     pub(super) breaks: &'static str,
     /// Why the simulation cannot notice it.
     pub(super) unnoticed: Option<&'static str>,
 }
 
-/// Returns one that is to be noticed.
+/// Returns a mutant that must be noticed.
 pub(super) const fn noticed(
     file: &'static str,
     from: &'static str,
@@ -29,7 +29,7 @@ pub(super) const fn noticed(
     }
 }
 
-/// Returns one that cannot be noticed, and why.
+/// Returns a mutant that cannot be noticed, and why.
 pub(super) const fn unnoticed(mutant: Mutant, why: &'static str) -> Mutant {
     Mutant {
         unnoticed: Some(why),

@@ -1,4 +1,4 @@
-//! What is changed of nftables mode, and of what all modes share.
+//! The mutants of nftables mode, and of what all modes share.
 
 use super::mutant::{Mutant, noticed, unnoticed};
 
@@ -12,7 +12,7 @@ const WATCHER: &str = "src/kernel/nftables/watcher.rs";
 const STALE: &str = "src/modes/stale.rs";
 const RUNNER: &str = "src/runner/mod.rs";
 
-/// All of them.
+/// All mutants of nftables mode, and of what all modes share.
 pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         DIFF,

@@ -10,7 +10,7 @@ simulation's tests, random runs and named cases:
 
 ";
 
-/// Adds the part of docs/reliability.md.
+/// Adds its part to docs/reliability.md.
 pub fn write(text: &mut String) {
     text.push_str(HEAD);
     text.push_str("| file | what is broken | noticed |\n|---|---|---|\n");

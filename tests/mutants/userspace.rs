@@ -1,4 +1,4 @@
-//! What is changed of userspace mode, with either capture.
+//! The mutants of userspace mode, with either capture.
 
 use super::mutant::{Mutant, noticed};
 
@@ -12,7 +12,7 @@ const LOCAL_EXECUTE: &str = "src/modes/userspace/capture/local/execute.rs";
 const CLOSE: &str = "src/modes/userspace/execute/close.rs";
 const ASSIGNMENTS: &str = "src/modes/userspace/assignments/mod.rs";
 
-/// All of them.
+/// All mutants of userspace mode.
 pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         MODE,

@@ -1,4 +1,4 @@
-//! What endpoints carry, in the namespaces of `--service-metrics`.
+//! Traffic of endpoints in the namespaces of `--service-metrics`.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -9,10 +9,10 @@ use crate::lab::{Lab, Service, ask, eventually, get, tripod_binary, udp_ask};
 
 const NODE_PORTS: &str = "--nodeport-addresses=all";
 
-/// How soon a change must show.
+/// Time limit within which a change must show.
 const SOON: Duration = Duration::from_secs(10);
 
-/// What `tripod services` says of each port of `default/web`, by protocol and family.
+/// Returns what `tripod services` reports of each port of `default/web`, by protocol and family.
 fn ports(lab: &Lab) -> BTreeMap<String, Value> {
     let mut command = lab.node.command(tripod_binary());
     let asked = command.args(["services", "default/web", "--output=json"]);
@@ -29,7 +29,7 @@ fn ports(lab: &Lab) -> BTreeMap<String, Value> {
     named.collect()
 }
 
-/// The sum of all series of an endpoint metric with these labels.
+/// Returns the sum of all series of an endpoint metric with these labels.
 fn scraped(lab: &Lab, metric: &str, labels: &[&str]) -> u64 {
     let at = ([127, 0, 0, 1], 10249).into();
     let body = get(&lab.node, at, "/metrics").expect("an answer");
@@ -78,7 +78,7 @@ fn connections_and_bytes_of_each_endpoint_are_counted_once() {
                 assert_eq!(port["traffic"][what], sum(port, what), "{what}: {port:#}");
             }
         }
-        // A connection of TCP in which a line is asked and answered has at least 5
+        // A TCP connection with a question and an answer of one line has at least 5
         // packets of 52 bytes to the endpoint, and less than 20 of 100.
         let bytes = sum(&counted["TCPIPv4"], "bytesIn");
         assert!((11 * 260..11 * 2_000).contains(&bytes), "{bytes} bytes");

@@ -1,4 +1,4 @@
-//! Node ports at 127.0.0.1 and ::1, where `--nodeport-addresses` names loopback.
+//! Node ports at 127.0.0.1 and ::1, if `--nodeport-addresses` names loopback.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -23,17 +23,17 @@ fn with_lab(body: fn(&mut Lab)) {
     });
 }
 
-/// The node port of `service` at both loopback addresses.
+/// Returns the node port of `service` at both loopback addresses.
 fn at(service: &Service) -> [SocketAddr; 2] {
     LOCALHOST.map(|ip| SocketAddr::new(ip, service.node_port()))
 }
 
-/// Who answers many calls of the node.
+/// Returns who answers many calls from the node.
 fn answer(lab: &Lab, to: SocketAddr) -> io::Result<BTreeSet<String>> {
     (0..30).map(|_| ask(&lab.node, to)).collect()
 }
 
-/// Waits until these, and all of these, answer.
+/// Waits until all of these answer, and nobody else.
 fn comes_to_reach(lab: &Lab, what: &str, to: SocketAddr, expected: &[&str]) {
     let expected: BTreeSet<String> = expected.iter().map(|name| (*name).to_owned()).collect();
     eventually(&format!("{what}, {to}"), SOON, || match answer(lab, to) {

@@ -1,4 +1,4 @@
-//! nftables mode beside what others do.
+//! nftables mode together with what other programs do.
 
 mod cluster_ips;
 mod counters;
@@ -23,7 +23,7 @@ fn start_with(lab: &Lab, flags: &[&str]) -> Tripod {
     Tripod::start_on(&lab.node, command)
 }
 
-/// What starts it.
+/// Returns the command that starts it.
 fn command(lab: &Lab) -> Command {
     with_flags(lab, lab.node.command(tripod_binary()))
 }

@@ -1,5 +1,5 @@
-//! Whatever happens to the process and to endpoints: no client gets through that
-//! must not, no connection breaks, and the table is right in the end.
+//! Whatever happens to the process and to endpoints: no client gets through that must
+//! not, no connection breaks, and the table is right in the end.
 
 use std::{
     net::{Ipv4Addr, TcpStream},
@@ -16,7 +16,7 @@ const SERVICES: u16 = 500;
 const LOAD_BALANCER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
 const SOON: Duration = Duration::from_secs(10);
 
-/// Numbers below a bound, the same in each run.
+/// Pseudorandom numbers below a bound, the same in each run.
 struct Random(u64);
 
 impl Random {
@@ -29,7 +29,7 @@ impl Random {
         (self.0 >> 33) % bound
     }
 
-    /// Passes some time, at most so many milliseconds.
+    /// Waits for a random time, less than this number of milliseconds.
     fn wait(&mut self, millis: u64) {
         sleep(Duration::from_millis(self.below(millis)));
     }
@@ -66,7 +66,7 @@ fn balanced(number: u16, allowed: &str) -> [Value; 2] {
 #[test]
 fn a_forbidden_client_never_gets_through() {
     Lab::run(|lab| {
-        // All but the last keep out the host outside.
+        // All Services except the last keep out the host outside.
         let forbidden = (0..SERVICES).flat_map(|number| balanced(number, "198.51.100.0/24"));
         let all = forbidden.chain(balanced(SERVICES, "192.0.2.0/24"));
         let items: Vec<Value> = all.collect();
@@ -82,7 +82,7 @@ fn a_forbidden_client_never_gets_through() {
                 assert_eq!(ask(&lab.outside, allowed).expect("allowed"), "a");
                 tripod.kill();
                 lab.node.show("nft delete table ip tripod");
-                // One that ends in the middle of its first sync, maybe.
+                // This process may end in the middle of its first sync.
                 let mut killed = Tripod::spawn(command(lab));
                 random.wait(1000);
                 killed.kill();
@@ -92,8 +92,8 @@ fn a_forbidden_client_never_gets_through() {
     });
 }
 
-/// What the table holds: the text of it, without what differs from writing to
-/// writing.
+/// Returns the content of the table as text, without what differs each time it is
+/// written.
 fn table(lab: &Lab) -> Vec<String> {
     let text = lab.node.show("nft -s list table ip tripod");
     let mut lines: Vec<String> = text

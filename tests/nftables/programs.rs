@@ -1,4 +1,4 @@
-//! Nothing needs a program.
+//! nftables mode runs no other program.
 
 use std::fs;
 use std::process::Command;
@@ -10,8 +10,8 @@ use crate::lab::{self, Capture, Lab, Service, Share, Tripod, ask, eventually, tr
 const SOON: Duration = Duration::from_secs(10);
 const CHANGES: usize = 100;
 
-/// Returns what runs Tripod on the node and writes to `file` which programs it, or a
-/// process of its own, starts. The process is Tripod's: the tracer stands aside.
+/// Returns a command that runs Tripod on the node and writes to `file` which programs Tripod, or a
+/// child process, starts. The process is Tripod's; the tracer runs separately.
 fn traced(lab: &Lab, file: &str) -> Command {
     let mut command = lab.node.command("strace");
     command
@@ -21,7 +21,7 @@ fn traced(lab: &Lab, file: &str) -> Command {
     command
 }
 
-/// Asserts that no program but Tripod itself was looked for.
+/// Asserts that no program except Tripod itself was looked for.
 fn started_none(file: &str) {
     let trace = fs::read_to_string(file).expect("what strace wrote");
     let started: Vec<_> = trace.lines().filter(|line| line.contains("exec")).collect();

@@ -1,11 +1,11 @@
-//! What others change is repaired within a second, and no connection breaks.
+//! Changes by others are repaired within a second, and no connection breaks.
 
 use std::time::Duration;
 
 use super::start;
 use crate::lab::{Lab, Service, ask, eventually, say, tcp, tripod_binary};
 
-/// The bar is one second; the machine may be busy.
+/// The requirement is one second; the machine may be busy.
 const SOON: Duration = Duration::from_secs(3);
 
 #[test]

@@ -75,7 +75,7 @@ fn a_client_moves_when_its_endpoint_goes_and_stays_there(lab: &mut Lab) {
         lab.publish(&web, &others);
         comes_to_reach(protocol, &others, || ask(lab, from, to));
         let second = ask(lab, from, to).expect("an answer");
-        // Back again: no reason to move.
+        // All endpoints again: no reason to move.
         lab.publish_all(&web);
         for _ in 0..6 {
             assert_eq!(ask(lab, from, to).expect("an answer"), second, "{protocol}");
@@ -117,7 +117,7 @@ fn affinity_ends_after_its_timeout(lab: &mut Lab) {
             "{protocol} within the second"
         );
         eventually(protocol, SOON * 2, || {
-            // The silence is what is tested; it is no wait for anything else.
+            // The silence is what is tested; it is not a wait for something else.
             std::thread::sleep(Duration::from_millis(1_200));
             let name = ask(lab, from, to).map_err(|error| error.to_string())?;
             if name == first {

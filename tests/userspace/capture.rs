@@ -1,4 +1,4 @@
-//! What Tripod puts into the node's network, and that it takes it away again.
+//! What Tripod adds to the node's network, and that it removes it again.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv6Addr, SocketAddr, TcpListener};
@@ -15,7 +15,7 @@ on_local_capture!(foreign_ports_of_a_service_address_do_not_reach_the_node);
 
 const ALL: [&str; 3] = ["a", "b", "c"];
 
-/// Rules, routes and addresses of a host, one a line.
+/// Returns the rules, routes and addresses of a host, one per line.
 pub fn traces(host: &Host) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     let mut commands = vec![
@@ -26,7 +26,7 @@ pub fn traces(host: &Host) -> BTreeSet<String> {
         "ip -o addr",
         "ip -o link",
     ];
-    // A kernel without netfilter has no rules, and nothing to ask for them.
+    // A kernel without netfilter has no rules, and no program to list them.
     if host
         .command("iptables-save")
         .output()
@@ -36,7 +36,7 @@ pub fn traces(host: &Host) -> BTreeSet<String> {
     }
     for command in commands {
         for line in host.show(command).lines() {
-            // Empty tables of the firewall come into being when they are read.
+            // Empty tables of the firewall are created by reading them.
             let built_in = line.starts_with(':') && !line.contains(" - ");
             if !(line.starts_with(['#', '*']) || line == "COMMIT" || built_in) {
                 lines.insert(format!("{command}: {}", line.trim_end()));
@@ -65,7 +65,7 @@ fn nothing_is_left_after_cleanup(lab: &mut Lab) {
     let status = tripod.terminate();
     assert!(status.success(), "after SIGTERM: {status}");
     assert_ne!(traces(&lab.node), before, "something was there to clean up");
-    // The second time there is nothing to do.
+    // The second time there is nothing left to do.
     for _ in 0..2 {
         let mut cleanup = lab.node.command(tripod_binary());
         let output = cleanup.arg("cleanup").output().expect("tripod cleanup");
@@ -122,7 +122,7 @@ fn a_service_removed_while_tripod_was_down_is_gone(lab: &mut Lab) {
 fn foreign_ports_of_a_service_address_do_not_reach_the_node(lab: &mut Lab) {
     let web = everything("web", 10);
     lab.three_backends().publish_all(&web);
-    // What a node runs: a daemon on all of its addresses.
+    // What a node may run: a daemon on all of its addresses.
     let daemon = lab
         .node
         .enter(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 2222)))
@@ -134,7 +134,7 @@ fn foreign_ports_of_a_service_address_do_not_reach_the_node(lab: &mut Lab) {
     for to in [web.cluster(), web.external(), web.ingress()].concat() {
         reaches("the Service's own port", &ALL, || ask(&lab.client, to));
         let foreign = SocketAddr::new(to.ip(), 2222);
-        // Side by side: some are told nothing, and wait.
+        // At the same time: some callers get no answer and wait.
         std::thread::scope(|scope| {
             for from in [&lab.client, &lab.outside, &lab.node] {
                 scope.spawn(move || {

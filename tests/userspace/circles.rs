@@ -1,5 +1,5 @@
-//! Endpoints that are themselves addresses of Services: calls of them end, and do not
-//! come back to Tripod for as long as there are descriptors.
+//! Endpoints that are themselves addresses of Services: calls of them end, instead of
+//! returning to Tripod until descriptors run out.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,7 +17,7 @@ on_each_capture!(
     who_has_the_address_of_an_endpoint_is_named,
 );
 
-/// Gives `service` these endpoints, over TCP and UDP.
+/// Gives `service` the endpoints `to`, over TCP and UDP.
 fn lead(lab: &Lab, service: &Service, to: &[SocketAddr]) {
     let slice = |number: usize, to: &SocketAddr| {
         let family = if to.is_ipv4() { "IPv4" } else { "IPv6" };
@@ -40,7 +40,7 @@ fn lead(lab: &Lab, service: &Service, to: &[SocketAddr]) {
     lab.write(&format!("{}-slices.json", service.name), &list.to_string());
 }
 
-/// Calls that cannot be answered leave no connection and no UDP client behind.
+/// Checks that calls that cannot be answered leave no connection and no UDP client behind.
 fn calls_end(lab: &Lab, to: &[SocketAddr]) {
     let tripod = lab.tripod();
     let before = tripod.descriptors();

@@ -1,4 +1,4 @@
-//! The command line: kind to people, strict about what it does not know.
+//! The command line: helpful to people, strict about what it does not know.
 
 use std::process::{Command, Output};
 

@@ -1,5 +1,5 @@
-//! When descriptors run out, accepting waits; no client is turned away, and what
-//! Tripod needs for itself is left.
+//! When descriptors run out, accepting waits; no client is turned away, and Tripod keeps
+//! the descriptors that it needs itself.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::comes_to_fail;
 use crate::lab::{Lab, Service, Tripod, ask, ask_within, eventually, figure, get, say, tcp};
 
-/// All connections are one client's.
+/// All connections come from one client.
 const NO_LIMIT: &str = "--userspace-max-connections-per-client=none";
 
 on_each_capture!(
@@ -18,7 +18,7 @@ on_each_capture!(
     more_services_than_descriptors_leave_some_to_connections,
 );
 
-/// Connections that have asked, but not yet heard an answer.
+/// Returns connections on which a question was sent, and no answer was read yet.
 fn ask_many(lab: &Lab, to: SocketAddr, connections: usize) -> Vec<TcpStream> {
     let ask = |n| {
         let mut stream = tcp(&lab.client, to).unwrap_or_else(|e| panic!("connection {n}: {e}"));
@@ -31,7 +31,7 @@ fn ask_many(lab: &Lab, to: SocketAddr, connections: usize) -> Vec<TcpStream> {
     (0..connections).map(ask).collect()
 }
 
-/// Waits until connections wait for descriptors that others have.
+/// Waits until connections wait for descriptors that other connections have.
 fn run_out(
     lab: &Lab,
     tripod: &Tripod,
@@ -54,10 +54,10 @@ fn connections_wait_for_descriptors(lab: &mut Lab) {
     lab.three_backends().publish_all(&web);
     let tripod = Tripod::start_with_descriptors(lab, 128, &[NO_LIMIT]);
     let to = web.cluster()[0];
-    // The kernel takes them all; Tripod has descriptors for some.
+    // The kernel accepts them all; Tripod has descriptors for some.
     let (mut waiting, mut answered) = (ask_many(lab, to, 60), Vec::new());
     run_out(lab, &tripod, &mut waiting, &mut answered);
-    // Out of descriptors, not out of its mind.
+    // It is out of descriptors, but does not spin.
     tripod.spends_little_time();
 
     all_are_served(&mut waiting, &mut answered);
@@ -66,8 +66,8 @@ fn connections_wait_for_descriptors(lab: &mut Lab) {
     say(&mut stream, "name").expect("an answer");
 }
 
-/// Threads, their epoll instances, netlink sockets, probes, programs that are
-/// started: whatever connections there are.
+/// Descriptors of threads, their epoll instances, netlink sockets, probes, and programs
+/// that are started: available whatever connections there are.
 fn connections_leave_what_the_process_needs(lab: &mut Lab) {
     const LIMIT: usize = 256;
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
@@ -80,7 +80,7 @@ fn connections_leave_what_the_process_needs(lab: &mut Lab) {
     run_out(lab, &tripod, &mut waiting, &mut answered);
     let open = tripod.descriptors();
     assert!(open + 32 <= LIMIT, "{open} of {LIMIT} descriptors are open");
-    // Redirect capture starts programs for this.
+    // For this, redirect capture starts programs.
     lab.withdraw(&other);
     comes_to_fail("the Service that is gone", || {
         ask(&lab.client, other.cluster()[0])
@@ -93,7 +93,7 @@ fn connections_leave_what_the_process_needs(lab: &mut Lab) {
     }
 }
 
-/// They have a quarter of the descriptors; the flood waits, and none of it is lost.
+/// One Service may use a quarter of the descriptors; the flood waits, and none of it is lost.
 fn a_flood_of_one_service_leaves_the_others_alone(lab: &mut Lab) {
     const LIMIT: usize = 512;
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
@@ -120,7 +120,7 @@ fn a_flood_of_one_service_leaves_the_others_alone(lab: &mut Lab) {
     all_are_served(&mut waiting, &mut answered);
 }
 
-/// Those that are listened on are served, and said not to be in force are only the others.
+/// Services that have listeners are served, and only the others are reported not to be in force.
 fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     const LIMIT: usize = 256;
     lab.three_backends();
@@ -129,7 +129,7 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
         .collect();
     services.iter().for_each(|service| lab.publish_all(service));
     let tripod = Tripod::start_with_descriptors(lab, LIMIT, &[]);
-    // Written after what is not in force.
+    // Logged after what is not in force.
     tripod.logs_once(&["first sync: over"]);
     // TCP and UDP, IPv4 and IPv6.
     let in_force = 4 * services.len() - tripod.logged(&["not in force as asked"]);
@@ -158,7 +158,7 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     assert_eq!(tcp, 2 * services.len() - refused);
 }
 
-/// Waits until all have their answer, while those that have it are closed.
+/// Waits until all have their answer, while connections that have it are closed.
 fn all_are_served(waiting: &mut Vec<TcpStream>, answered: &mut Vec<TcpStream>) {
     eventually(
         "all are served as others close",
@@ -174,7 +174,7 @@ fn all_are_served(waiting: &mut Vec<TcpStream>, answered: &mut Vec<TcpStream>) {
     );
 }
 
-/// Moves connections that have their answer from one list to the other.
+/// Moves connections that have their answer from `waiting` to `answered`.
 fn collect_answers(waiting: &mut Vec<TcpStream>, answered: &mut Vec<TcpStream>) {
     for mut stream in std::mem::take(waiting) {
         let mut answer = [0; 16];

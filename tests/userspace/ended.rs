@@ -1,4 +1,4 @@
-//! Listeners that another program ended in the kernel.
+//! Listeners that another program closed in the kernel.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -7,7 +7,7 @@ use crate::lab::{Lab, Service, Tripod, ask, eventually, get, say, tcp, udp_ask};
 
 on_each_capture!(listeners_that_another_program_ended_open_anew);
 
-/// Ends what listens in the node's kernel.
+/// Commands that close all listeners in the node's kernel.
 const END: [&str; 2] = ["ss --kill -tln", "ss --kill -uln"];
 
 /// What answers over HTTP: its port and path.

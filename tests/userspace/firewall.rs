@@ -1,4 +1,4 @@
-//! A firewall that drops in INPUT what it does not know shuts out callers of Services, and the
+//! A firewall that drops unknown packets in INPUT keeps out callers of Services, and the
 //! commands of docs/userspace.md let them in.
 
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::lab::{Capture, Lab, Service, Tripod, ask_within, udp_ask};
 on_each_capture!(commands_of_the_document_open_a_firewall);
 
 const ALL: [&str; 3] = ["a", "b", "c"];
-/// How long a caller waits for an answer, which takes a millisecond where nothing drops it.
+/// How long a caller waits for an answer, which takes a millisecond if nothing drops it.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The commands of iptables in docs/userspace.md, each with the capture that it is for.
+/// Returns the commands of iptables in docs/userspace.md, each with the capture that it is for.
 pub fn commands() -> Vec<(&'static str, &'static str)> {
     let lines = include_str!("../../docs/userspace.md").lines();
     let commands = lines.filter(|line| line.starts_with("iptables -"));
@@ -28,7 +28,7 @@ fn commands_of_the_document_open_a_firewall(lab: &mut Lab) {
     let web = Service::new("web", 10).with_node_port();
     lab.three_backends().publish_all(&web);
     let _tripod = Tripod::start(lab);
-    // Answers of endpoints to the node itself are known to any firewall.
+    // Any firewall lets in answers of endpoints to the node itself.
     for rule in [
         "-A INPUT -i lo -j ACCEPT",
         "-A INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",

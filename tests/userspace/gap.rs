@@ -1,5 +1,5 @@
-//! No process runs for a while, and a holder keeps the sockets: who calls meanwhile waits
-//! for the next process and gets its answer.
+//! No process runs for a while, and a holder keeps the sockets: clients that call
+//! meanwhile wait for the next process and get its answer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -41,12 +41,12 @@ pub(super) fn start_holder(lab: &Lab) -> Tripod {
     holder
 }
 
-/// Starts a proxy with so many workers.
+/// Starts a proxy with `workers` workers.
 fn start(lab: &Lab, workers: usize) -> Tripod {
     start_beside(lab, 0, workers)
 }
 
-/// As [`start`], while another of a different `number` runs.
+/// As [`start`], while another proxy with a different `number` runs.
 pub(super) fn start_beside(lab: &Lab, number: u16, workers: usize) -> Tripod {
     let capture = format!("--userspace-capture={}", lab.capture.flag());
     let workers = format!("--userspace-workers={workers}");
@@ -55,7 +55,7 @@ pub(super) fn start_beside(lab: &Lab, number: u16, workers: usize) -> Tripod {
     Tripod::start_pod_beside(lab, "userspace", number, &[&capture, &workers, pods, drain])
 }
 
-/// Waits until the holder has `sockets` of a proxy.
+/// Waits until the holder has `sockets` sockets of a proxy.
 pub(super) fn are_held(proxy: &Tripod, sockets: usize) {
     let words = ["the holder has all sockets", &format!("sockets={sockets}")];
     eventually("the sockets are held", SOON, || {
@@ -66,8 +66,8 @@ pub(super) fn are_held(proxy: &Tripod, sockets: usize) {
     });
 }
 
-/// Calls all `addresses` while no process runs; `start` starts one when all wait. Each
-/// call is to be answered.
+/// Calls all `addresses` while no process runs; `start` starts one when all calls wait.
+/// Each call must be answered.
 fn wait_in_the_gap<T>(lab: &Lab, addresses: &[SocketAddr], start: impl FnOnce() -> T) -> T {
     let connected = &AtomicUsize::new(0);
     let call = |to: SocketAddr| -> io::Result<String> {
@@ -105,7 +105,7 @@ fn an_upgrade_with_a_gap_costs_no_connection(lab: &mut Lab) {
         calls.more();
         for workers in [2, 3] {
             assert!(old.terminate().success(), "the old process ended badly");
-            // The callers wait now, and others with them.
+            // The callers now wait, and others with them.
             old = wait_in_the_gap(lab, &web.cluster(), || start(lab, workers));
             calls.more();
         }
@@ -119,7 +119,7 @@ fn who_calls_after_a_kill_waits_for_the_next_process_with_any_number_of_workers(
     let _holder = start_holder(lab);
     let mut proxy = start(lab, 3);
     are_held(&proxy, 12);
-    // Sockets are taken over however many workers serve them.
+    // Sockets are taken over whatever the number of workers that served them.
     for (workers, sockets) in [(1, 12), (4, 16), (2, 16)] {
         proxy.kill();
         let asked = web.cluster().map(|to| {
@@ -241,7 +241,7 @@ fn without_a_gap_the_sockets_of_the_old_process_are_closed(lab: &mut Lab) {
             calls.more();
         });
         if killed {
-            // What it had accepted is lost, so nobody calls.
+            // Connections that it had accepted are lost, so nobody calls.
             gone(&mut old);
         }
         old = new.expect("it was started");
@@ -257,8 +257,8 @@ fn clients_keep_their_endpoints_with_a_gap_and_without(lab: &mut Lab) {
     let mut proxy = start(lab, 2);
     let mut callers = Vec::new();
     for to in sticky.cluster() {
-        // That all of so many are assigned the same again by chance happens once in half
-        // a million times.
+        // That all of them are assigned the same endpoints again by chance happens once
+        // in half a million times.
         let sources: Vec<_> = (1..=12).map(|n| lab.another_source(to.ip(), n)).collect();
         callers.extend(sources.into_iter().map(|from| (from, to)));
     }
@@ -266,8 +266,8 @@ fn clients_keep_their_endpoints_with_a_gap_and_without(lab: &mut Lab) {
     let flows: Vec<_> = (0..12)
         .map(|n| udp(&lab.client, plain.cluster()[n % 2]).expect("a socket"))
         .collect();
-    // In another order than at first, so that a scheduler that begins anew assigns them
-    // otherwise.
+    // In another order than at first, so that a scheduler that starts anew assigns them
+    // differently.
     let in_turn = |first: usize, count: usize, ask: &dyn Fn(usize) -> String| {
         let mut names = vec![String::new(); count];
         for number in (0..count).cycle().skip(first).take(count) {
@@ -289,7 +289,7 @@ fn clients_keep_their_endpoints_with_a_gap_and_without(lab: &mut Lab) {
     };
     let before = (pinned(0), assigned(0));
     for _ in 0..3 {
-        // So many that they are more than a question and its answer.
+        // Enough questions that a flow is more than one question and its answer.
         assert_eq!(assigned(0), before.1);
     }
     let mut second = start_beside(lab, 1, 3);
@@ -306,8 +306,8 @@ fn clients_keep_their_endpoints_with_a_gap_and_without(lab: &mut Lab) {
     assert_eq!(assigned(1), before.1, "over the holder");
 }
 
-/// The endpoint sees the same source ports, and what it sends in the gap waits for the next
-/// process.
+/// The endpoint sees the same source ports, and datagrams that it sends in the gap wait for
+/// the next process.
 fn udp_flows_go_on_after_the_gap(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish(&web, &["a"]);

@@ -1,9 +1,9 @@
-//! Userspace mode on other kernels: one without netfilter, the hardest minimal
-//! kernel, and one with the legacy iptables only.
+//! Userspace mode on other kernels: one without netfilter, the hardest minimal kernel,
+//! and one with only the legacy iptables.
 
 use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, run, tripod_binary, uml};
 
-/// Run inside, one after the other: the guest has one processor.
+/// Tests that run inside, one after the other: the guest has one processor.
 const ON_A_BARE_KERNEL: [&str; 10] = [
     "userspace::guest::no_netfilter_here",
     "userspace::guest::transparent_says_what_is_missing_and_serves",
@@ -25,7 +25,7 @@ const ON_A_KERNEL_WITH_MODULES: [&str; 5] = [
     "userspace::transparent::callers_from_elsewhere_are_seen::redirect",
 ];
 
-/// Where buffers of sockets count as memory of the process.
+/// Tests for kernels where buffers of sockets count as memory of the process.
 const WITH_CGROUPS_OF_VERSION_2: [&str; 2] = [
     "userspace::overload::backends_that_never_read::local",
     "userspace::overload::clients_that_never_read::local",
@@ -46,7 +46,7 @@ fn guest_full_userspace() {
     in_guest(uml::Profile::Full, &ON_A_KERNEL_WITH_MODULES);
 }
 
-/// Tripod has to find out by itself which capture works there.
+/// Runs tests in a guest. Tripod has to find out itself which capture works there.
 fn in_guest(profile: uml::Profile, names: &[&str]) {
     uml::in_guest(profile, names, &[("TRIPOD_LAB_CAPTURE", "auto")]);
 }

@@ -1,5 +1,5 @@
-//! Limits of a Service and of each of its clients: one client cannot have so much that
-//! others of the same Service get nothing.
+//! Limits of a Service and of each of its clients: one client cannot have so many
+//! connections that others of the same Service get none.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -22,14 +22,14 @@ on_each_capture!(
 const OF_SERVICE: &str = "tripod.proxy/max-connections";
 const OF_CLIENT: &str = "tripod.proxy/max-connections-per-client";
 
-/// What a client was refused, and what a Service did not take.
+/// Metrics: how often a client was refused, and how often a Service accepted no more.
 const CLIENT_LIMITED: &str = "tripod_userspace_client_limited_total";
 const SERVICE_LIMITED: &str = "tripod_userspace_service_limited_total";
 
-/// So few open files that a flood has them all soon.
+/// So few open files that a flood soon uses all of them.
 const FEW: usize = 512;
 
-/// Waits until a metric is more than it was; answers what it is.
+/// Waits until a metric is larger than `before`. Returns its value.
 fn grows(lab: &Lab, tripod: &Tripod, name: &str, before: f64) -> f64 {
     let mut last = before;
     eventually(&format!("{name} grows"), Duration::from_secs(30), || {
@@ -43,7 +43,7 @@ fn grows(lab: &Lab, tripod: &Tripod, name: &str, before: f64) -> f64 {
     last
 }
 
-/// How often a limit of a Service kept something out, as metrics have it.
+/// Returns how often a limit of a Service kept something out, according to metrics.
 fn limited(lab: &Lab, service: &str, limit: &str) -> f64 {
     let metrics = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/metrics").expect("metrics");
     let labels = format!(r#"{{limit="{limit}",namespace="default",service="{service}"}} "#);
@@ -53,7 +53,7 @@ fn limited(lab: &Lab, service: &str, limit: &str) -> f64 {
     value.unwrap_or_else(|| panic!("no {series} in:\n{metrics}"))
 }
 
-/// What `tripod services` says of what limits of a Service kept out.
+/// Returns what `tripod services` reports of what limits of a Service kept out.
 fn remark(lab: &Lab, service: &str) -> String {
     let mut command = lab.node.command(tripod_binary());
     let output = command.args(["services", service]).output();
@@ -63,7 +63,7 @@ fn remark(lab: &Lab, service: &str) -> String {
     line.unwrap_or_default().to_owned()
 }
 
-/// The client's own address: by itself it may take another of IPv6.
+/// Returns the client's configured address: otherwise it might choose another one for IPv6.
 fn own(lab: &Lab, to: SocketAddr) -> SocketAddr {
     SocketAddr::new(lab.client.addresses[usize::from(to.is_ipv6())], 0)
 }
@@ -72,7 +72,7 @@ fn ask_from(lab: &Lab, from: SocketAddr, to: SocketAddr) -> std::io::Result<Stri
     say(&mut tcp_from(&lab.client, from, to)?, "name")
 }
 
-/// A connection that has its answer, and stays open.
+/// Returns a connection that has its answer, and stays open.
 fn answered(lab: &Lab, to: SocketAddr) -> TcpStream {
     let mut stream = tcp_from(&lab.client, own(lab, to), to).expect("a connection");
     say(&mut stream, "name").expect("an answer");
@@ -93,7 +93,7 @@ fn a_flood_of_connections_leaves_room_to_other_clients(lab: &mut Lab) {
         for call in 0..20 {
             ask_from(lab, other, to).unwrap_or_else(|e| panic!("{to}, call {call}: {e}"));
         }
-        // What it may have it has, which is more than half of what there is.
+        // The flood has all that it may have, which is more than half of what there is.
         let open = tripod.metric(&lab.node, "tripod_userspace_connections");
         assert!(open > Some(FEW as f64 / 8.0), "{open:?} are open");
         drop(flood);
@@ -108,7 +108,7 @@ fn a_flood_of_connections_leaves_room_to_other_clients(lab: &mut Lab) {
     tripod.logs_once(&["this client has as many connections", "default/web"]);
 }
 
-/// Flows that are never idle, so that none of them ends to make room.
+/// The flows are never idle, so that none of them ends to make room.
 fn a_flood_of_udp_flows_leaves_room_to_other_clients(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
@@ -125,7 +125,7 @@ fn a_flood_of_udp_flows_leaves_room_to_other_clients(lab: &mut Lab) {
                     for socket in &flood {
                         let _ = socket.send_to(b"name", to);
                     }
-                    // How often, not a wait for something.
+                    // This is the pace, not a wait for something.
                     std::thread::sleep(Duration::from_millis(50));
                 }
             });

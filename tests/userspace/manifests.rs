@@ -1,4 +1,4 @@
-//! Bad input is named, once, and leaves everything else running.
+//! Bad input is reported once, and everything else goes on.
 
 use std::fs;
 
@@ -76,8 +76,8 @@ fn a_broken_edit_keeps_the_last_good_version(lab: &mut Lab) {
     });
 }
 
-/// As kubelet updates a ConfigMap volume: files are links through `..data`,
-/// which is swapped as a whole.
+/// As kubelet updates a ConfigMap volume: files are links through `..data`, which is
+/// swapped as a whole.
 fn a_swapped_volume_is_followed(lab: &mut Lab) {
     use std::os::unix::fs::symlink;
     let web = Service::new("web", 10);
@@ -96,7 +96,7 @@ fn a_swapped_volume_is_followed(lab: &mut Lab) {
     let _tripod = lab.tripod();
     reaches("at first", &["a"], || ask(&lab.client, web.cluster()[0]));
 
-    // `publish` renames over the file of that name: prepare elsewhere.
+    // `publish` renames over the file of that name, so the new version is prepared elsewhere.
     let text = fs::read_to_string(folder.join("web.json")).expect("the manifest");
     let (a, b) = ("10.244.0.11", "10.244.0.12");
     fs::create_dir(folder.join("..2026_02")).expect("a version");
@@ -125,7 +125,7 @@ fn yaml_with_several_documents_works(lab: &mut Lab) {
     super::comes_to_fail("a removed file", || ask(&lab.client, to));
 }
 
-/// Limits of inotify are of the user, whose other programs may have used them up.
+/// Limits of inotify are per user, whose other programs may have used them up.
 fn files_are_read_regularly_where_inotify_is_used_up(lab: &mut Lab) {
     let file = "/run/config.yaml";
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\

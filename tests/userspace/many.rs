@@ -1,4 +1,4 @@
-//! Many Services: each packet finds its own, whatever is beside it.
+//! Many Services: each packet finds its own, whatever other Services there are.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,11 +11,11 @@ use crate::lab::{BACKEND_PORT, Host, Lab, ask, udp_ask};
 
 on_each_capture!(alone: each_of_many_services_is_reached_while_others_come_and_go);
 
-/// Of both families, TCP and UDP.
+/// Number of Services, each of both families, TCP and UDP.
 const SERVICES: u16 = 400;
 const BACKENDS: [&str; 3] = ["a", "b", "c"];
 
-/// Neighbours in the service network, every eighth far from them.
+/// Returns neighbouring addresses in the service network, every eighth far from the others.
 fn cluster_ips(number: u16) -> [IpAddr; 2] {
     let offset = match number % 8 {
         0 => number.wrapping_mul(7919),
@@ -36,7 +36,7 @@ fn backend(number: u16) -> &'static str {
     BACKENDS[usize::from(number) % BACKENDS.len()]
 }
 
-/// A Service whose one endpoint follows from its number.
+/// Returns a Service whose only endpoint follows from its number.
 fn manifests(lab: &Lab, number: u16) -> Vec<Value> {
     let (name, ips) = (format!("many-{number}"), cluster_ips(number));
     let ports = |target: &str| -> Vec<Value> {
@@ -119,7 +119,7 @@ fn each_of_many_services_is_reached_while_others_come_and_go(lab: &mut Lab) {
         }
     }
 
-    // None of what stays is missed while its neighbours come and go.
+    // Services that stay never fail while their neighbours come and go.
     let (ended, stays) = (AtomicBool::new(false), SERVICES / 2);
     std::thread::scope(|scope| {
         let caller = scope.spawn(|| {
@@ -151,7 +151,7 @@ fn each_of_many_services_is_reached_while_others_come_and_go(lab: &mut Lab) {
     });
     call(lab, stays).expect("it is there");
 
-    // Few are left of many, and all of them again.
+    // Few of many are left, and then all are back.
     publish(lab, "many.json", 3..5);
     for to in addresses(stays) {
         comes_to_fail("a Service that went", || ask(&lab.client, to));

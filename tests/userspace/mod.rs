@@ -35,10 +35,10 @@ use std::time::Duration;
 
 use crate::lab::eventually;
 
-/// How soon an edit of a manifest must be in force.
+/// Time within which an edit of a manifest must be in force.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Calls until each of `names` has answered. Any other name or any error fails.
+/// Calls until each of `names` has answered. Any other name, and any error, fails.
 fn reaches(what: &str, names: &[&str], mut call: impl FnMut() -> io::Result<String>) {
     let mut missing = names.to_vec();
     for _ in 0..20 * names.len() {

@@ -1,4 +1,4 @@
-//! What a Service says about who may call it and which endpoints answer.
+//! What a Service says about its callers and its endpoints.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -29,7 +29,7 @@ type Call = fn(&Host, SocketAddr) -> std::io::Result<String>;
 
 const PROTOCOLS: [(&str, Call); 2] = [("TCP", ask), ("UDP", udp_ask)];
 
-/// Exactly `names` answer. Round robin meets each of three endpoints long
+/// Checks that exactly `names` answer. Round robin reaches each of three endpoints long
 /// before the last of these calls.
 fn answered_by(names: &[&str], from: &Host, to: SocketAddr) {
     for (protocol, call) in PROTOCOLS {
@@ -44,11 +44,11 @@ fn answered_by(names: &[&str], from: &Host, to: SocketAddr) {
     }
 }
 
-/// How long there is no answer to a datagram that is turned away: far longer than
-/// those that are let in wait.
+/// How long no answer may come to a datagram that is kept out: far longer than answers to
+/// others take.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// There is no answer: a connection is neither accepted nor refused.
+/// Checks that there is no answer: a connection is neither accepted nor refused.
 fn turned_away(from: &Host, to: SocketAddr) {
     let what = format!("from {} to {to}", from.name());
     let heard = from.enter(|| TcpStream::connect_timeout(&to, SILENCE));
@@ -62,7 +62,7 @@ fn turned_away(from: &Host, to: SocketAddr) {
     assert_eq!(answer, Err(ErrorKind::WouldBlock), "UDP {what}");
 }
 
-/// `a` is on this node, `b` and `c` are elsewhere.
+/// Returns endpoints of which `a` is on this node, `b` and `c` are elsewhere.
 fn one_here() -> [EndpointChoice; 3] {
     [("a", "node"), ("b", "other"), ("c", "other")]
         .map(|(name, node)| EndpointChoice::ready(name).on(node))
@@ -85,12 +85,12 @@ fn node_ports(lab: &Lab, web: &Service) -> [SocketAddr; 2] {
         .map(|ip| SocketAddr::new(ip, web.node_port()))
 }
 
-/// Where callers from outside may call: what `externalTrafficPolicy` is about.
+/// Returns the addresses for callers from outside, to which `externalTrafficPolicy` applies.
 fn outer(lab: &Lab, web: &Service) -> Vec<SocketAddr> {
     [node_ports(lab, web), web.external(), web.ingress()].concat()
 }
 
-/// Addresses as ranges of their own.
+/// Returns the addresses of a host as source ranges.
 fn ranges(of: &Host) -> Value {
     let [v4, v6] = of.addresses;
     json!([format!("{v4}/32"), format!("{v6}/128")])
@@ -298,7 +298,7 @@ fn terminating_endpoints_serve_when_none_is_ready(lab: &mut Lab) {
         lab.publish_endpoints(&web, &endpoints.map(|endpoint| endpoint.on("node")));
         (web, names)
     });
-    // Ready ones elsewhere do not help a policy that keeps to this node.
+    // Ready endpoints elsewhere do not help a policy that is limited to this node.
     let local = everywhere(13).spec("externalTrafficPolicy", "Local");
     let endpoints = [serving("a").on("node"), ready("b").on("other")];
     lab.publish_endpoints(&local, &endpoints);

@@ -1,5 +1,4 @@
-//! What a Service, a slice or a Node asks of Tripod alone: schedulers and
-//! weights.
+//! What a Service, a slice or a Node requests only from Tripod: schedulers and weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +14,7 @@ on_each_capture!(
 
 const SCHEDULER: &str = "tripod.proxy/scheduler";
 
-/// `a`, `b` and `c` run on Nodes of these weights.
+/// Gives the Nodes of `a`, `b` and `c` these weights.
 fn weigh(lab: &Lab, weights: [u16; 3]) {
     let nodes = ["a", "b", "c"].iter().zip(weights).map(|(name, weight)| {
         format!(
@@ -32,7 +31,7 @@ fn publish(lab: &mut Lab, service: &Service) {
         .publish_endpoints(service, &["a", "b", "c"].map(of));
 }
 
-/// How often each answers, in `calls` calls.
+/// Returns how often each endpoint answers, in `calls` calls.
 fn shares(calls: usize, mut call: impl FnMut() -> std::io::Result<String>) -> Vec<usize> {
     let mut answers: BTreeMap<String, usize> =
         ["a", "b", "c"].map(|name| (name.to_owned(), 0)).into();
@@ -101,7 +100,7 @@ fn weight_zero_lets_connections_end_by_themselves(lab: &mut Lab) {
 
 fn sh_keeps_a_client_and_lc_prefers_the_idle(lab: &mut Lab) {
     let hashed = Service::new("hashed", 11).annotated(SCHEDULER, "sh");
-    // As kube-router has it.
+    // The annotation of kube-router.
     let least = Service::new("least", 12).annotated("kube-router.io/service.scheduler", "lc");
     publish(lab, &hashed);
     lab.publish_all(&least);
@@ -130,7 +129,7 @@ fn sh_keeps_a_client_and_lc_prefers_the_idle(lab: &mut Lab) {
     let count = |name: &str, busy: &[(String, _)]| busy.iter().filter(|(n, _)| n == name).count();
     assert!(["a", "b", "c"].iter().all(|name| count(name, &busy) == 2));
     busy.retain(|(name, _)| name != "b");
-    // When the proxy has seen the ends, b is the idle one.
+    // Once the proxy has seen the connections end, b is the idle one.
     eventually("b is idle", SOON, || match call() {
         (name, _) if name == "b" => Ok(()),
         (name, _) => Err(name),

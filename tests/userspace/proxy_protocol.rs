@@ -17,14 +17,14 @@ on_each_capture!(
 const ANNOTATION: &str = "tripod.proxy/proxy-protocol";
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
-/// What a header says: who called, and what.
+/// The content of a header: who called, and which address.
 #[derive(Debug, PartialEq, Eq)]
 struct Header {
     client: SocketAddr,
     called: SocketAddr,
 }
 
-/// Reads a header and nothing behind it.
+/// Reads a header and nothing after it.
 fn read_header(stream: &mut TcpStream) -> io::Result<Header> {
     let mut fixed = [0; 16];
     stream.read_exact(&mut fixed)?;
@@ -52,8 +52,8 @@ fn read_header(stream: &mut TcpStream) -> io::Result<Header> {
     })
 }
 
-/// A pod's own process, in place of the usual one, that hands each connection
-/// to `serve`. It lives as long as the test.
+/// Starts a pod's own process in place of the usual one; it passes each connection to
+/// `serve`, and lives as long as the test.
 fn listen(
     lab: &mut Lab,
     pod: &str,
@@ -74,7 +74,7 @@ fn listen(
     });
 }
 
-/// Sends at once what the header names, then sends back all that comes.
+/// Sends at once what the header names, then sends back everything that arrives.
 fn report(mut stream: TcpStream) -> io::Result<()> {
     let Header { client, called } = read_header(&mut stream)?;
     writeln!(stream, "{client} {called}")?;
@@ -158,7 +158,7 @@ fn streams_follow_the_header_intact(lab: &mut Lab) {
     }
 }
 
-/// `a` takes the connection and the question and dies of it; `b` answers.
+/// `a` accepts the connection and the question and ends; `b` answers.
 fn each_endpoint_that_is_tried_reads_one_header(lab: &mut Lab) {
     const CALLS: usize = 6;
     let web = web();

@@ -1,4 +1,4 @@
-//! Without endpoints a call is refused, not left to hang.
+//! Without endpoints a call is refused, and does not hang.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! A dead endpoint among living ones is Tripod's trouble, not the client's.
+//! A dead endpoint among living ones is a problem for Tripod, not for the client.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -51,8 +51,8 @@ fn still_served(connections: &mut [Long]) {
     }
 }
 
-/// Without `victim` no call failed, and those who were connected `before` to others
-/// still are.
+/// Checks that without `victim` no call failed, and that clients connected to others
+/// `before` still are.
 fn without(victim: &Backend, calls: &FirstByte, mut before: Vec<Long>) {
     let failures = calls.failures();
     assert_eq!(failures, Vec::<&str>::new(), "of {SHORT} short calls");
@@ -91,7 +91,7 @@ fn a_killed_backend_fails_no_call(lab: &mut Lab) {
                 n => Err(format!("{n} so far")),
             }
         });
-        // Between calls: one that already reached the victim would die with it.
+        // Between calls: one that already reached the victim would end with it.
         let pause = running.write();
         victim.kill();
         drop(pause);
@@ -123,7 +123,7 @@ fn a_silent_backend_fails_no_call(lab: &mut Lab) {
     without(&victim, &calls, before);
     let mut during = open(lab, to);
     still_served(&mut during);
-    // What the machine itself takes at its worst is not the backend's doing.
+    // The longest time that the machine itself takes is not due to the backend.
     let extra = calls.slowest().saturating_sub(healthy.slowest());
     let capture = lab.capture.name();
     figure(
@@ -141,8 +141,8 @@ fn a_silent_backend_fails_no_call(lab: &mut Lab) {
     );
 }
 
-/// The kernel took the connection and the question for a process that never
-/// saw them; its death resets the connection.
+/// The kernel accepted the connection and the question for a process that never saw them;
+/// when that ends, the connection is reset.
 fn a_backend_that_dies_before_it_answers_is_replaced(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
@@ -156,7 +156,7 @@ fn a_backend_that_dies_before_it_answers_is_replaced(lab: &mut Lab) {
                 stream
             })
             .collect();
-        // The living have answered; b holds the rest.
+        // The living backends have answered; b has the other connections.
         let mut byte = [0];
         for stream in &waiting {
             stream
@@ -174,14 +174,15 @@ fn a_backend_that_dies_before_it_answers_is_replaced(lab: &mut Lab) {
     }
 }
 
-/// Connections that all backends have accepted, beside those that ask for it.
+/// Returns the number of connections that all backends have accepted, without those that
+/// ask for it.
 fn accepted(lab: &Lab, asked: &mut u64) -> u64 {
     *asked += lab.backends.len() as u64;
     let counts = lab.backends.iter().map(|b| b.counts(&lab.node).accepted);
     counts.sum::<u64>() - *asked
 }
 
-/// They read it, and reset all the same.
+/// They read the question, and reset nevertheless.
 fn what_makes_backends_reset_is_sent_to_two_at_most(lab: &mut Lab) {
     let (web, alone) = (Service::new("web", 10), Service::new("alone", 11));
     let [connect, off] = [("connect", 12), ("off", 13)]
@@ -205,8 +206,8 @@ fn what_makes_backends_reset_is_sent_to_two_at_most(lab: &mut Lab) {
     }
 }
 
-/// A backend that has ended its direction has read the request, whatever it
-/// resets afterwards.
+/// A backend that has ended its direction has read the request, whatever it resets
+/// afterwards.
 fn an_end_is_an_answer(lab: &mut Lab) {
     const CALLS: u64 = 50;
     let web = Service::new("web", 10);
@@ -221,8 +222,8 @@ fn an_end_is_an_answer(lab: &mut Lab) {
                 .write_all(b"\n")
                 .expect("a request that needs no answer");
             assert_eq!(stream.read(&mut [0]).expect("the end"), 0);
-            // The backend's kernel resets on the first of these; others are on
-            // their way by then.
+            // The backend's kernel answers the first of these with a reset; by then
+            // others are on their way.
             while stream.write_all(b"name\n").is_ok() {}
         }
         let reached = accepted(lab, &mut asked) - before;
@@ -261,7 +262,7 @@ fn a_client_that_gives_up_is_not_dialed_for(lab: &mut Lab) {
     }
 }
 
-/// A slice of endpoints that are no pods: nothing answers there.
+/// Returns a slice of endpoints that are no pods: nothing answers there.
 fn silent_slice(service: &Service, ready: bool) -> String {
     let addresses = (30..=250).map(
         |last| json!({"addresses": [format!("10.244.0.{last}")], "conditions": {"ready": ready}}),
@@ -303,7 +304,7 @@ fn a_search_among_silent_endpoints_ends(lab: &mut Lab) {
     let failures = tripod.metric(&lab.node, "tripod_userspace_dial_failures_total");
     assert!(failures.is_some_and(|n| n <= 9.0), "{failures:?} attempts");
 
-    // One that answers is found for who ended its direction meanwhile.
+    // An endpoint that answers is found even for a client that has ended its direction meanwhile.
     lab.add_backends(&["a"]);
     lab.publish(&web, &["a"]);
     lab.write("silent.json", &silent_slice(&web, false));
@@ -317,10 +318,10 @@ fn a_search_among_silent_endpoints_ends(lab: &mut Lab) {
     });
 }
 
-/// Leaves so many local ports for connections to endpoints.
+/// Number of local ports that are left for connections to endpoints.
 const FEW: usize = 20;
 
-/// Sets whether local ports are used again early, and leaves few of them.
+/// Sets whether local ports are reused early, and leaves [`FEW`] of them.
 fn few_local_ports(lab: &Lab, reuse: u8) {
     let range = format!("net.ipv4.ip_local_port_range=50000 {}", 50_000 + FEW - 1);
     lab.node
@@ -332,12 +333,12 @@ fn few_local_ports(lab: &Lab, reuse: u8) {
 fn a_node_without_local_ports_says_so(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.add_backends(&["a"]).publish_all(&web);
-    // As an administrator chose it.
+    // As an administrator may configure it.
     few_local_ports(lab, 0);
     let tripod = lab.tripod();
     let to = web.cluster()[0];
     crate::lab::eventually("the log says so", Duration::from_secs(10), || {
-        // The client ends the connection, so that it is ours which lingers.
+        // The client ends the connection, so that Tripod's end of it lingers.
         let call = ask(&lab.client, to);
         match tripod.logged(&["no local port left", "default/web:tcp", "tcp_tw_reuse"]) {
             1 => Ok(()),
@@ -350,11 +351,11 @@ fn a_node_without_local_ports_says_so(lab: &mut Lab) {
 fn clients_that_end_first_do_not_use_up_the_local_ports(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.add_backends(&["a"]).publish_all(&web);
-    // As the kernel has it.
+    // The kernel's default.
     few_local_ports(lab, 2);
     let tripod = lab.tripod();
     let mut answered = 0;
-    // A port is used again after a second.
+    // A port is reused after a second.
     crate::lab::eventually("three times as many calls", Duration::from_secs(30), || {
         answered += usize::from(ask(&lab.client, web.cluster()[0]).is_ok());
         (answered > 3 * FEW)

@@ -1,5 +1,5 @@
-//! A connection through Tripod is a TCP connection: both directions, their
-//! ends, resets, back-pressure.
+//! A connection through Tripod behaves as a TCP connection: both directions, their ends,
+//! resets, back-pressure.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -109,15 +109,15 @@ fn a_reset_reaches_the_other_side(lab: &mut Lab) {
     }
 }
 
-/// However far it got, and whether Tripod first meets the reset by reading or
-/// by writing.
+/// However far it got, and whether Tripod first notices the reset by reading or by
+/// writing.
 fn an_upload_that_the_backend_resets_does_not_end_in_order(lab: &mut Lab) {
     let (_tripod, cluster) = one_backend(lab);
     for to in cluster {
         for n in 0..60 {
             let mut stream = begin(lab, to, &format!("spurn {}", 1 << (n % 20)));
-            // A side that writes meets the reset; after an orderly end it would
-            // be a broken pipe (`tcp_reset` in net/ipv4/tcp_input.c).
+            // A side that writes gets the reset; after an orderly end it would get a
+            // broken pipe (`tcp_reset` in net/ipv4/tcp_input.c).
             let error = send_pattern(&mut stream, u64::MAX).expect_err("a reset");
             assert_eq!(error.kind(), ErrorKind::ConnectionReset, "upload {n}");
         }
@@ -174,7 +174,7 @@ fn a_short_loss_after_a_long_pause_ends_nothing(lab: &mut Lab) {
     }
 }
 
-/// What is not read must not pile up in Tripod.
+/// Data that is not read must not pile up in Tripod.
 fn a_frozen_reader_stops_the_writer(lab: &mut Lab) {
     let (tripod, cluster) = one_backend(lab);
     let before = tripod.resident_kib();
@@ -228,7 +228,7 @@ fn a_reset_is_seen_while_a_frozen_reader_stops_the_writer(lab: &mut Lab) {
     }
 }
 
-/// The urgent byte stays in its place, and what follows it is not forgotten.
+/// The urgent byte stays in its place, and what follows it is passed on.
 fn urgent_data_holds_nothing_up(lab: &mut Lab) {
     let (_tripod, cluster) = one_backend(lab);
     for to in cluster {

@@ -1,5 +1,5 @@
-//! From one process to the next while clients go on calling: none is refused,
-//! reset or led to an endpoint that is gone.
+//! One process replaces another while clients go on calling: no call is refused, reset or
+//! sent to an endpoint that is gone.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -26,12 +26,12 @@ on_each_capture!(
 
 /// Callers at a time.
 const CALLERS: usize = 4;
-/// How long a call may take: as long as a process takes to start, at most.
+/// How long a call may take: at most as long as a process takes to start.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Calls that must succeed after each step.
 const MORE: usize = 100;
 
-/// Starts a further process on the node, which can run beside another.
+/// Starts another process on the node, which can run together with the first.
 fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
     let capture = format!("--userspace-capture={}", lab.capture.flag());
     let pods = "--cluster-cidr=10.244.0.0/24,fd00:244::/64";
@@ -39,11 +39,11 @@ fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
     Tripod::start_pod_beside(lab, "userspace", number, &flags)
 }
 
-/// Waits until `tripod` has compared all it installed once more, and would have
-/// repaired what it misses.
+/// Waits until `tripod` has compared everything that it installed once more, and would
+/// have repaired what is missing.
 fn compares_everything(tripod: &Tripod) {
     let full = || tripod.logged(&["synced", "full=true"]);
-    // A line for each family: at least one sync began after this.
+    // One line for each family: at least one sync began after this.
     let enough = full() + 3;
     eventually("full syncs", 2 * SOON, || match full() {
         now if now >= enough => Ok(()),
@@ -75,7 +75,7 @@ impl Open {
 pub(super) struct Calls {
     stop: AtomicBool,
     made: AtomicUsize,
-    /// No endpoint `a` any more.
+    /// Whether endpoint `a` is gone.
     a_is_gone: AtomicBool,
 }
 
@@ -89,7 +89,7 @@ impl Calls {
     }
 }
 
-/// Sets what tells callers to stop when it is dropped, also by a failure.
+/// Sets the flag that tells callers to stop when it is dropped, also after a failure.
 pub(super) struct Stop<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -98,11 +98,11 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Calls without a pause while `body` runs; none may fail or be answered by who
-/// is gone. What `body` answers lives as long as they call.
+/// Calls without a pause while `body` runs; no call may fail or be answered by an
+/// endpoint that is gone. What `body` returns lives as long as they call.
 pub(super) fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) -> T) {
     // A fast machine makes more calls than the usual range has ports, and each port waits for
-    // a minute until the next call to the same address may have it.
+    // a minute until the next call to the same address may use it.
     let range = Path::new("/proc/sys/net/ipv4/ip_local_port_range");
     let widened = lab.client.enter(|| fs::write(range, "10000 65000"));
     widened.expect("a wide range of ports");
@@ -140,7 +140,7 @@ pub(super) fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOn
     });
 }
 
-/// Panics with the first failures of so many calls, if there are any.
+/// Panics with the first of `failures` among `made` calls, if there are any.
 pub(super) fn none_failed(made: usize, failures: &[String]) {
     assert!(
         failures.is_empty(),
@@ -150,20 +150,20 @@ pub(super) fn none_failed(made: usize, failures: &[String]) {
     );
 }
 
-/// A call in the calling thread's namespace.
+/// Makes a call in the calling thread's namespace.
 pub(super) fn call(to: SocketAddr) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     say(&mut stream, "name")
 }
 
-/// Takes `a` out of the Service, and from when that is in force on minds it.
+/// Removes `a` from the Service; once that is in force, its answers count as failures.
 fn a_goes(lab: &Lab, web: &Service, calls: &Calls) {
     lab.publish(web, &["b", "c"]);
     for to in web.cluster() {
         eventually("a is gone", SOON, || {
-            // Others call meanwhile, so that whose turn it is looks random: of twelve answers of
-            // three endpoints, one in 130 times none is by a.
+            // Others call meanwhile, so the order of endpoints looks random: of twelve answers
+            // of three endpoints, none is by a once in 130 times.
             let answers: Vec<_> = (0..60).map(|_| ask(&lab.client, to)).collect();
             if answers.iter().flatten().any(|name| name == "a") {
                 Err("it is not".into())
@@ -196,13 +196,13 @@ fn only_root_of_the_node_has_a_process_give_way(lab: &mut Lab) {
     assert!(!table.contains("@tripod"), "{table}");
 }
 
-/// Returns whom the endpoint of a UDP client sees.
+/// Returns the address that the endpoint of a UDP client sees.
 pub(super) fn seen(client: &UdpSocket) -> String {
     client.send(b"peer").expect("sending");
     answer(client)
 }
 
-/// Returns what a client is answered.
+/// Returns the next answer to a client.
 pub(super) fn answer(client: &UdpSocket) -> String {
     let mut buffer = [0; 512];
     let length = client.recv(&mut buffer).expect("an answer");
@@ -216,7 +216,7 @@ fn udp_flows_go_on_with_their_sockets(lab: &mut Lab) {
     let flags = ["--userspace-drain-timeout=1s"];
     let mut proxy = start(lab, 0, &flags);
     let client = |to| udp(&lab.client, to).expect("a socket");
-    // One that asks now and then, and one that is answered without asking again.
+    // One client that asks from time to time, and one that gets answers without asking again.
     let clients = web.cluster().into_iter().map(|to| {
         let (asks, listens) = (client(to), client(to));
         let from = seen(&asks);
@@ -224,7 +224,7 @@ fn udp_flows_go_on_with_their_sockets(lab: &mut Lab) {
         (to, asks, from, listens)
     });
     let clients: Vec<_> = clients.collect();
-    // Without other local ports, connection tracking stays correct for what is in transit.
+    // Without other local ports, connection tracking stays correct for packets in transit.
     let rules = || {
         let saved = lab.node.show("iptables-save -t nat");
         let ours = saved.lines().filter(|line| line.starts_with("-A TRIPOD"));
@@ -267,7 +267,7 @@ fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
         compares_everything(&old);
         old.ask_to_end();
         calls.more();
-        // As many as it takes for some to be the old process's if it had a share.
+        // Enough that some would be the old process's if it still got any.
         let addresses = web.cluster().into_iter().cycle().take(16);
         let mut fresh = Open::to(lab, &addresses.collect::<Vec<_>>());
         a_goes(lab, &web, calls);
@@ -404,6 +404,6 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
     }
     open.are_served("the file was changed");
     drop(open);
-    // So that whoever started it starts it again.
+    // So that whoever started it restarts it.
     assert!(!tripod.ended().success());
 }

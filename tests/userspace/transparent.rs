@@ -1,5 +1,5 @@
-//! `--userspace-transparent`: endpoints see the client where that can work, and
-//! everybody else is served all the same.
+//! `--userspace-transparent`: endpoints see the client where that can work, and all other
+//! clients are served nevertheless.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -41,7 +41,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Whom the endpoint sees, and who called: over TCP, then over UDP.
+/// Returns the address that the endpoint sees, and that of the caller: over TCP, then over UDP.
 fn seen(from: &Host, to: SocketAddr) -> [(SocketAddr, SocketAddr); 2] {
     let parsed = |text: &str| canonical(text.parse().expect("an address"));
     let what = |e: io::Error| -> String { panic!("{to} from {}: {e}", from.name()) };
@@ -83,7 +83,7 @@ fn node_ports(lab: &Lab, web: &Service) -> [SocketAddr; 2] {
         .map(|ip| SocketAddr::new(ip, web.node_port()))
 }
 
-/// A pod with a link of its own to the node, as most networks have them.
+/// Returns a pod with a link of its own to the node, as in most networks.
 fn routed_pod(lab: &Lab) -> Host {
     let v6: Ipv6Addr = "fd00:245::9".parse().expect("an address");
     let pod = Host::new("routed", Ipv4Addr::new(10, 245, 0, 9), v6);
@@ -116,7 +116,7 @@ fn callers_from_elsewhere_are_seen(lab: &mut Lab) {
     }
 }
 
-/// A pod on another node: an address of the cluster's, behind `outside`.
+/// A pod on another node: an address of the cluster, behind `outside`.
 const FAR: [&str; 2] = ["10.244.0.200", "fd00:244::200"];
 
 fn a_pod_is_seen_by_pods_of_other_links_and_nodes(lab: &mut Lab) {
@@ -153,7 +153,7 @@ fn a_pod_is_seen_by_pods_of_other_links_and_nodes(lab: &mut Lab) {
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let peer = stream.peer_addr().expect("a peer");
-            // All that was said is read, or the end would be a reset.
+            // Everything that was sent is read, or the end would be a reset.
             let _ = stream.read(&mut [0; 16]);
             let _ = writeln!(stream, "{peer}");
         }
@@ -168,7 +168,7 @@ fn a_pod_is_seen_by_pods_of_other_links_and_nodes(lab: &mut Lab) {
         let peer = say(&mut stream, "").expect("an answer");
         let peer = canonical(peer.parse().expect("an address"));
         assert_eq!(peer, stream.local_addr().expect("an open socket"), "{to}");
-        // From elsewhere to elsewhere: the answer would not pass this node.
+        // From another host to another host: the answer would not pass this node.
         let mut stream = tcp(&lab.node, to).expect("a connection");
         say(&mut stream, "").expect("an answer");
     }
@@ -192,8 +192,8 @@ fn neighbours_the_node_and_the_endpoint_itself_are_served(lab: &mut Lab) {
     }
 }
 
-/// A client that talks to many Services from one port: its conversations with
-/// one endpoint cannot all have that port.
+/// A client that talks to many Services from one port: its connections to one endpoint
+/// cannot all have that port.
 fn one_client_port_may_have_many_conversations(lab: &mut Lab) {
     let services = [10, 11].map(|n| Service::new(&format!("web-{n}"), n).with_external_ip());
     lab.add_backends(&["a"]);
@@ -239,7 +239,7 @@ fn any_port(host: &Host, family: usize) -> SocketAddr {
 fn who_cannot_be_answered_is_served_in_the_name_of_the_node(lab: &mut Lab) {
     let web = web();
     lab.add_backends(&["a"]).publish_all(&web);
-    // What it says to outside goes astray, as where a pod has another way out.
+    // What it sends to outside gets lost, as if the pod had another route.
     lab.backend("a").host().ip(&[
         "route add blackhole 192.0.2.20/32",
         "route add blackhole 2001:db8::20/128",
@@ -256,7 +256,7 @@ fn who_cannot_be_answered_is_served_in_the_name_of_the_node(lab: &mut Lab) {
             assert_ne!(peer, stream.local_addr().expect("an open socket"));
         }
         assert!(delays[0] >= Duration::from_millis(250), "{delays:?}");
-        // It is remembered.
+        // Tripod remembers this.
         assert!(
             delays[1].max(delays[2]) < Duration::from_millis(250),
             "{delays:?}"

@@ -1,4 +1,4 @@
-//! UDP: each client an association of its own.
+//! UDP: each client has an association of its own.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -22,8 +22,7 @@ on_each_capture!(
 on_each_capture!(alone: a_thousand_clients_come_and_go);
 on_each_capture!(alone: more_new_clients_than_ports_leave_some_for_the_node);
 
-/// Longer than Tripod's `--udp-timeout` in these tests, and the time it may
-/// take to look.
+/// Longer than Tripod's `--udp-timeout` in these tests, plus the time until it checks.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
 fn a_client_keeps_its_endpoint(lab: &mut Lab) {
@@ -82,7 +81,7 @@ fn a_thousand_clients_come_and_go(lab: &mut Lab) {
         }
     });
     assert_eq!(tripod.metric(&lab.node, gauge), Some(0.0));
-    // A client that was forgotten is a new one.
+    // A client that was forgotten counts as a new one.
     assert!(udp_say(&sockets[0], "again").is_ok());
 }
 
@@ -99,7 +98,7 @@ fn each_client(lab: &mut Lab, body: impl Fn(&Lab, &Service, &UdpSocket, &str)) {
     }
 }
 
-/// The other two endpoints.
+/// Returns the other two endpoints.
 fn all_but(first: &str) -> Vec<&'static str> {
     let mut others = vec!["a", "b", "c"];
     others.retain(|name| *name != first);
@@ -118,7 +117,7 @@ fn a_removed_endpoint_is_left_at_once(lab: &mut Lab) {
     });
 }
 
-/// As with the conntrack entries of the other modes: a call is not cut off because a pod is to end.
+/// As with the conntrack entries of the other modes: a flow is not cut off because a pod is to end.
 fn an_endpoint_that_terminates_keeps_its_clients_while_it_serves(lab: &mut Lab) {
     each_client(lab, |lab, web, socket, first| {
         let terminates = |serving| {
@@ -156,7 +155,7 @@ fn a_refused_client_moves_on(lab: &mut Lab) {
         let first = udp_say(&socket, "before").expect("an answer");
         lab.backend(&first).kill();
         let others = all_but(&first);
-        // The datagram that was refused may be lost, as datagrams may.
+        // The datagram that was refused may be lost, as any datagram may.
         socket
             .set_read_timeout(Some(Duration::from_millis(300)))
             .expect("a time limit");
@@ -178,7 +177,7 @@ fn an_endpoint_without_route_loses_nothing(lab: &mut Lab) {
     }
     for to in web.cluster() {
         for n in 0..6 {
-            // Longer than an endpoint that failed is passed over.
+            // Longer than a failed endpoint is avoided.
             if n == 3 {
                 std::thread::sleep(Duration::from_millis(1_100));
             }
@@ -196,7 +195,7 @@ fn a_client_with_two_addresses_called_gets_the_right_answers(lab: &mut Lab) {
     lab.publish(&dns, &["b"]);
     let _tripod = lab.tripod();
     for (to, other) in web.cluster().into_iter().zip(dns.cluster()) {
-        // One socket, one source port, two Services: not the same association.
+        // One socket, one source port, two Services: these are two associations.
         let socket = udp(&lab.client, to).expect("a socket");
         assert_eq!(udp_say(&socket, "to web").expect("an answer"), "a");
         socket.connect(other).expect("the other Service");
@@ -214,7 +213,7 @@ fn large_datagrams_pass(lab: &mut Lab) {
     lab.add_backends(&["a"]).publish_all(&web);
     let _tripod = lab.tripod();
     for to in web.cluster() {
-        // Above the MTU, and the largest that both families can answer.
+        // Above the MTU, and the largest size that both families can answer.
         for size in [0, 1, 1_400, 9_000, 60_000] {
             let socket = udp(&lab.client, to).expect("a socket");
             let sent = vec![b'x'; size];
@@ -230,8 +229,8 @@ fn large_datagrams_pass(lab: &mut Lab) {
     }
 }
 
-/// Of a client that keeps its socket and keeps sending, the kernel may remember
-/// where its datagrams went before there was anybody to take them.
+/// For a client that keeps its socket and keeps sending, the kernel may remember where
+/// its datagrams went before anything served them.
 fn a_client_that_called_too_early_is_served(lab: &mut Lab) {
     let (early, empty) = (Service::new("early", 10), Service::new("empty", 11));
     lab.add_backends(&["a"]);
@@ -270,7 +269,7 @@ fn a_client_survives_a_service_that_goes_and_comes_back(lab: &mut Lab) {
             comes_to_reach("at first", &["a"], || udp_say(&socket, "hello"));
             lab.withdraw(&web);
             comes_to_fail("the Service that went", || udp_say(&socket, "hello?"));
-            // In between, another may take what the first one used.
+            // Meanwhile another Service may use the resources of the first one.
             lab.publish_all(&other);
             lab.publish_all(&web);
             let what = format!("the Service that came back, {to} from {}", from.name());
@@ -280,14 +279,14 @@ fn a_client_survives_a_service_that_goes_and_comes_back(lab: &mut Lab) {
     }
 }
 
-/// Asks from a new port each time; answers how many got no answer.
+/// Asks from a new port each time. Returns how many got no answer.
 fn ask_in_turn(to: SocketAddr, clients: usize) -> usize {
     let unanswered = (0..clients).filter(|n| {
         let socket = bind_new((Ipv4Addr::UNSPECIFIED, 0).into()).expect("a socket");
         socket.connect(to).expect("the Service's address");
         let patience = Some(Duration::from_millis(300));
         socket.set_read_timeout(patience).expect("a time limit");
-        // A resolver, too, asks again.
+        // A resolver asks again, too.
         (0..3).all(|_| udp_say(&socket, &n.to_string()).is_err())
     });
     unanswered.count()
@@ -297,7 +296,7 @@ fn more_new_clients_than_ports_leave_some_for_the_node(lab: &mut Lab) {
     const CLIENTS: usize = 6_000;
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
-    // As few as make a second's clients more than there are.
+    // So few that the clients of one second are more than there are ports.
     let range = "/proc/sys/net/ipv4/ip_local_port_range";
     lab.node
         .enter(|| std::fs::write(range, "32768 33791").expect("a range of ports"));

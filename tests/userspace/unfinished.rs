@@ -1,4 +1,4 @@
-//! What could not be done is not forgotten.
+//! What could not be done is retried.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use crate::lab::{
     tripod_binary, udp_ask,
 };
 
-/// One local port for a Service, and no repairs that would hide what was forgotten.
+/// Starts Tripod with one local port for a Service, and without repairs that would hide a
+/// missing retry.
 fn start(lab: &Lab, programs: &Programs) -> Tripod {
     let mut command = lab.node.command(tripod_binary());
     programs.come_first(&mut command);
@@ -52,7 +53,7 @@ fn a_service_without_a_port_is_tried_again_after_capture_has_failed() {
 
         programs.break_with(ProgramFault::RestoreFails);
         lab.withdraw(&web);
-        // More than once for each family, so that what fails was tried again, too.
+        // More than once for each family, so that what failed was retried as well.
         eventually("syncs failed again", 2 * SOON, || {
             match tripod.metric(&lab.node, "tripod_sync_failures_total") {
                 Some(failed) if failed > 3.0 => Ok(()),

@@ -1,5 +1,5 @@
-//! One upgrade after the other while clients open connections at a fixed pace, whether the
-//! earlier ones were answered or not: none is refused, and beside a successor none is reset.
+//! One upgrade after the other while clients open connections at a fixed pace, whether or not
+//! earlier ones were answered: none is refused, and with a successor at work none is reset.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -16,10 +16,10 @@ use crate::{
 
 on_each_capture!(alone: side_by_side, with_a_gap);
 
-/// What is asked of Tripod.
+/// The size of a run.
 struct Size {
     upgrades: u16,
-    /// New connections a second.
+    /// New connections per second.
     pace: u32,
     /// Connections that are open during each upgrade.
     open: usize,
@@ -42,14 +42,14 @@ impl Size {
         }
     }
 
-    /// Opens the connections that are to outlast that the process is asked to end.
+    /// Opens connections that must survive the request to end.
     fn open(&self, lab: &Lab, web: &Service) -> Open {
         let all = web.cluster().into_iter().cycle().take(self.open);
         Open::to(lab, &all.collect::<Vec<_>>())
     }
 }
 
-/// Every tenth call is over UDP.
+/// One in this many calls is over UDP.
 const UDP_SHARE: usize = 10;
 
 #[derive(Default)]
@@ -74,7 +74,7 @@ impl Calls {
         self.ended.fetch_add(1, Relaxed);
     }
 
-    /// Waits for a tenth of a second's worth of calls, made and ended from now on.
+    /// Waits for the calls of a tenth of a second, made and ended from now on.
     fn more(&self, pace: u32) {
         let enough = self.made.load(Relaxed) + pace as usize / 10;
         eventually("more calls end", PATIENCE, || {
@@ -95,8 +95,8 @@ fn ask_udp(to: SocketAddr) -> io::Result<()> {
     socket.recv(&mut [0; 64]).map(drop)
 }
 
-/// Makes calls at `pace` while `body` runs; each is a thread, so that none waits for
-/// another.
+/// Makes calls at `pace` while `body` runs; each has a thread of its own, so that none
+/// waits for another.
 fn at_pace(
     (test, lab): (&str, &Lab),
     addresses: &[SocketAddr],
@@ -105,8 +105,8 @@ fn at_pace(
 ) {
     let calls = &Calls::default();
     let caller = || {
-        // Ports of connections that this end closed are used again after a second instead
-        // of a minute (ip-sysctl.rst): there are 28,000 for an address.
+        // Ports of connections that this end closed are reused after a second instead of
+        // a minute (ip-sysctl.rst): there are 28,000 per address.
         std::fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "1").expect("a sysctl");
         std::thread::scope(|scope| {
             let begun = Instant::now();
@@ -114,7 +114,7 @@ fn at_pace(
                 if calls.over.load(Relaxed) {
                     break;
                 }
-                // The pace itself, not a wait for something.
+                // This is the pace itself, not a wait for something.
                 let due = Duration::from_secs(1) * number as u32 / pace;
                 std::thread::sleep(due.saturating_sub(begun.elapsed()));
                 calls.made.fetch_add(1, Relaxed);
@@ -146,8 +146,8 @@ fn at_pace(
     none_failed(made, &failures);
 }
 
-/// As with `maxSurge: 1`: the new process is there before the old one ends, which carries
-/// its connections to their end.
+/// As with `maxSurge: 1`: the new process runs before the old one ends, which relays its
+/// connections until they end.
 fn side_by_side(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
@@ -169,8 +169,8 @@ fn side_by_side(lab: &mut Lab) {
     });
 }
 
-/// As with `maxUnavailable: 1`: the old process, which carries its connections to their end, is
-/// gone before the new one starts, and the holder has the sockets.
+/// As with `maxUnavailable: 1`: the old process, which relays its connections until they end,
+/// is gone before the new one starts, and the holder has the sockets.
 fn with_a_gap(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);

@@ -10,7 +10,7 @@ on_each_capture!(no_worker_serves_many_more_than_another);
 const WORKERS: usize = 8;
 const CONNECTIONS: usize = 64;
 
-/// By the kernel's hash alone, some worker has half of the mean, or twice as many.
+/// With the kernel's hash alone, some worker would have half of the mean, or twice as many.
 fn no_worker_serves_many_more_than_another(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
@@ -29,7 +29,7 @@ fn no_worker_serves_many_more_than_another(lab: &mut Lab) {
         .collect();
     busy.sort_unstable_by_key(|&sockets| std::cmp::Reverse(sockets));
     busy.truncate(WORKERS);
-    // Two sockets a connection, and the few that a worker has for itself.
+    // Two sockets per connection, and the few that a worker has for itself.
     let (most, mean) = (busy[0], 2 * CONNECTIONS / WORKERS);
     let least = busy[busy.len() - 1];
     assert_eq!(busy.len(), WORKERS, "{busy:?}");
@@ -38,7 +38,7 @@ fn no_worker_serves_many_more_than_another(lab: &mut Lab) {
 }
 
 /// Returns the descriptors that each epoll instance of a process watches, as proc_pid_fdinfo(5)
-/// tells them. An instance that has two descriptors is one of them.
+/// shows them. An instance with two descriptors counts once.
 fn watched(tripod: &Tripod) -> BTreeSet<BTreeSet<String>> {
     let folder = format!("/proc/{}/fdinfo", tripod.pid());
     let infos = fs::read_dir(folder).expect("a running process");

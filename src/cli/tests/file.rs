@@ -1,4 +1,4 @@
-//! What a configuration file means, with flags beside it.
+//! What a configuration file means, together with flags.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn all_problems_are_reported_at_once() {
     assert_eq!(text.lines().count(), 22, "{text}");
 }
 
-/// kube-proxy does not read the field any more, and takes whatever it says.
+/// kube-proxy does not read the field any more, and accepts any value.
 #[test]
 fn a_bad_port_range_is_an_error_in_userspace_mode_alone() {
     let file = |mode: &str| format!("{TOP}mode: {mode}\nportRange: 0-70000\n");

@@ -35,7 +35,7 @@ fn values_are_written_as_for_kube_proxy() {
     .configuration;
     assert!(!c.iptables.localhost_node_ports);
     assert_eq!(c.oom_score_adj, -500);
-    // Empty arguments are passed over, unless they are values.
+    // Empty arguments are ignored, unless they are values.
     let c = settings(&["", "-v", "3", "", "--proxy-mode", "", "--master", "--v", ""]);
     assert_eq!(c.configuration.logging.verbosity, 3);
     assert_eq!(c.effective.mode, ModeName::Ipvs);
@@ -203,7 +203,7 @@ fn modes() {
         ),
         (None, &["--proxy-mode=nftables"], ModeName::Nftables, false),
         (Some("mode: nftables\n"), &[], ModeName::Nftables, false),
-        // kube-proxy would not look at these in that mode.
+        // kube-proxy would not check these in that mode.
         (
             Some("mode: iptables\nipvs: {scheduler: magic}\n"),
             &[],
@@ -248,7 +248,7 @@ fn modes() {
         );
         assert_eq!(settings.effective.scheduler, SchedulerName::Rr);
     }
-    // Who asked for nftables must not find node ports open on more addresses.
+    // A user who requested nftables must not find node ports open on more addresses.
     let nftables = settings(&["--proxy-mode=nftables"]).effective;
     let primary = NodePortAddresses {
         primary: true,

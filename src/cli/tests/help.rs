@@ -3,7 +3,7 @@
 use super::*;
 use crate::cli::help::{COMMANDS, MORE_FLAGS, VALUES};
 
-/// What the help says of each flag, in one line.
+/// Returns what the help says of each flag, in one line.
 fn help_entries(help: &str) -> BTreeMap<&str, String> {
     let mut entries: BTreeMap<&str, String> = BTreeMap::new();
     let mut name = "";
@@ -86,7 +86,7 @@ fn short_helps() -> Vec<(String, String)> {
 fn the_short_help_has_one_line_for_each_flag_and_says_where_there_is_more() {
     let mut wrong = Vec::new();
     for (name, help) in short_helps() {
-        // The first paragraphs are what it is for, and the usage.
+        // The first paragraphs are the purpose and the usage.
         for line in help.split("\n\n").skip(2).flat_map(str::lines) {
             let (what, about) = line.trim_start().split_once("  ").unwrap_or((line, ""));
             let is_flag = line.starts_with("  ");
@@ -143,7 +143,7 @@ fn the_help_lists_every_subcommand_in_a_group() {
     assert!(wrong.contains("try '--help'"), "{wrong}");
 }
 
-/// What a shell completes and man(1) shows has these alone, too; the others are taken.
+/// Completion and manual pages show only these as well; the others are accepted.
 #[test]
 fn the_help_of_cleanup_has_the_flags_that_it_uses() {
     let expected = [
@@ -182,7 +182,7 @@ fn the_help_of_cleanup_has_the_flags_that_it_uses() {
     assert_eq!(taken.job, Job::Cleanup(Cleanup::Everything));
 }
 
-/// In the order in which one falls back to the next.
+/// They stand in the order in which one falls back to the next.
 #[test]
 fn the_help_of_the_mode_names_every_mode() {
     let help = answer(&["--help-all"]);

@@ -1,4 +1,4 @@
-//! What is asked of `tripod test` on a live cluster.
+//! Command lines of `tripod test` on a live cluster.
 
 use super::*;
 use crate::cli::{Cluster, Place};

@@ -1,4 +1,4 @@
-//! Whole configurations: what kube-proxy recorded, kubeadm's, one with every
+//! Whole configurations: one that kube-proxy recorded, kubeadm's, and one with every
 //! field.
 
 use super::*;
@@ -8,7 +8,7 @@ fn flags_alone_make_what_kube_proxy_recorded() {
     let recorded = yaml(DEFAULTS);
     let iptables = settings(&["--proxy-mode=iptables"]).configuration;
     assert_eq!(iptables.to_value(), recorded);
-    // Without a mode, Tripod's differs only in the mode and where it puts the
+    // Without a mode, Tripod's differs only in the mode, and in where it writes the
     // periods for it.
     let mut ours = settings(&[]).configuration.to_value();
     assert_eq!(ours["mode"], "ipvs");
@@ -88,7 +88,7 @@ fn what_is_written_means_the_same_when_read() {
         let again = settings_of_file(&written, &[]);
         let mut expected = first.configuration.clone();
         if !expected.min_sync_period_given {
-            // A file without one has no minimum in ipvs mode, flags have.
+            // A file without one has no minimum in ipvs mode; flags have one.
             expected.min_sync_period = again.configuration.min_sync_period;
         }
         assert_eq!(
@@ -97,7 +97,7 @@ fn what_is_written_means_the_same_when_read() {
             "{written}"
         );
         let mut again = again.effective;
-        // A mode that is written is named.
+        // The written configuration names the mode.
         assert!(again.is_mode_named);
         again.is_mode_named = first.effective.is_mode_named;
         assert_eq!(again, first.effective);

@@ -1,4 +1,4 @@
-//! What is asked of `tripod test`.
+//! Command lines of `tripod test`.
 
 use super::*;
 

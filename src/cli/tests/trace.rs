@@ -1,4 +1,4 @@
-//! What is asked of `tripod trace`.
+//! Command lines of `tripod trace`.
 
 use super::*;
 use crate::status_api::Destination;

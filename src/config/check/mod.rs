@@ -1,6 +1,5 @@
-//! Makes [`Effective`] values out of a configuration and reports everything
-//! that is wrong with it (`pkg/proxy/apis/config/validation` has kube-proxy's
-//! rules).
+//! Makes [`Effective`] values from a configuration and reports everything that is wrong
+//! with it (kube-proxy's rules are in `pkg/proxy/apis/config/validation`).
 
 mod ranges;
 
@@ -23,7 +22,7 @@ use crate::{
 /// A configuration without faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
-    /// The complete configuration, with the values that depend on others.
+    /// The complete configuration, including the values that depend on others.
     pub configuration: KubeProxyConfiguration,
     /// The values that follow from it.
     pub effective: Effective,
@@ -31,10 +30,10 @@ pub struct Checked {
     pub warnings: Vec<String>,
 }
 
-/// Checks `configuration`; `problems` are those already known of it.
+/// Checks `configuration`, of which `problems` are known already.
 ///
 /// # Errors
-/// All problems at once, those already known first.
+/// Returns all problems at once, those known already first.
 pub fn check(
     mut configuration: KubeProxyConfiguration,
     problems: Vec<Problem>,
@@ -87,7 +86,7 @@ pub fn check(
     }
 }
 
-/// What kube-proxy fills in last (`platformApplyDefaults` of
+/// Fills in what kube-proxy fills in last (`platformApplyDefaults` of
 /// `cmd/kube-proxy/app/init_linux.go`), with the mode that Tripod prefers.
 fn complete(c: &mut KubeProxyConfiguration) {
     if c.mode.is_empty() {
@@ -107,7 +106,7 @@ const NODE_PORT_ADDRESS: &str =
     "it must be a CIDR, like 192.0.2.0/24 or 2001:db8::/64, or primary, localhost or all";
 const CIDR: &str = "it must be a CIDR, like 10.244.0.0/16 or fd00:10:244::/56";
 
-/// Most bytes of an interface's name (`IFNAMSIZ` of linux/if.h, less its NUL).
+/// Longest name of an interface, in bytes (`IFNAMSIZ` of linux/if.h, less its NUL).
 const INTERFACE_NAME: usize = 15;
 
 /// Returns why `name` is neither an interface's name nor the beginning of one.
@@ -128,7 +127,7 @@ struct Check {
 }
 
 impl Check {
-    /// Records a problem, unless one of the field is known already.
+    /// Records a problem, unless one of the same field is known already.
     fn invalid(
         &mut self,
         field: impl Into<String>,
@@ -181,8 +180,8 @@ impl Check {
     }
 
     fn masquerade_bit(&mut self, c: &KubeProxyConfiguration) -> u8 {
-        // kube-proxy's iptables rules are checked in every mode, those of
-        // nftables in nftables mode.
+        // kube-proxy's bit for iptables is checked in every mode, that for nftables in
+        // nftables mode.
         let mut bits = vec![(
             "iptables",
             "iptables-masquerade-bit",
@@ -208,9 +207,9 @@ impl Check {
         valid
     }
 
-    /// Where another mode is configured by name, kube-proxy does not check what
-    /// is for ipvs, so it must not prevent a node from starting there. A blank
-    /// mode is ipvs.
+    /// Records a problem of a setting for ipvs mode. If another mode is configured by
+    /// name, kube-proxy does not check such settings, so they must not prevent a node
+    /// from starting there. An empty mode means ipvs.
     fn invalid_for_ipvs(
         &mut self,
         c: &KubeProxyConfiguration,
@@ -320,8 +319,8 @@ impl Check {
         named
     }
 
-    /// A family that `nodePortAddresses` does not name is served whole, which
-    /// is hardly meant where the cluster has that family.
+    /// Warns of a family that `nodePortAddresses` does not name: all its addresses serve
+    /// node ports, which is hardly intended if the cluster has that family.
     fn unnamed_family(&mut self, c: &KubeProxyConfiguration, named: &[IpNet]) {
         let cluster = c.detect_local.cluster_cidrs.iter();
         let cluster: Vec<IpNet> = cluster.filter_map(|text| parse_cidr(text)).collect();

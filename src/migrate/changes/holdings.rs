@@ -1,4 +1,4 @@
-//! What a kernel holds, or is to hold, of kube-proxy's or Tripod's, as lines.
+//! What a kernel holds, or is to hold, of kube-proxy or Tripod, as lines.
 
 use std::collections::BTreeMap;
 
@@ -24,10 +24,10 @@ pub struct Holdings {
     has_kubelets: bool,
 }
 
-/// What prints lines, or reads them.
+/// The program that prints lines, or reads them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// The `iptables-save` of a family; with the engine, where that is known.
+    /// `iptables-save` of a family; with the engine, if that is known.
     Iptables(Family, Option<Engine>),
     /// The output of `ipset save`.
     Ipset,
@@ -42,8 +42,8 @@ const SERVERS: &str = "virtual servers";
 const LISTENERS: &str = "listeners";
 
 impl Program {
-    /// Returns the program that a line of `tripod render` names, with the engine that
-    /// rules of a family go to.
+    /// Returns the program that a line of `tripod render` names, with the engine to which
+    /// rules of a family go.
     fn named(line: &str, engine: impl Fn(Family) -> Option<Engine>) -> Option<Program> {
         let of = |family| Program::Iptables(family, engine(family));
         Some(match line {
@@ -68,7 +68,7 @@ impl Holdings {
         self.places.get(place).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns true for what the kubelet needs, too: its chain, and what leads there.
+    /// Returns whether the kubelet needs the line as well: its chain, and rules that jump there.
     pub(super) fn is_kubelets(&self, line: &Words) -> bool {
         let text = line.to_string();
         let mut words = text.split_whitespace();
@@ -80,13 +80,13 @@ impl Holdings {
         lines.push(Words::new(line));
     }
 
-    /// Adds a table of nf_tables that goes as a whole, or stays.
+    /// Adds a table of nf_tables, which is removed as a whole, or stays.
     pub fn table(&mut self, family: Family, name: &str) {
         let line = format!("table {}", nf_tables::Table::new(family, name));
         self.add(&line, &line);
     }
 
-    /// Takes in what `program` printed.
+    /// Adds what `program` printed.
     pub fn saved(&mut self, program: Program, text: &str) {
         let mut table = None;
         for line in text.lines().map(str::trim) {
@@ -94,8 +94,8 @@ impl Holdings {
         }
     }
 
-    /// Takes in what `tripod render` prints, or the ipvs mode saves. Rules go to the engine
-    /// of their family.
+    /// Adds what `tripod render` prints, or ipvs mode saves. Rules go to the engine of
+    /// their family.
     pub fn rendered(&mut self, text: &str, engine: impl Fn(Family) -> Option<Engine>) {
         let (mut program, mut table) = (None, None);
         for line in text.lines().map(str::trim) {
@@ -128,7 +128,7 @@ impl Holdings {
         }
     }
 
-    /// Takes in a chain of ours, a rule of one, or a rule that leads to one.
+    /// Adds a chain of ours, a rule of one, or a rule that jumps to one.
     fn rule(&mut self, place: &str, table: Table, line: &str) {
         self.has_kubelets |= iptables::is_kubelets(line);
         let appended = line.strip_prefix("-I ").map(|rule| format!("-A {rule}"));
@@ -144,7 +144,7 @@ impl Holdings {
         }
     }
 
-    /// Takes in a set or a member; how a set is stored is left out.
+    /// Adds a set or a member; how a set is stored is left out.
     fn set(&mut self, line: &str) {
         let mut words = line.split_whitespace();
         match (words.next(), words.next(), words.next()) {
@@ -158,7 +158,7 @@ impl Holdings {
         }
     }
 
-    /// Takes in an address of the dummy link, as it is listed or added.
+    /// Adds an address of the dummy link, as it is listed or added.
     fn address(&mut self, line: &str) {
         let mut words = line.split_whitespace();
         let address = match (words.next(), words.next(), words.next()) {
@@ -179,7 +179,7 @@ fn of_table(family: Family, table: Table, engine: Option<Engine>) -> String {
     format!("{family}, table {table}{engine}")
 }
 
-/// Returns the place of a line of `nft -f`, if it is one of our table.
+/// Returns the place of a line of `nft -f`, if it belongs to our table.
 fn nft_table(line: &str) -> Option<String> {
     let mut words = line.split_whitespace().skip(2);
     let family = words.next().filter(|family| ["ip", "ip6"].contains(family));

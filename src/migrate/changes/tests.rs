@@ -1,4 +1,4 @@
-//! What comes, goes and stays, for lines as programs print them.
+//! What is added, removed and kept, for lines as programs print them.
 
 use super::*;
 use crate::{kernel::xtables::Engine, net::Family};
@@ -25,7 +25,7 @@ fn rendered(text: &str, engine: Option<Engine>) -> Holdings {
     holdings
 }
 
-/// The lines of a place: what comes, what goes, and how many stay.
+/// Returns the lines of a place: which are added, which are removed, and how many stay.
 fn of<'a>(changes: &'a [PlaceChanges], place: &str) -> (Vec<&'a str>, Vec<&'a str>, usize) {
     let mut places = changes.iter();
     let found = places.find(|of| of.place == place);
@@ -109,7 +109,7 @@ fn sets_servers_addresses_tables_and_listeners_are_places() {
 }
 
 proptest::proptest! {
-    /// What is there and what is to be there decide alone: what stays is in both.
+    /// Only the existing and the desired lines matter: those that stay are in both.
     #[test]
     fn what_comes_goes_and_stays_adds_up(
         there in proptest::collection::vec(0_u8..6, 0..12),

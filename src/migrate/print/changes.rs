@@ -3,11 +3,11 @@
 use super::{super::report::Report, field, modes};
 use crate::migrate::changes::PlaceChanges;
 
-/// Lines of one place that are shown; the rest is counted.
+/// Number of lines of one place that are shown; the rest is counted.
 const LINES: usize = 8;
 
-/// Writes what changes in each mode: the lines of the mode that decides, and how many there
-/// are in the others. `wide`: all lines.
+/// Writes what changes in each mode: the lines of the mode that decides, and their number
+/// in the others. `wide`: all lines.
 pub(super) fn write(text: &mut String, report: &Report, wide: bool) {
     let Some(changes) = &report.changes else {
         let hint = "\nWhat would change line by line: give the cluster's objects by --manifests.\n";
@@ -39,7 +39,7 @@ pub(super) fn write(text: &mut String, report: &Report, wide: bool) {
     }
 }
 
-/// Writes one place with so many of its lines.
+/// Writes one place with `shown` of its lines.
 fn write_place(text: &mut String, changes: &PlaceChanges, shown: usize) {
     let PlaceChanges {
         place,

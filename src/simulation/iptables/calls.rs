@@ -1,4 +1,4 @@
-//! What iptables mode asks of the kernel for one change.
+//! The calls that iptables mode makes to the kernel for one change.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,10 +19,10 @@ use crate::{
     simulation::{self, named_cases::on_a_node},
 };
 
-/// Longer than from one check to the next, whether others changed something.
+/// Longer than the time between two checks whether others changed something.
 const CHECKS: Duration = Duration::from_secs(5);
 
-/// Records which calls there are.
+/// Records the calls that are made.
 #[derive(Clone, Default)]
 struct Calls(Arc<Mutex<Vec<Call>>>);
 
@@ -41,7 +41,7 @@ impl Calls {
     }
 }
 
-/// `count` Services, of which the first has this endpoint.
+/// Returns `count` Services, of which the first has an endpoint with this last number.
 fn services(count: u8, address: u8) -> ServiceMap {
     let of = |number: u8| {
         let last = if number == 0 { address } else { 1 };
@@ -70,7 +70,7 @@ pub(super) async fn notices(mode: &mut Iptables) -> bool {
     tokio::time::timeout(CHECKS, modified).await.is_ok()
 }
 
-/// What is called is the same with many Services as with few, and no list is among it.
+/// The calls are the same with many Services as with few, and none of them is a list.
 #[test]
 fn a_change_and_the_checks_after_it_list_nothing() {
     let of = |count| -> Vec<Call> {
@@ -83,7 +83,7 @@ fn a_change_and_the_checks_after_it_list_nothing() {
             sync(mode, &services(count, 2), false).await;
             assert!(!notices(mode).await, "its own change");
             let made = calls.take();
-            // It would be noticed.
+            // A change by another process would be noticed.
             kernel.change(|state| {
                 let edit = Edit::FlushChain(is_ours, 0);
                 assert!(state.edit(Family::V4, "nat", edit));

@@ -1,4 +1,4 @@
-//! What other Services, and later changes, notice of a program that fails once.
+//! What other Services, and later changes, notice if a program fails once.
 
 use std::sync::Arc;
 
@@ -26,14 +26,14 @@ use crate::{
 const SERVICES: u8 = 5;
 const LOAD_BALANCER: [u8; 4] = [10, 113, 0, 1];
 
-/// Looks on after each transaction of a program for IPv4.
+/// Observes the state after each transaction of a program for IPv4.
 trait Onlooker: Send + 'static {
-    /// Returns what becomes of a run of the program.
+    /// Returns what happens to a run of the program.
     fn before(&mut self) -> Fault {
         Fault::None
     }
 
-    /// Takes in what the rules are after a transaction.
+    /// Observes the rules after a transaction.
     fn after(&mut self, _: &State) {}
 }
 
@@ -55,7 +55,7 @@ impl<T: Onlooker> Observer for Onlooking<T> {
     }
 }
 
-/// Runs `body` on a node in iptables mode, on which `onlooker` looks.
+/// Runs `body` on a node in iptables mode that `onlooker` observes.
 fn with_onlooker<T: Onlooker>(
     engine: Engine,
     onlooker: T,
@@ -68,8 +68,8 @@ fn with_onlooker<T: Onlooker>(
     });
 }
 
-/// Has `mode` sync IPv4, where all of `map` changed. Returns whether that came in force, and
-/// nothing is unfinished.
+/// Has `mode` sync IPv4, with all of `map` changed. Returns whether everything came in force
+/// and nothing is unfinished.
 async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) -> bool {
     let changes = Changes {
         ports: map.iter().map(|port| port.name.clone()).collect(),
@@ -84,7 +84,7 @@ async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) -> bool {
     }
 }
 
-/// Returns all that may become of a call from outside.
+/// Returns all possible outcomes of a call from outside.
 fn call(state: &State, to: [u8; 4]) -> Vec<Disposition> {
     let own = [node_address(Family::V4)];
     let outcomes = state.outcomes_by_rules(Family::V4, &from_outside(to), &own);
@@ -132,8 +132,8 @@ impl Onlooker for Closed {
     }
 }
 
-/// What leads to a Service goes in the transaction in which something else comes for it, also
-/// while it is found out which Service is to blame.
+/// A rule that jumps to a Service is removed in the transaction that adds its replacement,
+/// also during the search for the Service that is to blame.
 #[test]
 fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
     for (engine, refused) in [Engine::Legacy, Engine::NfTables]
@@ -160,13 +160,13 @@ fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
     }
 }
 
-/// Looks at nothing.
+/// Observes nothing.
 struct Nobody;
 
 impl Onlooker for Nobody {}
 
 /// Whichever of the rules for source ranges is refused, those in table filter or those in nat:
-/// an address that goes is closed meanwhile, and one that stays is not.
+/// an address that is removed is closed meanwhile, and one that stays is not.
 #[test]
 fn an_address_that_stays_is_open_while_rules_of_its_source_ranges_are_refused() {
     let texts = ["traffic not accepted by", "will be dropped by"];
@@ -204,7 +204,7 @@ fn an_address_that_stays_is_open_while_rules_of_its_source_ranges_are_refused() 
     }
 }
 
-/// Loses the answer of one run.
+/// Loses the answer of one run: the one with this number.
 struct Losing(usize);
 
 impl Onlooker for Losing {
@@ -218,7 +218,7 @@ impl Onlooker for Losing {
     }
 }
 
-/// The program is killed when it has done what it was asked for, and is run once more.
+/// The program is killed after it has done its work, and is run once more.
 #[test]
 fn an_address_closes_whose_rules_may_be_there_twice() {
     for (engine, run) in [Engine::Legacy, Engine::NfTables]
@@ -232,7 +232,7 @@ fn an_address_closes_whose_rules_may_be_there_twice() {
                     .collect()
             };
             sync(mode, &of(&[external_ip(1), external_ip(2)]), true).await;
-            // Its chain stays for the other one.
+            // Its chain stays for the other address.
             assert!(sync(mode, &of(&[external_ip(2)]), false).await);
             kernel.change(|state| {
                 let found = call(state, external_ip(1));
@@ -244,7 +244,7 @@ fn an_address_closes_whose_rules_may_be_there_twice() {
     }
 }
 
-/// Refuses what is written, and looks where the address of the load balancer leads.
+/// Refuses what is written, and records what happens to calls of the load balancer's address.
 #[derive(Default)]
 struct Leading {
     refuses: bool,
@@ -265,7 +265,7 @@ impl Onlooker for Leading {
     }
 }
 
-/// Rules of an earlier process lead to a chain that a Service has again.
+/// Rules of an earlier process jump to a chain that a Service uses again.
 #[test]
 fn an_address_whose_rules_could_not_be_taken_away_leads_to_no_new_endpoint() {
     for engine in [Engine::Legacy, Engine::NfTables] {

@@ -1,5 +1,5 @@
-//! Clients of UDP that call while another process has removed rules which a change of ours
-//! writes again, before it is noticed that they are missing.
+//! UDP clients that call after another process has removed rules which a change of ours
+//! writes again before their absence is noticed.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
     simulation::{self, named_cases::on_a_node},
 };
 
-/// Where the Service is that has clients.
+/// The cluster IP of the Service that has clients.
 const DNS: [u8; 4] = [10, 96, 0, 10];
 
 /// When the rules are removed.
@@ -31,7 +31,7 @@ enum When {
     WhileASyncRuns,
 }
 
-/// Removes the rules of Services at the end of a sync, when asked to.
+/// Removes the rules of Services at the end of a sync, if told to.
 #[derive(Clone, Default)]
 struct Removing(Arc<Mutex<bool>>);
 
@@ -56,7 +56,7 @@ fn remove(state: &mut State) {
     assert!(state.edit(Family::V4, "nat", edit), "there is a chain");
 }
 
-/// A client calls, and no rule leads its packet.
+/// A client calls, and no rule translates its packet.
 fn call(state: &mut State) {
     let (client, called) = (([10, 9, 0, 1], 40_000).into(), (DNS, 80).into());
     let tuple = |source, destination| Tuple {
@@ -67,7 +67,7 @@ fn call(state: &mut State) {
     conntrack.enter(UDP, tuple(client, called), tuple(called, client));
 }
 
-/// The Service with so many endpoints, and others without.
+/// Returns the Service with `count` endpoints, and others without any.
 fn services(count: u8, others: u8) -> ServiceMap {
     let all = (1..=count).map(|last| endpoint(([10, 244, 0, last], 80)));
     let mut dns = service_port("dns", DNS);
@@ -96,9 +96,9 @@ async fn sync(mode: &mut Iptables, map: &ServiceMap, changed: &str) {
     simulation::sync(mode, map, &changes).await;
 }
 
-/// Returns whether a client that called past the rules is led to an endpoint with its next
-/// packet. `notices`: it is noticed that another process changed something, else a full sync
-/// is due before.
+/// Returns whether the next packet of a client that called past the rules reaches an
+/// endpoint. `notices_it`: the change by another process is noticed; otherwise a full sync
+/// is due before that.
 fn is_led(engine: Engine, when: When, notices_it: bool) -> bool {
     let removing = Removing::default();
     on_a_node(

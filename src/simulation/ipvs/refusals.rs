@@ -34,7 +34,7 @@ use crate::{
 };
 
 const SUBJECT: OfIpvs = OfIpvs(Engine::NfTables);
-/// Changes of virtual servers (the number of IPVS's generic netlink family here).
+/// Requests that change virtual servers (the number of IPVS's generic netlink family here).
 const OF_IPVS: u16 = 32;
 
 const LOAD_BALANCER: [u8; 4] = [10, 113, 0, 1];
@@ -42,7 +42,7 @@ const LOAD_BALANCER: [u8; 4] = [10, 113, 0, 1];
 const DNS: [u8; 4] = [10, 96, 0, 10];
 /// A caller from outside within the source ranges.
 const WITHIN: [u8; 4] = [10, 9, 0, 1];
-/// One that is in none.
+/// A caller in none of the source ranges.
 const STRANGER: [u8; 4] = [10, 8, 0, 1];
 
 /// A node in ipvs mode.
@@ -53,23 +53,23 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// Has so many requests of that type refused that come next.
+    /// Has the next `times` requests of that type refused.
     fn refuse(&self, kind: u16, times: usize) {
         let is_one = move |call| matches!(call, Call::Requests(of, _) if of == kind);
         self.refusing.refuse(is_one, 0, times);
     }
 
-    /// Another process begins.
+    /// Starts another process in place of the one that runs.
     fn restart(&mut self) {
         *self.mode = mode(SUBJECT);
     }
 
-    /// Returns why Services of IPv4 are not in force.
+    /// Returns the Services of IPv4 that are not in force, and why.
     async fn sync(&mut self, map: &ServiceMap, full: bool) -> FailedPorts {
         self.report(map, full).await.failed
     }
 
-    /// Syncs, and returns what is reported of IPv4.
+    /// Syncs, and returns the report on IPv4.
     async fn report(&mut self, map: &ServiceMap, full: bool) -> SyncReport {
         let changes = Changes {
             ports: map.iter().map(|port| port.name.clone()).collect(),
@@ -79,7 +79,7 @@ impl Node<'_> {
         sync(self.mode, map, &changes).await.v4
     }
 
-    /// Returns all that may become of a call.
+    /// Returns all possible outcomes of a call.
     fn call(&self, from: [u8; 4], to: [u8; 4]) -> Vec<Disposition> {
         let is_node = node_address(Family::V4) == IpAddr::from(from);
         let packet = Packet {
@@ -121,8 +121,8 @@ fn to(last: u8) -> Disposition {
     Disposition::Passes(([10, 244, 0, last], 80).into())
 }
 
-/// A load balancer that leads to endpoints with these last numbers, and another one for which
-/// the rules of source ranges are in force all the while.
+/// Returns a load balancer with endpoints that have these last numbers, and another one for
+/// which the rules of source ranges are in force all the time.
 fn load_balancer(all: &[u8], ranges: &[&str]) -> ServiceMap {
     let all = all.iter().map(|last| endpoint(([10, 244, 0, *last], 80)));
     let ranges = ranges.iter().map(|range| range.parse().expect("a network"));
@@ -170,7 +170,7 @@ fn no_caller_is_let_in_to_real_servers_that_could_not_be_taken_away() {
 fn no_caller_is_kept_out_while_source_ranges_could_not_be_taken_away() {
     serving(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
         let now = load_balancer(&[1], &[]);
-        // A list of members that is refused is asked for one by one.
+        // If a list of members is refused, they are requested one by one.
         node.refuse(DELETE_MEMBERS, 2);
         node.sync(&now, false).await;
         assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
@@ -184,7 +184,7 @@ fn no_caller_is_kept_out_while_source_ranges_could_not_be_taken_away() {
 fn a_service_is_not_in_force_while_its_source_ranges_could_not_be_taken_away() {
     serving(&load_balancer(&[1], &["10.9.0.0/16"]), async |node| {
         let now = load_balancer(&[1], &[]);
-        // Of two sets, neither as a list nor one by one, for this process and for the next.
+        // In two sets, neither as a list nor one by one, by this process and by the next.
         node.refuse(DELETE_MEMBERS, 8);
         for full in [false, true] {
             let failed = node.sync(&now, full).await;
@@ -243,8 +243,8 @@ fn a_service_is_not_in_force_while_its_address_waits_for_the_rules() {
     });
 }
 
-/// The sets that name an external IP say whether its callers are masqueraded, and that the address
-/// is one of a Service: in none of them it is refused.
+/// The sets that contain an external IP decide whether its callers are masqueraded, and that the
+/// address belongs to a Service: an address in none of them is refused.
 #[test]
 fn an_external_ip_whose_policy_changes_stays_open_while_a_member_is_refused() {
     let here = Endpoint {
@@ -264,7 +264,7 @@ fn an_external_ip_whose_policy_changes_stays_open_while_a_member_is_refused() {
     for [before, after] in [policies, [policies[1], policies[0]]] {
         serving(&external(before), async |node| {
             assert_eq!(node.call(WITHIN, LOAD_BALANCER), [to(1)]);
-            // Once more one by one.
+            // The list of members is refused, and then the member alone.
             node.refuse(ADD_MEMBERS, 2);
             let failed = node.sync(&external(after), false).await;
             assert!(failed.contains_key(&port_name("web")), "{failed:?}");
@@ -276,7 +276,7 @@ fn an_external_ip_whose_policy_changes_stays_open_while_a_member_is_refused() {
     }
 }
 
-/// The kernel made it, and the process does not know.
+/// The kernel created the virtual server, and the process does not know it.
 #[test]
 fn a_virtual_server_whose_making_was_not_answered_goes_with_its_service() {
     let port = |node_port| -> ServiceMap {
@@ -307,7 +307,7 @@ fn a_virtual_server_whose_making_was_not_answered_goes_with_its_service() {
     });
 }
 
-/// What an earlier process left in force says what was asked for before.
+/// The rules that an earlier process left in force follow the earlier configuration.
 #[test]
 fn a_service_is_not_in_force_while_the_rules_of_an_earlier_process_may_masquerade() {
     serving(&load_balancer(&[1], &[]), async |node| {
@@ -355,7 +355,8 @@ fn rules_that_cannot_be_read_are_reported_though_older_ones_are_in_force() {
     });
 }
 
-/// A sync that failed as a whole says nothing of the Services that were not in force before it.
+/// A sync that failed as a whole reports nothing about the Services that were not in force
+/// before it.
 #[test]
 fn clients_of_udp_are_led_whose_service_was_refused_before_a_sync_that_failed() {
     let map = |last| -> ServiceMap {

@@ -1,4 +1,4 @@
-//! Clients of UDP with session affinity that cannot be forgotten at once when their endpoint goes.
+//! UDP clients with session affinity that cannot be forgotten at once when their endpoint leaves.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ use crate::{
     },
 };
 
-/// Lists of elements (`NFT_MSG_GETSETELEM`): of the map of clients.
+/// Requests that list elements (`NFT_MSG_GETSETELEM`): those of the map of clients.
 const ELEMENTS: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8 | libc::NFT_MSG_GETSETELEM as u16;
 const DNS: [u8; 4] = [10, 96, 0, 10];
-/// Longer than from one check to the next, whether others changed something.
+/// Longer than the time between two checks whether others changed something.
 const CHECKS: Duration = Duration::from_secs(5);
 
-/// The Service with endpoints that have these last numbers.
+/// Returns the Service with endpoints that have these last numbers.
 fn service(all: &[u8]) -> ServiceMap {
     let mut dns = service_port("dns", DNS);
     dns.name = dns.name.over(Protocol::Udp);
@@ -57,7 +57,7 @@ fn flows_end_that_clients_began_before_they_were_forgotten() {
         refusing.refuse(|call| call == Call::Dump(ELEMENTS), 0, usize::MAX);
         let now = service(&[2]);
         sync(mode, &now, false).await;
-        // Who is remembered is led to the endpoint that is gone.
+        // A client that is still remembered is sent to the endpoint that is gone.
         kernel.change(|state| {
             let (client, called) = (([10, 9, 0, 1], 40_000).into(), (DNS, 80).into());
             let tuple = |source, destination| Tuple {

@@ -1,4 +1,4 @@
-//! Real calls, and servers that say at which address they were called, and from which.
+//! Real calls, and servers that report at which address they were called, and from which.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -13,10 +13,10 @@ use crate::net::Protocol;
 
 const QUESTION: &[u8] = b"who\n";
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// The server at the first address answered, which saw a call from the second.
+    /// The server at the first address answered; it saw a call from the second.
     Answer(SocketAddr, SocketAddr),
     Refused,
     Silence,
@@ -30,8 +30,8 @@ pub(super) enum Client {
     Udp(UdpSocket),
 }
 
-/// Calls `to` from `source`, and waits that long for the answer. Returns what can ask again,
-/// too.
+/// Calls `to` from `source`, and waits for the answer for `patience`. Also returns a client
+/// that can ask again.
 pub(super) async fn call(
     protocol: Protocol,
     source: SocketAddr,
@@ -64,7 +64,7 @@ impl Client {
         Ok(Client::Tcp(BufReader::new(socket.connect(to).await?)))
     }
 
-    /// Asks who answers, and waits that long.
+    /// Asks who answers, and waits for `patience`.
     pub(super) async fn ask(&mut self, patience: Duration) -> Seen {
         match timeout(patience, self.answer()).await {
             Err(_) => Seen::Silence,
@@ -89,8 +89,8 @@ impl Client {
             }
             Client::Udp(socket) => {
                 match socket.send(QUESTION).await {
-                    // A rule of the caller's own node dropped or refused it; which of them
-                    // shows by ICMP.
+                    // A rule of the caller's own node dropped or refused it; ICMP shows
+                    // which of the two.
                     Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
                     sent => sent.map(drop)?,
                 }
@@ -111,7 +111,7 @@ fn failed(error: &io::Error) -> Seen {
     }
 }
 
-/// Answers at each of these addresses over TCP and UDP, beside what else this runtime does.
+/// Answers at each of these addresses over TCP and UDP, while this runtime does other work.
 pub(super) async fn serve(at: Vec<SocketAddr>) {
     for at in at {
         let listener = TcpListener::bind(at).await.expect("a listener");
@@ -123,7 +123,7 @@ pub(super) async fn serve(at: Vec<SocketAddr>) {
         let socket = UdpSocket::bind(at).await.expect("a socket");
         tokio::spawn(async move {
             let mut question = [0; QUESTION.len()];
-            // An error is that of an earlier answer, whose receiver had closed.
+            // An error is that of an earlier answer, whose receiver had closed its socket.
             loop {
                 if let Ok((_, from)) = socket.recv_from(&mut question).await {
                     let _ = socket

@@ -1,4 +1,4 @@
-//! What shows of what the model says.
+//! How the outcomes of the model show to a caller.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,7 @@ pub(super) enum Expected {
     /// The server at this address answers, which sees an address of the node as the caller's,
     /// or the caller's own.
     Answer(SocketAddr, Masqueraded),
-    /// Also where it gets to the node, on which nothing listens.
+    /// The call is refused, also if it reaches the node itself, on which nothing listens.
     Refused,
     Silence,
 }
@@ -19,8 +19,7 @@ pub(super) enum Expected {
 type Masqueraded = bool;
 
 impl Expected {
-    /// Returns what shows of an outcome on a node for which `is_own` says which addresses it
-    /// has.
+    /// Returns how an outcome shows on a node; `is_own` says which addresses the node has.
     pub(super) fn of(
         outcome: &Outcome,
         packet: &Packet,
@@ -30,7 +29,7 @@ impl Expected {
             Disposition::Dropped => Expected::Silence,
             Disposition::Refused => Expected::Refused,
             Disposition::Passes(to) if is_own(&to.ip()) => Expected::Refused,
-            // No host takes packets from outside that have its own address as their source.
+            // No host accepts packets from outside that have its own address as their source.
             Disposition::Passes(to) if to.ip() == packet.source.ip() && !outcome.masqueraded => {
                 Expected::Silence
             }
@@ -38,7 +37,8 @@ impl Expected {
         }
     }
 
-    /// Returns whether a call from `source` shows it, with a node of the addresses `own`.
+    /// Returns whether a call from `source` with the result `seen` shows it, on a node
+    /// with the addresses `own`.
     pub(super) fn is(self, seen: &Seen, source: SocketAddr, own: &[IpAddr]) -> bool {
         match (self, seen) {
             (Expected::Answer(to, masqueraded), Seen::Answer(by, from)) => {

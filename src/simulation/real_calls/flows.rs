@@ -1,4 +1,4 @@
-//! Connections, and UDP clients that go on with their socket, while Services change.
+//! Connections, and UDP clients that keep using their socket, while Services change.
 
 use std::{
     net::SocketAddr,
@@ -16,9 +16,9 @@ use crate::{
     simulation::{subject::Subject, world},
 };
 
-/// So many are open at once.
+/// How many are open at once.
 const FLOWS: usize = 12;
-/// UDP clients that were silent for longer are forgotten by the kernel
+/// The kernel forgets UDP clients that were silent for longer
 /// (`nf_conntrack_udp_timeout`).
 const REMEMBERED: Duration = Duration::from_secs(20);
 
@@ -27,14 +27,14 @@ pub(super) struct Flow {
     probe: Probe,
     client: Client,
     packet: Packet,
-    /// The endpoint that answers, and whom it sees.
+    /// The endpoint that answers, and the address that it sees.
     ends: (SocketAddr, SocketAddr),
     asked: Instant,
 }
 
 impl<S: Subject> Run<S> {
-    /// Opens some, of those that an endpoint answers: who is connected with another host at
-    /// an address that becomes a Service's goes on by what the socket remembers of its route.
+    /// Opens some flows, only to endpoints: a client connected to another host at an address
+    /// that later becomes a Service's goes on by the route that its socket remembers.
     pub(super) fn open_flows(&mut self) {
         let all = Probe::all();
         while self.flows.len() < FLOWS {
@@ -68,7 +68,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Has the model know of a flow.
+    /// Enters a flow in the model.
     fn enter(&self, packet: &Packet, by: SocketAddr, from: SocketAddr) {
         self.sides.connect(packet, by);
         let original = Tuple {
@@ -95,7 +95,7 @@ impl<S: Subject> Run<S> {
         })
     }
 
-    /// Each goes on where the model says.
+    /// Checks that each flow goes on where the model says.
     pub(super) fn check_flows(&mut self) {
         for mut flow in std::mem::take(&mut self.flows) {
             let is_udp = flow.probe.protocol() == Protocol::Udp;
@@ -119,7 +119,7 @@ impl<S: Subject> Run<S> {
             }
             let shown = expected.iter().map(|(one, _)| match one {
                 Expected::Answer(to, _) if *to == by => Seen::Answer(by, from),
-                // Another host knows of no such connection.
+                // Another host does not know of such a connection.
                 Expected::Answer(..) | Expected::Refused => Seen::Refused,
                 Expected::Silence => Seen::Silence,
             });
@@ -143,7 +143,8 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// A UDP client whose entry was deleted, or which does not go on, is led as a new one.
+    /// Checks that a UDP client whose entry was deleted, or whose flow does not go on, is
+    /// treated as a new one.
     fn check_new(&mut self, mut flow: Flow) {
         let packet = Packet {
             established: None,

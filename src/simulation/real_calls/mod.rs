@@ -1,10 +1,10 @@
-//! Calls that are made for real, and what the model says of them: a mode brings the same
-//! Services in force in the kernel of a network namespace and in the model, and whoever calls
-//! there is answered by an endpoint, refused or left without an answer, from an address of the
-//! node or its own, as the packet walker of the model says.
+//! Real calls, compared with the model: a mode brings the same Services in force in the kernel
+//! of a network namespace and in the model. Each caller there must be answered by an endpoint,
+//! refused or left without an answer, from an address of the node or its own, as the packet
+//! walker of the model says.
 //!
-//! `TRIPOD_REAL_CALLS=50` has so many maps of Services tried, one after the other,
-//! `TRIPOD_REAL_CALLS_SEED=7` others than the usual ones.
+//! `TRIPOD_REAL_CALLS=50` tries that many maps of Services, one after the other,
+//! `TRIPOD_REAL_CALLS_SEED=7` other ones than usual.
 
 mod call;
 mod expected;
@@ -41,16 +41,16 @@ use crate::{
     net::Protocol,
 };
 
-/// How many maps are tried each time, one after the other.
+/// How many maps are tried, one after the other, unless the environment says otherwise.
 const MAPS: u64 = 6;
 /// How long an answer may take.
 const ANSWERED: Duration = Duration::from_secs(8);
-/// How long it is waited to see that none comes, for all such calls at once.
+/// How long silence is observed, for all such calls at once.
 const SILENT: Duration = Duration::from_millis(400);
-/// So many calls at most see all that chance may choose: one of five endpoints is missed once
-/// in 10^14 times.
+/// Most calls until all possible outcomes must have been seen: one of five endpoints is
+/// missed once in 10^14 times.
 const CALLS: usize = 150;
-/// So many calls see that a client stays on its endpoint.
+/// Number of calls that show that a client stays on its endpoint.
 const STICKY_CALLS: usize = 3;
 
 /// A call of a Service.
@@ -81,7 +81,7 @@ impl Probe {
         world::protocol(self.service)
     }
 
-    /// Returns the first packet of a call from an address from which none was made before.
+    /// Returns the first packet of a call, from an address that made no call before.
     fn packet(&self, network: &Network) -> Packet {
         let source = network.source(self.caller, world::family(self.service));
         Packet {
@@ -100,19 +100,19 @@ impl fmt::Display for Probe {
     }
 }
 
-/// The node, its neighbours, and the Services as they are.
+/// The node, its neighbours, and the present Services.
 struct Run<S: Subject> {
     network: Network,
     sides: Sides<S>,
     random: Random,
     specs: Vec<Option<Arc<Spec>>>,
     flows: Vec<Flow>,
-    /// Calls that were made.
+    /// How many calls were made.
     calls: usize,
 }
 
 impl<S: Subject> Run<S> {
-    /// Changes some Services, all at first.
+    /// Changes some Services; if `first`, all of them.
     fn change(&mut self, first: bool) {
         let mut events = Vec::new();
         for number in 0..SERVICES {
@@ -174,13 +174,13 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Returns what may come of a call now, as the model says.
+    /// Returns the possible results of a call now, according to the model.
     fn expected(&mut self, probe: &Probe) -> Vec<(Expected, Outcome)> {
         let packet = probe.packet(&self.network);
         self.sides.expected(&packet)
     }
 
-    /// Calls until all that may come of it was seen.
+    /// Calls until all `count` possible results were seen.
     fn call_until_all_was_seen(&mut self, probe: &Probe, count: usize) {
         let spec = self.specs[probe.service].clone();
         let is_sticky = spec.as_ref().is_some_and(|spec| spec.has_affinity());
@@ -207,7 +207,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Makes one call that is to have an answer, which the model remembers as the kernel does.
+    /// Makes one call that must be answered; the model remembers it as the kernel does.
     fn call_once(
         &mut self,
         probe: &Probe,
@@ -235,13 +235,13 @@ impl<S: Subject> Run<S> {
     }
 }
 
-/// Returns the number that the environment asks for.
+/// Returns the number that the environment variable `name` has; without it, `usual`.
 fn asked(name: &str, usual: u64) -> u64 {
     let text = std::env::var(name).ok();
     text.map_or(usual, |text| text.parse().expect("a number"))
 }
 
-/// Tries maps of Services, each of which comes in the place of the one before.
+/// Tries maps of Services, each of which replaces the one before.
 fn tried(subject: impl Subject, engine: Option<Engine>) {
     let maps = asked("TRIPOD_REAL_CALLS", MAPS);
     let seed = asked("TRIPOD_REAL_CALLS_SEED", 1);

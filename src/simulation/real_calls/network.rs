@@ -1,5 +1,5 @@
-//! A node with its neighbours, as network namespaces: the callers of the simulation, a server
-//! at each endpoint, and other hosts, to which the node sends calls that it does not serve.
+//! A node with its neighbours, as network namespaces: the callers of the simulation, a server at
+//! each endpoint, and other hosts, to which the node forwards calls that it does not serve.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,8 +19,8 @@ use crate::{
     simulation::world::{PORT, SERVICES, TARGET, ip, node_address},
 };
 
-/// The first port that callers call from: none is used twice, or what connection tracking
-/// knows of one call would lead another.
+/// The first port that callers call from. None is used twice, since the connection
+/// tracking entry of one call would apply to another.
 const FIRST_PORT: u16 = 20_000;
 
 /// A neighbour of the node: the name of the node's link to it, and the addresses that it has,
@@ -36,8 +36,8 @@ const NEIGHBOURS: [Neighbour; 6] = [
     ("cni4", &[(244, 4)]),
     ("cni6", &[(244, 6)]),
 ];
-/// The number of other nodes among these. They have all service addresses, too: what the node
-/// leads to no endpoint is answered there.
+/// The index of other nodes among these. They have all service addresses as well: what the
+/// node does not translate is answered there.
 const ELSEWHERE: usize = 1;
 /// The networks of service addresses.
 const SERVICE_NETWORKS: [u8; 3] = [96, 51, 113];
@@ -48,11 +48,11 @@ pub(super) struct Caller {
     pub(super) name: &'static str,
     /// Its address: the network and the last part.
     address: (u8, u16),
-    /// The number of its neighbour; `None`: the node itself.
+    /// The index of its neighbour; `None`: the node itself.
     at: Option<usize>,
 }
 
-/// Those that call each address of each Service.
+/// The callers that call each address of each Service.
 pub(super) const CALLERS: [Caller; 5] = [
     Caller::new("outside", (9, 1), Some(0)),
     Caller::new("a stranger", (8, 1), Some(0)),
@@ -77,7 +77,7 @@ impl Caller {
     }
 }
 
-/// The node is the namespace of the calling thread.
+/// The network; the node itself is the namespace of the calling thread.
 pub(super) struct Network {
     neighbours: Vec<NetworkNamespace>,
     port: AtomicU16,
@@ -88,7 +88,7 @@ fn end(family: Family, neighbour: usize, last: u16) -> IpAddr {
     ip(family, 6, 256 * (neighbour as u16 + 1) + last)
 }
 
-/// Returns `ip` with the flag of a family.
+/// Returns the command `ip` with the flag for a family.
 fn program(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",
@@ -96,7 +96,7 @@ fn program(family: Family) -> &'static str {
     }
 }
 
-/// Returns the length of the prefix of a link's addresses, and of a single address.
+/// Returns the prefix lengths of a link's addresses and of a single address.
 fn lengths(family: Family) -> (u8, u8) {
     match family {
         Family::V4 => (24, 32),
@@ -104,8 +104,8 @@ fn lengths(family: Family) -> (u8, u8) {
     }
 }
 
-/// Lets the thread's namespace forward, with whatever source, and refuse as often as it is
-/// called.
+/// Commands that let the thread's namespace forward packets with any source, and refuse
+/// without a rate limit.
 const SETTINGS: &str = "
     sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 \
         net.ipv4.conf.default.rp_filter=0 net.ipv4.icmp_ratelimit=0 net.ipv4.icmp_ratemask=0 \
@@ -115,9 +115,9 @@ const SETTINGS: &str = "
 ";
 
 impl Network {
-    /// Makes the neighbours, from the namespace of the node.
+    /// Creates the neighbours, from the namespace of the node.
     pub(super) fn new() -> Network {
-        // Sockets that Tokio has for signals belong to the namespace of the first runtime.
+        // The sockets that Tokio keeps for signals belong to the namespace of the first runtime.
         block_on(async {});
         sh(SETTINGS);
         let mut socket = Socket::open(Netlink::Route).expect("a socket");
@@ -149,14 +149,14 @@ impl Network {
         Family::ALL.into_iter().flat_map(of_family).collect()
     }
 
-    /// Returns an address that `caller` did not call from yet.
+    /// Returns an address from which `caller` has not called yet.
     pub(super) fn source(&self, caller: &Caller, family: Family) -> SocketAddr {
         let port = self.port.fetch_add(1, Ordering::Relaxed);
         assert!(port > FIRST_PORT - 1, "all ports were used");
         (caller.ip(family), port).into()
     }
 
-    /// Does something where `caller` is.
+    /// Runs `work` where `caller` is.
     pub(super) async fn at<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -168,7 +168,7 @@ impl Network {
         }
     }
 
-    /// Begins something where `caller` is, from within a runtime of the node.
+    /// Starts `work` where `caller` is, from within a runtime of the node.
     pub(super) fn begin(&self, caller: &Caller, work: impl Future<Output = ()> + Send + 'static) {
         match caller.at {
             Some(at) => self.neighbours[at].begin(work),
@@ -177,7 +177,7 @@ impl Network {
     }
 }
 
-/// Returns what gives a neighbour its addresses, and has it send everything to the node.
+/// Returns the script that gives a neighbour its addresses, and has it send everything to the node.
 fn at_neighbour(number: usize, addresses: &[(u8, u16)]) -> String {
     let mut script = format!("{SETTINGS}ip link set eth0 up\n");
     for family in Family::ALL {
@@ -202,7 +202,7 @@ fn at_neighbour(number: usize, addresses: &[(u8, u16)]) -> String {
     script
 }
 
-/// Returns what joins the node with a neighbour.
+/// Returns the script that joins the node with a neighbour.
 fn at_node(number: usize, link: &str, addresses: &[(u8, u16)]) -> String {
     let mut script = format!("ip link set {link} up\n");
     for family in Family::ALL {
@@ -218,7 +218,7 @@ fn at_node(number: usize, link: &str, addresses: &[(u8, u16)]) -> String {
         }
         if number == ELSEWHERE {
             script += &format!("{tool} route add default via {there}\n");
-            // On no link to a neighbour: it shows where callers are masqueraded.
+            // Not on a link to a neighbour, so that it shows where callers are masqueraded.
             let node = node_address(family);
             script += &format!("{tool} addr add {node}/{host} dev lo{nodad}\n");
         }

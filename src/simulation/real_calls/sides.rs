@@ -28,14 +28,14 @@ use crate::{
     services::{Changes, Event, ServiceMap, Tracker},
 };
 
-/// After so long everything is in force.
+/// Everything is in force after this time.
 const SOON: Duration = Duration::from_secs(60);
-/// What passes between two changes on the clock of the model, which stands still otherwise.
+/// Time that passes between two changes on the clock of the model, which stands still otherwise.
 const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
-/// Schedulers that Services ask for.
+/// Schedulers that Services request.
 const SCHEDULERS: [&str; 2] = ["rr", "sh"];
 
-/// A mode that runs on either.
+/// A mode that runs on both.
 pub(super) struct Sides<S: Subject> {
     subject: S,
     tracker: Tracker,
@@ -47,7 +47,7 @@ pub(super) struct Sides<S: Subject> {
 }
 
 impl<S: Subject> Sides<S> {
-    /// Starts the mode on both, with rules of iptables in `engine`.
+    /// Starts the mode on both, with iptables rules in `engine`.
     pub(super) fn new(subject: S, engine: Option<Engine>, own: Vec<IpAddr>) -> Sides<S> {
         let clock = super::super::stopped_clock();
         let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -97,13 +97,13 @@ impl<S: Subject> Sides<S> {
         let _installed = self.kernel.install();
         let (runtime, mode) = &mut self.model;
         runtime.block_on(async {
-            // As for the other one, whose clients call meanwhile.
+            // As on the real side, where clients call meanwhile.
             tokio::time::sleep(BETWEEN_CHANGES).await;
             bring_in_force(mode, map, changes).await;
         });
     }
 
-    /// Does something real.
+    /// Runs `work` on the real side.
     pub(super) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.real.0.block_on(work)
     }
@@ -111,19 +111,19 @@ impl<S: Subject> Sides<S> {
     /// Reads or changes the model.
     pub(super) fn model<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut changed = None;
-        // Its notifications are for sockets of the model.
+        // The notifications of the change are for sockets of the model.
         let _clock = self.model.0.enter();
         self.kernel.change(|state| changed = Some(change(state)));
         changed.expect("it was called")
     }
 
-    /// Returns what may become of a packet, as the model says.
+    /// Returns the possible outcomes of a packet, according to the model.
     fn outcomes(&self, packet: &Packet) -> Outcomes {
         let family = Family::of(&packet.source.ip());
         self.model(|state| self.subject.outcomes(state, family, packet, &self.own))
     }
 
-    /// Returns what of it may show.
+    /// Returns the possible outcomes of a packet, each with what a caller would see.
     pub(super) fn expected(&self, packet: &Packet) -> Vec<(Expected, Outcome)> {
         let outcomes = self.outcomes(packet);
         self.model(|state| {
@@ -135,7 +135,7 @@ impl<S: Subject> Sides<S> {
         })
     }
 
-    /// Has the model remember that a packet was led so.
+    /// Has the model remember the outcome of a packet.
     pub(super) fn remember(&self, family: Family, outcome: &Outcome) {
         self.model(|state| {
             for update in &outcome.updates {
@@ -144,7 +144,7 @@ impl<S: Subject> Sides<S> {
         });
     }
 
-    /// Has the model know of a connection that was led so.
+    /// Has the model know of a connection to the endpoint `to`.
     pub(super) fn connect(&self, packet: &Packet, to: SocketAddr) {
         self.model(|state| self.subject.connect(state, packet, to));
     }
@@ -168,7 +168,7 @@ fn length(ip: &IpAddr) -> u8 {
     }
 }
 
-/// Has a mode sync until everything is in force, and nothing differs.
+/// Has a mode sync until everything is in force and nothing differs.
 async fn bring_in_force(mode: &mut impl Mode, map: &ServiceMap, mut changes: PerFamily<Changes>) {
     let begun = Instant::now();
     loop {

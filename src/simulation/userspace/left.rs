@@ -1,4 +1,4 @@
-//! Local ports to which rules of an ended process lead.
+//! Local ports to which rules of an ended process redirect.
 
 use std::net::IpAddr;
 
@@ -17,8 +17,8 @@ use crate::{
 const SUBJECT: OfRedirect = OfRedirect(Engine::NfTables);
 const EXTERNAL: [u8; 4] = [10, 51, 0, 1];
 
-/// A Service with an external IP whose endpoint, if it has one, is on another node, where
-/// cluster IPs do not lead.
+/// Returns a Service with an external IP whose endpoint, if it has one, is on another
+/// node, so that calls of the cluster IP do not reach it.
 fn web(cluster_ip: [u8; 4], endpoint_there: Option<u8>) -> ServicePort {
     let there = endpoint_there.map(|last| endpoint(([10, 244, 0, last], 80)));
     ServicePort {
@@ -29,8 +29,8 @@ fn web(cluster_ip: [u8; 4], endpoint_there: Option<u8>) -> ServicePort {
     }
 }
 
-/// The port of the external IP goes to the group of both addresses first, which keeps it for the
-/// cluster IP when they are led to different endpoints.
+/// The port of the external IP goes first to the group of both addresses, which keeps it for the
+/// cluster IP when they get different endpoints.
 #[test]
 fn two_groups_never_have_the_same_one() {
     in_node(|| {
@@ -49,7 +49,7 @@ fn two_groups_never_have_the_same_one() {
             assert!(before.expect("it is in force").is_empty());
             *process = mode(SUBJECT);
             let cluster_ip = [10, 96, 0, 1];
-            // Where rules lead is known, and that is all.
+            // Only the first reading succeeds: it shows where rules redirect, and nothing more.
             refusing.refuse(|call| call == Call::Save(Family::V4), 1, usize::MAX);
             let unread = sync(process, web(cluster_ip, None)).await;
             unread.expect_err("rules cannot be read");

@@ -34,19 +34,19 @@ use crate::{
     net::{Family, Protocol},
 };
 
-/// So many steps are run each time.
+/// Steps of each run.
 const STEPS: usize = 400;
-/// With so many seeds.
+/// Number of seeds.
 const SEEDS: u64 = 6;
 /// A port that no Service has.
 const OTHER_PORT: u16 = 22;
-/// In the place of the port of packets without ports, as of fragments.
+/// Takes the place of the port of packets without ports, such as fragments.
 const NO_PORT: u16 = 0;
-/// What others have there.
+/// The name of what others have there.
 const FOREIGN: &str = "rule and route";
 
 thread_local! {
-    /// What was changed last is noticed by full syncs alone.
+    /// Whether only full syncs notice the last change.
     static IS_UNNOTICED: Cell<bool> = Cell::default();
 }
 
@@ -71,7 +71,7 @@ fn to_other_port(at: IpAddr, protocol: u8, port: u16) -> Packet {
     }
 }
 
-/// Returns each Service's addresses, but for those of the node.
+/// Returns each Service's addresses, except those of the node.
 fn addresses(family: Family) -> impl Iterator<Item = (usize, Called, IpAddr)> {
     let called = [Called::ClusterIp, Called::ExternalIp, Called::LoadBalancer];
     let services = (0..SERVICES).filter(move |number| world::family(*number) == family);
@@ -93,7 +93,7 @@ impl Rules for OfLocal {
             Led::Here => {
                 let mut served = super::served(packet, packet.destination);
                 if !state.links.may_answer_from(&packet.destination.ip()) {
-                    // The kernel's own answers are not sent.
+                    // The kernel does not send its own answers from that address.
                     for outcome in &mut served {
                         if outcome.disposition == Disposition::Refused {
                             outcome.disposition = Disposition::Dropped;
@@ -133,8 +133,8 @@ impl Rules for OfLocal {
         open.map(|packet| format!("{packet:?}"))
     }
 
-    /// Other ports of a cluster IP are refused, those of other addresses are others'; ICMP
-    /// and fragments get to where their Service is served.
+    /// Other ports of a cluster IP are refused, other ports of other addresses are left to
+    /// others; ICMP and fragments arrive where their Service is served.
     fn wrong(&self, state: &State, _: &[IpAddr]) -> Option<String> {
         let mut all = Family::ALL.into_iter().flat_map(|family| {
             let of_family = addresses(family);
@@ -212,7 +212,7 @@ impl Rules for OfLocal {
         let links = &mut state.links;
         let choice = random.below(9);
         let changed = match choice {
-            // As systemd-networkd does when it begins.
+            // As systemd-networkd does when it starts.
             0 => {
                 let rules = links.edit(family, Edit::RemoveRules(None));
                 links.edit(family, Edit::RemoveRoutes(None)) || rules
@@ -239,7 +239,7 @@ impl Rules for OfLocal {
         entered.map(|family| (family, FOREIGN)).collect()
     }
 
-    /// Routes to its cluster IP.
+    /// Refuses routes to the Service's cluster IP.
     fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>) {
         let address = |(service, errno)| (world::cluster_ip(service), errno);
         state.links.refuse(refused.map(address));

@@ -1,4 +1,4 @@
-//! Where node ports listen when this node's object says where they are served.
+//! Where node ports listen once this node's object says where they are served.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -35,7 +35,7 @@ fn node() -> Event {
     Event::Node(Arc::new(node.object))
 }
 
-/// A Service of both families with a node port.
+/// Returns a Service of both families with a node port.
 fn service() -> Event {
     let object = json!({
         "metadata": {"namespace": "ns", "name": "web"},
@@ -66,7 +66,7 @@ fn slice(family: Family) -> Event {
     Event::EndpointSlice(Arc::new(slice.object))
 }
 
-/// The runner notices first where node ports are served, of a full sync of one family.
+/// During a full sync of one family the runner notices first where node ports are served.
 #[test]
 fn they_listen_in_both_families_whoever_noticed_the_change_first() {
     in_node(|| {

@@ -29,11 +29,12 @@ use crate::{
     net::{Family, Protocol},
 };
 
-/// So many steps are run each time.
+/// Steps of each run.
 const STEPS: usize = 400;
-/// With so many seeds.
+/// Number of seeds.
 const SEEDS: u64 = 6;
-/// An established connection passes no rules that ask for the port to which it was led.
+/// Packets of an established connection pass no rules that match the port to which it was
+/// redirected.
 const ANY_PORT: u16 = 1;
 
 /// Userspace mode with redirect capture.
@@ -50,7 +51,7 @@ impl Captures for OfRedirect {
     }
 }
 
-/// Returns whether a chain is one that redirect capture has for itself.
+/// Returns whether a chain is redirect capture's own.
 fn is_ours(chain: &str) -> bool {
     chain.starts_with("TRIPOD-")
 }
@@ -85,7 +86,7 @@ impl Rules for OfRedirect {
         found.into_iter().flat_map(of).collect()
     }
 
-    /// To the port that rules lead to.
+    /// Returns the port to which rules redirect.
     fn tracked(
         &self,
         state: &State,
@@ -110,7 +111,7 @@ impl Rules for OfRedirect {
         listeners.any(|listener| listener.service_port() == spec.service_port())
     }
 
-    /// A port to which rules lead refuses who calls it directly.
+    /// A port to which rules redirect refuses direct calls.
     fn wrong(&self, state: &State, own: &[IpAddr]) -> Option<String> {
         let ports = |protocol| {
             let addresses = LISTENING.with_borrow(|all| all.addresses(protocol));
@@ -133,7 +134,7 @@ impl Rules for OfRedirect {
         found.map(|(protocol, at)| format!("{at}/{protocol} is open"))
     }
 
-    /// Whether there are legacy tables is asked of the real kernel.
+    /// Whether legacy tables exist is read from the real kernel.
     fn remains(&self, state: &State) -> Option<String> {
         let is_seen = self.0 == Engine::NfTables;
         let chain = state.xtables.find_chain(is_ours).filter(|_| is_seen);
@@ -156,7 +157,8 @@ impl Rules for OfRedirect {
         docker::chains(state)
     }
 
-    /// Rules lead to many Services at once: there are none of one alone that could be refused.
+    /// Each rule serves many Services at once: there are none of a single Service that could
+    /// be refused.
     fn refuse(&self, _: &mut State, _: Option<(usize, Errno)>) {}
 }
 

@@ -1,4 +1,4 @@
-//! What is said of frontends that were not captured once.
+//! What is reported of frontends whose capture failed once.
 
 use nix::libc;
 
@@ -11,8 +11,8 @@ use crate::{
     simulation::named_cases::{Refusing, on_a_node},
 };
 
-/// Refuses the address of the second Service, and then has a sync for `changed` of all
-/// `numbers`: the refusal has it compare everything, so that nothing is left to be tried again.
+/// Refuses the address of the second Service, and then has a sync for `changed` of all `numbers`:
+/// because of the refusal it compares everything, so that nothing is left to be retried.
 fn is_captured_with_the_next_change(numbers: &'static [u8], changed: &'static [u8]) {
     in_node(move || {
         let refusing = Refusing::default();

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Services with these last numbers, of which each has an endpoint.
+/// Returns Services with these last numbers, each of which has an endpoint.
 pub(super) fn services(numbers: &[u8]) -> ServiceMap {
     let services = numbers.iter().map(|number| {
         let mut port = service_port(&format!("web-{number}"), [10, 96, 0, *number]);

@@ -1,4 +1,4 @@
-//! The cluster as objects, and what says that they are gone.
+//! The cluster as objects, and the events that remove them.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -111,7 +111,7 @@ fn slice_name(number: usize) -> SliceName {
     }
 }
 
-/// Returns what says that a Service is gone.
+/// Returns the events that remove a Service.
 pub(in crate::simulation) fn gone(number: usize) -> [Event; 2] {
     [
         Event::ServiceGone(name(number)),
@@ -132,8 +132,8 @@ pub(in crate::simulation) fn node() -> Event {
     }))
 }
 
-/// Returns what says from which networks cluster IPs are; `None`: that is not known any
-/// more.
+/// Returns the event that says which networks cluster IPs are from; `known` false: the
+/// event that removes that knowledge.
 pub(in crate::simulation) fn service_networks(known: bool) -> Event {
     let name = "kubernetes".into();
     if !known {

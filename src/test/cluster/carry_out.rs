@@ -1,4 +1,4 @@
-//! Makes the calls of what is tried, and says what came of them.
+//! Makes the calls of what is tried, and reports their results.
 
 use std::{
     collections::BTreeSet,
@@ -19,15 +19,15 @@ use super::{
 };
 use crate::ask;
 
-/// Between one time and the next that something is tried.
+/// Time between one attempt and the next.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Calls that show by which address a caller comes.
+/// Number of calls that show from which address a caller comes.
 const FEW: usize = 4;
 
-/// Carries out one thing after the other. What is not as promised is tried again, until
-/// `settled` as often as there is time for, since the running Tripod shows a change before
-/// it is in force, and then once, since a packet may get lost.
+/// Carries out one try after the other. One whose result is not as promised is repeated
+/// until `settled`, as often as there is time for, since the running Tripod shows a change
+/// before it is in force, and then once more, since a packet may get lost.
 pub async fn each(tries: &[Try], namespace: &str, socket: &Path, settled: Instant) -> Vec<Check> {
     let mut checks = Vec::new();
     for tried in tries {
@@ -60,7 +60,7 @@ async fn one(tried: &Try, namespace: &str, socket: &Path, settled: Instant) -> V
     }
 }
 
-/// Returns why there is nothing to try at an address of this node, if so.
+/// Returns why there is nothing to try at an address of this node; `None`: it is tried.
 async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
     if !tried.at_node {
         return None;
@@ -72,7 +72,7 @@ async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
         None => ask::explanation_from_node(socket, tried.to, protocol).await,
     };
     match explained {
-        // What is sent to a loopback address stays with this node, which refuses it.
+        // What is sent to a loopback address stays on this node, which refuses it.
         Ok(explained)
             if explained.verdict == "notServed"
                 || tried.to.ip().is_loopback() && explained.verdict == "refused" =>
@@ -85,8 +85,8 @@ async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
     }
 }
 
-/// Returns why the caller is none from outside, where that counts. Its own node may give
-/// what it sends another address, which servers see.
+/// Returns why the caller does not count as one from outside, if the promise needs that.
+/// Its own node may replace its address, so the addresses that servers see are looked up.
 async fn not_outside(tried: &Try, socket: &Path) -> Option<String> {
     if !tried.from_outside {
         return None;
@@ -129,7 +129,7 @@ async fn calls(tried: &Try, calls: Calls) -> Result<Vec<Seen>, String> {
     }
 }
 
-/// Returns the row of the calls, and that of whom servers saw.
+/// Returns the row of the calls, and the row of the addresses that servers saw.
 fn judged(tried: &Try, namespace: &str, seen: &[Seen]) -> Vec<Check> {
     let mut checks = vec![row(tried, namespace, tried.promise.judge(seen))];
     let client = tried.client.as_ref();

@@ -21,12 +21,12 @@ use super::{
     tries,
 };
 
-/// The server that is taken out of the Services, and runs on.
+/// The server that is removed from the Services, and goes on running.
 const LEAVES: &str = "here-2";
 
 const LEFT: &str = "an endpoint leaves";
 
-/// How long opening a connection, or an answer by it, may take.
+/// How long opening a connection, or an answer over it, may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Connections to one address, opened before the change.
@@ -36,7 +36,7 @@ struct Open {
     failed: usize,
 }
 
-/// Takes an endpoint away, and tries what is promised then.
+/// Removes an endpoint, and tries what is promised then.
 pub async fn try_change(
     kubernetes: &Kubernetes,
     run: &Run,
@@ -70,7 +70,7 @@ pub async fn try_change(
     checks
 }
 
-/// Opens so many connections from this node that the endpoint that leaves has some.
+/// Opens enough connections from this node that the endpoint that leaves has some.
 async fn open(stage: &Stage) -> Vec<Open> {
     let mut all = Vec::new();
     let service = stage.service(Kind::ClusterIp);
@@ -93,7 +93,7 @@ async fn open(stage: &Stage) -> Vec<Open> {
     all
 }
 
-/// Asks by the connections that are open.
+/// Asks over the connections that are open.
 async fn finish(stage: &Stage, run: &Run, open: Open) -> Check {
     let mut seen = Vec::new();
     for stream in open.streams {
@@ -109,7 +109,7 @@ async fn finish(stage: &Stage, run: &Run, open: Open) -> Check {
     )
 }
 
-/// Says whether the connections went on, those to the endpoint that left as well.
+/// Judges whether the connections went on, including those to the endpoint that left.
 fn judge(seen: &[Seen], not_opened: usize) -> Finding {
     let answered = answered(seen);
     let total: usize = answered.values().sum();
@@ -121,7 +121,7 @@ fn judge(seen: &[Seen], not_opened: usize) -> Finding {
     }
     let outcome = match () {
         () if lost > 0 || not_opened > 0 || seen.is_empty() => Outcome::Failed,
-        // The scheduler did not choose it, so that nothing is known.
+        // The scheduler did not choose that endpoint, so nothing is known.
         () if left == 0 => Outcome::Skipped,
         () => Outcome::Passed,
     };

@@ -10,16 +10,16 @@ use super::{
 };
 use crate::net::{ModeName, Protocol};
 
-/// The name of what is tried of a load balancer.
+/// The name of the check of a load balancer.
 pub const BALANCER: &str = "load-balancer IP";
 
-/// The name of what is tried of who may call one.
+/// The name of the check of who may call a load balancer.
 pub const RANGES: &str = "loadBalancerSourceRanges";
 
-/// The name of what is tried of an external IP.
+/// The name of the check of an external IP.
 pub const EXTERNAL: &str = "external IP";
 
-/// Returns what is tried of `service` at `ip`, which is none of a node's.
+/// Returns what is tried of `service` at `ip`, which is not an address of a node.
 pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     let to = SocketAddr::new(ip, SERVICE_PORT);
     match service.kind {
@@ -47,8 +47,8 @@ fn open(
     each.collect()
 }
 
-/// Its policy of Local is for callers outside the cluster; in ipvs mode one virtual server
-/// serves all callers.
+/// Returns calls of a load balancer. Its policy of Local is for callers outside the
+/// cluster; in ipvs mode one virtual server serves all callers.
 fn of_balancer(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
     let reach = match stage.mode {
         ModeName::Ipvs => Reach::Node,
@@ -66,8 +66,9 @@ fn of_balancer(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try>
     tries
 }
 
-/// The ranges have the addresses of the pod that is no endpoint. Waiting for an answer that
-/// does not come takes seconds, so that each protocol is tried by one of those shut out.
+/// Returns calls of a load balancer with source ranges, which contain the addresses of the
+/// pod that is no endpoint. Waiting for an answer that does not come takes seconds, so for
+/// each protocol only one of the callers that are kept out tries it.
 fn guarded(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
     let pods = callers(stage).into_iter();
     let let_in: Vec<Caller> = pods.filter(|caller| caller.agent.is_some()).collect();

@@ -1,5 +1,5 @@
-//! Calls Services that are there already, from this node, and compares what comes of it
-//! with what the running Tripod says.
+//! Calls Services that exist already, from this node, and compares the results with what
+//! the running Tripod says.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -18,13 +18,13 @@ use crate::{
 /// Connections that are made to each address.
 const CONNECTIONS: usize = 10;
 
-/// How long a connection may take to be open.
+/// How long opening a connection may take.
 const OPEN_WITHIN: Duration = Duration::from_secs(3);
 
 /// Calls these Services.
 ///
 /// # Errors
-/// Says why there is nothing to call, as where there is no such Service.
+/// Says why there is nothing to call, for example because there is no such Service.
 pub async fn test(services: &[(String, String)], socket: &Path) -> Result<Vec<Check>, String> {
     let mut checks = Vec::new();
     for (namespace, name) in services {
@@ -61,8 +61,8 @@ async fn one(port: &ServicePort, address: &Address, socket: &Path) -> Check {
     }
 }
 
-/// Returns where the ServicePort is called; a node port at the address from which this
-/// node calls others.
+/// Returns where the ServicePort is called. A node port is called at the address from
+/// which this node calls others.
 fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'static str> {
     let ip = match &address.ip {
         Some(ip) => ip.parse().ok(),
@@ -102,7 +102,7 @@ async fn judge(port: &ServicePort, to: SocketAddr, socket: &Path) -> Finding {
     }
 }
 
-/// What came of connections.
+/// Results of connection attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Connected {
     open: usize,

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{ask, net::Protocol};
 
-/// Between one time and the next that it is asked.
+/// Time between one request and the next.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// How long an answer may take.
@@ -30,8 +30,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Longest answer that is read, in bytes.
 const LONGEST: u64 = 1 << 16;
 
-/// Asks at this node's address of each IP family, again until `settled` where the answer
-/// is not as promised.
+/// Asks at this node's address of each IP family, and again until `settled` while the
+/// answer is not as promised.
 pub async fn check(stage: &Stage, run: &Run, socket: &Path, settled: Instant) -> Vec<Check> {
     let Some(service) = stage.service(Kind::LoadBalancer) else {
         return Vec::new();
@@ -55,13 +55,13 @@ pub async fn check(stage: &Stage, run: &Run, socket: &Path, settled: Instant) ->
     checks
 }
 
-/// Returns how many endpoints of it are on this node.
+/// Returns how many endpoints of the load balancer's Service are on this node.
 fn here(stage: &Stage, node: IpAddr) -> usize {
     let servers = stage.servers(Kind::LoadBalancer, node, Reach::Node);
     servers.len()
 }
 
-/// Returns why nothing answers there, if so.
+/// Returns why nothing answers there; `None`: something does.
 async fn not_served(to: SocketAddr, socket: &Path) -> Option<String> {
     let protocol = Protocol::Tcp.name();
     match ask::explanation_from_node(socket, to, protocol).await {
@@ -95,7 +95,7 @@ async fn ask(to: SocketAddr) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Says whether the answer is that so many endpoints are `here`.
+/// Judges whether the answer reports `here` endpoints on this node.
 fn judge(answer: &io::Result<String>, here: usize) -> Finding {
     let status = if here > 0 { "200" } else { "503" };
     let promised = format!("status {status}, localEndpoints {here}");

@@ -1,4 +1,4 @@
-//! What is asked of the API server, with the user's own kubeconfig.
+//! Requests to the API server, with the user's own kubeconfig.
 
 use std::{
     env, fmt,
@@ -33,7 +33,7 @@ const DAEMON_SET: [&str; 2] = ["kube-system", "kube-proxy"];
 /// Longest kubeconfig from standard input, in bytes.
 const LONGEST_INPUT: u64 = 1 << 20;
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Debug)]
 pub struct Failure {
     /// The HTTP status; `None`: there was no answer.
@@ -75,8 +75,8 @@ impl Failure {
         self.code == Some(404)
     }
 
-    /// Returns whether a pod was refused because its namespace is so new that it has not
-    /// its service account yet (admission plugin `ServiceAccount`).
+    /// Returns whether a pod was refused because its namespace is so new that it has no
+    /// service account yet (admission plugin `ServiceAccount`).
     pub fn is_too_early(&self) -> bool {
         self.code == Some(403) && self.words.contains("service account")
     }
@@ -91,13 +91,13 @@ impl From<Failure> for String {
 /// The API server of the cluster.
 pub struct Kubernetes {
     access: Access,
-    /// The kubeconfig from standard input, while it may be read.
+    /// The kubeconfig from standard input; kept for as long as it may be read.
     _input: Option<File>,
 }
 
 impl Kubernetes {
-    /// Reads the kubeconfig: the one given, `-` from standard input, or the one that
-    /// kubectl would take.
+    /// Reads the kubeconfig: the given one, `-` for standard input, or the one that
+    /// kubectl would use.
     ///
     /// # Errors
     /// Says which file is missing, or what is wrong in it.
@@ -137,10 +137,10 @@ impl Kubernetes {
         self.access.client().await
     }
 
-    /// Makes a namespace.
+    /// Creates a namespace.
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why it was not created.
     pub async fn create_namespace(&self, namespace: &Namespace) -> Result<(), Failure> {
         let api = Api::<Namespace>::all(self.client().await);
         let done = api.create(&PostParams::default(), namespace).await;
@@ -148,10 +148,10 @@ impl Kubernetes {
             .map_err(|error| Failure::new("create", "namespaces", "", &error))
     }
 
-    /// Makes an object in a namespace. Returns it as it is stored.
+    /// Creates an object in a namespace. Returns it as it is stored.
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why it was not created.
     pub async fn create<K>(&self, namespace: &str, object: &K) -> Result<K, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -165,7 +165,7 @@ impl Kubernetes {
     /// Returns the pods that a label selector selects.
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why they could not be listed.
     pub async fn pods(&self, namespace: &str, selector: &str) -> Result<Vec<Pod>, Failure> {
         let api = Api::<Pod>::namespaced(self.client().await, namespace);
         let listed = api.list(&ListParams::default().labels(selector)).await;
@@ -177,7 +177,7 @@ impl Kubernetes {
     /// Gives a pod's label another value.
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why it was not changed.
     pub async fn label_pod(
         &self,
         namespace: &str,
@@ -198,7 +198,7 @@ impl Kubernetes {
     /// it is stored.
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why they were not stored.
     pub async fn balance(
         &self,
         namespace: &str,
@@ -217,7 +217,7 @@ impl Kubernetes {
     /// Returns the nodes of the cluster.
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why they could not be listed.
     pub async fn nodes(&self) -> Result<Vec<Node>, Failure> {
         let api = Api::<Node>::all(self.client().await);
         let listed = api.list(&ListParams::default()).await;
@@ -247,10 +247,10 @@ impl Kubernetes {
         })
     }
 
-    /// Deletes an object; that there is none is no error.
+    /// Deletes an object; if it does not exist, that is no error.
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why it was not deleted.
     pub async fn delete(&self, namespace: &str, object: &Object) -> Result<(), Failure> {
         let client = self.client().await;
         let params = DeleteParams::default();
@@ -279,7 +279,7 @@ impl Kubernetes {
     }
 }
 
-/// An object that a test made.
+/// An object that a test created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
     /// A namespace of that name.
@@ -312,7 +312,7 @@ fn within(namespace: &str) -> String {
     format!(" in namespace {namespace}")
 }
 
-/// Keeps what comes from standard input in memory, where it can be read as a file.
+/// Keeps standard input in memory, where it can be read as a file.
 fn from_input() -> io::Result<File> {
     let mut file = File::from(memfd_create(c"kubeconfig", MFdFlags::MFD_CLOEXEC)?);
     let mut input = io::stdin().lock().take(LONGEST_INPUT);
@@ -320,7 +320,7 @@ fn from_input() -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns the kubeconfig that kubectl would take.
+/// Returns the kubeconfig that kubectl would use.
 fn usual() -> Option<PathBuf> {
     let named = env::var_os("KUBECONFIG").unwrap_or_default();
     let home = env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
@@ -350,7 +350,7 @@ mod tests {
         assert!(!failure.is_too_early());
     }
 
-    /// The message of `plugin/pkg/admission/serviceaccount` of kube-apiserver.
+    /// The message is that of `plugin/pkg/admission/serviceaccount` of kube-apiserver.
     #[test]
     fn a_namespace_without_its_service_account_is_new() {
         let failure = refused(

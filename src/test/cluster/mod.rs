@@ -1,5 +1,5 @@
-//! Tries the Tripod that runs on this node of a cluster: by pods and Services that are
-//! made for it, or by Services that are there.
+//! Tries the Tripod that runs on this node of a cluster: with pods and Services made for
+//! it, or with Services that exist already.
 
 mod carry_out;
 mod change;
@@ -43,14 +43,14 @@ use super::{
 };
 use crate::{ask, cli::Cluster, status_api::Status};
 
-/// How long what the running Tripod shows may take to be in force: with a
+/// How long it may take until what the running Tripod shows is in force, given a
 /// `minSyncPeriod` of some seconds, and a sync of a large cluster.
 const SETTLES: Duration = Duration::from_secs(10);
 
 /// How long removing everything may take.
 const CLEANED_WITHIN: Duration = Duration::from_secs(30);
 
-/// Tries what is asked for. Returns the report.
+/// Tries what `asked` requests. Returns the report.
 ///
 /// # Errors
 /// Says why nothing can be tried.
@@ -148,7 +148,7 @@ async fn try_all(
     Ok(Report::new(stage.mode, checks))
 }
 
-/// Returns the row that says why nothing was tried across nodes, if so.
+/// Returns the row that says why nothing was tried across nodes; `None`: it was.
 fn alone(stage: &Stage, run: &Run) -> Option<Check> {
     let why = stage.alone.clone()?;
     Some(Check {
@@ -161,8 +161,8 @@ fn alone(stage: &Stage, run: &Run) -> Option<Check> {
     })
 }
 
-/// Returns the rows that say what of Services was not tried that a cluster may refuse, or a mode
-/// not do.
+/// Returns the rows that say what was not tried of Services that a cluster may refuse, or that a
+/// mode may not support.
 fn not_made(stage: &Stage, run: &Run) -> Vec<Check> {
     let each = stage.not_made.iter().map(|(kind, why)| Check {
         name: match kind {
@@ -182,7 +182,7 @@ fn not_made(stage: &Stage, run: &Run) -> Vec<Check> {
     each.collect()
 }
 
-/// Removes all that was made, whatever came of it; says what stays.
+/// Removes everything that was made, whatever the results; reports what remains.
 async fn remove(kubernetes: &Kubernetes, run: &Run, made: &Made) {
     let until = Instant::now() + CLEANED_WITHIN;
     for object in made.all() {
@@ -201,7 +201,7 @@ async fn remove(kubernetes: &Kubernetes, run: &Run, made: &Made) {
     }
 }
 
-/// Says how far it is, beside the report.
+/// Reports progress on standard error, separate from the report.
 fn say(words: &str) {
     let _ = writeln!(io::stderr(), "{words}");
 }

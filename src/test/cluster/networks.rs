@@ -1,4 +1,4 @@
-//! Addresses for Services that are none of the cluster's; pure.
+//! Chooses addresses for Services from outside the cluster's own networks; pure.
 
 use std::{
     collections::BTreeSet,
@@ -10,9 +10,9 @@ use ipnet::IpNet;
 /// Addresses that external IPs and load-balancer IPs are taken from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct External {
-    /// Those of this run, of each network that has some left.
+    /// The addresses of this run, from each network that has some left.
     chosen: Vec<[IpAddr; PLACES]>,
-    /// Networks of which each address that a run could take is one of a Service.
+    /// Networks in which each address that a run could take belongs to a Service.
     used_up: Vec<IpNet>,
 }
 
@@ -20,8 +20,8 @@ pub struct External {
 const PLACES: usize = 3;
 
 impl External {
-    /// Returns addresses of each network that are not `taken`. Runs of other numbers, which
-    /// may run at the same time, mostly have others.
+    /// Returns addresses of each network that are not `taken`. Runs with other numbers,
+    /// which may run at the same time, mostly get others.
     pub fn choose(networks: &[IpNet], number: u32, taken: &BTreeSet<IpAddr>) -> External {
         let mut external = External {
             chosen: Vec::new(),
@@ -44,7 +44,7 @@ impl External {
             .collect()
     }
 
-    /// Returns why there are no addresses of some networks; `None`: there are.
+    /// Returns why some networks have no addresses left; `None`: all have some.
     pub fn lacking(&self) -> Option<String> {
         let used_up: Vec<_> = self.used_up.iter().map(IpNet::to_string).collect();
         (!used_up.is_empty()).then(|| {
@@ -57,14 +57,14 @@ impl External {
     }
 }
 
-/// Returns addresses of a network that stand next to each other, none of which is `taken`;
-/// `None`: there are none.
+/// Returns adjacent addresses of a network, none of which is `taken`; `None`: there are
+/// none.
 fn choose(network: IpNet, number: u32, taken: &BTreeSet<IpAddr>) -> Option<[IpAddr; PLACES]> {
     let host_bits = network.max_prefix_len() - network.prefix_len();
     let size = 1_u128.checked_shl(host_bits.into()).unwrap_or(u128::MAX);
-    // Neither the first address nor the last one, which may be a broadcast.
+    // Neither the first nor the last address is used; the last may be a broadcast address.
     let groups = (size.saturating_sub(2) / PLACES as u128).max(1);
-    // Each that is taken spoils one group at most.
+    // Each taken address spoils one group at most.
     let tries = groups.min(taken.len() as u128 + 1);
     let mut groups = (0..tries).map(|further| (u128::from(number) + further) % groups);
     groups.find_map(|group| {

@@ -26,12 +26,12 @@ pub const AGENT_PORT: u16 = 8081;
 /// Where the Services are called.
 pub const SERVICE_PORT: u16 = 80;
 
-/// How long pods last at most, in seconds, if nobody takes them away: the tester may be
+/// How long pods last at most, in seconds, if nobody deletes them: the tester may be
 /// killed.
 const LIFETIME: i64 = 1800;
 
-/// User and group of the pods, as they have to be named where the image names none:
-/// `nobody` of most systems.
+/// User and group of the pods, which have to be given in case the image names none:
+/// `nobody` on most systems.
 const NOBODY: i64 = 65534;
 
 /// The value of `app.kubernetes.io/name` of all that is made.
@@ -52,17 +52,17 @@ pub const NO_ROLE: &str = "none";
 /// One run of a test: where its objects are, and how they are distinguished from others.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What makes names of this run different from those of others.
+    /// Makes names of this run different from those of others.
     pub id: String,
     /// The namespace of pods and Services.
     pub namespace: String,
-    /// Whether the namespace is made, and removed, by this run.
+    /// Whether this run creates and removes the namespace.
     pub is_own: bool,
     /// The image of the pods.
     pub image: String,
     /// SHA-256 of the token of this run, in hexadecimal digits.
     pub token_sha256: String,
-    /// Whether the objects stay.
+    /// Whether the objects are kept when the run ends.
     pub keep: bool,
     /// The addresses of Services that have external ones.
     pub external: External,
@@ -94,13 +94,13 @@ pub enum Kind {
     InternalLocal,
     /// One endpoint, on this node, and `externalTrafficPolicy: Local`.
     Single,
-    /// Its selector selects no pod.
+    /// A Service whose selector selects no pod.
     Empty,
     /// An external IP, listed in `externalIPs`.
     ExternalIp,
     /// A load balancer, and `externalTrafficPolicy: Local`.
     LoadBalancer,
-    /// A load balancer for one of the pods alone: `loadBalancerSourceRanges`.
+    /// A load balancer for one of the pods only: `loadBalancerSourceRanges`.
     SourceRanges,
     /// `trafficDistribution: PreferSameNode`.
     SameNode,
@@ -152,13 +152,14 @@ impl Kind {
         matches!(self, Kind::LoadBalancer | Kind::SourceRanges)
     }
 
-    /// Returns whether its Service has addresses that are none of the cluster's. Clusters
-    /// may refuse such Services: admission plugins, quotas.
+    /// Returns whether its Service has addresses from outside the cluster's networks.
+    /// Clusters may refuse such Services: admission plugins, quotas.
     pub fn is_external(self) -> bool {
         self.place().is_some()
     }
 
-    /// Returns whether clusters may refuse its Service: also what an API server does not know.
+    /// Returns whether clusters may refuse its Service, also because the API server does not
+    /// know a field.
     pub fn may_be_refused(self) -> bool {
         self.is_external() || self == Kind::SameNode
     }
@@ -183,16 +184,16 @@ impl Kind {
     }
 }
 
-/// The pod that calls and is no endpoint.
+/// The pod that makes calls and is not an endpoint.
 pub const CLIENT: &str = "client";
 
-/// The scheduler that [`Kind::SourceHash`] asks for.
+/// The scheduler that [`Kind::SourceHash`] requests.
 pub const SCHEDULER: &str = "sh";
 
-/// The server that [`Kind::Single`] has.
+/// The only endpoint of [`Kind::Single`].
 pub const SINGLE: &str = "here-1";
 
-/// Protocols of every Service, each with a port of that name in small letters.
+/// Protocols of every Service, each with a port that has its name in lower case.
 pub const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 impl Run {
@@ -205,7 +206,7 @@ impl Run {
         }
     }
 
-    /// Returns what selects the pods of this run.
+    /// Returns the label selector for the pods of this run.
     pub fn selector(&self) -> String {
         format!("app.kubernetes.io/instance={}", self.id)
     }
@@ -217,10 +218,10 @@ impl Run {
         ])
     }
 
-    /// Returns the namespace of its own.
+    /// Returns the namespace that the run creates.
     pub fn namespace(&self) -> Namespace {
         let mut labels = self.labels();
-        // What is not within that standard is refused (Pod Security admission).
+        // Pod Security admission refuses pods that do not meet that standard.
         let key = "pod-security.kubernetes.io/enforce".to_owned();
         labels.insert(key, "restricted".to_owned());
         Namespace {
@@ -247,7 +248,7 @@ impl Run {
             },
             spec: Some(PodSpec {
                 containers: vec![self.container(plan)],
-                // Not the scheduler's choice: the test is about this node.
+                // Not left to the scheduler: the test is about this node.
                 node_name: Some(plan.node.clone()),
                 tolerations: Some(vec![Toleration {
                     operator: Some("Exists".to_owned()),
@@ -328,14 +329,14 @@ impl Run {
         }
     }
 
-    /// Returns the addresses that a Service has which are none of the cluster's.
+    /// Returns the addresses of a Service that are from outside the cluster's networks.
     pub fn external_addresses(&self, kind: Kind) -> Vec<IpAddr> {
         let place = kind.place();
         place.map_or_else(Vec::new, |place| self.external.addresses(place))
     }
 
-    /// Returns a Service, of both IP families where the cluster has both, with source
-    /// ranges for those who are `let_in`.
+    /// Returns a Service, of both IP families if the cluster has both, with source ranges
+    /// for the addresses in `let_in`.
     pub fn service(&self, kind: Kind, let_in: &[IpAddr]) -> Service {
         let local = || Some("Local".to_owned());
         let of_run = ("app.kubernetes.io/instance", &*self.id);
@@ -380,7 +381,7 @@ impl Run {
                 internal_traffic_policy: (kind == Kind::InternalLocal).then(local).flatten(),
                 external_ips: (kind == Kind::ExternalIp)
                     .then(|| external().map(|ip| ip.to_string()).collect()),
-                // A class that no controller serves: the test gives it addresses.
+                // A class that no controller serves: the test assigns the addresses itself.
                 load_balancer_class: is_balancer.then(|| APP.to_owned()),
                 allocate_load_balancer_node_ports: is_balancer.then_some(false),
                 load_balancer_source_ranges: (kind == Kind::SourceRanges)
@@ -445,7 +446,7 @@ mod tests {
         assert_eq!(settings.job, Job::TestServer(expected));
     }
 
-    /// What `k8s.io/pod-security-admission` asks of pods under `restricted`.
+    /// What `k8s.io/pod-security-admission` requires of pods under `restricted`.
     #[test]
     fn pods_are_within_the_restricted_standard() {
         let pod = serde_json::to_value(run().pod(&plan())).unwrap();

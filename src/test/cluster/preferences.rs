@@ -1,5 +1,5 @@
-//! What is tried of Services that ask for a choice of endpoints, and where that depends on
-//! what the cluster and the mode do with it; pure.
+//! What is tried of Services that request a choice of endpoints, and of others for which
+//! the result depends on what the cluster and the mode support; pure.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,13 +14,13 @@ use crate::{
     status_api::ServicePort,
 };
 
-/// The name of what is tried of endpoints on the caller's node.
+/// The name of the check that endpoints on the caller's node are preferred.
 pub const SAME_NODE: &str = "trafficDistribution PreferSameNode";
 
-/// The name of what is tried of a Service with a scheduler of its own.
+/// The name of the check of a Service with a scheduler of its own.
 pub const SOURCE_HASH: &str = "scheduler sh";
 
-/// The name of what is tried of node ports at loopback addresses.
+/// The name of the check of node ports at loopback addresses.
 const LOCALHOST: &str = "node port on localhost";
 
 /// Returns what is tried of `service` at its cluster IP.
@@ -41,8 +41,8 @@ pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
 }
 
 /// Returns what is tried of the node ports of `service` at the loopback address of the family of
-/// `ip`, which this node alone can call. In modes of the kernel sockets of Tripod relay what
-/// comes there, of TCP alone; in iptables mode rules lead it on.
+/// `ip`, which only this node can call. In ipvs and nftables mode sockets of Tripod relay what
+/// arrives there, TCP only; in iptables mode rules translate it.
 pub fn at_localhost(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     if service.kind != Kind::NodePort {
         return Vec::new();
@@ -67,8 +67,8 @@ pub fn at_localhost(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try
     each.collect()
 }
 
-/// Returns why `kind` is not tried, where the running Tripod, which has these `ports` of its
-/// Service, does not have what the Service asks for.
+/// Returns why `kind` is not tried, if the running Tripod, which has these `ports` of its
+/// Service, does not have what the Service requests.
 pub fn why_not(stage: &Stage, kind: Kind, ports: &[&ServicePort]) -> Option<String> {
     match kind {
         Kind::SameNode => {

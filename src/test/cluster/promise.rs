@@ -1,4 +1,4 @@
-//! What is promised of calls, and whether what was seen keeps it; pure.
+//! What is promised of calls, and whether what was seen matches it; pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,12 +14,13 @@ use super::super::{
 /// Names of servers.
 pub type Servers = BTreeSet<String>;
 
-/// What is promised of the calls of one address by one caller.
+/// What is promised of one caller's calls of one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// Each of these servers answers some calls, and no other answers any.
     Every(Servers),
-    /// Only these servers answer: the scheduler does not choose at random.
+    /// Only these servers answer; not all of them need to, as the scheduler does not
+    /// choose at random.
     Only(Servers),
     /// One of these servers answers all calls.
     SameOne(Servers),
@@ -31,11 +32,12 @@ pub enum Promise {
     Silent,
 }
 
-/// Calls more than that takes: two calls by UDP may have the same port and so count once.
+/// Calls made in addition to those needed: two UDP calls may have the same port and then
+/// count as one.
 const MORE: usize = 3;
 
 impl Promise {
-    /// Returns how many calls it takes.
+    /// Returns how many calls are needed to judge the promise.
     pub fn calls(&self) -> usize {
         match self {
             Promise::Every(servers) => calls_for(servers.len()),
@@ -59,7 +61,7 @@ impl Promise {
         }
     }
 
-    /// Says whether what was seen keeps it.
+    /// Judges whether what was seen matches the promise.
     pub fn judge(&self, seen: &[Seen]) -> Finding {
         let answered = answered(seen);
         let names: Servers = answered.keys().map(|name| (*name).to_owned()).collect();
@@ -82,14 +84,14 @@ impl Promise {
     }
 }
 
-/// Returns how many calls it takes to see each of so many servers with equal shares.
+/// Returns how many calls are needed to see each of `servers` servers with equal shares.
 fn calls_for(servers: usize) -> usize {
     let share = 1.0 / servers.max(1) as f64;
     chance::calls_to_see(servers, share, 1).max(1) + MORE
 }
 
-/// Returns how many calls it takes until all meet the same of so many servers by chance
-/// less likely than [`chance::MISSED`].
+/// Returns after how many calls the chance that all of them met the same one of `servers`
+/// servers is less than [`chance::MISSED`].
 fn calls_until_same(servers: usize) -> usize {
     let shares = servers.max(2) as f64;
     let same = |calls: usize| shares.powf(1.0 - calls as f64);
@@ -108,7 +110,7 @@ pub fn answered(seen: &[Seen]) -> BTreeMap<&str, usize> {
     counts
 }
 
-/// Returns what came of the calls, in words.
+/// Returns the results of the calls, in words.
 fn summary(seen: &[Seen]) -> String {
     let mut parts: Vec<String> = answered(seen)
         .into_iter()
@@ -133,7 +135,7 @@ fn summary(seen: &[Seen]) -> String {
     format!("of {} calls: {}", seen.len(), parts.join(", "))
 }
 
-/// What is promised of the address that servers see.
+/// What is promised of the client address that servers see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientPromise {
     /// The addresses that the caller has.
@@ -143,8 +145,8 @@ pub struct ClientPromise {
 }
 
 impl ClientPromise {
-    /// Says whether servers saw the caller; `is_own` whether an address is this node's.
-    /// `None`: no server answered.
+    /// Judges whether servers saw the caller; `is_own` says whether an address is this
+    /// node's. `None`: no server answered.
     pub fn judge(&self, seen: &[Seen], is_own: impl Fn(IpAddr) -> bool) -> Option<Finding> {
         let clients: BTreeSet<IpAddr> = seen
             .iter()

@@ -22,15 +22,15 @@ use crate::{
     status_api::{ServicePort, Status},
 };
 
-/// How often it is looked again for what is missing.
+/// Time between two checks for what is still missing.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// What was made, or may have been.
+/// Objects that were created, or may have been.
 #[derive(Debug, Default)]
 pub struct Made(Mutex<Vec<Object>>);
 
 impl Made {
-    /// Keeps an object, before it is asked for: the answer may get lost.
+    /// Records an object before its creation is requested: the answer may get lost.
     fn will_be(&self, object: Object) {
         if let Ok(mut objects) = self.0.lock() {
             objects.push(object);
@@ -46,18 +46,18 @@ impl Made {
     }
 }
 
-/// What is asked, and how long it may take.
+/// Where the running Tripod is asked, and how long setting up may take.
 pub struct Patience<'a> {
     /// The unix socket of the running Tripod.
     pub socket: &'a Path,
-    /// How long is waited for something.
+    /// How long one thing is waited for.
     pub timeout: Duration,
 }
 
-/// Makes everything, and waits for it.
+/// Creates everything, and waits until it is ready.
 ///
 /// # Errors
-/// Says what could not be made, or what is not ready in time.
+/// Says what could not be created, or what is not ready in time.
 pub async fn set_up(
     kubernetes: &Kubernetes,
     run: &Run,
@@ -80,7 +80,7 @@ pub async fn set_up(
         create_pod(kubernetes, run, made, plan, until).await?;
     }
     let (mut services, mut not_made) = (Vec::new(), Vec::new());
-    // Its ranges have a pod's addresses, which are known when that is ready.
+    // The source ranges are a pod's addresses, which are known when the pod is ready.
     for kind in Kind::ALL
         .into_iter()
         .filter(|kind| *kind != Kind::SourceRanges)
@@ -121,8 +121,8 @@ pub async fn set_up(
     Ok(stage)
 }
 
-/// Leaves out Services of which the running Tripod, which has these `ports`, does not have what
-/// they ask for.
+/// Leaves out Services that request something which the running Tripod, with these `ports`,
+/// does not have.
 fn leave_out(stage: &mut Stage, ports: &[ServicePort]) {
     let mut left_out = Vec::new();
     for service in &stage.services {
@@ -138,7 +138,7 @@ fn leave_out(stage: &mut Stage, ports: &[ServicePort]) {
     stage.not_made.extend(left_out);
 }
 
-/// Returns which pods there are to be: a client and two servers here, one elsewhere.
+/// Returns the pods to create: a client and two servers here, one server elsewhere.
 fn plans(here: &str, elsewhere: Option<&String>) -> Vec<PodPlan> {
     let plan = |name, node: &str, serves| PodPlan {
         name,
@@ -174,15 +174,15 @@ async fn create_pod(
     }
 }
 
-/// A Service that was made, with what it is without.
+/// A Service that was created, and what it lacks.
 struct MadeService {
     /// `None`: the cluster refuses such a Service.
     service: Option<TestService>,
-    /// Why it is not there, or has not its external addresses.
+    /// Why it does not exist, or lacks its external addresses.
     without: Option<(Kind, String)>,
 }
 
-/// Makes a Service, for those who are let in.
+/// Creates a Service; its source ranges, if any, let in `let_in`.
 async fn create_service(
     kubernetes: &Kubernetes,
     run: &Run,
@@ -193,7 +193,7 @@ async fn create_service(
     let lacking = run.external.lacking().filter(|_| kind.is_external());
     let mut without = lacking.map(|why| (kind, why));
     let ips = run.external_addresses(kind);
-    // A load balancer is there for its health-check node port, too.
+    // A load balancer is also needed for its health-check node port.
     if kind.is_external() && kind != Kind::LoadBalancer && ips.is_empty() {
         return Ok(MadeService {
             service: None,
@@ -266,7 +266,7 @@ async fn pods_ready(
     }
 }
 
-/// Says of a pod that is not ready what is known of it.
+/// Describes a pod that is not ready.
 fn not_ready(name: &str, node: &str, pod: Option<&Pod>) -> String {
     let status = pod.and_then(|pod| pod.status.as_ref());
     let phase = status.and_then(|status| status.phase.clone());
@@ -294,7 +294,7 @@ fn not_ready(name: &str, node: &str, pod: Option<&Pod>) -> String {
 /// are pods for it. Returns the ServicePorts.
 ///
 /// # Errors
-/// When Tripod does not answer, or lacks some of them when `until` has come, and which.
+/// When Tripod does not answer, or still lacks some of them at `until`, and which.
 pub async fn in_force(
     stage: &Stage,
     run: &Run,
@@ -322,7 +322,7 @@ pub async fn in_force(
     }
 }
 
-/// Says which ServicePorts are not there, or have other endpoints.
+/// Returns descriptions of the ServicePorts that are missing, or have other endpoints.
 fn missing(stage: &Stage, ports: &[ServicePort]) -> BTreeSet<String> {
     let mut missing = BTreeSet::new();
     for service in &stage.services {

@@ -1,4 +1,4 @@
-//! What a test made, as it is known by the time that it is ready.
+//! What a test created, as known once it is ready.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,18 +19,18 @@ use crate::{
 pub struct Stage {
     /// The mode that runs.
     pub mode: ModeName,
-    /// What the mode does without.
+    /// Capabilities that the mode works without.
     pub lost: Vec<String>,
     /// The name of this node.
     pub node: String,
-    /// Those that were made and are ready; one that left is still among them.
+    /// The pods that were created and are ready; one that left is still among them.
     pub pods: Vec<TestPod>,
-    /// Those that were made, one for each kind.
+    /// The Services that were created, one for each kind.
     pub services: Vec<TestService>,
     /// Why there is no pod on another node; `None`: there is one.
     pub alone: Option<String>,
-    /// What is not there, or not tried, of Services that a cluster may refuse or a mode not do,
-    /// and why.
+    /// What does not exist or is not tried, and why, of Services that a cluster may refuse or a
+    /// mode may not support.
     pub not_made: Vec<(Kind, String)>,
     /// The token of this run.
     pub token: String,
@@ -39,7 +39,7 @@ pub struct Stage {
 /// A pod that runs.
 #[derive(Clone, Debug)]
 pub struct TestPod {
-    /// What was asked for.
+    /// What was requested.
     pub plan: PodPlan,
     /// Its addresses, of each IP family of the cluster.
     pub ips: Vec<IpAddr>,
@@ -50,20 +50,20 @@ pub struct TestPod {
 /// A Service, with the addresses that it got.
 #[derive(Clone, Debug)]
 pub struct TestService {
-    /// What it is for.
+    /// What it is made for.
     pub kind: Kind,
     /// Its name in the namespace of the run.
     pub name: String,
     /// Its cluster IPs.
     pub cluster_ips: Vec<IpAddr>,
-    /// The port of each of its ports at nodes.
+    /// Its node ports, one for each protocol.
     pub node_ports: Vec<(Protocol, u16)>,
     /// Its external IPs or load-balancer IPs, of the IP families that it has.
     pub external: Vec<IpAddr>,
     /// Health-check node port, at which nodes answer whether they have endpoints of the Service;
     /// `None`: it has none.
     pub health_check: Option<u16>,
-    /// How endpoints of its are chosen, as the running Tripod has it.
+    /// The scheduler that chooses among its endpoints, as the running Tripod reports it.
     pub scheduler: String,
 }
 
@@ -82,8 +82,8 @@ impl Stage {
         pod.plan.node == self.node
     }
 
-    /// Returns the names of a Service's endpoints of the IP family of `ip`, as far as
-    /// `reach` goes.
+    /// Returns the names of a Service's endpoints within `reach`, of the IP family of
+    /// `ip`.
     pub fn servers(&self, kind: Kind, ip: IpAddr, reach: Reach) -> Servers {
         let pods = self.pods.iter();
         let serving = pods.filter(|pod| pod.plan.serves && kind.has(pod.plan.name));
@@ -97,7 +97,7 @@ impl Stage {
         self.pods.iter().find(|pod| pod.plan.name == name)
     }
 
-    /// Returns the Service that was made for that.
+    /// Returns the Service that was created for `kind`.
     pub fn service(&self, kind: Kind) -> Option<&TestService> {
         self.services.iter().find(|service| service.kind == kind)
     }
@@ -109,7 +109,7 @@ impl Stage {
         addresses.find(|own| own.is_ipv4() == ip.is_ipv4())
     }
 
-    /// Returns the way to a pod's agent.
+    /// Returns how to reach a pod's agent.
     pub fn agent(&self, pod: &TestPod) -> Option<Agent> {
         Some(Agent {
             address: SocketAddr::new(*pod.ips.first()?, AGENT_PORT),
@@ -119,7 +119,7 @@ impl Stage {
 }
 
 impl TestPod {
-    /// Reads what the API server has of a pod; `None`: it is not ready.
+    /// Reads a pod as the API server returns it; `None`: it is not ready.
     pub fn read(plan: &PodPlan, pod: &Pod) -> Option<TestPod> {
         let status = pod.status.as_ref()?;
         let mut conditions = status.conditions.iter().flatten();
@@ -143,7 +143,7 @@ impl TestPod {
 }
 
 impl TestService {
-    /// Reads what the API server made of a Service; `None`: it has no cluster IP.
+    /// Reads a Service as the API server stored it; `None`: it has no cluster IP.
     pub fn read(kind: Kind, service: &Service) -> Option<TestService> {
         let spec = service.spec.as_ref()?;
         let all = spec.cluster_ips.iter().flatten();
@@ -181,7 +181,7 @@ impl TestService {
     }
 }
 
-/// Returns what can be read of addresses, each once.
+/// Returns the texts that can be parsed as addresses, each once.
 fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
     let mut found = Vec::new();
     for ip in texts.filter_map(|text| text.parse().ok()) {
@@ -192,7 +192,7 @@ fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
     found
 }
 
-/// Returns another node than `this` that takes pods.
+/// Returns a node other than `this` that accepts pods.
 ///
 /// # Errors
 /// When there is none, and why.

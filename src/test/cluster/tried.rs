@@ -9,11 +9,11 @@ use super::{
 };
 use crate::net::Protocol;
 
-/// Calls at once, where order means nothing.
+/// Calls at once, where their order does not matter.
 pub const AT_ONCE: usize = 16;
 
-/// Schedulers that give each endpoint a share of calls that come one by one; others may
-/// choose one endpoint for all of a caller's.
+/// Schedulers that give each endpoint a share of calls made one by one; others may choose
+/// one endpoint for all calls of a caller.
 const SPREADING: [&str; 3] = ["random", "rr", "wrr"];
 
 /// Calls of one address by one caller.
@@ -23,11 +23,11 @@ pub struct Try {
     pub name: String,
     /// The name of the Service that is called.
     pub service: String,
-    /// Address, port and protocol.
+    /// Address and port that are called.
     pub to: SocketAddr,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// Whether it is a port of this node, which `--nodeport-addresses` may leave out.
+    /// Whether it is a node port of this node, which `--nodeport-addresses` may leave out.
     pub at_node: bool,
     /// Where the calls come from.
     pub caller: Caller,
@@ -37,7 +37,7 @@ pub struct Try {
     pub client: Option<ClientPromise>,
     /// How many calls are made at once.
     pub at_once: usize,
-    /// Whether the promise holds for callers outside the cluster alone, and not for those
+    /// Whether the promise holds only for callers outside the cluster, and not for those
     /// that the running Tripod takes for pods.
     pub from_outside: bool,
 }
@@ -49,7 +49,7 @@ pub struct Caller {
     pub words: String,
     /// The pod; `None`: this node.
     pub agent: Option<Agent>,
-    /// Its addresses, as servers may see them; those of the node are not known.
+    /// Its addresses, as servers may see them; empty for the node, whose are not known.
     pub ips: Vec<IpAddr>,
 }
 
@@ -62,7 +62,7 @@ impl Caller {
 }
 
 impl Try {
-    /// Returns calls of a Service's address, of which no more is promised.
+    /// Returns calls of a Service's address, with nothing promised about the client address.
     pub fn new(
         name: &str,
         service: &TestService,
@@ -84,7 +84,7 @@ impl Try {
         }
     }
 
-    /// Returns the calls that it takes.
+    /// Returns the calls that it needs.
     pub fn calls(&self) -> Calls {
         Calls {
             to: self.to,
@@ -126,7 +126,7 @@ pub fn callers(stage: &Stage) -> Vec<Caller> {
 }
 
 /// Returns the pod of another node as a caller; `None`: there is none. Its node may masquerade what
-/// it sends to this one.
+/// the pod sends to this one.
 pub fn elsewhere(stage: &Stage) -> Option<Caller> {
     let is_elsewhere = |pod: &&TestPod| !stage.is_here(pod);
     let found = stage.pods.iter().find(is_elsewhere)?;
@@ -135,7 +135,7 @@ pub fn elsewhere(stage: &Stage) -> Option<Caller> {
     Some(caller)
 }
 
-/// Returns that each endpoint is reached that `reach` has, as far as calls are spread.
+/// Returns the promise that each endpoint within `reach` is reached, if calls are spread.
 pub fn every(stage: &Stage, service: &TestService, ip: IpAddr, reach: Reach) -> Promise {
     let servers = stage.servers(service.kind, ip, reach);
     let spreads = SPREADING.contains(&&*service.scheduler) && !lacks(stage, BY_PORT);
@@ -146,7 +146,7 @@ pub fn every(stage: &Stage, service: &TestService, ip: IpAddr, reach: Reach) -> 
     }
 }
 
-/// Returns that callers are refused, as far as this kernel can refuse.
+/// Returns the promise that callers are refused, if this kernel can refuse.
 pub fn refused(stage: &Stage) -> Promise {
     if lacks(stage, NO_REFUSAL) {
         Promise::RefusedOrSilent
@@ -155,14 +155,14 @@ pub fn refused(stage: &Stage) -> Promise {
     }
 }
 
-/// In words of `modes::verdict`, what becomes of callers that cannot be refused ...
+/// In the words of `modes::verdict`: what happens to callers that cannot be refused ...
 pub const NO_REFUSAL: &str = "time out";
 
-/// ... and of calls for which no random number can be drawn: ports of a client follow one
-/// another, so that many may lead to the same endpoint.
+/// ... and to calls for which no random number can be drawn: a client uses consecutive
+/// ports, so many calls may reach the same endpoint.
 pub const BY_PORT: &str = "hash of the client's port";
 
-/// Returns whether the mode goes without something that has this effect.
+/// Returns whether the mode lacks something, with this effect.
 fn lacks(stage: &Stage, effect: &str) -> bool {
     let mode = format!("{} mode ", stage.mode);
     let mut lost = stage.lost.iter();

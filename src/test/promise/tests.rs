@@ -1,4 +1,4 @@
-//! Answers of a running Tripod, against objects.
+//! Compares answers of a running Tripod with objects.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -93,7 +93,7 @@ fn what_the_proxy_says_of_itself_is_not_enough() {
     for (policy, kind, caller, verdict, candidates, wrong) in [
         (Cluster, ClusterIp, Pod, "forwarded", &BOTH[..], None),
         (Local, NodePort, Outside, "forwarded", &BOTH[..1], None),
-        // Pods are spared the policy, or are not: that is the mode's affair.
+        // Whether pods are exempt from the policy depends on the mode.
         (Local, NodePort, Pod, "forwarded", &BOTH[..], None),
         (Local, NodePort, Pod, "forwarded", &BOTH[..1], None),
         (

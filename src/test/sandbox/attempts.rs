@@ -34,21 +34,21 @@ use crate::{
 
 /// How long an answer, or a refusal, may take.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long nothing may answer where silence is promised.
+/// How long no answer may come where silence is promised.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Calls that are under way at once.
+/// Most calls under way at once.
 const CALLS: usize = 128;
-/// Calls at once of which silence is promised: they cost nothing but the wait.
+/// Most calls at once for which silence is promised: they cost only the wait.
 const SILENT: usize = 256;
-/// Calls without an answer after which others have to be answered within [`SILENCE`]: what
-/// does not work at all is to be said soon.
+/// Number of unanswered calls after which others have to be answered within [`SILENCE`]:
+/// what does not work at all is reported soon.
 const UNANSWERED: usize = 4;
-/// Questions to Tripod at once; it has few connections.
+/// Most questions to Tripod at once; it allows few connections.
 const QUESTIONS: usize = 8;
-/// Calls at once for one promise.
+/// Most calls at once for one promise.
 const AT_ONCE: usize = 8;
-/// Checks up to which each makes all its calls. Where there are more, calls end when every
-/// endpoint has answered.
+/// Largest number of checks with which each makes all its calls. With more, calls end once
+/// every endpoint has answered.
 pub(super) const THOROUGH: usize = 1000;
 
 /// What a call waits for.
@@ -56,7 +56,7 @@ pub(super) const THOROUGH: usize = 1000;
 enum Wait {
     /// An answer, or to be refused.
     Answer,
-    /// That nothing comes.
+    /// Silence.
     Silence,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Attempts {
     node: String,
     /// How many checks there are.
     checks: usize,
-    /// Calls that should have been answered, and were not.
+    /// Number of calls that should have been answered, and were not.
     unanswered: AtomicUsize,
     turns: Semaphore,
     silent_turns: Semaphore,
@@ -106,8 +106,8 @@ impl Attempts {
         done.into_iter().flat_map(|(_, checks)| checks).collect()
     }
 
-    /// Tries one ServicePort, one check after the other: with session affinity, what was
-    /// called before counts.
+    /// Tries ServicePort `port`, one check after the other: with session affinity,
+    /// earlier calls matter.
     async fn port(&self, port: &Declared) -> Vec<Check> {
         let mut checks = Vec::new();
         for (frontend, caller) in pairs(port) {
@@ -168,7 +168,7 @@ impl Attempts {
         judge(&promise, &seen, from)
     }
 
-    /// Returns what the running Tripod promises, if the objects say nothing else.
+    /// Returns what the running Tripod promises, unless the objects contradict it.
     async fn promise(
         &self,
         call: &Call<'_>,
@@ -188,8 +188,8 @@ impl Attempts {
         to: SocketAddr,
         protocol: Protocol,
     ) -> Vec<Seen> {
-        // Calls that begin at once may be the first of their client all of them, before it has
-        // an endpoint to stay on.
+        // Calls made at once might all be the first of their client, before it has an endpoint
+        // to stay on.
         let mut seen = vec![self.call(caller, to, protocol, Wait::Answer).await];
         let is_answer = |seen: &Seen| matches!(seen, Seen::Answer { .. });
         while seen.len() < answers.calls && seen.iter().all(is_answer) {
@@ -203,7 +203,7 @@ impl Attempts {
         seen
     }
 
-    /// Makes some calls at once.
+    /// Makes `number` calls at once.
     async fn calls(
         &self,
         number: usize,
@@ -260,7 +260,7 @@ impl Attempts {
     }
 }
 
-/// Returns what is tried of `port`: each address with each caller that has a way there.
+/// Returns what is tried of `port`: each address with each caller that has a route to it.
 fn pairs(port: &Declared) -> impl Iterator<Item = (Frontend, Caller)> {
     let of = |frontend: &Frontend| {
         let frontend = *frontend;

@@ -50,7 +50,7 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
                  kernel.apparmor_restrict_unprivileged_userns=0, as far as there are these"
             )
         })?;
-    // Each server needs some; with fewer, what needs one says so.
+    // Each server needs open files; with too few, whatever needs one reports that.
     open_files::raise_limit();
     let batch = watch::manifests::spawn(&folder).recv().await;
     let objects = Objects::new(batch.unwrap_or_default().events);
@@ -98,7 +98,7 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
 /// Returns the mode that runs.
 ///
 /// # Errors
-/// When another was `asked` for.
+/// When a different one was requested in `asked`.
 fn mode(status: &Status, asked: Option<ModeName>) -> Result<ModeName, String> {
     let runs = &status.mode.name;
     let mode = ModeName::ALL.into_iter().find(|mode| mode.name() == runs);
@@ -113,7 +113,7 @@ fn mode(status: &Status, asked: Option<ModeName>) -> Result<ModeName, String> {
     }
 }
 
-/// Returns what is to be known of the whole.
+/// Returns what the reader should know about the whole test.
 fn notes(status: &Status, node: &str) -> Vec<String> {
     let mut notes = vec![format!("node {node}")];
     let passed_over = status.mode.passed_over.iter();

@@ -20,7 +20,7 @@ use crate::{
     net::Family,
 };
 
-/// What the node is joined with. The node itself is the namespace of this process.
+/// The neighbours of the node. The node itself is the namespace of this process.
 ///
 /// ```text
 ///                      ┌── pod-caller ───── a pod
@@ -30,8 +30,9 @@ use crate::{
 ///      └─────────────────────────────────────────┘
 /// ```
 ///
-/// What other nodes answer to outside does not come by this node: where it did not put its own
-/// address in the place of the caller's, the caller gets no answer from whom it called.
+/// What other nodes answer to the host outside does not pass this node: if this node did not
+/// replace the caller's address with its own, the caller gets no answer from the address that
+/// it called.
 #[derive(Debug)]
 pub(super) struct Network {
     /// A pod of the node.
@@ -42,7 +43,7 @@ pub(super) struct Network {
     pub(super) elsewhere: NetworkNamespace,
     /// A host outside.
     pub(super) outside: NetworkNamespace,
-    /// The families that this kernel has.
+    /// The IP families that this kernel supports.
     pub(super) families: Vec<Family>,
 }
 
@@ -51,20 +52,20 @@ pub(super) struct Network {
 pub(super) struct Behind {
     /// Endpoints on the node.
     pub(super) here: Vec<IpAddr>,
-    /// Addresses of endpoints on other nodes, or of which the node is not known.
+    /// Endpoints on other nodes, or whose node is not known.
     pub(super) elsewhere: Vec<IpAddr>,
     /// Service addresses, which the host outside sends to the node.
     pub(super) services: Vec<IpAddr>,
 }
 
-/// The link's end that is not at the node.
+/// The end of a link that is not at the node.
 const OTHER_END: &str = "eth0";
-/// The end at the host outside of its link with other nodes.
+/// The end, at the host outside, of its link to other nodes.
 const PEER: &str = "eth1";
 
-/// Forwarding; packets with any source; no wait for duplicate addresses; refusals that are
-/// not rationed (both limits, since the mask exempts from the global one, see
-/// ip-sysctl.rst): what is tried is not what the kernel spares others.
+/// Forwarding; packets with any source; no wait for duplicate address detection; no rate
+/// limit for refusals (both limits, since the mask exempts from the global one, see
+/// ip-sysctl.rst): the kernel's rate limits are not what is tried.
 const SETTINGS: [(Family, &str, &str); 11] = [
     (Family::V4, "net.ipv4.ip_forward", "1"),
     (Family::V4, "net.ipv4.conf.all.rp_filter", "0"),
@@ -80,10 +81,10 @@ const SETTINGS: [(Family, &str, &str); 11] = [
 ];
 
 impl Network {
-    /// Makes the namespaces and links, from that of the node.
+    /// Creates the namespaces and links, from the node's namespace.
     ///
     /// # Errors
-    /// What could not be made.
+    /// Says what could not be created.
     pub(super) async fn new(subnets: Subnets, behind: &Behind) -> Result<Network, String> {
         let namespace = |name: &str| NetworkNamespace::new(name).map_err(|error| error.to_string());
         let has_v6 = Path::new("/proc/sys/net/ipv6").exists();
@@ -136,7 +137,7 @@ impl Network {
             Link::Here => (behind.here.clone(), None),
             Link::Elsewhere => (behind.elsewhere.clone(), None),
             Link::Caller | Link::Beyond => (Vec::new(), None),
-            // It has no way to elsewhere: what the node does not serve ends here.
+            // It has no route to other nodes: what the node does not serve ends here.
             Link::Outside => (Vec::new(), Some(behind.services.clone())),
         };
         let other_end = move || {
@@ -158,7 +159,7 @@ impl Network {
         in_there(there, other_end).await
     }
 
-    /// Joins other nodes with the host outside.
+    /// Joins other nodes to the host outside.
     async fn join_beyond(&self, subnets: Subnets) -> Result<(), String> {
         let outside = self.outside.namespace().try_clone();
         let outside = outside.map_err(|error| format!("cannot open a namespace: {error}"))?;
@@ -185,7 +186,7 @@ impl Network {
     }
 }
 
-/// Does `work` in the namespace `there`.
+/// Runs `work` in the namespace `there`.
 async fn in_there(
     there: &NetworkNamespace,
     work: impl FnOnce() -> Result<(), String> + Send + 'static,
@@ -250,7 +251,7 @@ fn up(name: &str, own: &[IpNet]) -> Result<(), String> {
     set().map_err(|error| error.to_string())
 }
 
-/// Has the calling thread's namespace have `ips`.
+/// Gives the calling thread's namespace the addresses `ips`.
 fn hold(ips: &[IpAddr]) -> Result<(), String> {
     let mut socket = open()?;
     let index = links::index(OTHER_END).map_err(|error| error.to_string())?;

@@ -19,14 +19,14 @@ use tokio::{
 use super::subnets::Subnets;
 use crate::{ask, kernel::isolation, net::ModeName, status_api::Status};
 
-/// The socket on which it is asked, in the empty `/run`.
+/// The socket on which Tripod is asked, in the empty `/run`.
 pub(super) const SOCKET: &str = "/run/tripod/tripod.sock";
 
-/// How long it may take until all is in force.
+/// How long it may take until everything is in force.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time from one question to the next.
+/// Time between two questions.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Lines of its log that are shown.
+/// Number of lines of its log that are shown.
 const LINES: usize = 30;
 
 /// A running Tripod; it is killed when this is dropped, or this process ends.
@@ -47,7 +47,7 @@ impl Proxy {
         node: &str,
         subnets: Subnets,
     ) -> Result<Proxy, String> {
-        // The program that this is, also where its file was replaced or is not seen here.
+        // This very program, even if its file was replaced or is not visible here.
         let mut command = StdCommand::new("/proc/self/exe");
         command.arg0("tripod").arg("--manifests").arg(folder);
         command.args(mode.map(|mode| format!("--proxy-mode={mode}")));
@@ -57,7 +57,7 @@ impl Proxy {
             .arg(format!("--nodeport-addresses={}", subnets.of_node()))
             .arg(format!("--status-socket={SOCKET}"))
             .args(["--healthz-bind-address=", "--metrics-bind-address="])
-            // These are the host's.
+            // These settings belong to the host.
             .args(["--conntrack-max-per-core=0", "--oom-score-adj=0"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -74,10 +74,10 @@ impl Proxy {
         Ok(Proxy { child, log })
     }
 
-    /// Waits until all that the folder asks for is in force.
+    /// Waits until everything that the folder requests is in force.
     ///
     /// # Errors
-    /// When it ends, or takes too long: with the end of its log.
+    /// When Tripod ends, or takes too long; the text includes the end of its log.
     pub(super) async fn synced(&mut self) -> Result<Status, String> {
         let deadline = Instant::now() + PATIENCE;
         loop {

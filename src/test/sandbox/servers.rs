@@ -13,10 +13,10 @@ use crate::{
 /// Where a server listens.
 pub(super) type At = (SocketAddr, Protocol);
 
-/// Has a server answer at each address of `at`, in `there`, with the address as its name.
+/// Starts a server at each address of `at`, in `there`, which answers with the address as its name.
 ///
 /// # Errors
-/// The first at which none can listen.
+/// The first address at which no server can listen.
 pub(super) async fn start(there: &NetworkNamespace, at: BTreeSet<At>) -> Result<(), String> {
     let listening = async move {
         for (address, protocol) in at {

@@ -1,4 +1,4 @@
-//! Addresses of the network in which a folder is tried: beside all that the folder names.
+//! Addresses of the network in which a folder is tried: apart from all that the folder names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::net::{Family, PerFamily};
 
-/// A link, most of them of the node, with what is at its other end.
+/// A link; most of them join the node with what is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
     /// A pod of this node, which calls.
@@ -17,7 +17,7 @@ pub(super) enum Link {
     Elsewhere,
     /// A host outside, which calls.
     Outside,
-    /// From the endpoints on other nodes, in the node's place, to the host outside.
+    /// From the endpoints on other nodes to the host outside, bypassing the node.
     Beyond,
 }
 
@@ -32,7 +32,7 @@ impl Link {
         }
     }
 
-    /// Returns which of the subnets it has.
+    /// Returns the number of its subnet.
     fn number(self) -> u8 {
         match self {
             Link::Caller => 0,
@@ -51,13 +51,13 @@ pub(super) struct Subnets {
     v6: u16,
 }
 
-/// Addresses of a subnet.
+/// Number of addresses in a subnet.
 const SIZE: u8 = 16;
 
 impl Subnets {
-    /// Returns the first that have none of the `used` addresses; `None`: there are none. They
-    /// are of the networks for benchmarks, which no other network should have: 198.18.0.0/15
-    /// (RFC 2544) and 2001:2::/48 (RFC 5180).
+    /// Returns the first subnets that contain none of the `used` addresses; `None`: there are
+    /// none. They are from the networks for benchmarks, which no other network should use:
+    /// 198.18.0.0/15 (RFC 2544) and 2001:2::/48 (RFC 5180).
     pub(super) fn beside(used: &[IpAddr]) -> Option<Subnets> {
         let v4 = (0..=255).map(|third| [198, 18, third]).find(|prefix| {
             used.iter()
@@ -79,7 +79,7 @@ impl Subnets {
             Family::V4 => IpAddr::V4(Ipv4Addr::new(a, b, c, last)),
             Family::V6 => IpAddr::V6(Ipv6Addr::new(0x2001, 2, 0, self.v6, 0, 0, 0, last.into())),
         };
-        // The prefix leaves the numbers of a subnet, so it is in range.
+        // The prefix leaves enough bits for a subnet's addresses, so it is in range.
         IpNet::new_assert(ip, bits - SIZE.ilog2() as u8)
     }
 
@@ -88,7 +88,7 @@ impl Subnets {
         self.address(link, 1, family)
     }
 
-    /// Returns the address at the other end.
+    /// Returns the address at the other end of that link.
     pub(super) fn other_end(self, link: Link, family: Family) -> IpNet {
         self.address(link, 2, family)
     }

@@ -1,4 +1,4 @@
-//! What is said of packets and changes in this order.
+//! What is reported for packets and changes in a given order.
 
 use super::*;
 use crate::{

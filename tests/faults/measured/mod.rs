@@ -1,9 +1,9 @@
 //! Figures of docs/reliability.md that tests measure.
 //!
 //! What `make acceptance` and `make simulate` measure is kept in docs/reliability.csv, from
-//! which the document has it. Tests print it with [`measured`].
+//! which the document takes it. Tests print it with [`measured`].
 //!
-//! - [`upgrades`]: calls in userspace mode while one process follows another.
+//! - [`upgrades`]: calls in userspace mode while one process replaces another.
 //! - [`overload`]: what floods of one Service cost in userspace mode, and how long another one
 //!   takes.
 //! - [`simulation`]: what happened in long runs of the simulation of each mode.
@@ -25,12 +25,12 @@ use std::{
 
 use crate::lab::{Capture, figure};
 
-/// What the lines begin with that are kept.
+/// The beginning of lines that are kept.
 const KEPT: &str = "FIGURE measured ";
 
 const HEADER: &str = "test,mode,figure,value";
 
-/// Which figure of which test it is.
+/// Identifies a figure of a test.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     test: String,
@@ -72,7 +72,7 @@ impl Figures {
         Figures(rows.map(|row| parse(row).expect(row)).collect())
     }
 
-    /// Returns those that a run printed.
+    /// Returns the figures that a run printed.
     fn printed(log: &str) -> Figures {
         let lines = log.lines().filter_map(|line| line.split_once(KEPT));
         let figures = lines.filter_map(|(_, figure)| parse(&figure.replacen(": ", ",", 1)));
@@ -99,7 +99,7 @@ impl Figures {
         names.any(|name| name.test == test && name.mode == mode)
     }
 
-    /// Returns the higher one of both ways to capture traffic.
+    /// Returns the higher figure of both ways to capture traffic.
     fn higher(&self, test: &str, figure: &str) -> f64 {
         let of = |capture: Capture| self.get(test, capture.name(), figure);
         of(Capture::Local).max(of(Capture::Redirect))
@@ -117,7 +117,7 @@ impl Display for Figures {
     }
 }
 
-/// Returns the figure that is in a row.
+/// Returns the figure in a row.
 fn parse(row: &str) -> Option<(Name, f64)> {
     let mut fields = row.split(',');
     let mut text = || fields.next().map(str::to_owned);
@@ -126,7 +126,7 @@ fn parse(row: &str) -> Option<(Name, f64)> {
     Some((Name { test, mode, figure }, value))
 }
 
-/// Returns a number of things with its thousands apart.
+/// Returns a number with its thousands separated.
 fn thousands(number: f64) -> String {
     table::thousands(number as u64)
 }
@@ -139,7 +139,7 @@ fn milliseconds(value: f64) -> String {
     }
 }
 
-/// Keeps what a run measured; of tests that were not run the older figures stay.
+/// Keeps what a run measured; for tests that were not run the older figures stay.
 #[test]
 #[ignore = "writes docs/reliability.csv from the log that TRIPOD_FIGURES_LOG names"]
 fn keep() {

@@ -18,7 +18,7 @@ is never reached, and that the first Service is served within a second after its
 |---|---|---|---|---|
 ";
 
-/// Tests with what they do, and the memory that they limit.
+/// Tests, with what they do, and the memory limit of each.
 const LOADS: [(&str, &str, &str); 7] = [
     (
         "a_flood_that_memory_ends",
@@ -80,7 +80,7 @@ const FOOT: &str = "
 [reliability.csv](reliability.csv).)
 ";
 
-/// Adds it to the document.
+/// Adds its part to the document.
 pub fn write(text: &mut String, figures: &Figures) {
     text.push_str(HEAD);
     for (test, title, limit) in LOADS {

@@ -90,8 +90,8 @@ const MODES: [(&str, &str); 8] = [
     ("local", "userspace, local capture"),
 ];
 
-/// Adds it to the document. A run that violates a property ends there and has no figures, and
-/// its mode no row.
+/// Adds its part to the document. A run that violates a property ends there and has no
+/// figures, so its mode has no row.
 pub fn write(text: &mut String, figures: &Figures) {
     text.push_str(HEAD);
     let measured = MODES

@@ -42,7 +42,7 @@ const FOOT: &str = "
 The figures are in [reliability.csv](reliability.csv). (Two cores that also ran other programs.)
 ";
 
-/// Adds it to the document.
+/// Adds its part to the document.
 pub fn write(text: &mut String, figures: &Figures) {
     text.push_str(HEAD);
     for (test, title) in [

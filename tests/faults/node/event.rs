@@ -14,7 +14,7 @@ use crate::{
 /// The kernel that a mode runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// That of this machine, which is not the test's alone.
+    /// This machine's, which other programs use as well.
     Host,
     /// A guest's.
     Guest,
@@ -44,7 +44,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// In the order in which they happen to one process.
+    /// All events, in the order in which they happen to one process.
     pub const ALL: [Event; 18] = [
         Event::FlushRuleset,
         Event::FlushNat,
@@ -106,7 +106,7 @@ impl Event {
         !elsewhere && self.is_tried(mode)
     }
 
-    /// Returns whether it happens to the whole kernel, not to a namespace alone.
+    /// Returns whether it affects the whole kernel, not only a namespace.
     fn is_of_kernel(self) -> bool {
         let of_kernel = [Event::ClockForward, Event::ClockBack, Event::FullConntrack];
         of_kernel.contains(&self)
@@ -183,8 +183,8 @@ fn address_again(node: &Host) {
         "addr add 2001:db8::10/64 dev eth0 nodad",
         "route replace ::/0 via 2001:db8::20",
     ]);
-    // The kernel adds the route of an address later (`addrconf_dad_work`), also of one that it
-    // does not look for on the link: until then it forwards what comes in for it.
+    // The kernel adds the route of an address later (`addrconf_dad_work`), even without
+    // duplicate address detection: until then it forwards packets for the address.
     eventually("the address is the node's", Duration::from_secs(10), || {
         let route = node.show("ip -6 route show table local 2001:db8::10");
         let is_local = route.starts_with("local ");
@@ -209,7 +209,7 @@ const DOCKER: [&str; 10] = [
     "-P FORWARD DROP",
 ];
 
-/// Writes tables in which nothing is but what a firewall has in its file.
+/// Writes tables that contain only what a firewall has in its file.
 fn restore(node: &Host, program: &str) {
     let text = "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\
                 :MINE - [0:0]\n-A INPUT -j MINE\nCOMMIT\n\
@@ -226,7 +226,7 @@ fn restore(node: &Host, program: &str) {
     assert!(child.wait().expect("its end").success(), "{program}");
 }
 
-/// Removes all routing rules but the kernel's own.
+/// Removes all routing rules except the kernel's own.
 fn flush_rules(node: &Host, family: &str) {
     for rule in node.show(&format!("ip {family} rule")).lines() {
         let Some((priority, rest)) = rule.split_once(':') else {
@@ -247,7 +247,7 @@ fn set_clock(to: &str) {
     assert!(set.status.success(), "{set:?}");
 }
 
-/// Sets how many entries there may be in the guest. Only its first namespace may.
+/// Sets the limit of conntrack entries in the guest. Only its first namespace may do that.
 fn conntrack_max(entries: u32) {
     let line = format!("echo {entries} >/proc/sys/net/netfilter/nf_conntrack_max");
     let set = Command::new("nsenter")

@@ -3,30 +3,30 @@
 use super::event::Event;
 use crate::faults::fault::Mode;
 
-/// What becomes of new calls.
+/// What happens to new calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum New {
     /// All are answered.
     Answered,
-    /// They may fail until it is noticed, within a second.
+    /// They may fail until the event is noticed, within a second.
     FailAtFirst,
-    /// They are answered when it is over.
+    /// They are answered when the event is over.
     Wait,
-    /// They fail as long as it lasts: the kernel drops their packets.
+    /// They fail for as long as the event lasts: the kernel drops their packets.
     Fail,
 }
 
-/// What becomes of open connections on which nothing is sent meanwhile.
+/// What happens to open connections on which nothing is sent meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
     GoOn,
-    /// Those to node ports at the address are reset.
+    /// Connections to node ports at the address are reset.
     NodePortsReset,
-    /// All are.
+    /// All connections are reset.
     Reset,
 }
 
-/// What is asserted, and what the document says.
+/// Returns what is asserted, and what the document says.
 pub fn loss(mode: Mode, event: Event) -> (New, Open) {
     (new(mode, event), open(mode, event))
 }
@@ -41,17 +41,17 @@ fn new(mode: Mode, event: Event) -> New {
             New::FailAtFirst
         }
         Event::FlushRoutes if mode == Mode::Local => New::FailAtFirst,
-        // The kernel takes the routes of IPv6 with the link (`addrconf_ifdown`): until they are
-        // there again, some milliseconds later, callers are told that there is no route.
+        // The kernel removes the IPv6 routes with the link (`addrconf_ifdown`): until they are
+        // back, some milliseconds later, callers learn that there is no route.
         Event::LoopbackDown if mode == Mode::Local => New::FailAtFirst,
         Event::ClearServers | Event::FlushSets | Event::ServiceLinkDeleted => New::FailAtFirst,
         // Until it is noticed that the address is back, nothing listens there.
         Event::AddressAgain if matches!(mode, Mode::Ipvs | Mode::Local) => New::FailAtFirst,
-        // Other hosts are looked for anew, which takes a second where the first question is
+        // Neighbours are resolved anew, which takes a second if the first solicitation is
         // lost (RETRANS_TIMER, RFC 4861 section 10).
         Event::ReplaceLink => New::FailAtFirst,
         Event::Suspend if userspace => New::Wait,
-        // Nothing of local capture asks the kernel to track connections.
+        // Local capture does not need connection tracking.
         Event::FullConntrack if mode == Mode::Local => New::Answered,
         Event::FullConntrack => New::Fail,
         _ => New::Answered,
@@ -61,7 +61,7 @@ fn new(mode: Mode, event: Event) -> New {
 fn open(mode: Mode, event: Event) -> Open {
     match event {
         Event::ClearServers => Open::Reset,
-        // The virtual servers of the address go with it, and their connections.
+        // The virtual servers of the address are removed with it, and so their connections.
         Event::AddressAgain | Event::ReplaceLink if mode == Mode::Ipvs => Open::NodePortsReset,
         _ => Open::GoOn,
     }

@@ -3,7 +3,7 @@
 //!
 //! - [`event`]: what happens.
 //! - [`expected`]: what is lost. Begin there.
-//! - [`run`]: how it is brought about and seen.
+//! - [`run`]: how events are caused and observed.
 //! - [`table`]: how it is shown, in docs/reliability.md.
 
 mod event;
@@ -26,7 +26,7 @@ in_each_mode! {
     host_userspace_local: Local,
 }
 
-/// What happens to a whole kernel is tried in a guest's. It has nothing of nf_tables.
+/// What affects a whole kernel is tried in a guest. That kernel has no nf_tables.
 #[test]
 fn guest_full_other_modes() {
     in_guest(Profile::Full, &["faults::node::in_guest_modes::"], &[]);
@@ -54,7 +54,7 @@ mod in_guest_modes {
     }
 }
 
-/// ipvs mode calls this in the guest, where all that is of that mode is tried.
+/// In the guest ipvs mode calls this, where everything of that mode is tried.
 fn on_host(mode: Mode) {
     let place = match mode {
         Mode::Ipvs => Place::Guest,

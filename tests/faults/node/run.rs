@@ -1,4 +1,4 @@
-//! Makes events happen, and sees what is lost.
+//! Makes events happen, and observes what is lost.
 
 use std::{
     io::{self, Read, Write},
@@ -18,26 +18,26 @@ use crate::{
     },
 };
 
-/// Whatever is noticed is noticed within a second; the machine may be busy, and the guest
-/// kernel is slow.
+/// Events are noticed within a second, but the machine may be busy, and the guest kernel
+/// is slow.
 const SOON: Duration = Duration::from_secs(20);
-/// How long new calls may fail where that is noticed within a second. A busy machine may take
-/// longer for it, and another second for neighbours (RETRANS_TIMER, RFC 4861 section 10).
+/// How long new calls may fail after an event that is noticed within a second. A busy machine
+/// may need longer, and another second for neighbours (RETRANS_TIMER, RFC 4861 section 10).
 const AT_FIRST: Duration = Duration::from_secs(3);
 /// The same in the guest kernel, where each system call is slow.
 const AT_FIRST_IN_GUEST: Duration = Duration::from_secs(6);
-/// How long nothing answers, to be called silent.
+/// How long without an answer counts as silence.
 const SILENCE: Duration = Duration::from_millis(300);
 /// How long an answer may take that is on its way.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long what lasts does.
+/// How long an event lasts that does not end by itself.
 const WHILE: Duration = Duration::from_secs(1);
 
-/// Who calls where.
+/// The caller, and the address that it calls.
 type Target<'a> = (&'a Host, SocketAddr);
 
-/// Returns what was not as expected of all events of a mode at `place`, which happen to one
-/// process.
+/// Returns what was not as expected for all events of a mode at `place`, which happen to
+/// one process.
 pub fn all(mode: Mode, place: Place) -> Vec<String> {
     let mut lab = Lab::new(Capture::Redirect);
     lab.add_backends(&["a"]);
@@ -79,7 +79,7 @@ fn start(mode: Mode, lab: &Lab) -> Tripod {
         .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64"])
         .args(["--nodeport-addresses=192.0.2.0/24,2001:db8::/64"])
         .arg("--conntrack-max-per-core=0")
-        // Full syncs that are not asked for shall not help.
+        // Only full syncs that are requested may help.
         .args(["--iptables-sync-period=1h", "--ipvs-sync-period=1h"]);
     Tripod::start_on(&lab.node, command)
 }
@@ -87,7 +87,7 @@ fn start(mode: Mode, lab: &Lab) -> Tripod {
 struct Bench<'a> {
     lab: &'a Lab,
     tripod: Tripod,
-    /// Who calls cluster IPs.
+    /// The host that calls cluster IPs.
     inside: &'a Host,
     web: Service,
 }
@@ -97,11 +97,11 @@ struct Bench<'a> {
 struct Seen {
     /// New calls that were not answered.
     failed: Vec<String>,
-    /// New calls that were answered when it was over.
+    /// New calls that were answered when the event was over.
     waited: usize,
-    /// Open connections that were reset: those to node ports, and others.
+    /// Numbers of open connections that were reset: those to node ports, and others.
     reset: [usize; 2],
-    /// When the last new call was made that failed.
+    /// The time of the last new call that failed.
     outage: Duration,
     figure: String,
 }
@@ -153,7 +153,7 @@ impl<'a> Bench<'a> {
         let mut seen = Seen::default();
         event.happen(self.lab, &self.tripod);
         let mut since = Instant::now();
-        // A client that keeps its socket, and whose first datagram goes astray.
+        // A client that keeps its socket, and whose first datagram may get lost.
         let flow = udp(self.inside, self.web.cluster()[0]).expect("a socket");
         flow.set_read_timeout(Some(SILENCE)).expect("a time limit");
         let _ = udp_say(&flow, "first");
@@ -192,8 +192,8 @@ impl<'a> Bench<'a> {
         seen
     }
 
-    /// Calls until the event ends, which it does not while a call waits that is expected to
-    /// be answered.
+    /// Makes calls until the event ends, which it does not while a call that is expected to
+    /// be answered still waits.
     fn observe_while_it_lasts(&self, event: Event, new: New, since: Instant, seen: &mut Seen) {
         let mut pending = Vec::new();
         while since.elapsed() < WHILE {
@@ -210,7 +210,7 @@ impl<'a> Bench<'a> {
             }
         }
         if new == New::Answered {
-            // A busy machine is slow to answer them.
+            // A busy machine answers them slowly.
             pending.retain_mut(|(_, stream)| answered(stream, PATIENCE).is_err());
         }
         event.end(&self.tripod);
@@ -222,7 +222,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Returns whether the kernel holds all that it is to hold.
+    /// Returns whether the kernel holds everything that it is to hold.
     fn is_whole(&self, event: Event) -> Result<(), String> {
         if event == Event::NewAddress {
             let at = SocketAddr::from(([192, 0, 2, 11], self.web.node_port()));
@@ -246,14 +246,14 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// An open connection that was answered.
+/// Returns an open connection that was answered.
 fn connected((from, to): &Target<'_>) -> TcpStream {
     let mut stream = tcp_from_new_port(from, *to).expect("a connection");
     say(&mut stream, "name").expect("an answer");
     stream
 }
 
-/// Connects and asks; the answer is not waited for.
+/// Connects and asks, without waiting for the answer.
 fn call((from, to): &Target<'_>) -> io::Result<TcpStream> {
     from.enter(|| {
         let mut stream = TcpStream::connect_timeout(to, SILENCE)?;

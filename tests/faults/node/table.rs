@@ -54,7 +54,7 @@ members of a set, Tripod notices this by the number of members. If it replaces o
 another, the next full sync repairs the set (`--ipvs-sync-period`).
 ";
 
-/// Adds it to the document.
+/// Adds its part to the document.
 pub fn write(text: &mut String) {
     text.push_str(HEAD);
     let names = MODES.map(|(_, name)| name);

@@ -1,10 +1,10 @@
 //! Changes for a long time under traffic: no call fails, and what the process and the kernel hold
 //! does not grow.
 //!
-//! `make test` runs some seconds of it in each mode, `make soak` an hour.
+//! `make test` runs this for some seconds in each mode, `make soak` for an hour.
 //!
 //! - [`run`]: what changes, who calls, and what has to hold.
-//! - [`sample`]: what is measured on the way.
+//! - [`sample`]: what is measured meanwhile.
 //! - [`report`]: the samples as a plot and a table, in docs/reliability.md.
 
 pub mod report;

@@ -34,7 +34,7 @@ fn docs(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// The samples of each mode, by its name.
+/// Returns the samples of each mode, by its name.
 fn read() -> Samples {
     let text = fs::read_to_string(docs("soak.csv")).expect("docs/soak.csv");
     let mut samples = Samples::new();
@@ -137,11 +137,11 @@ fn plot(samples: &Samples, path: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The samples among the lines that a run printed, by mode.
+/// Returns the samples among the lines that a run printed, by mode.
 fn printed(log: &str) -> Samples {
     let mut samples = Samples::new();
     for line in log.lines() {
-        // What ran in a guest is printed by it, and once more at its end.
+        // What ran in a guest is printed there, and again at the end of the guest.
         let figure = line.split_once("FIGURE ").map(|(_, figure)| figure);
         let figure = figure.map(|figure| figure.strip_prefix("guest, ").unwrap_or(figure));
         let soak = figure.and_then(|figure| figure.strip_prefix("soak "));

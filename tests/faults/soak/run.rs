@@ -21,27 +21,27 @@ use crate::{
     },
 };
 
-/// Changes a second.
+/// Changes per second.
 const CHANGES: u32 = 10;
-/// Calls a second of each of two callers.
+/// Calls per second of each of two callers.
 const CALLS: u32 = 25;
-/// Every so many calls are over UDP.
+/// One in this many calls is over UDP.
 const UDP_SHARE: u64 = 5;
-/// Connections that are open all the while.
+/// Number of connections that are open all the time.
 const OPEN: usize = 12;
 /// Their ports, below what `net.ipv4.ip_local_port_range` gives to others.
 const OPEN_FROM: RangeFrom<u16> = 10_000..;
 /// Services that come and go.
 const COMING: u8 = 40;
-/// Samples of a run.
+/// Number of samples of a run.
 const SAMPLES: u32 = 120;
 const SOON: Duration = Duration::from_secs(30);
-/// After the last change everything that came and went is gone: UDP flows end when they were
-/// idle for 30 s.
+/// Time after the last change until everything that came and went is gone: UDP flows end
+/// after they were idle for 30 s.
 const GONE: Duration = Duration::from_secs(60);
 /// How many more entries of connection tracking there may be by chance.
 const MORE_FLOWS: u64 = 100;
-/// What a process may need more after the first quarter of the time, in KiB.
+/// How much more memory the process may need after the first quarter of the time, in KiB.
 const SLACK: u64 = 4096;
 
 /// The endpoints of a Service, one choice after the other.
@@ -84,7 +84,7 @@ pub fn soak(mode: Mode) {
     }
     let ended = Instant::now();
     eventually("nothing is left of what came and went", GONE, || {
-        // Clients of sticky Services and open flows end by and by.
+        // Clients of sticky Services and open flows end over time.
         let now = (objects(mode, &lab), tripod.descriptors());
         if now.0 <= before.0 && now.1 <= before.1 {
             Ok(())
@@ -131,7 +131,7 @@ impl Calls {
     }
 }
 
-/// Runs `body` while callers call `addresses`. Fails if a call did.
+/// Runs `body` while callers call `addresses`. Fails if a call fails.
 fn under_calls<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) -> T) -> T {
     let calls = Calls::default();
     let done = thread::scope(|scope| {
@@ -165,9 +165,9 @@ fn under_calls<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls)
     done
 }
 
-/// Asks by a new connection. Its port is one that no call had for minutes: IPVS finds the
-/// connection that an answer belongs to by client and real server (`ip_vs_conn_out_get`), and
-/// mistakes it where a client calls two Services from one port and both lead to the same
+/// Asks over a new connection. Its port is one that no call had for minutes: IPVS finds the
+/// connection of an answer by client and real server (`ip_vs_conn_out_get`), and finds the
+/// wrong one if a client calls two Services from one port and both send it to the same
 /// endpoint.
 fn call(lab: &Lab, to: SocketAddr) -> io::Result<()> {
     say(&mut tcp_from_new_port(&lab.client, to)?, "name").map(drop)
@@ -188,8 +188,8 @@ fn open(lab: &Lab, addresses: &[SocketAddr]) -> Vec<(SocketAddr, TcpStream)> {
     opened.collect()
 }
 
-/// Asks by a new socket, and once more: a datagram may be on its way to an endpoint that
-/// leaves, or its answer on the way back, which UDP leaves to the program.
+/// Asks from a new socket, and once more if need be: a datagram may be on its way to an endpoint
+/// that leaves, or its answer on the way back; UDP leaves such losses to the program.
 fn datagram(lab: &Lab, to: SocketAddr) -> io::Result<()> {
     let socket = udp(&lab.client, to)?;
     let first = udp_say(&socket, "first");
@@ -202,7 +202,7 @@ fn at_pace(calls: &Calls, call: impl Fn(u64) -> (String, io::Result<()>)) {
         if calls.over.load(Relaxed) {
             break;
         }
-        // The pace itself, not a wait for something.
+        // This is the pace itself, not a wait for something.
         let due = Duration::from_secs(1) * number as u32 / CALLS;
         thread::sleep(due.saturating_sub(begun.elapsed()));
         let began = begun.elapsed();
@@ -231,7 +231,7 @@ fn churn(
     let begun = Instant::now();
     let (mut changes, mut random) = (0, 1_u32);
     while begun.elapsed() < length {
-        // A linear congruential generator (Numerical Recipes): the same changes each time.
+        // A linear congruential generator (Numerical Recipes): the same changes in each run.
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let choice = CHOICES[(random >> 16) as usize % 256 % CHOICES.len()];
         let at = (random >> 24) as usize % coming.len();
@@ -270,7 +270,7 @@ fn churn(
     samples
 }
 
-/// Nothing grows, once all has been there for a while.
+/// Checks that nothing grows, once everything has existed for a while.
 fn check(mode: Mode, samples: &[Sample], tripod: &Tripod) {
     assert_eq!(tripod.logged(&["ERROR"]), 0, "{}", tripod.log());
     let later = &samples[samples.len() / 4..];

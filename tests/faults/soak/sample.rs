@@ -1,4 +1,4 @@
-//! What is measured, a line each.
+//! What is measured, one line each.
 
 use std::{fmt, fs, str::FromStr, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::{
     lab::{Lab, Tripod},
 };
 
-/// Makes a struct of numbers that are written side by side, in this order.
+/// Defines a struct of numbers that are written side by side, in this order.
 macro_rules! sample {
     ($($(#[$doc:meta])+ $name:ident,)+) => {
         /// What there was at one moment.
@@ -31,13 +31,13 @@ macro_rules! sample {
 }
 
 sample! {
-    /// Since the beginning.
+    /// Seconds since the beginning.
     seconds,
     /// Resident memory of the process.
     memory_kib,
     /// Open descriptors of the process.
     descriptors,
-    /// What the mode has in the kernel: lines that list it.
+    /// What the mode has in the kernel, counted in lines of its lists.
     objects,
     /// Entries of connection tracking.
     flows,
@@ -103,7 +103,7 @@ pub fn objects(mode: Mode, lab: &Lab) -> u64 {
     };
     let lines = lists.iter().map(|list| {
         let listed = lab.node.show(list);
-        // Elements of nf_tables stand side by side; those that expire are of clients.
+        // Elements of nf_tables are listed side by side; those that expire belong to clients.
         let objects = listed.lines().flat_map(|line| line.split(", "));
         objects.filter(|one| !one.contains("expires")).count()
     });

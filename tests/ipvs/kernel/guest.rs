@@ -1,4 +1,4 @@
-//! The guest that the other tests of this folder run in.
+//! The guest in which the other tests of this folder run.
 
 use crate::lab::{skip, uml};
 

@@ -15,8 +15,8 @@ use crate::lab::{Share, figure, run};
 
 const SERVICES: u32 = 5_000;
 const ENDPOINTS: u32 = 5;
-/// For adding everything and for listing everything; the guest shares its
-/// processor with what else the machine does.
+/// Time limit for adding everything and for listing everything; the guest shares its
+/// processor with other work of the machine.
 const LIMIT: Duration = Duration::from_secs(12);
 
 fn timed<T>(what: &str, act: impl FnOnce() -> T) -> T {

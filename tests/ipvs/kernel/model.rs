@@ -1,5 +1,5 @@
-//! What random programs do in this kernel, which the simulated one has to do as well. The
-//! record is written anew with `UPDATE_GOLDEN=1`.
+//! What random programs do in this kernel, which the simulated one must do as well.
+//! `UPDATE_GOLDEN=1` writes the record anew.
 
 #[path = "../../../src/kernel/simulated/ipvs/tests/programs.rs"]
 mod programs;

@@ -1,4 +1,4 @@
-//! The module of IPVS goes away and comes back.
+//! The module of IPVS is unloaded and loaded again.
 
 use tripod::kernel::ipvs::{Change, VirtualServer};
 
@@ -13,13 +13,13 @@ fn ipvs_is_found_again_when_its_module_was_loaded_anew() {
         let id = tcp("10.96.0.1:80");
         let server = VirtualServer::new(id, "wrr");
         let real = masqueraded("10.244.0.1:80", 1);
-        // Each with a number that is no longer IPVS's: a dump, a single
-        // request, a batch of changes.
+        // Each begins with a number that is no longer IPVS's: a dump, a single request, a
+        // batch of changes.
         for first in 0..3 {
             ipvs.add(&server).expect("adding");
             ipvs.delete(&id).expect("deleting");
             unload();
-            // Where nothing else loads it, the first request does.
+            // If nothing else loads the module, the first request does.
             if first > 0 {
                 show("modprobe ip_vs");
             }

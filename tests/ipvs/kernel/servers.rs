@@ -145,7 +145,7 @@ fn real_servers_are_what_ipvsadm_says_they_are() {
 
         let drained = masqueraded("10.244.0.1:8080", 0);
         let deletion = Change::DeleteReal(four, reals[1].address);
-        // What is gone already is fine.
+        // Deleting what is gone already is no error.
         make(
             &mut ipvs,
             &[
@@ -196,7 +196,7 @@ fn each_change_of_a_batch_has_its_own_outcome() {
             (Change::DeleteReal(web, real.address), None),
             (Change::Delete(none), None),
         ];
-        // Several datagrams, so that refusals meet their ends, too.
+        // Several datagrams, so that refusals meet their ends as well.
         let (changes, expected): (Vec<_>, Vec<_>) = cases.into_iter().unzip();
         let outcomes = ipvs.apply(&changes).expect("the socket");
         assert_eq!(outcomes.len(), expected.len());
@@ -212,7 +212,7 @@ fn each_change_of_a_batch_has_its_own_outcome() {
         let outcomes = ipvs.apply(&again).expect("the socket");
         assert_eq!(outcomes.len(), 200);
         assert!(outcomes.iter().all(Result::is_err));
-        // The socket is in step after that many refusals.
+        // The socket is still in step after that many refusals.
         assert_eq!(ipvs.list().expect("listing").len(), 1);
     });
 }
@@ -224,7 +224,7 @@ fn what_others_made_stays_as_it_is() {
         show("ipvsadm -A -f 7 -s rr");
         show("ipvsadm -A -t 10.96.0.1:80 -s rr");
         let mut ipvs = ipvs();
-        // One that a firewall mark names has no address.
+        // A virtual server that a firewall mark names has no address.
         let found = ipvs.list().expect("listing");
         let [server] = &found[..] else {
             panic!("{found:?}");
@@ -273,7 +273,7 @@ fn what_a_killed_trial_left_is_no_obstacle_to_the_next() {
         show("ipvsadm -A -t 192.0.2.1:1 -s wlc");
         assert_eq!(missing(&mut ipvs, &["wrr", "foo"]), ["foo"]);
         assert!(ipvs.list().expect("listing").is_empty());
-        // One with endpoints belongs to another program.
+        // A virtual server with endpoints belongs to another program.
         show("ipvsadm -A -t 192.0.2.1:1 -s wlc");
         show("ipvsadm -a -t 192.0.2.1:1 -r 10.244.0.1:80 -m");
         let error = ipvs.try_scheduler("wrr").expect_err("it is in use");
@@ -282,7 +282,7 @@ fn what_a_killed_trial_left_is_no_obstacle_to_the_next() {
     });
 }
 
-/// Those of `names` that no scheduler of this kernel has.
+/// Returns those of `names` that no scheduler of this kernel has.
 fn missing<'a>(ipvs: &mut Ipvs, names: &[&'a str]) -> Vec<&'a str> {
     let names = names.iter().copied();
     names

@@ -1,4 +1,4 @@
-//! Requests by netlink that fail as a test asks.
+//! Netlink requests that fail when a test wants it.
 
 use std::{
     fs,
@@ -6,16 +6,16 @@ use std::{
     process::Command,
 };
 
-/// As in preload.rs.
+/// The same as in preload.rs.
 const FOLDER: &str = "/run/netlink";
 
-/// What comes between a program and its netlink sockets.
+/// A library that intercepts the netlink requests of a program.
 pub struct Netlink {
     library: PathBuf,
 }
 
 impl Netlink {
-    /// Builds it.
+    /// Builds the library.
     pub fn new() -> Netlink {
         let folder = Path::new(FOLDER);
         fs::create_dir_all(folder).expect("a folder");
@@ -33,17 +33,17 @@ impl Netlink {
         }
     }
 
-    /// Comes between `command` and its sockets.
+    /// Has the library intercept the requests of `command`.
     pub fn come_between(&self, command: &mut Command) {
         command.env("LD_PRELOAD", &self.library);
     }
 
-    /// Each request fails from now on.
+    /// Has each request fail from now on.
     pub fn fail(&self) {
         fs::write(Path::new(FOLDER).join("fails"), "").expect("a file");
     }
 
-    /// None fails any more.
+    /// Has no request fail any more.
     pub fn mend(&self) {
         let _ = fs::remove_file(Path::new(FOLDER).join("fails"));
     }

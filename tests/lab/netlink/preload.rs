@@ -1,10 +1,10 @@
-//! A library that is loaded before a program (`LD_PRELOAD`): while a file is there, requests by
-//! netlink fail as where the kernel has no memory for them.
+//! A library that is loaded before a program (`LD_PRELOAD`): while a file exists, netlink
+//! requests fail as if the kernel had no memory for them.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// While it is there, requests fail.
+/// While it exists, requests fail.
 const FILE: &std::ffi::CStr = c"/run/netlink/fails";
 /// `AF_NETLINK` of `linux/socket.h`.
 const NETLINK: u16 = 16;
@@ -12,7 +12,7 @@ const NETLINK: u16 = 16;
 const ENOBUFS: c_int = 105;
 /// `RTLD_NEXT` of `dlfcn.h`.
 const NEXT: *mut c_void = usize::MAX as *mut c_void;
-/// The largest `struct sockaddr` has fewer bytes (`struct sockaddr_storage`).
+/// No `struct sockaddr` has more bytes than this (`struct sockaddr_storage`).
 const ADDRESS: usize = 128;
 
 unsafe extern "C" {
@@ -34,7 +34,7 @@ fn fails(socket: c_int) -> bool {
     }
 }
 
-/// Stands before functions of libc whose first argument is a socket.
+/// Defines functions that replace those of libc whose first argument is a socket.
 macro_rules! stand_before {
     ($($name:literal $function:ident($($argument:ident: $type:ty),*);)*) => { $(
         /// Does what libc's function does, unless requests are to fail.

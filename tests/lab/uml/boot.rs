@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::super::process::{Group, die_with_parent};
 
-/// In the environment: the processor that a guest is to run on.
+/// Environment variable: the processor on which a guest is to run.
 pub const PROCESSOR: &str = "TRIPOD_LAB_PROCESSOR";
 
-/// A guest's memory.
+/// Memory of a guest.
 pub const MEMORY: &str = "1G";
 
 /// What the guest kernel can do.
@@ -19,7 +19,7 @@ pub const MEMORY: &str = "1G";
 pub enum Profile {
     /// Every module that comes with the kernel, and the legacy iptables.
     Full,
-    /// IPv6, veth and bridges; no netfilter, and no way to get it.
+    /// IPv6, veth and bridges; no netfilter, and no module that adds it.
     Bare,
 }
 
@@ -32,17 +32,17 @@ impl Profile {
     }
 }
 
-/// What came of a guest's work.
+/// The result of a guest's work.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Exit status of the work, or `None` when the guest did not finish it.
+    /// Exit status of the work; `None`: the guest did not finish it.
     pub status: Option<i32>,
     /// The guest's console.
     pub console: String,
     pub took: Duration,
 }
 
-/// Why no guest can run here, if so.
+/// Returns why no guest can run here; `None`: one can.
 pub fn unavailable() -> Option<String> {
     let missing = |what| {
         Some(format!(
@@ -65,15 +65,15 @@ fn kernel() -> Option<PathBuf> {
         .find(|file| file.exists())
 }
 
-/// The folder with the modules of the guest's kernel, named by its version.
+/// Returns the folder with the modules of the guest's kernel, named by its version.
 fn modules() -> Option<PathBuf> {
     let mut versions = fs::read_dir("/usr/lib/uml/modules").ok()?.flatten();
     versions.next().map(|entry| entry.path())
 }
 
-/// From within a sandbox: boots a guest with so much memory, as its kernel reads it, runs
-/// `program` there with `arguments` and these environment variables, and waits for its end, at
-/// most `limit`.
+/// From within a sandbox: boots a guest with this much memory, in the notation of its kernel,
+/// runs `program` there with `arguments` and these environment variables, and waits for its
+/// end, at most `limit`.
 pub fn run_with(
     profile: Profile,
     memory: &str,
@@ -116,8 +116,8 @@ pub fn run_with(
 
 /// Returns the command that boots a guest and has it do `job`.
 fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
-    // Each system call of a guest's process changes to the process that is the guest's kernel
-    // and back. Between two processors each change wakes one up, which takes five times as long.
+    // Each system call of a guest's process switches to the process that is the guest's kernel,
+    // and back. Between two processors each switch wakes one up, which takes five times as long.
     let mut command = match std::env::var_os(PROCESSOR) {
         Some(processor) => {
             let mut pinned = die_with_parent("taskset");
@@ -126,8 +126,8 @@ fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
         }
         None => die_with_parent("unshare"),
     };
-    // Each of the guest's processes is one here. In a PID namespace they all
-    // end with the first, which dies with unshare(1), which dies with us.
+    // Each of the guest's processes is one on this machine. In a PID namespace they all
+    // end with the first, which ends with unshare(1), which ends with this process.
     command
         .args(["--pid", "--fork", "--kill-child", "--"])
         .arg(kernel().expect("linux.uml"))
@@ -143,7 +143,7 @@ fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
         .arg(format!("umid={id}"))
         .arg(format!("uml_dir={}/", job.path.display()))
         .arg(format!("init={}/init", job.path.display()))
-        // What the kernel does not know goes to init as it is.
+        // The kernel passes parameters that it does not know to init.
         .arg(format!("TRIPOD_GUEST_JOB={}", job.path.display()))
         .arg(format!("TRIPOD_GUEST_PROFILE={}", profile.name()))
         .arg(format!(
@@ -158,8 +158,8 @@ fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
     command
 }
 
-/// Builds the library without which the guest's kernel cannot run a process on this
-/// processor; `None` where it needs none.
+/// Builds the library that the guest's kernel needs to run a process on this processor;
+/// `None`: it needs none.
 fn preload(job: &Job) -> Option<PathBuf> {
     let processor = fs::read_to_string("/proc/cpuinfo").expect("the processor");
     if !processor.contains("amx_tile") {
@@ -175,7 +175,7 @@ fn preload(job: &Job) -> Option<PathBuf> {
     Some(job.path.join("libpreload.so"))
 }
 
-/// Returns all that the guest prints, and prints it as it comes.
+/// Returns everything that the guest prints, and prints it as it arrives.
 fn console_of(output: impl Read) -> String {
     let mut console = String::new();
     let mut lines = BufReader::new(output);
@@ -191,8 +191,8 @@ fn console_of(output: impl Read) -> String {
     console
 }
 
-/// A folder that host and guest share; in the sandbox's own `/run`, so that it
-/// goes with the sandbox.
+/// A folder that host and guest share; in the sandbox's own `/run`, so that it ends with
+/// the sandbox.
 struct Job {
     path: PathBuf,
 }

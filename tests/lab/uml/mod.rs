@@ -43,8 +43,8 @@ fn run_program(
     )
 }
 
-/// As a test: runs the tests whose names begin with `names` in a guest, one
-/// after the other, and fails if one fails or is missing.
+/// As a test: runs the tests whose names begin with `names` in a guest, one after the
+/// other, and fails if one fails or is missing.
 pub fn in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) {
     let tests = std::env::current_exe().expect("the path of the test binary");
     tests_in_guest(profile, &tests, names, environment);
@@ -58,11 +58,11 @@ pub fn unit_tests_in_guest(profile: Profile, names: &[&str], environment: &[(&st
     }
 }
 
-/// Returns the test binary of the library, which is built where it is not current.
+/// Returns the test binary of the library, which is built if it is not up to date.
 fn unit_tests() -> Result<PathBuf, String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["test", "--lib", "--no-run", "--message-format=json"]);
-    // What cargo says of this package to its tests would have others built anew.
+    // Variables that cargo sets for tests of this package would cause others to be built anew.
     for (name, _) in std::env::vars() {
         if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
             cargo.env_remove(name);
@@ -104,7 +104,8 @@ fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment:
         for name in names {
             let start = format!("test {name}");
             let mut lines = outcome.console.lines();
-            // All that ran passed; what a line ends with is at times a figure.
+            // All tests that ran passed; lines sometimes end with a figure, so only the
+            // beginning is compared.
             let met = lines.any(|line| line.starts_with(&start));
             assert!(met, "no test {name} in the guest");
         }
@@ -123,5 +124,5 @@ fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment:
     });
 }
 
-/// Longest life of a guest; a sandbox lives a little longer.
+/// Longest time that a guest may run; a sandbox lives a little longer.
 const GUEST: Duration = Duration::from_secs(500);

@@ -1,10 +1,10 @@
 //! A library that is loaded before the guest's kernel (`LD_PRELOAD`).
 //!
-//! User-Mode Linux 6.1 stores the floating-point registers of a process in a buffer
-//! of 2,696 bytes, and sets them from it with `PTRACE_SETREGSET`. The host's kernel
-//! takes the whole state alone (`xstateregs_set` of `arch/x86/kernel/fpu/regset.c`),
-//! which has 11,008 bytes on processors with AMX: no process of the guest would
-//! ever run. Here the rest is added: zeros, as no process of the guest uses it.
+//! User-Mode Linux 6.1 stores the floating-point registers of a process in a buffer of
+//! 2,696 bytes, and sets them from it with `PTRACE_SETREGSET`. The host's kernel accepts
+//! only the whole state (`xstateregs_set` of `arch/x86/kernel/fpu/regset.c`), which has
+//! 11,008 bytes on processors with AMX: no process of the guest would ever run. This
+//! library adds the rest: zeros, as no process of the guest uses it.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_long, c_void};
@@ -19,7 +19,7 @@ const XSTATE: usize = 0x202;
 const NEXT: *mut c_void = usize::MAX as *mut c_void;
 /// `SIG_SETMASK` of `asm-generic/signal-defs.h`.
 const SETMASK: c_int = 2;
-/// More than any processor's state has.
+/// Larger than the state of any processor.
 const LARGEST: usize = 64 * 1024;
 /// `_NSIG / 8` of glibc: bytes of a set of signals.
 const SIGNALS: usize = 128;
@@ -38,8 +38,8 @@ unsafe extern "C" {
     fn sigprocmask(how: c_int, set: *const [u8; SIGNALS], old: *mut [u8; SIGNALS]) -> c_int;
 }
 
-/// Too large for the stacks of the guest's kernel, which have 16 KiB. Only its begin
-/// is ever written to.
+/// Too large for the stacks of the guest's kernel, which have 16 KiB. Only its beginning
+/// is ever written.
 struct State(UnsafeCell<[u8; LARGEST]>);
 
 // SAFETY: the guest's kernel has one processor, on which nothing else runs while
@@ -48,7 +48,7 @@ unsafe impl Sync for State {}
 
 static STATE: State = State(UnsafeCell::new([0; LARGEST]));
 
-/// Returns the function that this one stands before.
+/// Returns the function of libc that this library replaces.
 fn next() -> Ptrace {
     static FOUND: OnceLock<Ptrace> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -58,7 +58,7 @@ fn next() -> Ptrace {
     })
 }
 
-/// Returns how many bytes the state of `process` has.
+/// Returns the length of the state of `process`, in bytes.
 ///
 /// # Safety
 /// Signals are blocked.
@@ -78,7 +78,7 @@ unsafe fn length_of(process: c_int) -> usize {
     })
 }
 
-/// Does what libc's function does, with the whole state where a part is given.
+/// Does what libc's function does, with the whole state if only a part is given.
 ///
 /// # Safety
 /// As of libc's function.
@@ -90,12 +90,12 @@ pub unsafe extern "C" fn ptrace(
     data: *mut c_void,
 ) -> c_long {
     if request != SET || address as usize != XSTATE {
-        // SAFETY: what the caller vouches for.
+        // SAFETY: as the caller guarantees.
         return unsafe { next()(request, process, address, data) };
     }
     let (all, mut before) = ([0xff; SIGNALS], [0; SIGNALS]);
-    // SAFETY: the caller gives such a buffer with this request; the state is as long
-    // as its length says, and signals are blocked while it is used.
+    // SAFETY: with this request the caller passes such a buffer; the state is as long as
+    // its length says, and signals are blocked while it is used.
     unsafe {
         sigprocmask(SETMASK, &raw const all, &raw mut before);
         let given = &*data.cast::<Buffer>();

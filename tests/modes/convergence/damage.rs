@@ -1,5 +1,5 @@
-//! Random changes of what a proxy wrote, as another program or a half written
-//! transaction could leave it.
+//! Random changes of what a proxy wrote, as another program or a half-written transaction
+//! could leave it.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -13,14 +13,14 @@ use super::super::stale_state::{engines, program};
 use super::map::digits;
 use crate::lab::Host;
 
-/// One change: a program with its arguments, and what it reads.
+/// One change: a program with its arguments, and its input.
 struct Change {
     line: String,
     input: String,
 }
 
-/// What the programs print of a node on which only others have something, line by
-/// line: nothing of it is changed.
+/// What the programs print, line by line, for a node with only other programs' objects:
+/// none of that is changed.
 pub struct Foreign(BTreeSet<String>);
 
 impl Foreign {
@@ -32,8 +32,8 @@ impl Foreign {
         Foreign(lines)
     }
 
-    /// Returns the lines that `command` prints beyond these, where there is a table of
-    /// iptables with that name before them.
+    /// Returns the lines that `command` prints in addition to these, each with the table
+    /// of iptables to which it belongs, if any.
     fn beyond(&self, node: &Host, command: &str) -> Vec<(String, String)> {
         let mut table = String::new();
         let mut found = Vec::new();
@@ -50,8 +50,8 @@ impl Foreign {
     }
 }
 
-/// What a line that `command` prints is distinguished from others by: what a set was made with
-/// is different each time.
+/// Returns what distinguishes a line that `command` prints from others: the parameters with
+/// which a set was created differ each time.
 fn key(command: &str, line: &str) -> String {
     let words = line.split(' ');
     let count = if line.starts_with("create ") {
@@ -88,8 +88,8 @@ fn commands() -> Vec<String> {
     all
 }
 
-/// Makes the change that `number` chooses among all that can be made to what is
-/// there beyond `foreign`. Some are refused by the kernel, which is no matter.
+/// Makes the change that `number` chooses among all possible changes of what exists in
+/// addition to `foreign`. The kernel refuses some, which does not matter.
 pub fn damage(node: &Host, foreign: &Foreign, number: u128) {
     let mut pick = digits(number);
     let mut kinds =
@@ -119,7 +119,7 @@ pub fn damage(node: &Host, foreign: &Foreign, number: u128) {
     child.wait().expect("its end");
 }
 
-/// Changes of rules and chains of iptables.
+/// Returns changes of rules and chains of iptables.
 fn rules(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     for save in saves() {
@@ -139,11 +139,11 @@ fn rules(node: &Host, foreign: &Foreign) -> Vec<Change> {
                     change(&table, &format!("-A {chain} -s 192.0.2.77/32 -j ACCEPT"));
                 }
             } else if let Some(rule) = line.strip_prefix("-A ")
-                // Whoever writes there must not take away what is there.
+                // A change must not remove what others have there.
                 && !rule.starts_with("KUBE-FIREWALL ")
             {
                 change(&table, &format!("-D {rule}"));
-                // Twice there, at both ends.
+                // The rule exists twice, at either end.
                 change(&table, &format!("-A {rule}"));
                 change(&table, &format!("-I {rule}"));
             }
@@ -160,7 +160,7 @@ fn rules(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// A change that is all in its arguments.
+/// Returns a change without input.
 fn run(line: impl Into<String>) -> Change {
     Change {
         line: line.into(),
@@ -176,7 +176,7 @@ fn unused(family: Family) -> IpAddr {
     }
 }
 
-/// Changes of sets of ipset.
+/// Returns changes of sets of ipset.
 fn sets(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     for (_, line) in foreign.beyond(node, "ipset save") {
@@ -202,7 +202,7 @@ fn sets(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Changes of routing rules and routes.
+/// Returns changes of routing rules and routes.
 fn routes(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     for family in ["ip", "ip -6"] {
@@ -224,8 +224,8 @@ fn routes(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Changes of the addresses of IPVS. None is taken away: it is what says that a virtual
-/// server of that address is not another program's.
+/// Returns changes of the addresses of IPVS. None is removed: an address marks a virtual
+/// server as not another program's.
 fn addresses(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     for (_, line) in foreign.beyond(node, "ip -o addr show") {
@@ -237,7 +237,7 @@ fn addresses(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Changes of virtual servers.
+/// Returns changes of virtual servers.
 fn servers(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     if kernel() != "full" {
@@ -266,7 +266,7 @@ fn servers(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Changes of the tables of nftables mode.
+/// Returns changes of the tables of nftables mode.
 fn tables(node: &Host, _: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     if kernel() == "full" {

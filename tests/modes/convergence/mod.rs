@@ -1,10 +1,10 @@
-//! From any state of the kernel, one full sync gives what the mode has on a node where
-//! nothing was left, beside everything that is others'; another one writes nothing.
+//! From any state of the kernel, one full sync gives what the mode has on a node where nothing
+//! was left, together with everything of others; another one writes nothing.
 //!
-//! What happened on the node before is random: other Services that some mode served,
-//! until the process was killed, at times during its first sync; what kube-proxy left;
-//! and changes of what they wrote. `TRIPOD_CONVERGENCE=400` has so many cases tried,
-//! `TRIPOD_CONVERGENCE_SEED=7` others than the usual ones, which do not depend on the run.
+//! What happened on the node before is random: other Services that some mode served until the
+//! process was killed, sometimes during its first sync; what kube-proxy left; and changes of what
+//! they wrote. `TRIPOD_CONVERGENCE=400` tries that many cases, `TRIPOD_CONVERGENCE_SEED=7` other
+//! ones than usual; the usual ones are the same in each run.
 
 mod damage;
 mod map;
@@ -24,7 +24,7 @@ use super::stale_state::start::{MANIFESTS, SOON, start, start_by};
 use crate::lab::recorded::{self, FLAGS};
 use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
 
-/// How a node is served.
+/// A mode, with its capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Ipvs,
@@ -35,7 +35,7 @@ enum Mode {
 }
 
 impl Mode {
-    /// The modes that this kernel can run.
+    /// Returns the modes that this kernel can run.
     fn all() -> &'static [Mode] {
         match kernel().as_str() {
             "full" => &[Mode::Ipvs, Mode::Iptables, Mode::Redirect],
@@ -53,7 +53,7 @@ impl Mode {
         }
     }
 
-    /// The protocols of Services that are all in force.
+    /// Returns the protocols of Services that the mode serves.
     fn protocols(self) -> &'static [&'static str] {
         match self {
             Mode::Redirect | Mode::Local => &["TCP", "UDP"],
@@ -61,21 +61,21 @@ impl Mode {
         }
     }
 
-    /// Its name in the log.
+    /// Returns its name in the log.
     fn name(self) -> &'static str {
         let flag = self.flags()[0];
         flag.split_once('=').map_or(flag, |(_, name)| name)
     }
 }
 
-/// What happened on a node.
+/// Something that happened on a node.
 #[derive(Clone, Debug)]
 enum Past {
-    /// A mode served Services until it was killed: when it was in force, or so many
+    /// A mode served Services until it was killed: when it was in force, or this many
     /// milliseconds after its start.
     Served(usize, Vec<u128>, Option<u64>),
-    /// kube-proxy had a recorded state there, in iptables mode (or ipvs mode in a
-    /// kernel that has it), or in nftables mode.
+    /// kube-proxy left a recorded state there, of iptables mode (or ipvs mode in a kernel
+    /// that has it), or of nftables mode.
     KubeProxy(usize, bool),
     /// Something was changed.
     Damage(u128),
@@ -119,7 +119,7 @@ impl Past {
                     .args(FLAGS);
                 let mut tripod = Tripod::spawn(command);
                 match killed {
-                    // The moment is what is random: nothing is waited for.
+                    // The moment is random: nothing is waited for.
                     Some(after) => std::thread::sleep(Duration::from_millis(*after)),
                     None => eventually("it is in force", SOON, || {
                         match tripod.logged(&["synced", mode.name()]) {
@@ -145,20 +145,21 @@ impl Past {
     }
 }
 
-/// How many full syncs of `family` have ended.
+/// Returns how many full syncs of `family` have ended.
 fn full_syncs(tripod: &Tripod, family: &str) -> usize {
     tripod.logged(&["synced", "full=true", &format!("family={family}")])
 }
 
-/// A node where only others have something, whose kubelet has its rules in `kubelet`.
+/// Returns a node with only other programs' objects, whose kubelet has its rules in the
+/// engine `kubelet`.
 fn node_of_others(name: &str, kubelet: &str) -> Host {
     let node = Host::new(name, [192, 0, 2, 10].into(), std::net::Ipv6Addr::LOCALHOST);
     foreign(&node, kubelet);
     node
 }
 
-/// Starts `mode` for Services `now` on a node where only others have something, and on
-/// one where that happened.
+/// Starts `mode` for Services `now` on a node with only other programs' objects, and on
+/// one with this past, and compares them.
 fn converges(mode: Mode, kubelet: &str, now: &[u128], past: &[Past]) -> Result<(), TestCaseError> {
     let fail = |what: &str, found: &[String]| match found {
         [] => Ok(()),
@@ -222,7 +223,7 @@ fn converges(mode: Mode, kubelet: &str, now: &[u128], past: &[Past]) -> Result<(
     )
 }
 
-/// Tries cases that do not depend on the run, unless they are asked for.
+/// Tries cases that are the same in each run, unless the environment requests others.
 fn tried(mode: Mode, kubelet: &str) {
     let number = |name: &str, usual: u32| {
         let value = std::env::var(name).ok();

@@ -1,5 +1,5 @@
-//! Everything that a mode could change on a node, with the tables of nftables mode, and what
-//! shows that it wrote.
+//! Everything that a mode could change on a node, including the tables of nftables mode, and
+//! what shows whether it wrote something.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,7 @@ impl Seen {
         let mut rules = BTreeMap::<String, usize>::new();
         for object in ruleset(node, &["tripod"]) {
             let mut object = without(object, &["handle"]);
-            // The order of rules counts within their chain.
+            // The order of rules matters within their chain.
             if let Some(rule) = object.get_mut("rule") {
                 let chain = format!("{} {}", rule["family"], rule["chain"]);
                 let at = rules.entry(chain).or_default();
@@ -40,7 +40,7 @@ impl Seen {
         }
     }
 
-    /// What is different in `other`, a line each.
+    /// Returns what is different in `other`, one line each.
     pub fn differences(&self, other: &Seen) -> Vec<String> {
         let mut found = self.state.differences(&other.state);
         for (sign, one, another) in [("missing", self, other), ("more", other, self)] {
@@ -55,9 +55,9 @@ impl Seen {
 }
 
 /// Returns what shows whether something was written, even if it is the same as before:
-/// objects of nf_tables with their handles, which are those of iptables, too; and, since
-/// nothing of the legacy tables shows it, each run of a program by [`RecordedRestores`]. What
-/// ipvs mode writes by netlink is not seen: virtual servers, sets and addresses have no
+/// objects of nf_tables with their handles, which those of iptables have as well; and, since
+/// nothing in the legacy tables shows it, each run of a program by [`RecordedRestores`]. What
+/// ipvs mode writes by netlink is not visible: virtual servers, sets and addresses have no
 /// handle; the simulation (`src/simulation/`) sees the messages.
 pub fn written(node: &Host) -> Vec<String> {
     let all = ruleset(node, &[]).into_iter();
@@ -66,8 +66,8 @@ pub fn written(node: &Host) -> Vec<String> {
     objects.chain(runs.lines().map(str::to_owned)).collect()
 }
 
-/// Programs that write rules, each behind a script that records that it was run: not to try
-/// what the kernel can do, which Tripod does without the lock.
+/// Programs that write rules, each called by a script that records the run, except runs
+/// that only try what the kernel can do, which Tripod makes without the lock.
 pub struct RecordedRestores;
 
 impl RecordedRestores {
@@ -113,8 +113,8 @@ impl RecordedRestores {
     }
 }
 
-/// Returns the objects of nf_tables in tables with one of these names; without names
-/// in all of them. Elements of sets and maps are sorted.
+/// Returns the objects of nf_tables in tables with one of these names; without names, in
+/// all tables. Elements of sets and maps are sorted.
 fn ruleset(node: &Host, names: &[&str]) -> Vec<Value> {
     if kernel() == "full" {
         return Vec::new();
@@ -141,7 +141,7 @@ fn ruleset(node: &Host, names: &[&str]) -> Vec<Value> {
     found
 }
 
-/// Returns a value without what has these names, at any depth.
+/// Returns a value without the fields of these names, at any depth.
 fn without(value: Value, names: &[&str]) -> Value {
     match value {
         Value::Object(fields) => fields

@@ -1,4 +1,4 @@
-//! `tripod cleanup` removes what is Tripod's, and leaves what is not.
+//! `tripod cleanup` removes what belongs to Tripod, and leaves everything else.
 
 use super::super::probe::{kernel, node};
 use super::foreign::{EXCLUDED, foreign};
@@ -6,8 +6,7 @@ use super::state::State;
 use super::{engines, left};
 use crate::lab::{Host, Share, run, tripod_binary};
 
-/// The recorded cases between them hold every kind of thing that kube-proxy
-/// installs.
+/// These recorded cases together contain every kind of object that kube-proxy installs.
 const CASES: [&str; 5] = [
     "04-session-affinity",
     "05-nodeport",

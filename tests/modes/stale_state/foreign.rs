@@ -1,14 +1,14 @@
-//! What belongs to others, among ours where that can be.
+//! Objects of other programs, mixed with ours where that is possible.
 
 use super::super::probe::kernel;
 use super::{engines, feed, restore};
 use crate::lab::Host;
 
-/// Virtual servers here are another program's, whatever their port.
+/// Virtual servers in this network belong to another program, whatever their port.
 pub const EXCLUDED: &str = "--ipvs-exclude-cidrs=198.18.9.0/24";
 
-/// The kubelet, in its own engine: its marks, its KUBE-FIREWALL, and what old
-/// ones had.
+/// The kubelet's rules, in its own engine: its marks, its KUBE-FIREWALL, and those of old
+/// versions.
 const KUBELET: &str = "\
 *mangle
 :KUBE-IPTABLES-HINT - [0:0]
@@ -28,7 +28,7 @@ COMMIT
 COMMIT
 ";
 
-/// The rule of KUBE-FIREWALL that kubelet and kube-proxy both write.
+/// The rule of KUBE-FIREWALL that both kubelet and kube-proxy write.
 const MARTIANS: &str = "\
 *filter
 -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment \"block incoming localnet \
@@ -36,9 +36,9 @@ connections\" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
 COMMIT
 ";
 
-/// Network policies, host ports and an administrator, in every engine. Host
-/// ports are masqueraded through kube-proxy's chain (`externalSetMarkChain` of
-/// the CNI plug-in portmap), which stays for that.
+/// Network policies, host ports and an administrator's rules, in every engine. Host ports
+/// are masqueraded through kube-proxy's chain (`externalSetMarkChain` of the CNI plug-in
+/// portmap), which stays for that.
 const OTHERS: &str = "\
 *mangle
 :cali-PREROUTING - [0:0]
@@ -70,7 +70,7 @@ COMMIT
 COMMIT
 ";
 
-/// A set that a rule uses, and one that no rule does.
+/// A set that a rule uses, and one that no rule uses.
 const SETS: &str = "\
 create KUBE-ROUTER-PODS hash:ip family inet hashsize 1024 maxelem 65536
 add KUBE-ROUTER-PODS 10.1.2.3
@@ -84,9 +84,8 @@ const WITH_SET: &str = "\
 COMMIT
 ";
 
-/// One of an address that is the node's own, one of a firewall mark, and one at
-/// a port that is also a Service's node port, where --ipvs-exclude-cidrs says
-/// whose it is.
+/// A virtual server at an address of the node itself, one for a firewall mark, and one at
+/// a port that is also a Service's node port, whose owner --ipvs-exclude-cidrs shows.
 const SERVERS: &str = "\
 -A -t 198.18.7.7:443 -s rr
 -a -t 198.18.7.7:443 -r 10.1.2.3:443 -m -w 1
@@ -96,7 +95,7 @@ const SERVERS: &str = "\
 -a -t 198.18.9.9:30080 -r 10.1.2.3:443 -m -w 1
 ";
 
-/// Makes the node one that others work on, too; the kubelet in this engine.
+/// Adds other programs' objects to the node, with the kubelet's in the engine `kubelet`.
 pub fn foreign(node: &Host, kubelet: &str) {
     for engine in engines() {
         for of in ["iptables", "ip6tables"] {
@@ -112,7 +111,7 @@ pub fn foreign(node: &Host, kubelet: &str) {
         restore(node, engine, "iptables", WITH_SET);
     }
     node.ip(&[
-        // The node's own, see tests/vectors/node.yaml.
+        // The node's own addresses, see tests/vectors/node.yaml.
         "addr add 192.168.77.2/24 dev lo",
         "addr add fd00:192:168:77::2/64 dev lo nodad",
         "addr add 198.18.7.7/32 dev lo",
@@ -124,7 +123,7 @@ pub fn foreign(node: &Host, kubelet: &str) {
     if kernel() == "full" {
         feed(node, "ipvsadm -R", SERVERS);
     } else {
-        // Of the other families, or of another name.
+        // Tables of the other families, or with another name.
         for table in ["inet kube-proxy", "ip kube-proxy-canary", "ip6 calico"] {
             node.show(&format!("nft add table {table}"));
         }

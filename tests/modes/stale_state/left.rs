@@ -7,7 +7,7 @@ use super::{engines, feed, restore};
 use crate::lab::recorded::{self, Case, FLAGS};
 use crate::lab::{Host, Tripod, eventually, tripod_binary};
 
-/// A recorded case.
+/// Returns a recorded case.
 pub fn case(name: &str) -> Case {
     let mut cases = recorded::cases().into_iter();
     cases
@@ -15,8 +15,8 @@ pub fn case(name: &str) -> Case {
         .unwrap_or_else(|| panic!("no case {name}"))
 }
 
-/// Puts what kube-proxy had in the kernel in that mode, with its rules in that
-/// engine; `kubelet` names the one that the kubelet's are in.
+/// Writes what kube-proxy had in the kernel in that mode, with its rules in `engine`;
+/// `kubelet` is the engine of the kubelet's rules.
 pub fn kube_proxys(node: &Host, case: &Case, mode: &str, engine: &str, kubelet: &str) {
     let file = |name: &str| case.read(&format!("{mode}/{name}"));
     if mode == "ipvs" {
@@ -42,7 +42,7 @@ pub fn kube_proxys(node: &Host, case: &Case, mode: &str, engine: &str, kubelet: 
         feed(node, "ipvsadm -R", &file("ipvsadm-save.txt"));
     }
     if mode == "iptables" {
-        // The recordings count with these.
+        // The recordings count with these objects.
         for name in [
             "ct_state_invalid_dropped_pkts",
             "localhost_nps_accepted_pkts",
@@ -60,13 +60,13 @@ pub fn kube_proxys(node: &Host, case: &Case, mode: &str, engine: &str, kubelet: 
     }
 }
 
-/// A recording as kube-proxy writes it: jumps come before what others have in
-/// the kernel's chains, and the kubelet's KUBE-FIREWALL is there already.
+/// Returns a recording as kube-proxy writes it: jumps are inserted before rules of others
+/// in the kernel's chains, and the kubelet's KUBE-FIREWALL exists already.
 fn as_written(saved: &str, firewall_is_there: bool) -> String {
     let mut batch = String::new();
     let mut jumps: Vec<&str> = Vec::new();
     for line in saved.lines() {
-        // nfacct(8) need not be installed; rules without it do as well.
+        // nfacct(8) may not be installed; rules without it do as well.
         let skipped = line.contains("-m nfacct")
             || firewall_is_there && line.contains("KUBE-FIREWALL")
             || line.starts_with(':') && !line.ends_with('-');
@@ -80,7 +80,7 @@ fn as_written(saved: &str, firewall_is_there: bool) -> String {
             continue;
         }
         if line == "COMMIT" {
-            // Each goes to the top, so the last is the first there.
+            // Each is inserted at the top, so the last one ends up first.
             for rule in jumps.drain(..).rev() {
                 batch += &format!("-I {rule}\n");
             }
@@ -90,7 +90,7 @@ fn as_written(saved: &str, firewall_is_there: bool) -> String {
     batch
 }
 
-/// What kube-proxy had in its nftables mode, in short. There is no recording.
+/// Writes a short form of what kube-proxy has in its nftables mode. There is no recording.
 pub fn nftables(node: &Host) {
     if kernel() == "full" {
         return;
@@ -126,8 +126,8 @@ pub fn nftables(node: &Host) {
     }
 }
 
-/// What a Tripod in userspace mode leaves when it is killed; its rules, if it
-/// makes any, go to that engine.
+/// Starts and kills a Tripod in userspace mode; its rules, if it writes any, go to that
+/// engine.
 pub fn userspace(node: &Host, manifests: &str, capture: &str, engine: &str) {
     let mut command = node.command(tripod_binary());
     if engine != engines()[0] {

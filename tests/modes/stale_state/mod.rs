@@ -1,4 +1,4 @@
-//! What an earlier proxy left goes, and what is another program's stays.
+//! What an earlier proxy left is removed, and what belongs to other programs stays.
 
 mod cleanup;
 pub mod foreign;
@@ -12,8 +12,8 @@ use std::process::Stdio;
 use super::probe::kernel;
 use crate::lab::Host;
 
-/// The engine that the node's other components use, of those that this kernel
-/// has; the first is the one that a plain `iptables` speaks to.
+/// Returns the engines that this kernel has and the node's other components may use; the
+/// first is that of a plain `iptables`.
 pub fn engines() -> &'static [&'static str] {
     match kernel().as_str() {
         "full" => &["legacy"],
@@ -21,8 +21,8 @@ pub fn engines() -> &'static [&'static str] {
     }
 }
 
-/// Name of a program, such as `ip6tables-legacy-save`. In the guest, only the
-/// plain names are there.
+/// Returns the name of a program, such as `ip6tables-legacy-save`. The guest has only the
+/// plain names.
 pub fn program(of: &str, engine: &str, what: &str) -> String {
     match kernel().as_str() {
         "full" => format!("{of}-{what}"),
@@ -30,7 +30,7 @@ pub fn program(of: &str, engine: &str, what: &str) -> String {
     }
 }
 
-/// Runs a line with this as its input.
+/// Runs a command line with this input.
 pub fn feed(node: &Host, line: &str, input: &str) {
     let mut words = line.split(' ');
     let mut command = node.command(words.next().expect("a program"));
@@ -45,7 +45,7 @@ pub fn feed(node: &Host, line: &str, input: &str) {
     assert!(child.wait().expect("its end").success(), "{line}:\n{input}");
 }
 
-/// `iptables-restore` and `ip6tables-restore` of that engine.
+/// Runs `iptables-restore` or `ip6tables-restore` of that engine.
 pub fn restore(node: &Host, engine: &str, of: &str, batch: &str) {
     let restore = program(of, engine, "restore");
     feed(node, &format!("{restore} --noflush"), batch);

@@ -1,5 +1,5 @@
-//! Starting over what was left: there is then exactly what is others' and what
-//! the same mode has on a node where nothing was left.
+//! Starting over what was left: afterwards there is exactly what belongs to others, and
+//! what the same mode has on a node where nothing was left.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use super::{engines, left};
 use crate::lab::recorded::{Case, FLAGS};
 use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
 
-/// Time that a mode may take to come, in a slow guest.
+/// Time that a mode may take to come in force, in a slow guest.
 pub const SOON: Duration = Duration::from_secs(60);
 
-/// The Services that are served, and those of which something was left: partly
-/// the same names at other addresses.
+/// The Services that are served, and those of which something was left: partly the same
+/// names at other addresses.
 const NOW: &str = "10-lb-etp-local-healthcheck";
 const THEN: &str = "05-nodeport";
 
@@ -27,12 +27,12 @@ fn serve(case: &Case) {
     case.write_manifests(MANIFESTS.as_ref());
 }
 
-/// A Tripod in that mode, in force, and done with what others left.
+/// Returns a Tripod in that mode that is in force, and has cleaned up what was left.
 pub fn start(node: &Host, flags: &[&str]) -> Tripod {
     start_by(node, flags, |_| ())
 }
 
-/// As [`start`], after `prepare` was done to its command.
+/// As [`start`], with `prepare` applied to its command.
 pub fn start_by(node: &Host, flags: &[&str], prepare: impl FnOnce(&mut Command)) -> Tripod {
     let mut command = node.command(tripod_binary());
     command
@@ -52,8 +52,8 @@ pub fn start_by(node: &Host, flags: &[&str], prepare: impl FnOnce(&mut Command))
     tripod
 }
 
-/// Starts with `flags` over all that can be left on this kernel, on a node
-/// whose kubelet has its rules in `engine`.
+/// Starts with `flags` over everything that can be left on this kernel, on a node whose
+/// kubelet has its rules in `engine`.
 fn over_everything(flags: &[&str], engine: &str) {
     let (now, then) = (left::case(NOW), left::case(THEN));
     let other = engines().iter().find(|other| **other != engine);
@@ -75,11 +75,11 @@ fn over_everything(flags: &[&str], engine: &str) {
         left::kube_proxys(&node, case, mode, in_engine, engine);
     };
     if kernel() == "full" {
-        // System calls are slow there: no more than what only it can do.
+        // System calls are slow there, so only what needs that kernel is tried.
         kube_proxys(&now, "ipvs", engine);
         expected.assert_same(&round(), "over kube-proxy's ipvs mode");
         if flags == ["--proxy-mode=ipvs"] {
-            // First, for it clears up behind the others itself.
+            // First, since it cleans up after the others itself.
             serve(&then);
             left::userspace(&node, MANIFESTS, "redirect", engine);
             kube_proxys(&then, "ipvs", engine);
@@ -89,7 +89,7 @@ fn over_everything(flags: &[&str], engine: &str) {
         }
         return;
     }
-    // kube-proxy served the same, and a while ago something else, differently.
+    // kube-proxy served the same, and earlier something else in another engine.
     kube_proxys(&now, "iptables", engine);
     if let Some(other) = other {
         kube_proxys(&then, "iptables", other);
@@ -97,7 +97,7 @@ fn over_everything(flags: &[&str], engine: &str) {
     left::nftables(&node);
     expected.assert_same(&round(), "over kube-proxy's iptables and nftables modes");
 
-    // Each clears up behind the one before, of another engine or way.
+    // Each cleans up after the previous one, of another engine or capture.
     serve(&then);
     left::userspace(&node, MANIFESTS, "local", engine);
     for engine in engines() {
@@ -172,7 +172,7 @@ fn nothing_goes_before_there_is_something_to_serve() {
         left::nftables(&node);
         let before = State::of(&node);
         let kubeconfig = "/run/kubeconfig";
-        // Nothing listens there.
+        // Nothing listens at that address.
         let text = "{apiVersion: v1, kind: Config, current-context: it, \
                     contexts: [{name: it, context: {cluster: it, user: it}}], \
                     clusters: [{name: it, cluster: {server: 'http://127.0.0.1:1'}}], \
@@ -189,7 +189,7 @@ fn nothing_goes_before_there_is_something_to_serve() {
                 .arg(format!("--kubeconfig={kubeconfig}"))
                 .args(FLAGS);
             let mut tripod = Tripod::spawn(command);
-            // Of three kinds of objects.
+            // Three kinds of objects are followed.
             eventually("it has tried more than once", SOON, || {
                 match tripod.logged(&["trying again"]) {
                     0..4 => Err(tripod.log()),

@@ -1,4 +1,4 @@
-//! All that a mode could change on a node.
+//! Everything that a mode could change on a node.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,11 @@ use super::{engines, program};
 use crate::lab::Host;
 use crate::lab::recorded::Ruleset;
 
-/// The order of chains, of members of sets and of virtual servers does not
-/// count, that of rules does.
+/// The state of a node. The order of chains, of members of sets and of virtual servers is
+/// ignored, that of rules is not.
 pub struct State {
     rules: Vec<(String, Ruleset)>,
-    /// Everything else, a line each.
+    /// Everything else, one line each.
     rest: BTreeSet<String>,
 }
 
@@ -37,7 +37,7 @@ impl State {
             }
         };
         let whole = |line: &str| line.to_owned();
-        // Neither the number nor the hardware address of a link.
+        // Without the number and the hardware address of a link.
         let first = |line: &str, from: usize, to: usize| {
             let words: Vec<&str> = line.split_whitespace().collect();
             words
@@ -50,7 +50,7 @@ impl State {
         note("ip rule", &whole);
         note("ip -6 rule", &whole);
         note("ip route show table all", &whole);
-        // What it begins with is how large it was made.
+        // A set's line without the size with which it was created.
         note("ipset save", &|line| {
             if line.starts_with("create") {
                 first(line, 0, 5)
@@ -74,7 +74,7 @@ impl State {
         State { rules, rest }
     }
 
-    /// What is different in `other`, a line each.
+    /// Returns what is different in `other`, one line each.
     pub fn differences(&self, other: &State) -> Vec<String> {
         let mut found = Vec::new();
         for ((program, ours), (_, theirs)) in self.rules.iter().zip(&other.rules) {
@@ -96,8 +96,8 @@ impl State {
     }
 }
 
-/// Userspace mode listens on ports that the kernel chooses, leads there, and
-/// refuses what comes there by itself.
+/// Returns a line of a rule in a form that is the same in each run: userspace mode listens on ports
+/// that the kernel chooses, redirects there, and refuses direct calls of them.
 fn neutral(line: &str) -> String {
     if !line.starts_with("-A TRIPOD-US") {
         return line.to_owned();

@@ -1,4 +1,4 @@
-//! Clients that go on calling, and probes that go on asking, while pods come and go.
+//! Clients and probes that go on calling while pods come and go.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -16,12 +16,12 @@ use crate::lab::{
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a client waits before it sends a datagram again.
 const RESEND: Duration = Duration::from_secs(2);
-/// Time from one call to the next, of each client: not a wait for something.
+/// Time between two calls of a client: not a wait for something.
 const PACE: Duration = Duration::from_millis(20);
 /// Calls of each kind that must succeed after each step.
 const MORE: usize = 20;
 
-/// What is asked of the node, over and over.
+/// What is called at the node, again and again.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Tcp,
@@ -30,7 +30,7 @@ enum Kind {
     Probe,
 }
 
-/// How much was asked, and what failed.
+/// How many calls were made, and what failed.
 #[derive(Default)]
 pub struct Load {
     stop: AtomicBool,
@@ -39,7 +39,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Waits until more of each kind have been made.
+    /// Waits until more calls of each kind have been made.
     pub fn more(&self) {
         let made = || self.made.each_ref().map(|made| made.load(Relaxed));
         let enough = made().map(|made| made + MORE);
@@ -74,7 +74,7 @@ impl Load {
     }
 }
 
-/// Has it stop when it is dropped, also by a failure.
+/// Has the load stop when it is dropped, also after a failure.
 struct Stop<'a>(&'a Load);
 
 impl Drop for Stop<'_> {
@@ -83,8 +83,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Calls `web` and the ports of the proxy itself while `body` runs: none may be refused,
-/// reset or unanswered, and no answer may be other than 200.
+/// Calls `web` and the ports of the proxy itself while `body` runs: no call may be
+/// refused, reset or left unanswered, and each HTTP status must be 200.
 pub fn under_load(lab: &Lab, web: &Service, body: impl FnOnce(&Load)) {
     let load = &Load::default();
     let (cluster, ingress) = (web.cluster(), web.ingress());
@@ -98,7 +98,8 @@ pub fn under_load(lab: &Lab, web: &Service, body: impl FnOnce(&Load)) {
         }
     };
     std::thread::scope(|scope| {
-        // Not from a pod to one beside it, whose answers some kernels do not lead back.
+        // Not from one pod to another on the bridge, whose answers some kernels do not
+        // send back through the node.
         scope.spawn(|| load.repeat(&lab.node, || each(Kind::Tcp, &cluster)));
         scope.spawn(|| load.repeat(&lab.outside, || each(Kind::Tcp, &ingress)));
         scope.spawn(|| load.repeat(&lab.outside, || each(Kind::Tcp, &[node_port])));
@@ -118,7 +119,7 @@ pub fn under_load(lab: &Lab, web: &Service, body: impl FnOnce(&Load)) {
     );
 }
 
-/// Asks what load balancers, Prometheus and the kubelet ask.
+/// Makes the requests of load balancers, Prometheus and the kubelet.
 fn probe(lab: &Lab, load: &Load) {
     let node = lab.node.addresses[0];
     let asked = [
@@ -146,7 +147,7 @@ fn call_tcp(to: SocketAddr) -> io::Result<()> {
     say(&mut stream, "name").map(drop)
 }
 
-/// A datagram may be lost, as in any network; who is refused fails.
+/// Calls over UDP. A datagram may be lost, as in any network; a refusal is an error.
 fn call_udp(to: SocketAddr) -> io::Result<()> {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = bind_new(any.parse().expect("an address"))?;
@@ -198,7 +199,7 @@ impl Open {
         for (stream, name) in &mut self.tcp {
             assert_eq!(say(stream, "name").expect(when), *name, "{when}");
         }
-        // One question and its answer are not yet a flow that userspace mode keeps for long.
+        // Userspace mode does not keep a flow of one question and its answer for long.
         for (socket, name) in self.udp.iter().cycle().take(4 * self.udp.len()) {
             assert_eq!(udp_say(socket, "name").expect(when), *name, "{when}");
         }

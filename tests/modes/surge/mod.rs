@@ -1,5 +1,5 @@
-//! A new pod beside the old one on the same node, on the same ports, as a DaemonSet with
-//! `maxSurge: 1` has it.
+//! A new pod together with the old one on the same node, on the same ports, as with a
+//! DaemonSet with `maxSurge: 1`.
 
 mod load;
 
@@ -14,12 +14,12 @@ use crate::lab::{
     Capture, EndpointChoice, Lab, Service, Share, Tripod, ask, eventually, get, run, tripod_binary,
 };
 
-/// How long what is not slow may take, also in a slow guest.
+/// How long anything may take that is not slow, also in a slow guest.
 const SOON: Duration = Duration::from_secs(60);
 /// The Service's health-check node port.
 const CHECK_PORT: u16 = 31_000;
 
-/// A way to carry traffic, as flags name it.
+/// A mode with its capture, as flags name it.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     mode: &'static str,
@@ -27,7 +27,7 @@ struct Way {
 }
 
 impl Way {
-    /// Whether connections are carried by the process.
+    /// Returns whether the process relays connections.
     fn relays(self) -> bool {
         self.mode == "userspace"
     }
@@ -45,7 +45,7 @@ macro_rules! in_each_mode {
             fn userspace_redirect() { on_host("userspace", Capture::Redirect, super::$name); }
             #[test]
             fn userspace_local() { on_host("userspace", Capture::Local, super::$name); }
-            /// In a guest kernel alone.
+            /// Only in a guest kernel.
             #[test]
             fn ipvs() {
                 if kernel() == "full" {
@@ -61,7 +61,7 @@ in_each_mode!(
     a_rollout_that_fails_leaves_the_old_pod_in_charge
 );
 
-/// As [`in_lab`], unless this runs in a guest kernel, where ipvs mode alone is of interest.
+/// As [`in_lab`], unless this runs in a guest kernel, where only ipvs mode matters.
 fn on_host(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
     if kernel() != "full" {
         in_lab(mode, capture, body);
@@ -76,7 +76,7 @@ fn in_lab(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
     });
 }
 
-/// A pod of the DaemonSet: its unix socket is its own, as its `/run/tripod` is.
+/// A pod of the DaemonSet: it has its own unix socket, as it has its own `/run/tripod`.
 struct Pod {
     process: Tripod,
     socket: String,
@@ -105,7 +105,7 @@ impl Pod {
                 "--ipvs-sync-period=2s",
                 "--udp-timeout=60s",
             ])
-            // Its rules are others, as those of another version may be.
+            // Its rules differ, as those of another version may.
             .arg(format!("--masquerade-all={}", number % 2 == 1))
             .arg(&socket)
             .args(flags);
@@ -136,7 +136,7 @@ impl Pod {
         asked.status.success()
     }
 
-    /// Returns what `tripod status` says in the pod, as text, and whether it gave way.
+    /// Returns what `tripod status` prints in the pod, as text, and whether it gave way.
     fn status(&self, lab: &Lab) -> (String, bool) {
         let asked = |format: &str| {
             let mut command = lab.node.command(tripod_binary());
@@ -149,7 +149,7 @@ impl Pod {
         (asked("table"), json["gaveWay"] == true)
     }
 
-    /// Waits until it answers on the ports of the node.
+    /// Waits until this pod answers on the ports of the node.
     fn answers(&self, lab: &Lab) {
         let at: SocketAddr = ([127, 0, 0, 1], 10249).into();
         let pid = format!("\"pid\":{},", self.process.pid());
@@ -162,11 +162,11 @@ impl Pod {
         });
     }
 
-    /// Waits until it has gone through everything once more, and would have repaired what
-    /// it takes for damage.
+    /// Waits until it has compared everything once more, and would have repaired what it
+    /// takes for damage.
     fn compares_everything(&self) {
         let full = || self.process.logged(&["synced", "full=true"]);
-        // A line for each family: at least one sync began after this.
+        // One line for each family: at least one sync began after this.
         let enough = full() + 3;
         eventually("full syncs", SOON, || match full() {
             now if now >= enough => Ok(()),
@@ -174,8 +174,8 @@ impl Pod {
         });
     }
 
-    /// Returns the lines of its log that an operator would be alarmed by, or that tell of
-    /// something repaired.
+    /// Returns the lines of its log that would alarm an operator, or that report a
+    /// repair.
     fn troubles(&self) -> Vec<String> {
         let log = self.process.log();
         let words = [
@@ -184,7 +184,7 @@ impl Pod {
             "written anew",
             "another process changed",
         ];
-        // In a slow guest programs take longer than is waited for, whoever runs beside.
+        // In a slow guest programs sometimes take longer than the time limit, whoever else runs.
         let slow = ["the program that writes them does not end", "not in force"];
         let is_slow = |line: &str| kernel() == "full" && slow.iter().any(|w| line.contains(w));
         let lines = log.lines().filter(|line| !is_slow(line));
@@ -193,7 +193,8 @@ impl Pod {
     }
 }
 
-/// A Service with all that a node serves for it, on `names` as endpoints of this node.
+/// Publishes a Service with everything that a node serves for it, with `names` as
+/// endpoints on this node.
 fn publish(lab: &Lab, names: &[&str]) -> Service {
     let web = Service::new("web", 10)
         .with_node_port()
@@ -207,7 +208,7 @@ fn publish(lab: &Lab, names: &[&str]) -> Service {
     web
 }
 
-/// Publishes a Service that was not there, and waits until it is served.
+/// Publishes a new Service, and waits until it is served.
 fn follows_the_cluster(lab: &Lab, name: &str, number: u8) {
     let late = Service::new(name, number);
     lab.publish(&late, &["b"]);
@@ -280,7 +281,7 @@ fn a_rollout_that_fails_leaves_the_old_pod_in_charge(lab: &Lab, way: Way) {
         let mut new = Pod::ready(lab, way, 1 + u32::from(round));
         new.answers(lab);
         if round == 2 {
-            // It hangs, until the kubelet kills it.
+            // It hangs until the kubelet kills it.
             new.process.freeze();
         }
         new.process.kill();
@@ -295,7 +296,7 @@ fn a_rollout_that_fails_leaves_the_old_pod_in_charge(lab: &Lab, way: Way) {
     under_load(lab, &web, |load| load.more());
 }
 
-/// What a mode leaves in the kernel.
+/// Returns whether a mode has something in the kernel.
 fn is_there(lab: &Lab, mode: &str) -> bool {
     match mode {
         "nftables" => lab.node.show("nft list tables").contains("ip tripod"),
@@ -303,7 +304,7 @@ fn is_there(lab: &Lab, mode: &str) -> bool {
     }
 }
 
-/// The new pod runs another mode, and has removed what the old one had, when it is killed.
+/// The new pod runs another mode, and is killed after it has removed what the old one had.
 fn the_old_mode_comes_back(modes: [&'static str; 2]) {
     run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);

@@ -1,5 +1,5 @@
-//! From a kube-proxy that has just ended, which leaves all that it had in the
-//! kernel, and back to one.
+//! From a kube-proxy that has just ended, and leaves everything that it had in the
+//! kernel, to Tripod, and back.
 
 use std::{collections::BTreeSet, net::SocketAddr, path::Path};
 
@@ -13,7 +13,7 @@ use crate::lab::{
 };
 use crate::userspace::capture::traces;
 
-/// Who served before.
+/// The proxy that served before.
 #[derive(Clone, Copy)]
 enum Old {
     /// kube-proxy in this mode, with its rules in this engine.
@@ -31,7 +31,7 @@ impl Old {
     fn leave(self, lab: &Lab) {
         match self {
             Old::Mode(mode, engine) => {
-                // What Tripod would do there is what kube-proxy did, as the
+                // What Tripod would write there is what kube-proxy wrote, as the
                 // recordings show.
                 let text = lab.node.show(&format!(
                     "{} render --proxy-mode={mode} --manifests={} {}",
@@ -68,7 +68,7 @@ fn replay(node: &Host, engine: &str, text: &str) {
             };
             parts.push((command, String::new()));
         } else if let Some((_, input)) = parts.last_mut()
-            // nfacct(8) need not be installed; rules without it do as well.
+            // nfacct(8) may not be installed; rules without it do as well.
             && !line.starts_with('#')
             && !line.contains("-m nfacct")
         {
@@ -81,7 +81,7 @@ fn replay(node: &Host, engine: &str, text: &str) {
     }
 }
 
-/// What its nftables mode has, as far as it carries the calls of this test.
+/// The rules of its nftables mode, as far as calls of this test need them.
 const NFTABLES: &str = "
 table ip kube-proxy {
     map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }
@@ -113,7 +113,7 @@ add element ip kube-proxy service-ips {
 add element ip kube-proxy service-nodeports { tcp . 30010 : goto service-web }
 ";
 
-/// Writes the Node object, and what the kubelet has in its rules.
+/// Writes the Node object, and the kubelet's rules.
 pub(super) fn join_cluster(lab: &Lab, kubelet: &str) {
     let node = &lab.node;
     lab.write(
@@ -129,8 +129,8 @@ pub(super) fn join_cluster(lab: &Lab, kubelet: &str) {
     );
     for of in ["iptables", "ip6tables"] {
         let hint = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
-        // More of the kubelet's, such as KUBE-FIREWALL, would keep connection
-        // tracking at work, whatever becomes of other rules.
+        // More of the kubelet's rules, such as KUBE-FIREWALL, would keep connection
+        // tracking at work, whatever happens to other rules.
         let restore = program(of, kubelet, "restore");
         feed(node, &format!("{restore} --noflush"), hint);
     }
@@ -146,7 +146,7 @@ fn start(lab: &Lab, flags: &[&str]) -> Tripod {
     Tripod::spawn(command)
 }
 
-/// Waits until the log has this.
+/// Waits until the log has this text.
 fn says(tripod: &Tripod, sign: &str) {
     eventually(sign, SOON, || match tripod.logged(&[sign]) {
         0 => Err(tripod.log()),
@@ -165,10 +165,10 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
     old.leave(lab);
     let node_port = SocketAddr::new(node.addresses[0], web.node_port());
     let [cluster, _] = web.cluster();
-    // From a pod only where br_netfilter is: without, answers from pods of the
-    // same bridge would not come back the way of the question. What the node
-    // itself sends fails while local capture routes it to loopback and nat rules
-    // that are still there send it on from there (EACCES, EINVAL).
+    // From a pod only with local capture: without br_netfilter, answers from pods of the
+    // same bridge would not return the way of the question. Calls of the node itself fail
+    // while local capture routes them to loopback and remaining nat rules send them on
+    // from there (EACCES, EINVAL).
     let inside = if flags == LOCAL { &lab.client } else { node };
     let call = |number| match number % 3 {
         0 => ask(&lab.outside, node_port),
@@ -191,9 +191,9 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
         let mut before = open();
         calls.wait(6);
         let tripod = tripod.insert(start(lab, flags));
-        // Connections through IPVS keep it for as long as it remembers them,
-        // two minutes after their end; and those that need translation keep
-        // the rules for which the kernel does it, if this mode has none.
+        // Connections through IPVS keep it for as long as it remembers them, two minutes
+        // after their end; and connections that need translation keep the rules because
+        // of which the kernel translates, if this mode has none.
         let keeps = match old {
             Old::Mode("ipvs", _) => flags != IPVS,
             _ => flags == LOCAL,
@@ -250,8 +250,8 @@ take_over! {
     ipvs_to_redirect: "full", Old::Mode("ipvs", "legacy"), REDIRECT, "legacy";
 }
 
-/// IPVS gets packets before local capture: what is left there ends, so that it does not refuse
-/// new connections, and routes do not go with its link.
+/// IPVS gets packets before local capture: what is left of it ends, so that it does not refuse
+/// new connections, and its link does not take routes with it.
 #[test]
 fn ipvs_to_local() {
     run(Share::Beside, || {
@@ -279,7 +279,7 @@ fn ipvs_to_local() {
 }
 
 /// Tripod ran with `flags` and has ended, and kube-proxy has written its rules: what only
-/// Tripod has goes, and no rule of kube-proxy.
+/// Tripod has is removed, and no rule of kube-proxy.
 fn back(flags: &[&str]) {
     let mut lab = Lab::new(Capture::Redirect);
     let web = Service::new("web", 10).with_node_port();

@@ -1,4 +1,4 @@
-//! Node ports on localhost, from one process to the next.
+//! Node ports on localhost, when one process replaces another.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
@@ -15,8 +15,8 @@ fn start(lab: &Lab, mode: &str, number: u16) -> Tripod {
     Tripod::start_beside(lab, mode, number, &flags)
 }
 
-/// Runs a process in each of `modes`, one after the other has begun, while the node
-/// calls a node port at the `loopback` addresses.
+/// Runs a process in each of `modes`, each started before the previous one ends, while
+/// the node calls a node port at the `loopback` addresses.
 fn from_one_to_the_next(lab: &Lab, loopback: &[SocketAddr], modes: &[&str]) {
     let call = |number: usize| {
         lab.node.enter(|| {

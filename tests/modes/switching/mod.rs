@@ -1,4 +1,4 @@
-//! From one proxy to the next while clients go on calling.
+//! One proxy replaces another while clients go on calling.
 
 mod from_kube_proxy;
 mod localhost;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::lab::{Host, eventually, say, tcp_from_new_port};
 
-/// Time that a mode may take to come, in a slow guest.
+/// Time that a mode may take to come in force, in a slow guest.
 const SOON: Duration = Duration::from_secs(60);
 
 /// A connection that stays open, and who answers on it.
@@ -31,8 +31,8 @@ impl Long {
     }
 }
 
-/// Calls without a pause, the number of the call given, while `body` runs; none
-/// may fail. `body` can wait for more calls.
+/// Calls without a pause, with the number of the call as argument, while `body` runs; no
+/// call may fail. `body` can wait for more calls.
 fn under_load(call: impl Fn(usize) -> io::Result<String> + Sync, body: impl FnOnce(&Calls)) {
     let calls = Calls::default();
     std::thread::scope(|scope| {
@@ -47,7 +47,7 @@ fn under_load(call: impl Fn(usize) -> io::Result<String> + Sync, body: impl FnOn
             }
             failures
         });
-        // Whatever fails in `body` must not leave the caller calling.
+        // A failure in `body` must not leave the caller calling.
         let stop = Stop(&calls);
         body(&calls);
         drop(stop);
@@ -73,7 +73,7 @@ impl Calls {
         self.made.load(Relaxed)
     }
 
-    /// Waits until so many more have been made.
+    /// Waits until `more` more calls have been made.
     fn wait(&self, more: usize) {
         let enough = self.made() + more;
         eventually("some more calls", SOON, || {

@@ -1,4 +1,4 @@
-//! From one of Tripod's modes to the next.
+//! One mode of Tripod replaces another.
 
 use std::net::SocketAddr;
 
@@ -6,8 +6,8 @@ use super::super::probe::kernel;
 use super::{Long, SOON, under_load};
 use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run};
 
-/// Starts a further process on the node in that mode, and no other, which can run
-/// beside another.
+/// Starts another process on the node in exactly that mode; it can run together with
+/// others.
 fn start(lab: &Lab, mode: &str, number: u16) -> Tripod {
     // In nftables mode the default is the addresses of the Node object.
     let flags = [
@@ -18,7 +18,7 @@ fn start(lab: &Lab, mode: &str, number: u16) -> Tripod {
     Tripod::start_beside(lab, mode, number, &flags)
 }
 
-/// What a mode leaves in the kernel.
+/// Returns for each mode whether it has something in the kernel.
 fn traces(lab: &Lab) -> [(&'static str, bool); 4] {
     let nat = lab.node.show("iptables-save -t nat");
     // A guest may have no nf_tables.
@@ -57,8 +57,8 @@ fn clients_notice_nothing() {
                     let [old, new] = pair else { unreachable!() };
                     let before = calls.made();
                     let mut long = Long::open(&lab.outside, to);
-                    // What runs in a process goes on while it has connections,
-                    // what is in the kernel goes on anyway.
+                    // A process that relays goes on while it has connections; what is in
+                    // the kernel goes on anyway.
                     running.ask_to_end();
                     long.is_served(&format!("{old} was asked to end"));
                     let next = start(lab, new, number);
@@ -66,8 +66,8 @@ fn clients_notice_nothing() {
                     long.is_served(&format!("{new} is in force after {old}"));
                     let mut fresh = Long::open(&lab.outside, to);
                     fresh.is_served("under the new mode");
-                    // A connection through IPVS keeps it, and one through a
-                    // process keeps that.
+                    // A connection through IPVS keeps it, and one through a process keeps
+                    // that.
                     if *old != "ipvs" {
                         eventually(&format!("{old} is gone"), SOON, || {
                             if traces(lab).contains(&(*old, true)) {

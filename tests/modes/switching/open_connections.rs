@@ -1,5 +1,6 @@
-//! Connections that are open when one process takes over from another, for each ordered pair
-//! of (mode, capture) that the host's kernel can run: they go on for as long as who carries them.
+//! Connections that are open when one process takes over from another, for each ordered pair of
+//! (mode, capture) that the host's kernel can run: they go on for as long as whatever forwards
+//! them.
 
 use std::{
     io,
@@ -22,7 +23,7 @@ use crate::lab::{
 /// How long a UDP client may go without an answer.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// A mode with its capture, or the engine of its rules.
+/// A mode with its capture, or with the engine of its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Nftables,
@@ -40,7 +41,7 @@ impl Kind {
         }
     }
 
-    /// The engine of the node's other components, when a process of this kind starts.
+    /// Returns the engine of the node's other components, when a process of this kind starts.
     fn engine(self) -> &'static str {
         match self {
             Kind::Iptables(engine) => engine,
@@ -66,7 +67,7 @@ impl Kind {
     }
 }
 
-/// Has the kubelet's rules in `engine` alone.
+/// Has the kubelet's rules only in `engine`.
 fn kubelet_moves(lab: &Lab, engine: &str) {
     for of in ["iptables", "ip6tables"] {
         for other in super::super::stale_state::engines() {
@@ -81,7 +82,7 @@ fn kubelet_moves(lab: &Lab, engine: &str) {
     }
 }
 
-/// What goes on between a client and a Service.
+/// An open conversation between a client and a Service.
 enum Talk {
     Tcp(TcpStream),
     Udp(UdpSocket),
@@ -124,7 +125,7 @@ impl Client {
     }
 
     /// Says something. On a connection the same endpoint has to answer. Datagrams may be
-    /// lost, and go to another endpoint where another process or the kernel chooses it.
+    /// lost, and may go to another endpoint if another process or the kernel chooses it.
     fn says(&mut self) -> Result<(), String> {
         let answer = match &mut self.talk {
             Talk::Tcp(stream) => say(stream, "name"),
@@ -182,7 +183,7 @@ impl Talking {
     }
 }
 
-/// What an outside host calls: cluster IPs and node ports.
+/// Returns clients on an outside host of all that it calls: cluster IPs and node ports.
 fn clients(lab: &Lab, web: &Service, open: fn(&Host, SocketAddr) -> Client) -> Vec<Client> {
     let mut clients = Vec::new();
     for (to, address) in web.cluster().into_iter().zip(lab.node.addresses) {
@@ -193,7 +194,7 @@ fn clients(lab: &Lab, web: &Service, open: fn(&Host, SocketAddr) -> Client) -> V
     clients
 }
 
-/// Says on which of `clients` nothing is answered any more.
+/// Returns what failed for each of `clients` that gets no answer any more.
 fn failures(clients: &mut [Client]) -> Vec<String> {
     let said = clients.iter_mut().map(Client::says);
     let failed = said.filter_map(Result::err);
@@ -217,8 +218,8 @@ fn switch(old: Kind, new: Kind) {
     talking.extend(clients(lab, &web, Client::udp));
     let inside = web.cluster().into_iter();
     let inside = inside.flat_map(|to| [Client::tcp(&lab.node, to), Client::udp(&lab.node, to)]);
-    // Under local capture a datagram socket of the node has the loopback address as its source
-    // for as long as it is connected, and from there nothing can be sent on.
+    // With local capture a datagram socket of the node has the loopback address as its source
+    // for as long as it is connected, and nothing can be sent on from there.
     let moves = |client: &Client| old != Kind::Local || matches!(client.talk, Talk::Tcp(_));
     talking.extend(inside.filter(moves));
     idle.extend(web.cluster().map(|to| Client::tcp(&lab.node, to)));
@@ -253,7 +254,7 @@ fn switch(old: Kind, new: Kind) {
                     .map(|talker| talker.join().expect("no panic"));
                 failed.extend(ended.filter_map(Result::err));
                 failed.extend(failures(&mut idle));
-                // Until then an old process may write its rules anew that were removed.
+                // Until then an old process may write its removed rules again.
                 for to in web.cluster() {
                     eventually("the node calls", SOON, || {
                         ask(&lab.node, to).map_err(|error| error.to_string())
@@ -304,8 +305,8 @@ switch! {
     local_to_redirect: "host", Kind::Local, Kind::Redirect;
 }
 
-/// What stays for open connections leads no new one to what else listens on the node: when
-/// the Service goes, or the old process.
+/// What stays for open connections sends no new one to other listeners on the node: when
+/// the Service is removed, or the old process ends.
 fn leads_nobody_elsewhere(new: Kind) {
     let mut lab = Lab::new(Capture::Redirect);
     let web = Service::new("web", 10);
@@ -360,8 +361,8 @@ fn leads_nobody_elsewhere(new: Kind) {
     assert!(!tables.contains("tripod-draining"), "{tables}");
 }
 
-/// Returns whether a connection of the outside host is accepted. Where no route leads on,
-/// nothing answers.
+/// Returns whether a connection of the outside host is accepted. Without a route nothing
+/// answers.
 fn connects(lab: &Lab, to: SocketAddr) -> bool {
     let within = Duration::from_millis(300);
     let called = lab

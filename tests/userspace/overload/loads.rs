@@ -1,4 +1,4 @@
-//! Loads on one Service: clients by the thousand that ask for more than can be given.
+//! Loads on one Service: thousands of clients that request more than is available.
 
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use socket2::{Domain, Socket, Type};
 use crate::lab::{Lab, bind_new, eventually};
 
 /// Clients of one Service, whose connections end when this is dropped: with a reset, which
-/// leaves no port of a client behind (TIME_WAIT).
+/// leaves no port of a client in TIME_WAIT.
 pub struct Clients(Vec<TcpStream>);
 
 /// Connects `count` clients without waiting for any of them.
@@ -20,7 +20,7 @@ pub fn connect(lab: &Lab, to: SocketAddr, count: usize) -> Clients {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).expect("a socket");
         socket.set_nonblocking(true).expect("a socket");
         socket.set_linger(Some(Duration::ZERO)).expect("a socket");
-        // Goes on while nobody waits for it.
+        // The connection goes on although nobody waits for it.
         let _ = socket.connect(&to.into());
         TcpStream::from(socket)
     };
@@ -30,7 +30,7 @@ pub fn connect(lab: &Lab, to: SocketAddr, count: usize) -> Clients {
 
 impl Clients {
     /// Has each client whose connection has come about send `bytes`, as far as they are
-    /// taken; answers how many took some.
+    /// accepted. Returns how many clients could send some.
     pub fn send(&mut self, bytes: &[u8]) -> usize {
         let sent = self.0.iter_mut().map(|client| client.write(bytes));
         sent.filter(Result::is_ok).count()
@@ -46,7 +46,7 @@ impl Clients {
         }
     }
 
-    /// Has the clients send all that is taken, until nothing more is for half a second.
+    /// Has the clients send all that is accepted, until nothing more is for half a second.
     pub fn send_all_that_is_taken(&mut self) {
         let chunk = vec![b'x'; 64 * 1024];
         let mut last = Instant::now();
@@ -61,7 +61,7 @@ impl Clients {
         });
     }
 
-    /// Returns how many there are whose connection was neither refused nor reset.
+    /// Returns how many connections were neither refused nor reset.
     pub fn open(&self) -> usize {
         let open = |client: &&TcpStream| match client.peek(&mut [0]) {
             Ok(n) => n > 0,
@@ -71,14 +71,14 @@ impl Clients {
     }
 }
 
-/// Has `count` UDP clients send one question each, from so many addresses and ports, and
-/// not wait for the answer.
+/// Has `count` UDP clients send one question each, from different addresses and ports,
+/// without waiting for the answer.
 pub fn udp_clients(lab: &Lab, to: SocketAddr, count: usize) {
     let sources: Vec<_> = (1..=8).map(|n| lab.another_source(to.ip(), n)).collect();
     lab.client.enter(|| {
         for n in 0..count {
             let socket = bind_new(sources[n % sources.len()]).expect("a socket");
-            // Fails where the answer to an earlier one was refused.
+            // Fails if the answer to an earlier one was refused.
             let _ = socket.send_to(b"name", to);
         }
     });

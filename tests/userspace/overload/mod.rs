@@ -1,6 +1,6 @@
-//! More than can be served: one Service has clients by the thousand while memory or
-//! descriptors are limited. The process lives, another Service is served all the while, and
-//! the one that was flooded is, a second after that has ended.
+//! More than can be served: one Service has thousands of clients while memory or
+//! descriptors are limited. The process survives, another Service is served all the time,
+//! and the flooded one is served again a second after the flood has ended.
 
 mod fairness;
 mod loads;
@@ -21,31 +21,31 @@ use crate::{
 
 const MIB: u64 = 1024 * 1024;
 
-/// Memory that the process and its sockets may take, where that is what runs out.
+/// Memory that the process and its sockets may use in tests where memory runs out.
 const LITTLE: u64 = 64 * MIB;
 
-/// The same where pages of the program and buffers of sockets are part of it: a program that is
-/// not optimized has 25 MiB of them.
+/// The same if it includes pages of the program and buffers of sockets: a program that is not
+/// optimized has 25 MiB of such pages.
 const LITTLE_WITH_ALL: u64 = 80 * MIB;
 
-/// Memory where descriptors run out.
+/// Memory in tests where descriptors run out.
 const MUCH: u64 = 1024 * MIB;
 
-/// Descriptors that it may have.
+/// Descriptors that the process may have.
 const DESCRIPTORS: usize = 20_000;
 
-/// Clients of one Service whose connections are all carried with little memory.
+/// Clients of one Service whose connections can all be relayed with little memory.
 const MANY: usize = 2_000;
 
 /// Clients of each of several Services.
 const EACH: usize = 2_200;
 
-/// How soon a Service is served again after its flood.
+/// Time within which a Service is served again after its flood.
 const RECOVERY: Duration = Duration::from_secs(1);
 
-/// The same in a guest, whose one processor is slow: what the kernel had completed by then is
-/// accepted first. A connection that finds the queue full meanwhile asks again after 1, 3, 7, 15
-/// and 31 s.
+/// The same in a guest, whose one processor is slow: connections that the kernel had completed
+/// by then are accepted first. A connection that finds the queue full meanwhile retries after 1,
+/// 3, 7, 15 and 31 s.
 const RECOVERY_IN_A_GUEST: Duration = Duration::from_secs(40);
 
 /// Declares each named load as two tests: one for each way to capture traffic.
@@ -84,14 +84,14 @@ fn in_lab(capture: Capture, body: impl FnOnce(&mut Lab)) {
     }
 }
 
-/// What is overloaded.
+/// A Tripod under overload.
 struct Overloaded<'a> {
     lab: &'a Lab,
     tripod: &'a Tripod,
     cgroup: &'a MemoryCgroup,
-    /// The Service that has so many clients.
+    /// The Service that has too many clients.
     flooded: SocketAddr,
-    /// Addresses of that and of further Services.
+    /// Addresses of that Service and of further ones.
     several: Vec<SocketAddr>,
 }
 
@@ -108,7 +108,7 @@ impl Overloaded<'_> {
         });
     }
 
-    /// Returns how often connections waited, and how many were ended as they stalled.
+    /// Returns how often connections waited, and how many stalled ones were ended.
     fn waited_or_ended(&self) -> [f64; 2] {
         ["accept_paused", "stalled_ended"].map(|name| {
             let name = format!("tripod_userspace_{name}_total");
@@ -117,7 +117,7 @@ impl Overloaded<'_> {
         })
     }
 
-    /// Reports what docs/reliability.md shows.
+    /// Reports the figures that docs/reliability.md shows.
     fn keep(&self, test: &str) {
         let mib = |bytes: u64| (bytes as f64 / MIB as f64).round();
         let [_, most_tcp] = self.cgroup.tcp();
@@ -153,7 +153,7 @@ fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 100_000.0).round() / 100.0
 }
 
-/// Runs `load`, which ends with what it returns, and sees what it costs.
+/// Runs `load`, keeps what it returns until the load is to end, and measures what it costs.
 fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overloaded) -> L) {
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
     lab.three_backends().publish_all(&web);
@@ -205,15 +205,15 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
     };
     eventually("the flooded Service is served", recovery, || {
         ask(&lab.client, flooded).map_err(|error| error.to_string())?;
-        // What was dropped at first is asked again.
+        // A datagram that was dropped at first is sent again.
         let socket = udp(&lab.client, flooded).expect("a socket");
         let patience = Some(Duration::from_millis(50));
         socket.set_read_timeout(patience).expect("a socket");
         udp_say(&socket, "name").map_err(|error| error.to_string())
     });
     figure("served again", format!("after {:?}", begun.elapsed()));
-    // Those that the kernel had completed are served first, and found to be gone. UDP
-    // clients are kept for a while.
+    // Connections that the kernel had completed are accepted first, and found to be
+    // closed. UDP clients are kept for a while.
     eventually("descriptors are free", 5 * recovery, || {
         let open = tripod.descriptors();
         if open <= idle + 150 {
@@ -222,12 +222,12 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
         Err(format!("{open} are open, {idle} were"))
     });
     overloaded.show(&format!("{:?} afterwards", begun.elapsed()));
-    // In version 2 pages of the program, which the kernel takes back, and buffers of sockets
-    // take what is left.
+    // In version 2, pages of the program, which the kernel can take back, and buffers of
+    // sockets use the rest of the memory.
     if cgroup.version() == CgroupVersion::One {
         assert_eq!(cgroup.reached(), 0, "times that all memory was in use");
     }
-    // The allocator keeps some.
+    // The allocator keeps some memory.
     let (after, most) = (cgroup.usage(), cgroup.most());
     assert!(
         after < 8 * MIB + (before + most) / 2,
@@ -235,7 +235,7 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
     );
 }
 
-/// Calls `to` until it is `over`, once at least; all calls succeed.
+/// Calls `to` until it is `over`, at least once; all calls must succeed.
 fn call_until(lab: &Lab, test: &str, to: SocketAddr, over: &AtomicBool) {
     let mut delays = Vec::new();
     loop {
@@ -267,21 +267,21 @@ fn a_flood_that_descriptors_end(of: &Overloaded) -> impl Sized + use<> {
     flood(of)
 }
 
-/// More connections than there are descriptors for; each client asks something.
+/// More connections than there are descriptors; each client asks something.
 fn flood(of: &Overloaded) -> loads::Clients {
     let mut clients = connect(of.lab, of.flooded, DESCRIPTORS * 6 / 10);
     of.runs_out();
     clients.send(b"name\n");
-    // For that long the flood is at its height, while others call.
+    // The flood stays at its height for this time, while others call.
     std::thread::sleep(Duration::from_secs(3));
     clients
 }
 
-/// Services that are flooded at the same time: nearly all descriptors are in use.
+/// Several Services are flooded at the same time: nearly all descriptors are in use.
 fn floods_of_several_services_that_descriptors_end(of: &Overloaded) -> impl Sized + use<> {
     let floods = of.several.iter();
     let mut floods: Vec<_> = floods.map(|to| connect(of.lab, *to, EACH)).collect();
-    // Each port has three times what stays free.
+    // Each port may have three times what stays free.
     let parts = 1 + 3 * of.several.len();
     let expected = DESCRIPTORS - DESCRIPTORS / parts - DESCRIPTORS / 50;
     eventually(

@@ -1,4 +1,4 @@
-//! What the watch of a run says of refusals.
+//! What the watch of a run reports about refusals.
 
 use std::{iter, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
 /// The number of the Service that is watched: its load balancer is at [`LOAD_BALANCER`].
 const WEB: usize = 0;
 
-/// Tells `watch` what a sync of IPv4 reported up to the change `version`.
+/// Tells `watch` what a sync of IPv4 reported, up to the change `version`.
 fn is_reported(watch: &mut Watch, version: u64, report: &SyncReport, failed: Option<usize>) {
     let reported = Reported {
         version,
@@ -32,16 +32,17 @@ fn is_reported(watch: &mut Watch, version: u64, report: &SyncReport, failed: Opt
     watch.in_force(Family::V4, &reported);
 }
 
-/// Has the watched Service be so from the change `version` on. Returns what is to be served.
+/// Makes `spec` the wanted version of the watched Service from the change `version` on.
+/// Returns what is to be served.
 fn is_to_be(watch: &mut Watch, tracker: &mut Tracker, version: u64, spec: &Spec) -> ServiceMap {
     tracker.apply(spec.events());
     watch.desire(WEB, version, Some(Arc::new(spec.clone())));
     tracker.map().clone()
 }
 
-/// That a virtual server could not be deleted is said of no Service. When the Service has its
-/// address again, the next refusal is said of it: then nothing else is unfinished, and the old
-/// endpoint is still called.
+/// That a virtual server could not be deleted is not reported for any Service. When the
+/// Service has its address again, the next refusal is reported for it: then nothing else is
+/// unfinished, and the old endpoint is still called.
 #[test]
 fn what_an_earlier_service_left_may_be_open_until_the_one_that_failed_is_in_force() {
     serving(&load_balancer(&[1], &[]), async |node| {
@@ -86,9 +87,10 @@ fn what_an_earlier_service_left_may_be_open_until_the_one_that_failed_is_in_forc
     });
 }
 
-/// A virtual server that could not be deleted is open when the next Service comes to its address.
-/// A full sync, and another process, does not know that the source ranges of that Service are
-/// new: while their rules cannot be written, whom the earlier one let in gets its endpoints.
+/// A virtual server that could not be deleted is open when the next Service gets its address. A
+/// full sync, or another process, does not know that the source ranges of that Service are new:
+/// while their rules cannot be written, callers that the earlier Service let in reach the
+/// endpoints of the new one.
 #[test]
 fn whom_an_earlier_service_let_in_gets_the_endpoints_of_the_next_while_rules_are_refused() {
     let mut random = Random::new(0);
@@ -142,7 +144,7 @@ fn whom_an_earlier_service_let_in_gets_the_endpoints_of_the_next_while_rules_are
 }
 
 /// A client that stays on its endpoint is dropped while the kernel refuses the source range that
-/// it is in, as others in that are, and is on that endpoint again afterwards.
+/// contains it, like others in that range, and is back on that endpoint afterwards.
 #[test]
 fn a_client_with_affinity_is_dropped_while_its_source_range_is_refused() {
     let mut random = Random::new(0);
@@ -154,7 +156,7 @@ fn a_client_with_affinity_is_dropped_while_its_source_range_is_refused() {
             spec.has_affinity() && !spec.has_ranges() && reached(spec, Caller::Stranger).len() == 1
         })
         .expect("there is always another one");
-    // It gets one source range.
+    // The Service gets one source range.
     let last = iter::repeat_with(|| earlier.changed(&mut random))
         .find(|spec| spec.has_ranges() && reached(spec, Caller::Outside).is_empty())
         .expect("there is always another one");
@@ -177,7 +179,7 @@ fn a_client_with_affinity_is_dropped_while_its_source_range_is_refused() {
         });
 
         let now = is_to_be(&mut watch, &mut tracker, 2, &last);
-        // A list of members that is refused is asked for one by one.
+        // If a list of members is refused, they are requested one by one.
         for (refused, becomes) in [(2, Disposition::Dropped), (0, Disposition::Passes(on))] {
             node.refuse(ADD_MEMBERS, refused);
             *watch.lacks_members.get_mut(Family::V4) = refused > 0;

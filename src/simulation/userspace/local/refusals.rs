@@ -1,4 +1,5 @@
-//! What is open, and what goes on, while the kernel refuses single requests and when Services go.
+//! What is open, and what goes on, while the kernel refuses single requests, and when Services
+//! are removed.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// Has the node serve Services, of which all count as changed. Returns whether everything
+    /// Has the node serve Services, all of which count as changed. Returns whether everything
     /// is in force.
     async fn serve(&mut self, map: &ServiceMap, before: &ServiceMap) -> bool {
         let all = map.iter().chain(before.iter());
@@ -54,7 +55,7 @@ impl Node<'_> {
     }
 }
 
-/// Does something with a node of its own.
+/// Runs `test` with a node of its own.
 fn on_node(test: impl AsyncFnOnce(Node<'_>) + Send + 'static) {
     in_node(|| {
         let refusing = Refusing::default();
@@ -69,7 +70,7 @@ fn on_node(test: impl AsyncFnOnce(Node<'_>) + Send + 'static) {
     });
 }
 
-/// The second Service of the simulation, or the first, whose cluster IPs are looked at.
+/// Returns the second Service of the simulation, or the first, whose cluster IPs are checked.
 fn service(protocol: Protocol, last: u8) -> ServicePort {
     let mut port = ServicePort {
         endpoints: endpoints([endpoint(([10, 244, 0, 1], 8080))]),
@@ -79,8 +80,8 @@ fn service(protocol: Protocol, last: u8) -> ServicePort {
     port
 }
 
-/// Whichever rule is refused that comes or goes, UDP packets to other ports of a cluster IP do
-/// not get to what listens on the node.
+/// Whichever rule is refused that is added or removed, UDP packets to other ports of a cluster
+/// IP are not delivered to what listens on the node.
 #[test]
 fn no_refused_rule_has_other_udp_ports_delivered() {
     on_node(async |mut node| {
