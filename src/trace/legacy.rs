@@ -11,7 +11,7 @@ use crate::{
     kernel::{
         nftables::{RuleSummary, TraceTarget, TracedStep, Verdict},
         xtables::{
-            Error, Place, Reached, TraceError, Traced, Tracer, Xtables,
+            Error, Reached, TraceError, Traced, TracedRule, Tracer, Xtables,
             info::{self, Size},
             words::{self, Line},
         },
@@ -108,7 +108,7 @@ impl Legacy {
         let mut all = Vec::new();
         let lost = self.tracer.drain(|traced| all.push(traced))?;
         for traced in all {
-            let place = &traced.place;
+            let place = &traced.rule;
             let (step, rule) = match self.current(&place.table).await {
                 Some(table) => table.at(place),
                 None => unread(place),
@@ -177,7 +177,7 @@ impl Contents {
     }
 
     /// Returns what happened at `place`, and what the rule there says.
-    fn at(&self, place: &Place) -> (TracedStep, Option<RuleSummary>) {
+    fn at(&self, place: &TracedRule) -> (TracedStep, Option<RuleSummary>) {
         let Some(chain) = self.0.get(&place.chain) else {
             return unread(place);
         };
@@ -221,7 +221,7 @@ impl Contents {
 }
 
 /// Returns the step at a place whose content is not known.
-fn unread(place: &Place) -> (TracedStep, Option<RuleSummary>) {
+fn unread(place: &TracedRule) -> (TracedStep, Option<RuleSummary>) {
     let handle = place.number as u64;
     let verdict = None;
     (TracedStep::Rule { handle, verdict }, None)
@@ -268,7 +268,7 @@ COMMIT
     fn at(chain: &str, number: usize) -> (TracedStep, Option<RuleSummary>) {
         let mut contents = Contents::default();
         NAT.lines().for_each(|line| contents.line(line));
-        contents.at(&Place {
+        contents.at(&TracedRule {
             table: "nat".to_owned(),
             chain: chain.to_owned(),
             number,
@@ -280,7 +280,7 @@ COMMIT
     fn a_rule_that_is_gone_is_no_end() {
         let mut contents = Contents::default();
         NAT.lines().for_each(|line| contents.line(line));
-        let place = Place {
+        let place = TracedRule {
             table: "nat".to_owned(),
             chain: "PREROUTING".to_owned(),
             number: 2,

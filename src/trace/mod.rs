@@ -460,8 +460,8 @@ fn legacy_step(step: LegacyStep) -> Step {
     let LegacyStep { traced, step, rule } = step;
     let chain = Chain {
         engine: Engine::Legacy,
-        table: &traced.place.table,
-        name: &traced.place.chain,
+        table: &traced.rule.table,
+        name: &traced.rule.chain,
     };
     Step {
         id: Id::From(traced.packet.source),

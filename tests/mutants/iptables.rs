@@ -167,7 +167,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         RUN,
-        "                Err(error) if error.is_passing() => trials.again(error).await?,",
+        "                Err(error) if error.is_passing() => attempts.again(error).await?,",
         "                Err(error) if error.is_passing() => return Err(error),",
         "what fails for a passing reason is not tried again at once",
     ),

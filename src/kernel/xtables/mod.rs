@@ -89,7 +89,7 @@ pub use self::{
     engines::Engines,
     error::Error,
     toolkit::Toolkit,
-    traced::{Place, Reached, Traced},
+    traced::{Reached, Traced, TracedRule},
     tracer::{TraceError, Tracer, clear_traces},
 };
 use self::{
@@ -105,7 +105,7 @@ use crate::{backoff::Backoff, net::Family};
 /// nowhere: a program that complains about that knows sets.
 pub(super) const SCRATCH: &str = "TRIPOD-PROBE";
 /// How often a batch is tried that fails for a passing reason.
-const TRIALS: u32 = 6;
+const ATTEMPTS: u32 = 6;
 /// The first pause before it is tried again; each further one is twice as long.
 const TRIAL_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -260,7 +260,7 @@ impl Xtables {
     /// about that; while another process holds the lock, this waits, however long it
     /// takes.
     async fn tried(&self, batch: &str) -> Result<(), Error> {
-        let mut trials = Trials::new();
+        let mut attempts = Attempts::new();
         let mut waits = false;
         loop {
             let tried = self.restore_once(batch).await;
@@ -278,7 +278,7 @@ impl Xtables {
                     }
                 }
                 Err(error) if error.is_passing() || error.is_unstarted() => {
-                    trials.again(error).await?;
+                    attempts.again(error).await?;
                 }
                 done => return done,
             }
@@ -427,15 +427,15 @@ impl Xtables {
 }
 
 /// Tries of a batch, each after twice the pause before it.
-struct Trials {
+struct Attempts {
     left: u32,
     backoff: Backoff,
 }
 
-impl Trials {
-    fn new() -> Trials {
-        Trials {
-            left: TRIALS,
+impl Attempts {
+    fn new() -> Attempts {
+        Attempts {
+            left: ATTEMPTS,
             backoff: Backoff::new(TRIAL_PAUSE, LONGEST_PAUSE),
         }
     }

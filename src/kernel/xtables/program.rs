@@ -13,12 +13,12 @@ use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 use super::{Error, rule::Table};
 
 /// Longer than any batch takes, besides the time for its size; a program that hangs is ended then.
-const PATIENCE: Duration = Duration::from_secs(120);
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 /// How many bytes of a batch take one second more, on a slow and busy machine.
-const A_SECOND: usize = 50_000;
+const BYTES_PER_FURTHER_SECOND: usize = 50_000;
 /// Longer than a rule takes that is tried where there are no others; a program
 /// that hangs must not keep a node from being served.
-const TRIAL: Duration = Duration::from_secs(20);
+const TRY_TIMEOUT: Duration = Duration::from_secs(20);
 /// A lock file of no meaning, see `XTABLES_LOCKFILE` in iptables(8). The lock is
 /// one for all network namespaces that share /run: where nothing is but what is
 /// tried, a lock that another process holds on the node is no reason to wait.
@@ -90,10 +90,11 @@ impl Program {
         let failed = |source| self.failed(source);
         let patience = match self.namespace {
             Namespace::Node => {
-                let seconds = u64::try_from(input.len() / A_SECOND).unwrap_or(u64::MAX);
-                PATIENCE.saturating_add(Duration::from_secs(seconds))
+                let seconds =
+                    u64::try_from(input.len() / BYTES_PER_FURTHER_SECOND).unwrap_or(u64::MAX);
+                RUN_TIMEOUT.saturating_add(Duration::from_secs(seconds))
             }
-            Namespace::Ours => TRIAL,
+            Namespace::Ours => TRY_TIMEOUT,
         };
         #[cfg(test)]
         if let Some(answer) = simulated::run(self, args, input) {
@@ -263,7 +264,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_program_that_hangs_is_given_up_sooner_where_only_something_is_tried() {
-        for (namespace, patience) in [(Namespace::Ours, TRIAL), (Namespace::Node, PATIENCE)] {
+        for (namespace, patience) in [
+            (Namespace::Ours, TRY_TIMEOUT),
+            (Namespace::Node, RUN_TIMEOUT),
+        ] {
             let hanging = Program {
                 namespace,
                 ..program("iptables-restore")

@@ -1,7 +1,7 @@
 //! Putting transactions in force.
 
 use super::{
-    Engine, Error, Trials, Xtables,
+    Attempts, Engine, Error, Xtables,
     observed::{InterestIn, Observed},
     rule::Table,
     transaction::{CHAIN, Group, Phase, Transaction, text},
@@ -217,14 +217,14 @@ impl Writer {
     /// As [`restore`](Self::restore). After a try that failed, `in_part` is true if some of it
     /// may have taken effect: each table is a transaction of its own.
     async fn try_to_restore(&self, batch: &str, in_part: &mut bool) -> Result<(), Error> {
-        let mut trials = Trials::new();
+        let mut attempts = Attempts::new();
         loop {
             let outcome = self.xtables.restore(batch).await;
             if let Err(error) = &outcome {
                 *in_part |= error.is_killed() || transactions(batch) > 1;
             }
             match outcome {
-                Err(error) if error.is_passing() => trials.again(error).await?,
+                Err(error) if error.is_passing() => attempts.again(error).await?,
                 done => return done,
             }
         }

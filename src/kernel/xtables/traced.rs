@@ -24,12 +24,12 @@ pub struct Traced {
     /// Index of the interface through which it arrived; `None`: this node sent it.
     pub input: Option<u32>,
     /// The rule or chain that the packet reached.
-    pub place: Place,
+    pub rule: TracedRule,
 }
 
 /// A rule, or the end of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TracedRule {
     /// Name of the table.
     pub table: String,
     /// Name of the chain.
@@ -51,10 +51,10 @@ pub enum Reached {
     End,
 }
 
-impl Place {
-    /// Returns the place that a prefix names, as `TRACE: nat:KUBE-SERVICES:rule:7 `;
+impl TracedRule {
+    /// Returns the rule that a prefix names, as `TRACE: nat:KUBE-SERVICES:rule:7 `;
     /// `None`: it is the prefix of something else.
-    pub(in crate::kernel) fn parse(prefix: &str) -> Option<Place> {
+    pub(in crate::kernel) fn parse(prefix: &str) -> Option<TracedRule> {
         let (table, rest) = prefix.strip_prefix("TRACE: ")?.split_once(':')?;
         // The name of a chain may have colons.
         let (rest, number) = rest.trim_end().rsplit_once(':')?;
@@ -66,7 +66,7 @@ impl Place {
         };
         let is_named = !table.is_empty() && !chain.is_empty();
         is_named.then_some(())?;
-        Some(Place {
+        Some(TracedRule {
             table: table.to_owned(),
             chain: chain.to_owned(),
             number: number.parse().ok()?,
@@ -82,21 +82,21 @@ impl Traced {
         if message.kind != PACKET {
             return Ok(None);
         }
-        let (mut input, mut place, mut payload): (_, _, &[u8]) = (None, None, &[]);
+        let (mut input, mut rule, mut payload): (_, _, &[u8]) = (None, None, &[]);
         for attribute in message.attributes(HEADER) {
             let attribute = attribute?;
             match attribute.kind {
                 INPUT => input = Some(attribute.be32()?),
                 PAYLOAD => payload = attribute.payload,
-                PREFIX => place = Place::parse(attribute.text()?),
+                PREFIX => rule = TracedRule::parse(attribute.text()?),
                 _ => {}
             }
         }
-        let read = place.zip(Headers::of_packet(payload));
-        Ok(read.map(|(place, packet)| Traced {
+        let read = rule.zip(Headers::of_packet(payload));
+        Ok(read.map(|(rule, packet)| Traced {
             packet,
             input,
-            place,
+            rule,
         }))
     }
 }
@@ -143,7 +143,7 @@ mod tests {
                 destination: "10.96.0.1:80".parse().unwrap(),
             },
             input: Some(3),
-            place: Place {
+            rule: TracedRule {
                 table: "nat".to_owned(),
                 chain: "KUBE-SERVICES".to_owned(),
                 number: 7,
@@ -210,7 +210,7 @@ mod tests {
             ("TRACE", None),
             ("", None),
         ] {
-            let found = Place::parse(prefix);
+            let found = TracedRule::parse(prefix);
             let found = found
                 .as_ref()
                 .map(|p| (&*p.table, &*p.chain, p.number, p.reached));

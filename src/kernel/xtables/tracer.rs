@@ -39,7 +39,7 @@ const COMMENT: &str = "tripod trace; goes when that ends; nf_log was ";
 /// The chains of table raw that see packets first: those that arrive, and the node's own.
 const CHAINS: [&str; 2] = ["PREROUTING", "OUTPUT"];
 /// How often removing the rules is tried.
-const TRIALS: u32 = 3;
+const ATTEMPTS: u32 = 3;
 
 /// Why packets cannot be traced.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +151,7 @@ impl Tracer {
     /// # Errors
     /// When table raw still cannot be read or written after several tries.
     pub async fn end(self) -> Result<(), Error> {
-        for _ in 1..TRIALS {
+        for _ in 1..ATTEMPTS {
             if clear(&self.writer).await.is_ok() {
                 return Ok(());
             }

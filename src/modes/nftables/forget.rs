@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// After a search, there is none for this many times as long as it took.
-const REST: u32 = 10;
+const PAUSE_FACTOR: u32 = 10;
 
 /// What clients are to be forgotten.
 #[derive(Debug, Default)]
@@ -75,7 +75,7 @@ impl Forgotten {
         let outcome = self.search(rules, options, sets.get(SetId::Affinity));
         let rest = now
             .elapsed()
-            .saturating_mul(REST)
+            .saturating_mul(PAUSE_FACTOR)
             .max(Duration::from_millis(1));
         self.not_before = Some(Instant::now() + rest);
         if outcome.is_ok() {

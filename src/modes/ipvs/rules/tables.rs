@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How often rules are written in a row if another program changes them in between.
-const TRIALS: usize = 3;
+const ATTEMPTS: usize = 3;
 
 /// What became of the rules that were in force before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +194,7 @@ impl Tables {
     ) -> Result<(), Error> {
         self.writer.run_phases(transaction, phases).await?;
         self.reworded = None;
-        for _ in 0..TRIALS {
+        for _ in 0..ATTEMPTS {
             let mut outline = Outline::of(&rules, self.writer.family());
             let observed = self.observe(&rules, |table, line| outline.line(table, line));
             let observed = observed.await?;
@@ -216,7 +216,7 @@ impl Tables {
         Err(Error::Failed {
             program: self.writer.program().to_owned(),
             message: format!(
-                "rules were written {TRIALS} times, and another program changed them each time \
+                "rules were written {ATTEMPTS} times, and another program changed them each time \
                  before they were read; stop what changes chains of Services"
             ),
             line: None,

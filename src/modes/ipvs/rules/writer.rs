@@ -164,7 +164,7 @@ impl RuleWriter {
     /// nor while a request is under way, or one that failed is not to be tried again
     /// yet. Returns true if it asked.
     pub fn ask(&mut self, node: &NodeContext, filled: FilledSets, read: Read) -> bool {
-        if self.under_way.is_some() || self.is_resting() {
+        if self.under_way.is_some() || self.is_backing_off() {
             return false;
         }
         let rules = plan::rules(self.family, node, &self.features, filled);
@@ -206,7 +206,7 @@ impl RuleWriter {
     }
 
     /// Returns true if what failed is not to be tried again yet.
-    fn is_resting(&self) -> bool {
+    fn is_backing_off(&self) -> bool {
         let due = self.backoff.due();
         due.is_some_and(|due| Instant::now() < due)
     }

@@ -55,7 +55,7 @@ const TABLE: u32 = 0x5454_0000;
 
 /// Settings that make the kernel route the way back of a marked packet by
 /// its mark, find this node, and drop the packet (`fib_validate_source`).
-const MARKS_COUNT: &str = "net/ipv4/conf/all/src_valid_mark";
+const SRC_VALID_MARK: &str = "net/ipv4/conf/all/src_valid_mark";
 
 /// Returns what is to be in table mangle.
 fn desired() -> RuleSet {
@@ -205,9 +205,9 @@ impl ReturnPath {
     }
 
     async fn install(&self, family: Family) -> Result<(), Failure> {
-        if family == Family::V4 && sysctl::read(MARKS_COUNT).is_ok_and(|v| v.trim() == "1") {
+        if family == Family::V4 && sysctl::read(SRC_VALID_MARK).is_ok_and(|v| v.trim() == "1") {
             return Err(Failure::Lasting(format!(
-                "{MARKS_COUNT} is 1 (wg-quick sets it), with which the kernel drops what is led \
+                "{SRC_VALID_MARK} is 1 (wg-quick sets it), with which the kernel drops what is led \
                  to a socket by its mark; set it to 0"
             )));
         }
