@@ -15,7 +15,8 @@ starts next to a running one, the old process stops writing before the first syn
 one. The new process answers `/healthz`, metrics and health-check node ports when its first
 sync is in force in both IP families (or in one of them, if the other one has failed for
 15 s); until then the old process answers. If the new process ends, also by `kill -9`, the
-old one takes everything back at once. `make lab T=modes::surge` tests this in each mode
+old one takes everything back at once; in userspace mode, datagrams that arrive in the milliseconds
+before may be lost. `make lab T=modes::surge` tests this in each mode
 (ipvs mode: `make guest T=modes::guest::guest_full_surge`) with continuous calls and probes:
 no call is refused or reset, and every probe is answered with 200. In userspace mode:
 
