@@ -202,7 +202,7 @@ mod tests {
                 "shop/dns:53",
                 Caller::Pod,
                 Err(
-                    "to be named, as in shop/dns:PORT or shop/dns:PORT/udp: it has dns (53/UDP), \
+                    "name one of them, as in shop/dns:PORT or shop/dns:PORT/udp: it has dns (53/UDP), \
                      dns-tcp (53/TCP)",
                 ),
             ),
