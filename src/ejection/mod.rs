@@ -3,9 +3,12 @@
 //!
 //! The kernel notifies of each new connection. Of those that go to a watched endpoint some are
 //! looked up twice (`evidence`), and what follows from them goes to the service map as an event, as
-//! if an object of the cluster had changed. While no Service requests it, nothing is subscribed to.
+//! if an object of the cluster had changed. When that is in force, clients that wait for an answer
+//! from an ejected endpoint are sent elsewhere (`waiting`). While no Service requests it, nothing is
+//! subscribed to.
 
 mod evidence;
+mod waiting;
 mod watched;
 
 use std::{
@@ -64,7 +67,7 @@ pub struct Follower(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     watched: Mutex<Watched>,
-    /// Notified when other endpoints are to be watched.
+    /// Notified when other endpoints are to be watched, or some get no new connections any more.
     changed: Notify,
 }
 
@@ -180,7 +183,11 @@ impl Ejector {
 
     /// Watches the endpoints that are to be watched now.
     fn watch(&mut self) {
-        let watched = self.shared.watched.lock();
+        let mut watched = self.shared.watched.lock();
+        let ejected = watched.take_newly_ejected();
+        if !ejected.is_empty() {
+            tokio::spawn(waiting::send_elsewhere(ejected));
+        }
         self.evidence.retain(|endpoint| watched.has(endpoint));
         if watched.is_empty() {
             self.kernel = None;

@@ -1,6 +1,6 @@
 //! Which endpoints are watched, and for which Services.
 
-use std::net::SocketAddr;
+use std::{mem, net::SocketAddr};
 
 use hashbrown::{HashMap, HashSet};
 
@@ -12,14 +12,24 @@ use crate::{
 /// The endpoints of the ServicePorts that request ejection.
 #[derive(Debug, Default)]
 pub struct Watched {
-    ports: HashMap<ServicePortName, Box<[SocketAddr]>>,
+    ports: HashMap<ServicePortName, WatchedPort>,
     /// The ServicePorts that have each of them.
     endpoints: HashMap<SocketAddr, HashSet<ServicePortName>>,
+    /// Endpoints that get no new connections any more, until they are taken.
+    newly_ejected: HashSet<SocketAddr>,
+}
+
+/// The endpoints of a ServicePort.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct WatchedPort {
+    all: Box<[SocketAddr]>,
+    /// Those that get no new connections, as they are ejected and others are left.
+    ejected: HashSet<SocketAddr>,
 }
 
 impl Watched {
-    /// Follows what `changes` say of `family`. Returns true if other endpoints are
-    /// watched now.
+    /// Follows what `changes` say of `family`. Returns true if other endpoints are watched now, or
+    /// some get no new connections any more.
     pub fn update(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> bool {
         let mut changed = false;
         if changes.full {
@@ -41,13 +51,15 @@ impl Watched {
 
     fn set(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
         let port = port.filter(|port| port.is_ejecting());
-        let all = port.into_iter().flat_map(|port| port.endpoints.all.iter());
-        let new: Box<[SocketAddr]> = all.map(|endpoint| endpoint.address).collect();
-        let old = self.ports.get(name);
-        if old.map_or(&[][..], |old| old) == &*new {
+        let new = port.map(WatchedPort::port).unwrap_or_default();
+        let none = WatchedPort::default();
+        let old = self.ports.get(name).unwrap_or(&none);
+        if *old == new {
             return false;
         }
-        for endpoint in self.ports.remove(name).unwrap_or_default() {
+        self.newly_ejected
+            .extend(new.ejected.difference(&old.ejected));
+        for endpoint in self.ports.remove(name).unwrap_or_default().all {
             if let Some(names) = self.endpoints.get_mut(&endpoint) {
                 names.remove(name);
                 if names.is_empty() {
@@ -55,14 +67,19 @@ impl Watched {
                 }
             }
         }
-        for endpoint in &new {
+        for endpoint in &new.all {
             let names = self.endpoints.entry(*endpoint).or_default();
             names.insert(name.clone());
         }
-        if !new.is_empty() {
+        if !new.all.is_empty() {
             self.ports.insert(name.clone(), new);
         }
         true
+    }
+
+    /// Returns the endpoints that get no new connections any more, and did before the last call.
+    pub fn take_newly_ejected(&mut self) -> HashSet<SocketAddr> {
+        mem::take(&mut self.newly_ejected)
     }
 
     /// Returns whether nothing is watched.
@@ -87,8 +104,26 @@ impl Watched {
     }
 }
 
+impl WatchedPort {
+    fn port(port: &ServicePort) -> WatchedPort {
+        let endpoints = &port.endpoints;
+        let ejected = endpoints.ejected.iter();
+        let ejected = ejected.filter_map(|at| endpoints.all.get(*at as usize));
+        WatchedPort {
+            all: endpoints
+                .all
+                .iter()
+                .map(|endpoint| endpoint.address)
+                .collect(),
+            ejected: ejected.map(|endpoint| endpoint.address).collect(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::services::{
         Preferences,
@@ -135,5 +170,31 @@ mod tests {
         assert_eq!(sync(vec![silent, other()], None), (true, [true, false]));
         assert_eq!(sync(vec![], Some("other:http")), (true, [false, false]));
         assert!(watched.is_empty() && watched.ports.is_empty());
+    }
+
+    #[test]
+    fn endpoints_that_get_no_new_connections_any_more_are_reported_once() {
+        let mut watched = Watched::default();
+        let both = ["10.1.0.1:80", "10.1.0.2:80"];
+        let name = || [port_name("web:http")].into();
+        let mut sync = |ejected: &[u32]| {
+            let mut port = port("web:http", &both, true);
+            Arc::make_mut(&mut port.endpoints).ejected = ejected.into();
+            let map: ServiceMap = [port].into_iter().collect();
+            let changes = Changes {
+                ports: name(),
+                ..Changes::default()
+            };
+            let changed = watched.update(Family::V4, &map, &changes);
+            let mut newly: Vec<_> = watched.take_newly_ejected().into_iter().collect();
+            newly.sort();
+            (changed, newly)
+        };
+        assert_eq!(sync(&[]), (true, vec![]));
+        assert_eq!(sync(&[0]), (true, vec![at(both[0])]));
+        assert_eq!(sync(&[0]), (false, vec![]));
+        assert_eq!(sync(&[0, 1]), (true, vec![at(both[1])]));
+        assert_eq!(sync(&[1]), (true, vec![]));
+        assert_eq!(sync(&[0, 1]), (true, vec![at(both[0])]));
     }
 }

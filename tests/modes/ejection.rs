@@ -1,6 +1,7 @@
 //! Endpoints that do not answer get no new connections, if the Service requests that.
 
 use std::net::SocketAddr;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::probe::default_mode;
@@ -11,6 +12,8 @@ use crate::lab::{
 
 /// Time from the failure of an endpoint until it is avoided.
 const AVOIDED: Duration = Duration::from_secs(3);
+/// How long a client waits: it sends its SYN after 1, 3 and 7 seconds again (RFC 6298).
+const WAITED: Duration = Duration::from_secs(6);
 /// Calls in a row that all have to succeed.
 const CALLS: usize = 40;
 const EJECTED: &str = "ejected, it did not answer lately";
@@ -203,6 +206,29 @@ fn open_connections_of_an_ejected_endpoint_go_on() {
         lab.backend("a").heal();
         for stream in &mut open {
             say(stream, "name").expect("an open connection goes on");
+        }
+    });
+}
+
+#[test]
+fn a_client_that_waits_for_an_ejected_endpoint_gets_another_one() {
+    // IPVS keeps a connection with its real server.
+    if default_mode() != "nftables" {
+        return;
+    }
+    with_each_mode(|mode, lab, tripod, web| {
+        lab.backend("a").blackhole();
+        for to in web.cluster() {
+            let call = || ask_within(&lab.client, to, WAITED);
+            let answers: Vec<_> = thread::scope(|scope| {
+                let calls: Vec<_> = (0..12).map(|_| scope.spawn(call)).collect();
+                let calls = calls.into_iter();
+                calls.map(|call| call.join().expect("a call")).collect()
+            });
+            for answer in answers {
+                let why = || format!("{mode} {to}: {}", tripod.log());
+                assert_ne!(answer.unwrap_or_else(|_| panic!("{}", why())), "a");
+            }
         }
     });
 }

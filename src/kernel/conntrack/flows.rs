@@ -363,7 +363,7 @@ fn message(kind: u16, family: Family, operation: &'static str, object: String) -
 /// common. Not by address: `ctnetlink_filter_match_tuple` of Linux 6.18 takes
 /// an IPv6 address the wrong way round. Linux before 5.8 ignores the filter;
 /// what comes is filtered here anyway.
-fn dump(family: Family, matches: &[Match]) -> Request {
+pub(super) fn dump(family: Family, matches: &[Match]) -> Request {
     let object = format!("{family} flows of connection tracking");
     let request = message(CT_GET, family, "list", object);
     let Some(first) = matches.first() else {
@@ -393,7 +393,7 @@ fn dump(family: Family, matches: &[Match]) -> Request {
 
 /// Returns the request that deletes an entry, with its tuple: a deletion
 /// without one empties the table.
-fn deletion(family: Family, flow: &Flow) -> Request {
+pub(super) fn deletion(family: Family, flow: &Flow) -> Request {
     let nested = TUPLE_ORIGINAL | libc::NLA_F_NESTED as u16;
     let mut request =
         message(CT_DELETE, family, "delete", flow.to_string()).attribute(nested, &flow.tuple);

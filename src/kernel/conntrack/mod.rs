@@ -1,10 +1,12 @@
 //! Connection tracking: its limits and timeouts (`settings`), its entries ([`flows`]), what
-//! becomes of them ([`events`]), and entries that Tripod adds ([`entries`]).
+//! becomes of them ([`events`]), entries that Tripod adds ([`entries`]) and those of connections
+//! that nobody answered ([`unanswered`]).
 
 pub mod entries;
 pub mod events;
 pub mod flows;
 mod settings;
 mod state;
+pub mod unanswered;
 
 pub use settings::{Kernel, Options, Reason, Settings, Unset, apply, cpus, is_tcp_liberal, plan};

@@ -5,7 +5,7 @@ use nix::libc;
 
 /// `IPS_SEEN_REPLY` and `IPS_ASSURED` of `enum ip_conntrack_status`
 /// (`linux/netfilter/nf_conntrack_common.h`).
-const SEEN_REPLY: u32 = 1 << 1;
+pub(super) const SEEN_REPLY: u32 = 1 << 1;
 const ASSURED: u32 = 1 << 2;
 
 /// The names of `enum tcp_conntrack` (`linux/netfilter/nf_conntrack_tcp.h`).

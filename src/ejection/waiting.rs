@@ -1,0 +1,45 @@
+//! Clients that wait for an answer from an endpoint that is ejected now.
+
+use std::net::SocketAddr;
+
+use hashbrown::HashSet;
+
+use crate::{
+    kernel::{
+        conntrack::unanswered,
+        netlink::{Error, Protocol, Socket},
+    },
+    net::Family,
+};
+
+/// Deletes the entries of connections that `endpoints` did not answer. The next SYN of a client
+/// that waits goes to another endpoint then, and so does a new connection from the same port.
+///
+/// In ipvs mode it has no effect, as IPVS keeps a connection with its real server.
+pub async fn send_elsewhere(endpoints: HashSet<SocketAddr>) {
+    // The table may have a million entries.
+    let task = tokio::task::spawn_blocking(move || {
+        for family in Family::ALL {
+            match delete(family, &endpoints) {
+                Ok(count) => tracing::debug!(
+                    "{family}: {count} connections that ejected endpoints did not answer are \
+                     forgotten"
+                ),
+                Err(error) => tracing::warn!(
+                    "{family}: clients that wait for an answer from an ejected endpoint may go on \
+                     waiting, because we {error}"
+                ),
+            }
+        }
+    });
+    // It fails only if the runtime ends.
+    drop(task.await);
+}
+
+fn delete(family: Family, endpoints: &HashSet<SocketAddr>) -> Result<usize, Error> {
+    if !endpoints.iter().any(|at| Family::of(&at.ip()) == family) {
+        return Ok(0);
+    }
+    let mut socket = Socket::open(Protocol::Netfilter)?;
+    unanswered::delete(&mut socket, family, |endpoint| endpoints.contains(endpoint))
+}

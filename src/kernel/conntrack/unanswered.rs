@@ -1,0 +1,150 @@
+//! Deletes the entries of connections that nobody answered.
+//!
+//! Rules of nat apply to the first packet for which there is no entry. The SYN that a client sends
+//! again therefore goes to the endpoint that its first SYN went to, for as long as there is the
+//! entry (`nf_conntrack_tcp_timeout_syn_sent`, 120 seconds from the last SYN), and so does a new
+//! connection from the same port. Without the entry it goes where the rules send it now.
+
+use std::net::SocketAddr;
+
+use nix::errno::Errno;
+
+use super::{
+    flows::{self, Flow, Match, STATUS, TCP},
+    state::SEEN_REPLY,
+};
+use crate::{
+    kernel::netlink::{Error, Malformed, Message, Socket},
+    net::Family,
+};
+
+/// `CTA_STATUS_MASK` of `linux/netfilter/nfnetlink_conntrack.h`: which bits of the status a dump is
+/// filtered by. Kernels that do not have it list entries of any status.
+const STATUS_MASK: u16 = 26;
+
+/// Deletes the entries of TCP connections of `family` that were translated to an endpoint that `is`
+/// true for, and that it did not answer; returns how many there were. One that it answers meanwhile
+/// stays.
+///
+/// # Errors
+/// When the kernel refuses, as without CAP_NET_ADMIN (EPERM) or without ctnetlink (EINVAL), or its
+/// answer cannot be read.
+pub fn delete(
+    socket: &mut Socket,
+    family: Family,
+    is: impl Fn(&SocketAddr) -> bool,
+) -> Result<usize, Error> {
+    let request = flows::dump(family, &[Match::all(TCP)])
+        .be32(STATUS, 0)
+        .be32(STATUS_MASK, SEEN_REPLY);
+    let found = socket.dump(&request, |message| unanswered(message, &is))?;
+    let mut deleted = 0;
+    for flow in found {
+        // The endpoint may have answered while the table was read: what is left then of a
+        // connection without its entry is taken for the beginning of another one.
+        let now = flows::look_up(socket, &flow)?;
+        if now.is_none_or(|now| now.state.is_answered()) {
+            continue;
+        }
+        match socket.call(&flows::deletion(family, &flow), |_| Ok(None::<()>)) {
+            Ok(_) => deleted += 1,
+            Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(deleted)
+}
+
+fn unanswered(
+    message: Message<'_>,
+    is: impl Fn(&SocketAddr) -> bool,
+) -> Result<Option<Flow>, Malformed> {
+    let flow = flows::parse(message)?;
+    Ok(flow.filter(|flow| {
+        let endpoint = flow.reply.source;
+        flow.protocol == TCP
+            && !flow.state.is_answered()
+            && flow.original.destination != endpoint
+            && is(&endpoint)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::{
+        conntrack::{
+            entries,
+            flows::{Tuple, UDP, tests as table},
+        },
+        namespace::in_namespace,
+        netlink::Protocol,
+    };
+
+    /// `IPS_CONFIRMED`, which every entry of the table has.
+    const CONFIRMED: u32 = 1 << 3;
+
+    #[test]
+    fn connections_that_were_not_answered_are_deleted() {
+        in_namespace(|| {
+            let mut socket = Socket::open(Protocol::Netfilter).unwrap();
+            let at = |address: &str| address.parse::<SocketAddr>().unwrap();
+            let families = [
+                (
+                    Family::V4,
+                    ["192.0.2.1", "10.96.0.1:80", "10.1.0.7:80", "10.1.0.8:80"],
+                ),
+                (
+                    Family::V6,
+                    [
+                        "[2001:db8::1]",
+                        "[fd96::1]:80",
+                        "[fd01::7]:80",
+                        "[fd01::8]:80",
+                    ],
+                ),
+            ];
+            for (family, [client, called, gone, other]) in families {
+                let tuples = |port: u16, served: &str| {
+                    let source = at(&format!("{client}:{port}"));
+                    let destination = at(if port == 4 { served } else { called });
+                    let original = Tuple {
+                        source,
+                        destination,
+                    };
+                    let reply = Tuple {
+                        source: at(served),
+                        destination: source,
+                    };
+                    (original, reply)
+                };
+                for (protocol, port, served) in [
+                    (TCP, 1, gone),
+                    (TCP, 2, other),
+                    (TCP, 4, gone),
+                    (UDP, 5, gone),
+                ] {
+                    let (original, reply) = tuples(port, served);
+                    let entry = table::entry(protocol, original, reply);
+                    socket.call(&entry, |_| Ok(None::<()>)).unwrap();
+                }
+                let (original, reply) = tuples(3, gone);
+                let answered = entries::entry(family, TCP, [&original, &reply], String::new())
+                    .be32(flows::TIMEOUT, 600)
+                    .be32(STATUS, SEEN_REPLY | CONFIRMED);
+                socket.call(&answered, |_| Ok(None::<()>)).unwrap();
+            }
+            for (family, [_, _, gone, _]) in families {
+                let deleted =
+                    delete(&mut socket, family, |endpoint| *endpoint == at(gone)).unwrap();
+                assert_eq!(deleted, 1, "{family}");
+                let mut left = flows::list(&mut socket, family, &[Match::all(TCP)]).unwrap();
+                left.sort_by_key(|flow| flow.original.source.port());
+                let ports = left.iter().map(|flow| flow.original.source.port());
+                assert_eq!(ports.collect::<Vec<_>>(), [2, 3, 4], "{family}");
+                let udp = flows::list(&mut socket, family, &[Match::all(UDP)]).unwrap();
+                assert_eq!(udp.len(), 1, "{family}");
+            }
+        });
+    }
+}
