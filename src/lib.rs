@@ -18,6 +18,7 @@ pub mod duration;
 pub mod ejection;
 pub mod enum_set;
 pub mod events;
+mod family_metrics;
 pub mod hold;
 pub mod kernel;
 pub mod log;

@@ -10,11 +10,9 @@ use prometheus::{
     Gauge, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
-use super::{
-    by_family::{FAMILY, counter, histogram, registered},
-    unwritten::UnwrittenRules,
-};
+use super::unwritten::UnwrittenRules;
 use crate::{
+    family_metrics::{FAMILY, counter, histogram, registered},
     modes::{self, Unwritten},
     net::{Family, ModeName},
     services::{ServicePort, TrafficPolicy},

@@ -6,7 +6,6 @@
 //! health: one that fails delays nothing of the other.
 
 mod addresses;
-mod by_family;
 mod conflicts;
 mod failures;
 pub mod health;

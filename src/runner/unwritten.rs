@@ -4,8 +4,8 @@
 
 use prometheus::{IntCounterVec, Registry};
 
-use super::by_family::counter;
 use crate::{
+    family_metrics::counter,
     modes::Unwritten,
     net::{Family, ModeName},
 };

@@ -8,6 +8,7 @@ use prometheus::{
 
 use super::{count::RuleCount, plan::names};
 use crate::{
+    family_metrics::{FAMILY, counter, registered},
     kernel::{nfacct, xtables::rule::Table},
     net::Family,
 };
@@ -38,20 +39,12 @@ impl Counters {
     pub fn register(registry: &Registry) -> prometheus::Result<Counters> {
         let rules = |what: &str, help: &str| {
             let name = format!("kubeproxy_sync_proxy_rules_iptables_{what}");
-            let gauge = IntGaugeVec::new(Opts::new(name, help), &["ip_family", "table"])?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok::<_, prometheus::Error>(gauge)
+            let gauge = IntGaugeVec::new(Opts::new(name, help), &[FAMILY, "table"])?;
+            registered(registry, gauge)
         };
         let failures = |what: &str, help: &str| {
             let name = format!("kubeproxy_sync_proxy_rules_iptables_{what}_failures_total");
-            let counter = IntCounterVec::new(Opts::new(name, help), &["ip_family"])?;
-            // Without a value it would not be shown before the first failure, which no
-            // rate could tell from none.
-            for family in Family::ALL {
-                counter.with_label_values(&[family.name()]);
-            }
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
+            counter(registry, &name, help)
         };
         for (account, name, help) in [
             (

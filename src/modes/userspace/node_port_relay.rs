@@ -21,6 +21,7 @@ use super::{
     proxy::counters::Counters,
 };
 use crate::{
+    family_metrics::{FAMILY, counter, registered},
     modes::{Asked, Difference, SyncReport, state::FamilyState},
     net::{Family, PerFamily},
     node::Served,
@@ -45,23 +46,18 @@ impl RelayMetrics {
     /// When `registry` has metrics of these names already.
     pub fn register(registry: &Registry) -> prometheus::Result<RelayMetrics> {
         let name = |what: &str| format!("kubeproxy_nftables_localhost_nodeport_{what}");
-        let options = |what: &str, help: &str| Opts::new(name(what), help);
-        let listeners = options("listeners", "Node ports that are relayed on loopback.");
-        let failures = options(
-            "listener_creation_failures_total",
-            "Times that a node port could not be listened on.",
+        let listeners = Opts::new(
+            name("listeners"),
+            "Node ports that are relayed on loopback.",
         );
-        let listeners = IntGaugeVec::new(listeners, &["ip_family"])?;
-        let failures = IntCounterVec::new(failures, &["ip_family"])?;
-        // Shown before the first failure, too, so that a rate distinguishes it from no failure.
-        for family in Family::ALL {
-            failures.with_label_values(&[family.name()]);
-        }
-        registry.register(Box::new(listeners.clone()))?;
-        registry.register(Box::new(failures.clone()))?;
+        let failures = name("listener_creation_failures_total");
         Ok(RelayMetrics {
-            listeners,
-            failures,
+            listeners: registered(registry, IntGaugeVec::new(listeners, &[FAMILY])?)?,
+            failures: counter(
+                registry,
+                &failures,
+                "Times that a node port could not be listened on.",
+            )?,
         })
     }
 }

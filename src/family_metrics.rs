@@ -5,13 +5,13 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, cor
 use crate::net::Family;
 
 /// Label of the IP family, by its [name](Family::name).
-pub(super) const FAMILY: &str = "ip_family";
+pub(crate) const FAMILY: &str = "ip_family";
 
 /// Registers a metric with `registry`.
 ///
 /// # Errors
 /// When `registry` has a metric of its name already.
-pub(super) fn registered<C: Collector + Clone + 'static>(
+pub(crate) fn registered<C: Collector + Clone + 'static>(
     registry: &Registry,
     c: C,
 ) -> prometheus::Result<C> {
@@ -21,7 +21,7 @@ pub(super) fn registered<C: Collector + Clone + 'static>(
 
 /// Returns a counter that shows both families from the start, as
 /// [histograms](histogram) do.
-pub(super) fn counter(
+pub(crate) fn counter(
     registry: &Registry,
     name: &str,
     help: &str,
@@ -35,7 +35,7 @@ pub(super) fn counter(
 
 /// Returns a histogram that shows both families from the start, so that a rate
 /// over the first event is not lost.
-pub(super) fn histogram(
+pub(crate) fn histogram(
     registry: &Registry,
     name: &str,
     help: &str,
