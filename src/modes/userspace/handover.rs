@@ -151,8 +151,9 @@ impl Handover {
             holding.note(assignments.records());
         }
         let mut passed = relay.passed.lock();
-        let flows = assignments.flows_to_pass().into_iter();
-        let new = flows.filter(|one| passed.insert(one.flow.number()));
+        let new = assignments.flows_to_pass(|number| passed.contains(&number));
+        passed.extend(new.iter().map(|one| one.flow.number()));
+        let new = new.into_iter();
         holding.pass(new.map(|FlowToPass { flow, record }| (record, flow as _)));
     }
 

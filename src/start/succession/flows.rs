@@ -14,7 +14,7 @@
 //! the predecessor reads the answers: nothing is lost if the successor does not go on with it.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     io,
     os::fd::AsFd,
     sync::{Arc, Weak},
@@ -163,11 +163,11 @@ impl Drop for PassedOn {
 impl PassedOn {
     /// Sends the flows that were not sent before.
     async fn send(&mut self, channel: &Channel, assignments: &Assignments) -> io::Result<()> {
-        for FlowToPass { flow, record } in assignments.flows_to_pass() {
-            if let Entry::Vacant(entry) = self.0.entry(flow.number()) {
-                channel.send(&record, Some(flow.as_fd())).await?;
-                entry.insert(Arc::downgrade(&flow));
-            }
+        for FlowToPass { flow, record } in
+            assignments.flows_to_pass(|number| self.0.contains_key(&number))
+        {
+            channel.send(&record, Some(flow.as_fd())).await?;
+            self.0.insert(flow.number(), Arc::downgrade(&flow));
         }
         channel.send(&ALL, None).await
     }

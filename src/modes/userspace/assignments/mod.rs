@@ -157,8 +157,9 @@ impl Assignments {
         clients
     }
 
-    /// Returns the flows of which another process can have the sockets.
-    pub fn flows_to_pass(&self) -> Vec<FlowToPass> {
+    /// Returns the flows of which another process can have the sockets, except those of which the
+    /// number `is_passed` already.
+    pub fn flows_to_pass(&self, is_passed: impl Fn(u64) -> bool) -> Vec<FlowToPass> {
         let Some(now) = uptime() else {
             return Vec::new();
         };
@@ -168,7 +169,8 @@ impl Assignments {
         let passed = groups.flat_map(|(name, flows)| {
             let subject = of_flows(name);
             let flows = flows.to_pass_on().into_iter();
-            flows.filter_map(move |flow| {
+            let new = flows.filter(|flow| !is_passed(flow.number()));
+            new.filter_map(move |flow| {
                 let record = FlowRecord {
                     number: flow.number(),
                     listener: flow.listener()?,
