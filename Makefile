@@ -187,7 +187,7 @@ conformance: test-tools
 # Every fault in every mode, then the document; `make test` runs the same and checks
 # that the document is current.
 reliability: test-tools
-	$(SUITE) faults::host faults::guest
+	$(SUITE) faults::host faults::guest faults::node
 	$(SUITE) --exact --ignored faults::table::write
 
 check:

@@ -349,6 +349,7 @@ impl<S: Subject> Simulation<S> {
         }
         self.kernel
             .change(|state| self.watch.lock().check_exactly(state));
+        self.sync_without_a_cause().await;
         self.kernel.change(|state| self.watch.lock().edit(state));
         self.call_over_udp();
         self.pass(self.subject.noticed()).await;
@@ -356,6 +357,22 @@ impl<S: Subject> Simulation<S> {
         self.kernel
             .change(|state| self.watch.lock().check_udp(state));
         self.edit_during_a_sync().await;
+    }
+
+    /// Checks that a full sync changes nothing if everything is in force.
+    async fn sync_without_a_cause(&mut self) {
+        let syncs = {
+            let mut watch = self.watch.lock();
+            watch.record(|| "everything is in force".to_owned());
+            watch.is_settled = true;
+            watch.counts.syncs
+        };
+        self.pass(SYNC_PERIOD + Duration::from_secs(1)).await;
+        let mut watch = self.watch.lock();
+        watch.is_settled = false;
+        if watch.counts.syncs == syncs {
+            watch.fail("there was no full sync");
+        }
     }
 
     /// Checks that a cleanup removes everything that the mode ever installed, and nothing else,

@@ -73,6 +73,8 @@ pub(super) struct Watch {
     pub(super) read: PerFamily<Option<u64>>,
     /// Calls of the sync that runs.
     pub(super) calls: usize,
+    /// Whether everything is in force and stays so: there is nothing to change.
+    pub(super) is_settled: bool,
     /// Whether something went wrong since the sync that runs began, for which it may fail.
     pub(super) may_fail: bool,
     /// When something last went wrong.
@@ -127,6 +129,7 @@ impl Watch {
             is_full: PerFamily::default(),
             read: PerFamily::default(),
             calls: 0,
+            is_settled: false,
             may_fail: false,
             went_wrong: None,
             failing: PerFamily::default(),

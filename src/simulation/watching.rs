@@ -2,16 +2,27 @@
 
 use std::sync::Arc;
 
+use nix::libc;
 use parking_lot::Mutex;
 
 use super::watch::{CALLS, Watch};
 use crate::{
-    kernel::simulated::{Call, Fault, Observer, State, ipset::ADD_MEMBERS},
+    kernel::simulated::{Call, Fault, Observer, State, accounts, ipset::ADD_MEMBERS},
     net::{Family, PerFamily},
 };
 
 /// Has the watch decide about the calls to a simulated kernel.
 pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);
+
+/// Returns whether a call has a link be up, addresses be assigned or accounts of rules exist, and
+/// changes nothing if that is so.
+fn makes_sure(call: Call) -> bool {
+    const LINK_OR_ADDRESS: [u16; 2] = [libc::RTM_NEWLINK, libc::RTM_NEWADDR];
+    match call {
+        Call::Requests(kind, _) => LINK_OR_ADDRESS.contains(&kind) || kind == accounts::NEW,
+        _ => false,
+    }
+}
 
 impl Observer for Watching {
     fn before(&mut self, call: Call, state: &mut State) -> Fault {
@@ -21,6 +32,9 @@ impl Observer for Watching {
         watch.calls += usize::from(call != Call::Notifications);
         if watch.calls > CALLS {
             watch.fail("a sync makes call after call");
+        }
+        if watch.is_settled && call.changes() && !makes_sure(call) {
+            watch.fail(&format!("{call:?}, although everything is in force"));
         }
         let Watch {
             rules,

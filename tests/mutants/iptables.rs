@@ -21,14 +21,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "            let _ = groups;",
         "rules that keep out are left out",
     ),
-    unnoticed(
-        noticed(
-            EXECUTE,
-            "            if self.is_guarded(&comes) {",
-            "            if comes.owner.is_some() {",
-            "traffic is led on although what guards it was refused",
-        ),
-        "no: in table nat, too, nobody whom source ranges keep out is led to an endpoint; that the filter drops them is looked at when everything has settled, and by then it was tried again",
+    noticed(
+        EXECUTE,
+        "            if self.is_guarded(&comes) {",
+        "            if comes.owner.is_some() {",
+        "traffic is led on although what guards it was refused",
     ),
     noticed(
         EXECUTE,
@@ -42,14 +39,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "            let _ = groups;",
         "rules that keep out stay when nothing needs them",
     ),
-    unnoticed(
-        noticed(
-            TRANSACTION,
-            "    pub const ALL: [Phase; 3] = [Phase::Close, Phase::Carry, Phase::Open];",
-            "    pub const ALL: [Phase; 3] = [Phase::Carry, Phase::Close, Phase::Open];",
-            "traffic is led on before the rules come that keep some out",
-        ),
-        "no: in table nat, too, nobody whom source ranges keep out is led to an endpoint",
+    noticed(
+        TRANSACTION,
+        "    pub const ALL: [Phase; 3] = [Phase::Close, Phase::Carry, Phase::Open];",
+        "    pub const ALL: [Phase; 3] = [Phase::Carry, Phase::Close, Phase::Open];",
+        "traffic is led on before the rules come that keep some out",
     ),
     noticed(
         DIFF,
@@ -75,14 +69,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ),
         "no: a Service that was refused is changed only after everything was read",
     ),
-    unnoticed(
-        noticed(
-            FAMILY,
-            "            || names.any(|name| self.state.has_failed(name))\n",
-            "            || names.next().is_some_and(|_| false)\n",
-            "what was refused is changed without reading the kernel",
-        ),
-        "no: everything is read soon after in any case",
+    noticed(
+        FAMILY,
+        "            || names.any(|name| self.state.has_failed(name))\n",
+        "            || names.next().is_some_and(|_| false)\n",
+        "what was refused is changed without reading the kernel",
     ),
     noticed(
         FAMILY,
@@ -105,14 +96,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "                Some(_) => {}",
         "a Service that is refused counts as in force",
     ),
-    unnoticed(
-        noticed(
-            FAMILY,
-            "                None => self.state.leave_unfinished(error.to_string()),",
-            "                None => {}",
-            "what could not be taken away is not tried again",
-        ),
-        "no: legacy tables are read at each full sync, and with nf_tables something else nearly always has them read before faults stop",
+    noticed(
+        FAMILY,
+        "                None => self.state.leave_unfinished(error.to_string()),",
+        "                None => {}",
+        "what could not be taken away is not tried again",
     ),
     noticed(
         FAMILY,
@@ -123,7 +111,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         MODE,
         "                rules.watch.after(before, made, done.into());",
-        "                let _ = (before, made, done);",
+        "                let _ = (before, made == done.transactions);",
         "what others change is not noticed",
     ),
     unnoticed(

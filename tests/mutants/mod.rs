@@ -21,6 +21,11 @@ use self::mutant::Mutant;
 /// Time limit; a mutant that does not end counts as noticed, too.
 const LONGEST: Duration = Duration::from_secs(240);
 
+/// Steps of each random run, for mutants that runs of the default length do not notice, and the
+/// time limit.
+const MORE_STEPS: &str = "5000";
+const LONGEST_WITH_MORE: Duration = Duration::from_secs(900);
+
 /// The simulation of a mode, and the mutants that it must notice.
 struct Simulated {
     /// The names of its tests begin with this.
@@ -107,7 +112,14 @@ enum Outcome {
     DoesNotBuild,
 }
 
-fn simulate(tests: &str, tree: &Path, target: &Path) -> Outcome {
+/// Number of steps of each random run.
+#[derive(Clone, Copy, Debug)]
+enum Steps {
+    Default,
+    More,
+}
+
+fn simulate(tests: &str, tree: &Path, target: &Path, steps: Steps) -> Outcome {
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO"));
         command
@@ -122,9 +134,17 @@ fn simulate(tests: &str, tree: &Path, target: &Path) -> Outcome {
     if !cargo(&["--no-run"]).status().unwrap().success() {
         return Outcome::DoesNotBuild;
     }
-    let seconds = LONGEST.as_secs().to_string();
     let mut run = Command::new("timeout");
-    run.arg(seconds).arg(env!("CARGO")).args(["test", "--lib"]);
+    let longest = match steps {
+        Steps::Default => LONGEST,
+        Steps::More => {
+            run.env("TRIPOD_SIMULATE_STEPS", MORE_STEPS);
+            LONGEST_WITH_MORE
+        }
+    };
+    run.arg(longest.as_secs().to_string())
+        .arg(env!("CARGO"))
+        .args(["test", "--lib"]);
     let run = run.args(["--", tests]);
     let run = run.current_dir(tree).env("CARGO_TARGET_DIR", target);
     let status = run.stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -159,7 +179,7 @@ fn run() {
     let _ = fs::remove_dir_all(&tree);
     copy_tree(&tree);
     for Simulated { tests, .. } in SIMULATED {
-        let outcome = simulate(tests, &tree, &target);
+        let outcome = simulate(tests, &tree, &target, Steps::Default);
         assert_eq!(outcome, Outcome::Passed, "{tests} without a change");
     }
     let mut csv = "file,what is broken,noticed\n".to_owned();
@@ -173,7 +193,10 @@ fn run() {
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, mutant.of(&text)).unwrap();
         let begun = Instant::now();
-        let outcome = simulate(tests, &tree, &target);
+        let outcome = match simulate(tests, &tree, &target, Steps::Default) {
+            Outcome::Passed => simulate(tests, &tree, &target, Steps::More),
+            other => other,
+        };
         fs::write(&path, text).unwrap();
         let (file, breaks, took) = (mutant.file, mutant.breaks, begun.elapsed());
         println!("{outcome:?} after {took:.0?}: {file}: {breaks}");

@@ -128,7 +128,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         FORGET,
         "        left.retain(|client| self.routes.are_of(client, options));",
-        "        let _ = address;",
+        "        let _ = options;",
         "all clients are forgotten",
     ),
     noticed(

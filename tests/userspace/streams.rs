@@ -17,6 +17,7 @@ on_each_capture!(
     an_upload_that_the_backend_resets_does_not_end_in_order,
     a_vanished_backend_is_noticed_and_a_reader_that_pauses_is_not_cut_off,
     a_short_loss_after_a_long_pause_ends_nothing,
+    a_vanished_client_is_noticed_within_two_minutes,
     a_frozen_reader_stops_the_writer,
     a_reset_is_seen_while_a_frozen_reader_stops_the_writer,
     urgent_data_holds_nothing_up,
@@ -172,6 +173,24 @@ fn a_short_loss_after_a_long_pause_ends_nothing(lab: &mut Lab) {
         stream.read_exact(&mut answer).expect("an answer");
         assert_eq!(answer, *b"a\n");
     }
+}
+
+/// By keep-alive probes: the first after a minute without data, then three more, 15 s apart.
+fn a_vanished_client_is_noticed_within_two_minutes(lab: &mut Lab) {
+    let (tripod, cluster) = one_backend(lab);
+    let _open = cluster.map(|to| {
+        let mut stream = tcp(&lab.client, to).expect("a connection");
+        say(&mut stream, "name").expect("an answer");
+        stream
+    });
+    let connections = || tripod.metric(&lab.node, "tripod_userspace_connections");
+    assert_eq!(connections(), Some(2.0));
+    lab.client.ip(&["link set eth0 down"]);
+    let limit = Duration::from_secs(130);
+    eventually("both connections end", limit, || match connections() {
+        Some(0.0) => Ok(()),
+        count => Err(format!("{count:?} are open")),
+    });
 }
 
 /// Data that is not read must not pile up in Tripod.

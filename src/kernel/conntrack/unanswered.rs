@@ -23,8 +23,8 @@ use crate::{
 const STATUS_MASK: u16 = 26;
 
 /// Deletes the entries of TCP connections of `family` that were translated to an endpoint that `is`
-/// true for, and that it did not answer; returns how many there were. One that it answers meanwhile
-/// stays.
+/// true for, and that it did not answer; returns how many there were. One that it answers while the
+/// table is read stays.
 ///
 /// # Errors
 /// When the kernel refuses, as without CAP_NET_ADMIN (EPERM) or without ctnetlink (EINVAL), or its
@@ -40,8 +40,8 @@ pub fn delete(
     let found = socket.dump(&request, |message| unanswered(message, &is))?;
     let mut deleted = 0;
     for flow in found {
-        // The endpoint may have answered while the table was read: what is left then of a
-        // connection without its entry is taken for the beginning of another one.
+        // The endpoint may have answered while the table was read: the next packet of a connection
+        // without its entry is taken for the first packet of another one.
         let now = flows::look_up(socket, &flow)?;
         if now.is_none_or(|now| now.state.is_answered()) {
             continue;

@@ -6,7 +6,7 @@ use nix::{errno::Errno, libc};
 
 use crate::kernel::netlink::{Message, netfilter_kind};
 
-const NEW: u16 = netfilter_kind(libc::NFNL_SUBSYS_ACCT, 0);
+pub(crate) const NEW: u16 = netfilter_kind(libc::NFNL_SUBSYS_ACCT, 0);
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
 /// `NFACCT_NAME` of `linux/netfilter/nfnetlink_acct.h`.

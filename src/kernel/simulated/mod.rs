@@ -4,7 +4,7 @@
 //! [`Kernel::install`] connects sockets to it. An [`Observer`] decides at each call whether it
 //! fails, and how ([`Fault`]), and sees and may change the state before and after it.
 
-mod accounts;
+pub(crate) mod accounts;
 mod conntrack;
 pub(crate) mod ipset;
 pub(crate) mod ipvs;

@@ -23,7 +23,7 @@ use crate::{
     net::{Family, PerFamily},
     runner::{AfterSync, health::Health},
     serve::listeners::Listeners,
-    services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
+    services::{Changes, Endpoint, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
 pub use self::ports::Refused;
@@ -192,7 +192,9 @@ impl ServiceHealth {
 
 fn part(port: &ServicePort) -> Option<Part> {
     let endpoints = port.endpoints.all.iter();
-    let local = endpoints.filter(|endpoint| endpoint.local && endpoint.ready);
+    // One of weight 0 gets no new connections.
+    let takes = |one: &&Endpoint| one.local && one.ready && one.weight > 0;
+    let local = endpoints.filter(takes);
     Some(Part {
         port: port.health_check_node_port?,
         local: local.map(|endpoint| endpoint.address.ip()).collect(),

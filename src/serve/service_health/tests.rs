@@ -37,6 +37,7 @@ fn endpoint(address: &str, words: &str) -> Endpoint {
         local: words.contains("local"),
         ready: words.contains("ready"),
         terminating: !words.contains("ready"),
+        weight: u16::from(!words.contains("drained")),
         ..service_ports::endpoint(address.parse::<SocketAddr>().unwrap())
     }
 }
@@ -159,6 +160,7 @@ async fn endpoints_of_a_service_are_counted_once() {
         endpoint("10.1.0.2:8080", "local ready"),
         endpoint("10.1.0.3:8080", "local"),
         endpoint("10.1.0.4:8080", "ready"),
+        endpoint("10.1.0.5:8080", "local ready drained"),
     ];
     let other = [
         endpoint("10.1.0.1:9090", "local ready"),

@@ -10,7 +10,7 @@ const HEAD: &str = "
 ## Overload
 
 One Service in userspace mode (in one case several) has thousands of clients while another one is
-called, in a cgroup (version 1) with 64 MiB and a limit of 20,000 open files. `make lab
+called, in a cgroup (version 1) with the memory that the table says and a limit of 20,000 open files. `make lab
 T=userspace::overload` checks that no call of the other Service fails, that the memory limit
 is never reached, and that the first Service is served within a second after its load ended:
 
@@ -52,7 +52,7 @@ const LOADS: [(&str, &str, &str); 7] = [
     ),
     (
         "datagrams_of_many_clients",
-        "10,000 successive UDP clients, each with an address and port of its own",
+        "10,000 successive UDP clients, each with a port of its own",
         "64 MiB",
     ),
 ];

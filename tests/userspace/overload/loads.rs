@@ -16,8 +16,35 @@ pub struct Clients(Vec<TcpStream>);
 
 /// Connects `count` clients without waiting for any of them.
 pub fn connect(lab: &Lab, to: SocketAddr, count: usize) -> Clients {
+    connect_from(lab, None, to, count)
+}
+
+/// Has `count` clients begin a connection that never comes about, as the answers to their SYNs are
+/// lost.
+pub fn half_open(lab: &Lab, to: SocketAddr, count: usize) -> Clients {
+    let from = lab.another_source(to.ip(), 1);
+    let lost = format!(
+        "ip daddr {} tcp flags & (syn|ack) == (syn|ack) drop",
+        from.ip()
+    );
+    for step in [
+        "add table ip lose",
+        "add chain ip lose in { type filter hook input priority 0 ; }",
+        &format!("add rule ip lose in {lost}"),
+    ] {
+        lab.client.show(&format!("nft {step}"));
+    }
+    connect_from(lab, Some(from), to, count)
+}
+
+fn connect_from(lab: &Lab, from: Option<SocketAddr>, to: SocketAddr, count: usize) -> Clients {
     let client = || {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).expect("a socket");
+        if let Some(from) = from {
+            socket
+                .bind(&from.into())
+                .expect("the address of the client");
+        }
         socket.set_nonblocking(true).expect("a socket");
         socket.set_linger(Some(Duration::ZERO)).expect("a socket");
         // The connection goes on although nobody waits for it.

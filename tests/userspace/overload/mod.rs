@@ -10,7 +10,7 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use self::loads::{connect, udp_clients};
+use self::loads::{connect, half_open, udp_clients};
 use crate::{
     faults::measured::measured,
     lab::{
@@ -75,6 +75,7 @@ overloads! {
     clients_that_send_nothing_or_a_byte_now_and_then: LITTLE,
     backends_that_never_read: LITTLE,
     datagrams_of_many_clients: LITTLE,
+    connections_that_are_never_completed: LITTLE,
 }
 
 fn in_lab(capture: Capture, body: impl FnOnce(&mut Lab)) {
@@ -345,4 +346,15 @@ fn datagrams_of_many_clients(of: &Overloaded) {
     while begun.elapsed() < Duration::from_secs(5) {
         udp_clients(of.lab, of.flooded, 10_000);
     }
+}
+
+/// The kernel answers SYNs with cookies when the queue of the listener is full: new connections to
+/// the flooded Service come about as well.
+fn connections_that_are_never_completed(of: &Overloaded) -> impl Sized + use<> {
+    let clients = half_open(of.lab, of.flooded, DESCRIPTORS * 6 / 10);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(5) {
+        ask(&of.lab.client, of.flooded).expect("an answer of the flooded Service");
+    }
+    clients
 }
