@@ -18,12 +18,13 @@ use std::{
     time::Duration,
 };
 
+use hashbrown::HashSet;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge, Registry};
 use tokio::{
     sync::{
         Notify,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, Sender, UnboundedSender, channel, unbounded_channel},
     },
     time::{Instant, sleep_until},
 };
@@ -111,9 +112,12 @@ pub fn begin(
 ) -> (Receiver<Batch>, Follower) {
     let shared = Arc::new(Shared::default());
     let (send, receive) = channel(WAITING);
+    let (ejected, waiting) = unbounded_channel();
+    tokio::spawn(waiting::run(waiting));
     let ejector = Ejector {
         shared: Arc::clone(&shared),
         evidence: Evidence::default(),
+        ejected,
         kernel: None,
         opening: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
         logged: LogOnce::default(),
@@ -143,6 +147,8 @@ struct Kernel {
 struct Ejector {
     shared: Arc<Shared>,
     evidence: Evidence,
+    /// Endpoints that get no new connections any more, for `waiting`.
+    ejected: UnboundedSender<HashSet<SocketAddr>>,
     /// `None`: nothing is watched, or the kernel has no notifications.
     kernel: Option<Kernel>,
     /// When to try again to subscribe: the limit of descriptors or a setting of the kernel may have
@@ -186,7 +192,8 @@ impl Ejector {
         let mut watched = self.shared.watched.lock();
         let ejected = watched.take_newly_ejected();
         if !ejected.is_empty() {
-            tokio::spawn(waiting::send_elsewhere(ejected));
+            // It fails only if the runtime ends.
+            let _ = self.ejected.send(ejected);
         }
         self.evidence.retain(|endpoint| watched.has(endpoint));
         if watched.is_empty() {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use hashbrown::HashSet;
+use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::{
     kernel::{
@@ -12,11 +13,22 @@ use crate::{
     net::Family,
 };
 
+/// Has [`send_elsewhere`] deal with the endpoints that come: with all at a time that came while the
+/// table was read, as those of a node that fails are ejected one after the other.
+pub async fn run(mut ejected: UnboundedReceiver<HashSet<SocketAddr>>) {
+    while let Some(mut endpoints) = ejected.recv().await {
+        while let Ok(more) = ejected.try_recv() {
+            endpoints.extend(more);
+        }
+        send_elsewhere(endpoints).await;
+    }
+}
+
 /// Deletes the entries of connections that `endpoints` did not answer. The next SYN of a client
 /// that waits goes to another endpoint then, and so does a new connection from the same port.
 ///
 /// In ipvs mode it has no effect, as IPVS keeps a connection with its real server.
-pub async fn send_elsewhere(endpoints: HashSet<SocketAddr>) {
+async fn send_elsewhere(endpoints: HashSet<SocketAddr>) {
     // The table may have a million entries.
     let task = tokio::task::spawn_blocking(move || {
         for family in Family::ALL {

@@ -51,14 +51,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "        let (goes, _) = (Vec::<Op>::new().into_iter(), chains);",
         "addresses that go lead to new endpoints for a while",
     ),
-    unnoticed(
-        noticed(
-            DIFF,
-            "                None => applied.remove(&name),",
-            "                None => {}",
-            "what is gone counts as applied",
-        ),
-        "no: its next change is refused, and then everything is read",
+    noticed(
+        DIFF,
+        "                None => applied.remove(&name),",
+        "                None => {}",
+        "what is gone counts as applied",
     ),
     unnoticed(
         noticed(
@@ -111,7 +108,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         MODE,
         "                rules.watch.after(before, made, done.into());",
-        "                let _ = (before, made == done.transactions);",
+        "                let _: (_, u32, _) = (before, made, done);",
         "what others change is not noticed",
     ),
     unnoticed(
@@ -153,11 +150,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "                let other = other.len().min(0) as u32;",
         "of rules one of which is refused only half are tried again",
     ),
-    noticed(
-        RUN,
-        "                Err(error) if error.is_passing() => attempts.again(error).await?,",
-        "                Err(error) if error.is_passing() => return Err(error),",
-        "what fails for a passing reason is not tried again at once",
+    unnoticed(
+        noticed(
+            RUN,
+            "                Err(error) if error.is_passing() => attempts.again(error).await?,",
+            "                Err(error) if error.is_passing() => return Err(error),",
+            "what fails for a passing reason is not tried again at once",
+        ),
+        "no: the sync fails, for a reason, and is tried again a second later",
     ),
     noticed(
         PROGRAM,

@@ -28,7 +28,7 @@ const STATUS_MASK: u16 = 26;
 ///
 /// # Errors
 /// When the kernel refuses, as without CAP_NET_ADMIN (EPERM) or without ctnetlink (EINVAL), or its
-/// answer cannot be read.
+/// answer cannot be read: the first deletion that it refused, after all others have been carried out.
 pub fn delete(
     socket: &mut Socket,
     family: Family,
@@ -38,7 +38,7 @@ pub fn delete(
         .be32(STATUS, 0)
         .be32(STATUS_MASK, SEEN_REPLY);
     let found = socket.dump(&request, |message| unanswered(message, &is))?;
-    let mut deleted = 0;
+    let (mut deleted, mut refused) = (0, Ok(()));
     for flow in found {
         // The endpoint may have answered while the table was read: the next packet of a connection
         // without its entry is taken for the first packet of another one.
@@ -49,10 +49,10 @@ pub fn delete(
         match socket.call(&flows::deletion(family, &flow), |_| Ok(None::<()>)) {
             Ok(_) => deleted += 1,
             Err(error) if error.errno() == Some(Errno::ENOENT) => {}
-            Err(error) => return Err(error),
+            Err(error) => refused = refused.and(Err(error)),
         }
     }
-    Ok(deleted)
+    refused.map(|()| deleted)
 }
 
 fn unanswered(
