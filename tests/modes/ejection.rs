@@ -210,6 +210,23 @@ fn open_connections_of_an_ejected_endpoint_go_on() {
     });
 }
 
+/// Waits until a socket of the node gets notifications of new connections: those that begin before
+/// are not looked up.
+fn follows_connections(node: &Host) {
+    // NETLINK_NETFILTER, and the bit of NFNLGRP_CONNTRACK_NEW (`linux/netfilter/nfnetlink.h`).
+    let is_subscribed = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let groups = fields.get(3).map(|groups| u32::from_str_radix(groups, 16));
+        fields.get(1) == Some(&"12")
+            && groups.is_some_and(|groups| groups.is_ok_and(|g| g & 1 != 0))
+    };
+    eventually("a subscription", Duration::from_secs(10), || {
+        let sockets = node.show("cat /proc/net/netlink");
+        let found = sockets.lines().any(is_subscribed);
+        found.then_some(()).ok_or(sockets)
+    });
+}
+
 #[test]
 fn a_client_that_waits_for_an_ejected_endpoint_gets_another_one() {
     // IPVS keeps a connection with its real server.
@@ -217,6 +234,7 @@ fn a_client_that_waits_for_an_ejected_endpoint_gets_another_one() {
         return;
     }
     with_each_mode(|mode, lab, tripod, web| {
+        follows_connections(&lab.node);
         lab.backend("a").blackhole();
         for to in web.cluster() {
             let call = || ask_within(&lab.client, to, WAITED);

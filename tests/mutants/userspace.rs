@@ -1,6 +1,6 @@
 //! The mutants of userspace mode, with either capture.
 
-use super::mutant::{Mutant, noticed};
+use super::mutant::{Mutant, noticed, unnoticed};
 
 const MODE: &str = "src/modes/userspace/mod.rs";
 const DIFF: &str = "src/modes/userspace/diff.rs";
