@@ -10,7 +10,9 @@
 //!   (`early_drop` in `net/netfilter/nf_conntrack_core.c`), and others delete all of them
 //!   (`conntrack -F`);
 //! - nothing came back: it is not answered. Where the client sent its SYN again meanwhile,
-//!   which it does after a second (RFC 6298), two packets were lost, not one.
+//!   which it does after a second (RFC 6298), two packets were lost, not one. That can be seen only
+//!   where such a SYN renews the entry, as in older kernels (later ones: "do not renew timeout on
+//!   SYN retransmit" in `net/netfilter/nf_conntrack_proto_tcp.c`).
 //!
 //! One lost packet ejects no endpoint: it takes two connections, or one with two SYNs. A
 //! connection counts only if none that began after it was answered: otherwise it is the

@@ -2,8 +2,8 @@
 //!
 //! Rules of nat apply to the first packet for which there is no entry. The SYN that a client sends
 //! again therefore goes to the endpoint that its first SYN went to, for as long as there is the
-//! entry (`nf_conntrack_tcp_timeout_syn_sent`, 120 seconds from the last SYN), and so does a new
-//! connection from the same port. Without the entry it goes where the rules send it now.
+//! entry (`nf_conntrack_tcp_timeout_syn_sent`, 120 seconds), and so does a new connection from the
+//! same port. Without the entry it goes where the rules send it now.
 
 use std::net::SocketAddr;
 
