@@ -31,7 +31,8 @@ pub async fn run(mut ejected: UnboundedReceiver<HashSet<SocketAddr>>) {
 async fn send_elsewhere(endpoints: HashSet<SocketAddr>) {
     // The table may have a million entries.
     let task = tokio::task::spawn_blocking(move || {
-        for family in Family::ALL {
+        let is_there = |family: &Family| endpoints.iter().any(|at| Family::of(&at.ip()) == *family);
+        for family in Family::ALL.into_iter().filter(is_there) {
             match delete(family, &endpoints) {
                 Ok(count) => tracing::debug!(
                     "{family}: {count} connections that ejected endpoints did not answer are \
@@ -49,9 +50,6 @@ async fn send_elsewhere(endpoints: HashSet<SocketAddr>) {
 }
 
 fn delete(family: Family, endpoints: &HashSet<SocketAddr>) -> Result<usize, Error> {
-    if !endpoints.iter().any(|at| Family::of(&at.ip()) == family) {
-        return Ok(0);
-    }
     let mut socket = Socket::open(Protocol::Netfilter)?;
     unanswered::delete(&mut socket, family, |endpoint| endpoints.contains(endpoint))
 }

@@ -51,7 +51,7 @@ impl Watched {
 
     fn set(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
         let port = port.filter(|port| port.is_ejecting());
-        let new = port.map(WatchedPort::port).unwrap_or_default();
+        let new = port.map(WatchedPort::of).unwrap_or_default();
         let none = WatchedPort::default();
         let old = self.ports.get(name).unwrap_or(&none);
         if *old == new {
@@ -105,7 +105,7 @@ impl Watched {
 }
 
 impl WatchedPort {
-    fn port(port: &ServicePort) -> WatchedPort {
+    fn of(port: &ServicePort) -> WatchedPort {
         let endpoints = &port.endpoints;
         let ejected = endpoints.ejected.iter();
         let ejected = ejected.filter_map(|at| endpoints.all.get(*at as usize));

@@ -17,11 +17,8 @@ pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);
 /// Returns whether a call has a link be up, addresses be assigned or accounts of rules exist, and
 /// changes nothing if that is so.
 fn makes_sure(call: Call) -> bool {
-    const LINK_OR_ADDRESS: [u16; 2] = [libc::RTM_NEWLINK, libc::RTM_NEWADDR];
-    match call {
-        Call::Requests(kind, _) => LINK_OR_ADDRESS.contains(&kind) || kind == accounts::NEW,
-        _ => false,
-    }
+    const KINDS: [u16; 3] = [libc::RTM_NEWLINK, libc::RTM_NEWADDR, accounts::NEW];
+    matches!(call, Call::Requests(kind, _) if KINDS.contains(&kind))
 }
 
 impl Observer for Watching {

@@ -291,7 +291,11 @@ pub fn delete_if(
     delete_all(socket, family, &flows)
 }
 
-fn delete_all(socket: &mut Socket, family: Family, flows: &[Flow]) -> Result<usize, Error> {
+pub(super) fn delete_all(
+    socket: &mut Socket,
+    family: Family,
+    flows: &[Flow],
+) -> Result<usize, Error> {
     let requests: Vec<_> = flows.iter().map(|f| deletion(family, f)).collect();
     let mut deleted = 0;
     for outcome in socket.batch(&requests, &[])? {
@@ -393,7 +397,7 @@ pub(super) fn dump(family: Family, matches: &[Match]) -> Request {
 
 /// Returns the request that deletes an entry, with its tuple: a deletion
 /// without one empties the table.
-pub(super) fn deletion(family: Family, flow: &Flow) -> Request {
+fn deletion(family: Family, flow: &Flow) -> Request {
     let nested = TUPLE_ORIGINAL | libc::NLA_F_NESTED as u16;
     let mut request =
         message(CT_DELETE, family, "delete", flow.to_string()).attribute(nested, &flow.tuple);

@@ -1,6 +1,6 @@
 //! Connection tracking: its limits and timeouts (`settings`), its entries ([`flows`]), what
 //! becomes of them ([`events`]), entries that Tripod adds ([`entries`]) and those of connections
-//! that nobody answered ([`unanswered`]).
+//! that were not answered ([`unanswered`]).
 
 pub mod entries;
 pub mod events;

@@ -1,13 +1,11 @@
-//! Deletes the entries of connections that nobody answered.
+//! Deletes the entries of connections that were not answered.
 //!
 //! Rules of nat apply to the first packet for which there is no entry. The SYN that a client sends
 //! again therefore goes to the endpoint that its first SYN went to, for as long as there is the
 //! entry (`nf_conntrack_tcp_timeout_syn_sent`, 120 seconds), and so does a new connection from the
 //! same port. Without the entry it goes where the rules send it now.
 
-use std::net::SocketAddr;
-
-use nix::errno::Errno;
+use std::{net::SocketAddr, slice};
 
 use super::{
     flows::{self, Flow, Match, STATUS, TCP},
@@ -46,9 +44,8 @@ pub fn delete(
         if now.is_none_or(|now| now.state.is_answered()) {
             continue;
         }
-        match socket.call(&flows::deletion(family, &flow), |_| Ok(None::<()>)) {
-            Ok(_) => deleted += 1,
-            Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+        match flows::delete_all(socket, family, slice::from_ref(&flow)) {
+            Ok(count) => deleted += count,
             Err(error) => refused = refused.and(Err(error)),
         }
     }
@@ -73,10 +70,7 @@ fn unanswered(
 mod tests {
     use super::*;
     use crate::kernel::{
-        conntrack::{
-            entries,
-            flows::{Tuple, UDP, tests as table},
-        },
+        conntrack::flows::{State, Tuple, UDP, tests as table},
         namespace::in_namespace,
         netlink::Protocol,
     };
@@ -104,7 +98,7 @@ mod tests {
                     ],
                 ),
             ];
-            for (family, [client, called, gone, other]) in families {
+            for (_, [client, called, gone, other]) in families {
                 let tuples = |port: u16, served: &str| {
                     let source = at(&format!("{client}:{port}"));
                     let destination = at(if port == 4 { served } else { called });
@@ -125,13 +119,12 @@ mod tests {
                     (UDP, 5, gone),
                 ] {
                     let (original, reply) = tuples(port, served);
-                    let entry = table::entry(protocol, original, reply);
-                    socket.call(&entry, |_| Ok(None::<()>)).unwrap();
+                    let flow = Flow::of(protocol, original, reply, State::default());
+                    table::enter(&mut socket, &flow, 0);
                 }
                 let (original, reply) = tuples(3, gone);
-                let answered = entries::entry(family, TCP, [&original, &reply], String::new())
-                    .be32(flows::TIMEOUT, 600)
-                    .be32(STATUS, SEEN_REPLY | CONFIRMED);
+                let answered = table::entry(TCP, original, reply);
+                let answered = answered.be32(STATUS, SEEN_REPLY | CONFIRMED);
                 socket.call(&answered, |_| Ok(None::<()>)).unwrap();
             }
             for (family, [_, _, gone, _]) in families {

@@ -10,8 +10,8 @@ const HEAD: &str = "
 ## Upgrades, restarts and crashes
 
 In ipvs, nftables and iptables mode the kernel forwards the traffic: rules and virtual
-servers stay while no process runs, and nothing is lost, except that nobody answers at health-check
-node ports then, nor at node ports on loopback addresses where the process relays them. In every mode, if a new process
+servers stay while no process runs, and nothing is lost, except that health-check node ports are not
+answered then, nor node ports on loopback addresses where the process relays them. In every mode, if a new process
 starts next to a running one, the old process stops writing before the first sync of the new
 one. The new process answers `/healthz`, metrics and health-check node ports when its first
 sync is in force in both IP families (or in one of them, if the other one has failed for
