@@ -125,4 +125,4 @@ fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment:
 }
 
 /// Longest time that a guest may run; a sandbox lives a little longer.
-const GUEST: Duration = Duration::from_secs(900);
+const GUEST: Duration = Duration::from_secs(500);

@@ -149,9 +149,28 @@ impl Overloaded<'_> {
     }
 }
 
+/// Sets the flag at the end of a scope, also if it ends by a panic: a thread that waits for the flag
+/// would have the test wait for ever.
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Returns a time in milliseconds, to a hundredth.
 fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 100_000.0).round() / 100.0
+}
+
+/// Publishes two more Services. Returns their addresses.
+fn further_services(lab: &Lab) -> impl Iterator<Item = SocketAddr> {
+    (12..14).flat_map(|number| {
+        let service = Service::new(&format!("further-{number}"), number);
+        lab.publish_all(&service);
+        service.cluster()
+    })
 }
 
 /// Runs `load`, keeps what it returns until the load is to end, and measures what it costs.
@@ -160,11 +179,7 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
     lab.three_backends().publish_all(&web);
     lab.publish_all(&other);
     let mut several = web.cluster().to_vec();
-    for number in 12..14 {
-        let service = Service::new(&format!("further-{number}"), number);
-        lab.publish_all(&service);
-        several.extend(service.cluster());
-    }
+    several.extend(further_services(lab));
     let memory = match CgroupVersion::mounted() {
         Some(CgroupVersion::Two) => memory.max(LITTLE_WITH_ALL),
         _ => memory,
@@ -190,10 +205,11 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
     let over = AtomicBool::new(false);
     let load = std::thread::scope(|scope| {
         let beside = scope.spawn(|| call_until(lab, test, beside, &over));
+        let ends = SetWhenDropped(&over);
         let load = load(&overloaded);
         overloaded.show("under load");
         overloaded.keep(test);
-        over.store(true, Relaxed);
+        drop(ends);
         beside.join().expect("calls of the other Service");
         load
     });
