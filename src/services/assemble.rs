@@ -37,14 +37,16 @@ pub(super) fn service_ports<'a>(
             let mut service_port = without_endpoints(service, serving, port, *cluster_ip);
             ownership.leave_owned(&service.name, number, &mut service_port);
             let candidates = candidates(port, family, slices.clone(), node, weights);
-            let mut endpoints = select(candidates, uses(&service_port), node);
+            let ejected = if service_port.is_ejecting() {
+                ejected
+            } else {
+                &BTreeSet::new()
+            };
+            let mut endpoints = select(candidates, uses(&service_port), node, ejected);
             endpoints.forbidden = forbidden(port, family, slices.clone());
             if endpoints.all.is_empty() && endpoints.forbidden.is_empty() {
                 let absence = Absence::of(port, family, slices.clone(), service.selector);
                 endpoints.absence = Some(Box::new(absence));
-            }
-            if !ejected.is_empty() && service_port.is_ejecting() {
-                endpoints.eject(ejected);
             }
             service_port.endpoints = Arc::new(endpoints);
             made.push(service_port);

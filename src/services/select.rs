@@ -34,12 +34,18 @@ pub(super) struct Candidate<'a> {
 }
 
 /// Determines which endpoints of a ServicePort traffic may reach. `candidates` are sorted by
-/// address and without duplicates.
-pub(super) fn select(candidates: Vec<Candidate<'_>>, uses: Uses, node: &ThisNode) -> Endpoints {
+/// address and without duplicates. Endpoints that are `ejected` get weight 0, except where a policy
+/// leaves traffic no other one.
+pub(super) fn select(
+    candidates: Vec<Candidate<'_>>,
+    uses: Uses,
+    node: &ThisNode,
+    ejected: &BTreeSet<SocketAddr>,
+) -> Endpoints {
     let mut cluster = Vec::new();
     let mut local = Vec::new();
     if uses.cluster {
-        let topology = Topology::of(&candidates, node);
+        let topology = Topology::of(&candidates, node, ejected);
         cluster = indices(&candidates, |candidate| {
             candidate.endpoint.ready && topology.admits(candidate.hints, node)
         });
@@ -65,7 +71,7 @@ pub(super) fn select(candidates: Vec<Candidate<'_>>, uses: Uses, node: &ThisNode
     let has_any = candidates
         .iter()
         .any(|Candidate { endpoint, .. }| endpoint.ready || terminating(endpoint));
-    Endpoints {
+    let mut endpoints = Endpoints {
         all: candidates
             .into_iter()
             .map(|candidate| candidate.endpoint)
@@ -77,13 +83,17 @@ pub(super) fn select(candidates: Vec<Candidate<'_>>, uses: Uses, node: &ThisNode
         ejected: Box::default(),
         forbidden: Box::default(),
         absence: None,
+    };
+    if !ejected.is_empty() {
+        endpoints.eject(ejected);
     }
+    endpoints
 }
 
 impl Endpoints {
     /// Sets the weight of endpoints that are `ejected` to 0, except where a policy leaves
     /// traffic no other one.
-    pub(super) fn eject(&mut self, ejected: &BTreeSet<SocketAddr>) {
+    fn eject(&mut self, ejected: &BTreeSet<SocketAddr>) {
         let takes = |at: &&u32| self.all.get(**at as usize).is_some_and(|e| e.weight > 0);
         let is_ejected = |at: &u32| {
             let endpoint = self.all.get(*at as usize);
@@ -120,9 +130,10 @@ fn indices(candidates: &[Candidate<'_>], is: impl Fn(&Candidate<'_>) -> bool) ->
     matching.map(|(index, _)| index).collect()
 }
 
-/// Which hints count. Hints count only if every ready endpoint has them and some ready endpoint is
-/// meant for this node or zone: as long as some lack them the controller is still at work, and
-/// following the others would overload the endpoints that have them.
+/// Which hints count. Hints count only if every ready endpoint has them and some endpoint that
+/// takes connections is meant for this node or zone: as long as some lack them the controller is
+/// still at work, and following the others would overload the endpoints that have them. If all that
+/// are meant for this node or zone have weight 0 or are ejected, those elsewhere serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Everywhere,
@@ -131,22 +142,29 @@ enum Topology {
 }
 
 impl Topology {
-    fn of(candidates: &[Candidate<'_>], node: &ThisNode) -> Topology {
+    fn of(
+        candidates: &[Candidate<'_>],
+        node: &ThisNode,
+        ejected: &BTreeSet<SocketAddr>,
+    ) -> Topology {
         let none = Hints::default();
-        let ready = || {
-            let ready = candidates
-                .iter()
-                .filter(|candidate| candidate.endpoint.ready);
-            ready.map(|candidate| candidate.hints.unwrap_or(&none))
+        let ready = || candidates.iter().filter(|c| c.endpoint.ready);
+        let weighted = || ready().filter(|c| c.endpoint.weight > 0);
+        let is_ejected = |c: &Candidate<'_>| ejected.contains(&c.endpoint.address);
+        // If all are ejected, they are used all the same.
+        let heeds_ejections = !ejected.is_empty() && !weighted().all(is_ejected);
+        let every = |has: fn(&Hints) -> bool| ready().all(|c| has(c.hints.unwrap_or(&none)));
+        let any_taking = |is_meant: &dyn Fn(&Hints) -> bool| {
+            let mut taking = weighted().filter(|c| !(heeds_ejections && is_ejected(c)));
+            taking.any(|c| c.hints.is_some_and(is_meant))
         };
-        let every = |has: fn(&Hints) -> bool| ready().all(has);
         if every(|hints| !hints.nodes.is_empty())
-            && ready().any(|hints| hints.nodes.contains(&node.name))
+            && any_taking(&|hints| hints.nodes.contains(&node.name))
         {
             Topology::SameNode
         } else if every(|hints| !hints.zones.is_empty())
             && let Some(zone) = &node.zone
-            && ready().any(|hints| hints.zones.contains(zone))
+            && any_taking(&|hints| hints.zones.contains(zone))
         {
             Topology::SameZone
         } else {
