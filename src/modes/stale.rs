@@ -6,7 +6,7 @@ mod waiting;
 use std::{
     collections::{HashMap, HashSet},
     mem,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
     time::Instant,
 };
@@ -22,7 +22,7 @@ use crate::{
     },
     log_once::LogOnce,
     modes::Metrics,
-    net::{Family, Protocol},
+    net::{Family, Frontend, Protocol},
     services::{Changes, ServiceMap, ServicePort, ServicePortName, StaleAddresses, StaleUdp},
 };
 
@@ -35,44 +35,13 @@ const LASTING: [Errno; 4] = [
     Errno::EPROTONOSUPPORT,
 ];
 
-/// Where a ServicePort answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Frontend {
-    /// `None`: the port is a node port, at whichever address of the node.
-    address: Option<IpAddr>,
-    port: u16,
-}
-
-impl Frontend {
-    fn service(at: &SocketAddr) -> Frontend {
-        Frontend {
-            address: Some(at.ip()),
-            port: at.port(),
-        }
-    }
-
-    fn node_port(port: u16) -> Frontend {
-        Frontend {
-            address: None,
-            port,
-        }
-    }
-
-    /// Returns the frontends of `port`.
-    fn of(port: &ServicePort) -> impl Iterator<Item = Frontend> + '_ {
-        let services = port.addresses();
-        let services = services.map(|ip| Frontend::service(&SocketAddr::new(ip, port.port)));
-        services.chain(port.node_port.map(Frontend::node_port))
-    }
-
-    /// Returns the flows to it whose answers come from there.
-    fn flows(self, reply: Reply) -> Match {
-        Match {
-            protocol: UDP,
-            destination: self.address,
-            port: Some(self.port),
-            reply,
-        }
+/// Returns the UDP flows to `frontend` whose answers come from there.
+pub fn flows(frontend: &Frontend, reply: Reply) -> Match {
+    Match {
+        protocol: UDP,
+        destination: frontend.address,
+        port: Some(frontend.port),
+        reply,
     }
 }
 
@@ -105,7 +74,7 @@ fn answered<'a>(
     ports
         .flat_map(|port| {
             let sources = Arc::new(serving(port));
-            Frontend::of(port).map(move |at| (at, Arc::clone(&sources)))
+            port.frontends().map(move |at| (at, Arc::clone(&sources)))
         })
         .collect()
 }
@@ -121,10 +90,10 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     let mut matches = Vec::new();
     for stale in stale.endpoints.iter().filter(|e| of_family(&e.port.name)) {
         let gone = Source::from(stale.address);
-        for at in Frontend::of(&stale.port) {
+        for at in stale.port.frontends() {
             let now = answered.get(&at);
             if !now.is_some_and(|now| now.contains(&gone)) {
-                matches.push(at.flows(Reply::From([gone].into())));
+                matches.push(flows(&at, Reply::From([gone].into())));
             }
         }
     }
@@ -132,20 +101,22 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
         if !of_family(&port.name) {
             continue;
         }
-        for at in lost.services.iter().map(Frontend::service) {
+        let service = |at: &SocketAddr| Frontend::service(Protocol::Udp, at.ip(), at.port());
+        for at in lost.services.iter().map(service) {
             let reply = match answered.get(&at) {
                 Some(now) => Reply::NotFrom((**now).clone()),
                 None => Reply::Any,
             };
-            matches.push(at.flows(reply));
+            matches.push(flows(&at, reply));
         }
-        if let Some(at) = lost.node_port.map(Frontend::node_port) {
+        let node_port = |port| Frontend::node_port(Protocol::Udp, family, port);
+        if let Some(at) = lost.node_port.map(node_port) {
             let mut led = serving(port);
             if let Some(now) = answered.get(&at) {
                 led.retain(|source| !now.contains(source));
             }
             if !led.is_empty() {
-                matches.push(at.flows(Reply::From(led)));
+                matches.push(flows(&at, Reply::From(led)));
             }
         }
     }
@@ -159,7 +130,8 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
 
 /// Returns patterns of flows that go elsewhere than to the endpoints that are `serving` for `port`.
 fn led_elsewhere(port: &ServicePort, serving: HashSet<Source>) -> impl Iterator<Item = Match> {
-    Frontend::of(port).map(move |at| at.flows(Reply::NotFrom(serving.clone())))
+    port.frontends()
+        .map(move |at| flows(&at, Reply::NotFrom(serving.clone())))
 }
 
 /// Stale flows of one family that were not deleted yet.
@@ -228,10 +200,10 @@ impl StaleFlows {
         matches.extend(waited);
         matches.extend(self::matches(family, map, &changes.stale_udp));
         let failed = self.forget(family, matches, metrics).await;
-        self.waiting.add(failed);
+        self.waiting.add(family, failed);
         let served = || {
             let ports = udp_ports(family, map).filter(|port| !serving(port).is_empty());
-            ports.flat_map(|port| Frontend::of(port)).collect()
+            ports.flat_map(|port| port.frontends()).collect()
         };
         let dropped = self.waiting.bound(served) > 0;
         let what = dropped.then(|| {
@@ -415,8 +387,9 @@ mod tests {
             tracker.apply(dns("a", &[1, 2]));
             let stale = tracker.apply(after).stale_udp;
             let matches = matches(Family::V4, tracker.map(), &stale);
-            let service = Frontend::service(&([10, 0, 0, 1], 53).into());
-            for frontend in [service, Frontend::node_port(30_053)] {
+            let service = Frontend::service(Protocol::Udp, [10, 0, 0, 1].into(), 53);
+            let node_port = Frontend::node_port(Protocol::Udp, Family::V4, 30_053);
+            for frontend in [service, node_port] {
                 let found = [1, 2].map(|at| deletes(&matches, frontend, at));
                 assert_eq!(found, deleted, "{case}, {frontend:?}: {matches:?}");
             }
@@ -426,7 +399,8 @@ mod tests {
     #[tokio::test]
     async fn a_panic_has_deleted_nothing() {
         let ended = tokio::task::spawn_blocking(|| panic!("a fault")).await;
-        let matches = vec![Frontend::node_port(53).flows(Reply::Any)];
+        let node_port = Frontend::node_port(Protocol::Udp, Family::V4, 53);
+        let matches = vec![flows(&node_port, Reply::Any)];
         let failure = deleted(ended, Arc::new(matches.clone())).expect_err("it was not done");
         assert_eq!(failure.matches, matches, "it is tried again");
         assert!(!failure.is_lasting && failure.error.contains("panic"));

@@ -12,7 +12,7 @@ use std::{
     cmp::Ordering,
     collections::BTreeSet,
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     slice,
     sync::Arc,
 };
@@ -20,7 +20,7 @@ use std::{
 use hashbrown::{HashMap, HashSet, hash_map::Entry};
 
 use super::{Service, ServiceName, ServicePort, ServicePortName};
-use crate::net::{Family, Protocol};
+use crate::net::{Family, Frontend, Protocol};
 
 /// The role of an address for the ServicePort that names it. The first takes precedence over the
 /// others, whose order only matters within one ServicePort.
@@ -89,29 +89,6 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// An address that one ServicePort at a time can own. A node port has the
-/// unspecified address of its family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Address {
-    ip: IpAddr,
-    port: u16,
-    protocol: Protocol,
-}
-
-impl Address {
-    fn node_port(family: Family, port: u16, protocol: Protocol) -> Address {
-        let ip = match family {
-            Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        Address { ip, port, protocol }
-    }
-
-    fn at(self, ip: IpAddr) -> Address {
-        Address { ip, ..self }
-    }
-}
-
 /// A port of a Service that names an address, and may come to own it.
 #[derive(Clone, Debug)]
 struct Contender {
@@ -143,18 +120,17 @@ impl Contender {
         key(self).cmp(&key(other))
     }
 
-    /// Returns the name of its ServicePort in the family of `ip`.
-    fn name(&self, ip: &IpAddr) -> Option<ServicePortName> {
+    /// Returns the name of its ServicePort in `family`.
+    fn name(&self, family: Family) -> Option<ServicePortName> {
         let serving = self.service.serving.as_ref().ok()?;
         let port = serving.ports.get(usize::from(self.port))?;
-        let family = Family::of(ip);
         Some(ServicePortName::new(&self.service.name, port, family))
     }
 }
 
 /// Returns every address that `service` names, in an entry for each of its
 /// ports.
-fn named_addresses(service: &Arc<Service>) -> Vec<(Address, Contender)> {
+fn named_addresses(service: &Arc<Service>) -> Vec<(Frontend, Contender)> {
     let Ok(serving) = &service.serving else {
         return Vec::new();
     };
@@ -174,12 +150,7 @@ fn named_addresses(service: &Arc<Service>) -> Vec<(Address, Contender)> {
             (&serving.load_balancer_ips, AddressKind::LoadBalancerIp),
         ] {
             for ip in ips {
-                let address = Address {
-                    ip: *ip,
-                    port: port.port,
-                    protocol: port.protocol,
-                };
-                add(address, kind);
+                add(Frontend::service(port.protocol, *ip, port.port), kind);
             }
         }
         let node_port = port
@@ -190,7 +161,7 @@ fn named_addresses(service: &Arc<Service>) -> Vec<(Address, Contender)> {
         let check = check.map(|at| (at, Protocol::Tcp, AddressKind::HealthCheckNodePort));
         for (at, protocol, kind) in node_port.into_iter().chain(check) {
             for family in serving.cluster_ips.iter().map(Family::of) {
-                add(Address::node_port(family, at, protocol), kind);
+                add(Frontend::node_port(protocol, family, at), kind);
             }
         }
     }
@@ -268,7 +239,7 @@ impl Contenders {
 /// Which ServicePorts, of all Services, name which address, and therefore which of them owns it.
 #[derive(Debug, Default)]
 pub(super) struct AddressOwnership {
-    contenders: HashMap<Address, Contenders>,
+    contenders: HashMap<Frontend, Contenders>,
     /// The node's own addresses that serve node ports.
     node: BTreeSet<IpAddr>,
 }
@@ -322,7 +293,7 @@ impl AddressOwnership {
         let differing: BTreeSet<&IpAddr> = before.symmetric_difference(&self.node).collect();
         // This walks through all addresses, because it is rare.
         for (address, contenders) in &self.contenders {
-            if !differing.contains(&address.ip) {
+            if !address.address.is_some_and(|ip| differing.contains(&ip)) {
                 continue;
             }
             if let Some(node_port) = self.contenders.get(&node_port(address)) {
@@ -343,55 +314,49 @@ impl AddressOwnership {
     pub(super) fn leave_owned(&self, service: &ServiceName, index: usize, port: &mut ServicePort) {
         let mut conflicts = Vec::new();
         let protocol = port.name.protocol;
-        let mut owns = |kind, ip: IpAddr, number: u16| {
-            let address = Address {
-                ip,
-                port: number,
-                protocol,
-            };
-            match self
-                .owner(&address)
-                .filter(|c| !c.is_port_of(service, index))
-            {
-                None => true,
-                Some(contender) => {
-                    conflicts.extend(contender.name(&ip).map(|owner| Conflict {
-                        kind,
-                        ip: Some(ip).filter(|ip| !ip.is_unspecified()),
-                        port: number,
-                        owner,
-                        owner_kind: contender.kind,
-                    }));
-                    false
-                }
+        let mut owns = |kind, address: Frontend| match self
+            .owner(&address)
+            .filter(|c| !c.is_port_of(service, index))
+        {
+            None => true,
+            Some(contender) => {
+                conflicts.extend(contender.name(address.family).map(|owner| Conflict {
+                    kind,
+                    ip: address.address,
+                    port: address.port,
+                    owner,
+                    owner_kind: contender.kind,
+                }));
+                false
             }
         };
-        let at = port.port;
+        let number = port.port;
+        let at = |ip: &IpAddr| Frontend::service(protocol, *ip, number);
         port.cluster_ip = port
             .cluster_ip
-            .filter(|ip| owns(AddressKind::ClusterIp, *ip, at));
+            .filter(|ip| owns(AddressKind::ClusterIp, at(ip)));
         for (ips, kind) in [
             (&mut port.external_ips, AddressKind::ExternalIp),
             (&mut port.load_balancer_ips, AddressKind::LoadBalancerIp),
         ] {
             if !ips.is_empty() {
-                let owned = ips.iter().filter(|ip| owns(kind, **ip, at));
+                let owned = ips.iter().filter(|ip| owns(kind, at(ip)));
                 *ips = owned.copied().collect();
             }
         }
         let family = port.name.family;
-        port.node_port = port.node_port.filter(|at| {
-            let everywhere = Address::node_port(family, *at, protocol).ip;
-            let owned = owns(AddressKind::NodePort, everywhere, *at);
+        port.node_port = port.node_port.filter(|number| {
+            let everywhere = Frontend::node_port(protocol, family, *number);
+            let owned = owns(AddressKind::NodePort, everywhere);
             if owned {
-                for ip in self.node.iter().filter(|ip| Family::of(ip) == family) {
-                    owns(AddressKind::NodePort, *ip, *at);
+                for address in self.on_the_node(everywhere) {
+                    owns(AddressKind::NodePort, address);
                 }
             }
             owned
         });
         port.health_check_node_port = port.health_check_node_port.filter(|at| {
-            let everywhere = Address::node_port(family, *at, Protocol::Tcp);
+            let everywhere = Frontend::node_port(Protocol::Tcp, family, *at);
             let owner = self.owner(&everywhere);
             // Several health checks on the same port are dealt with where they are served.
             let owner = owner.filter(|owner| owner.kind == AddressKind::NodePort);
@@ -401,7 +366,7 @@ impl AddressOwnership {
                     kind: AddressKind::HealthCheckNodePort,
                     ip: None,
                     port: *at,
-                    owner: owner.name(&everywhere.ip)?,
+                    owner: owner.name(family)?,
                     owner_kind: owner.kind,
                 })
             }));
@@ -412,39 +377,54 @@ impl AddressOwnership {
 
     /// Returns the owner of `address`: ServicePorts that name an address of the
     /// node and those that have the port on all of them are compared.
-    fn owner(&self, address: &Address) -> Option<&Contender> {
-        let first = |address: &Address| self.contenders.get(address).and_then(Contenders::first);
-        let named = first(address);
-        let node_port = first(&node_port(address))
-            .filter(|owner| owner.kind == AddressKind::NodePort && self.node.contains(&address.ip));
-        named
+    fn owner(&self, address: &Frontend) -> Option<&Contender> {
+        let first = |address: &Frontend| self.contenders.get(address).and_then(Contenders::first);
+        let node_port = self.is_of_node(address).then(|| node_port(address));
+        let node_port = node_port.and_then(|address| first(&address));
+        first(address)
             .into_iter()
-            .chain(node_port)
+            .chain(node_port.filter(|owner| owner.kind == AddressKind::NodePort))
             .min_by(|one, other| one.rank(other))
     }
 
     /// Adds to `dirty` every Service that names `address`, also as a node port:
     /// its owner changed.
-    fn mark_dirty(&self, address: Address, dirty: &mut HashSet<ServiceName>) {
-        let mut mark_all = |address: &Address| {
+    fn mark_dirty(&self, address: Frontend, dirty: &mut HashSet<ServiceName>) {
+        let mut mark_all = |address: &Frontend| {
             let contenders = self.contenders.get(address).into_iter();
             let contenders = contenders.flat_map(Contenders::all);
             dirty.extend(contenders.map(|contender| contender.service.name.clone()));
         };
         mark_all(&address);
-        if address.ip.is_unspecified() {
-            let family = Family::of(&address.ip);
-            let of_family = self.node.iter().filter(|ip| Family::of(ip) == family);
-            of_family.for_each(|ip| mark_all(&address.at(*ip)));
-        } else if self.node.contains(&address.ip) {
+        if address.address.is_none() {
+            self.on_the_node(address).for_each(|at| mark_all(&at));
+        }
+        if self.is_of_node(&address) {
             mark_all(&node_port(&address));
         }
+    }
+
+    /// Returns the addresses of the node at which `node_port` is served.
+    fn on_the_node(&self, node_port: Frontend) -> impl Iterator<Item = Frontend> + '_ {
+        let Frontend {
+            protocol,
+            family,
+            port,
+            ..
+        } = node_port;
+        let ips = self.node.iter().filter(move |ip| Family::of(ip) == family);
+        ips.map(move |ip| Frontend::service(protocol, *ip, port))
+    }
+
+    /// Returns whether `address` names an address of the node that serves node ports.
+    fn is_of_node(&self, address: &Frontend) -> bool {
+        address.address.is_some_and(|ip| self.node.contains(&ip))
     }
 }
 
 /// Returns the node port that `address` would be if its IP were the node's.
-fn node_port(address: &Address) -> Address {
-    Address::node_port(Family::of(&address.ip), address.port, address.protocol)
+fn node_port(address: &Frontend) -> Frontend {
+    Frontend::node_port(address.protocol, address.family, address.port)
 }
 
 #[cfg(test)]

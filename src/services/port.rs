@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 
-use crate::net::Protocol;
+use crate::net::{Frontend, Protocol};
 
 use super::{
     Named, ServicePortName,
@@ -104,6 +104,15 @@ impl ServicePort {
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let named = self.external_ips.iter().chain(&self.load_balancer_ips);
         self.cluster_ip.into_iter().chain(named.copied())
+    }
+
+    /// Returns where clients call it: all its [`addresses`](Self::addresses), and its node port.
+    pub fn frontends(&self) -> impl Iterator<Item = Frontend> {
+        let (protocol, family) = (self.name.protocol, self.name.family);
+        let at = move |ip| Frontend::service(protocol, ip, self.port);
+        let node_port = self.node_port;
+        let node_port = node_port.map(|port| Frontend::node_port(protocol, family, port));
+        self.addresses().map(at).chain(node_port)
     }
 
     /// Returns whether it has a node port or a health-check node port.

@@ -5,7 +5,8 @@ use std::{
     mem,
 };
 
-use super::{Frontend, Match, Reply};
+use super::{Match, Reply, flows};
+use crate::net::{Family, Frontend, Protocol};
 
 /// Frontends of which flows may wait to be deleted, while that fails.
 pub const MOST: usize = 10_000;
@@ -26,8 +27,8 @@ impl Waiting {
         self.frontends.is_empty() && !self.compares_all
     }
 
-    /// Adds the flows of `matches`.
-    pub fn add(&mut self, matches: impl IntoIterator<Item = Match>) {
+    /// Adds the flows of `family` that `matches` match.
+    pub fn add(&mut self, family: Family, matches: impl IntoIterator<Item = Match>) {
         for Match {
             destination,
             port,
@@ -36,6 +37,8 @@ impl Waiting {
         } in matches
         {
             let frontend = Frontend {
+                protocol: Protocol::Udp,
+                family,
                 address: destination,
                 port: port.unwrap_or(0),
             };
@@ -55,7 +58,7 @@ impl Waiting {
     /// to be compared with what serves.
     pub fn take(&mut self) -> (Vec<Match>, bool) {
         let frontends = mem::take(&mut self.frontends).into_iter();
-        let matches = frontends.map(|(at, reply)| at.flows(reply));
+        let matches = frontends.map(|(at, reply)| flows(&at, reply));
         (matches.collect(), mem::take(&mut self.compares_all))
     }
 
@@ -114,7 +117,7 @@ mod tests {
 
     fn at(number: usize) -> Frontend {
         let [_, _, high, low] = (number as u32).to_be_bytes();
-        Frontend::service(&([10, 0, high, low], 53).into())
+        Frontend::service(Protocol::Udp, [10, 0, high, low].into(), 53)
     }
 
     #[test]
@@ -134,8 +137,8 @@ mod tests {
         for one in &replies {
             for other in &replies {
                 let mut waiting = Waiting::default();
-                let both = [one, other].map(|reply| Frontend::node_port(53).flows(reply.clone()));
-                waiting.add(both);
+                let both = [one, other].map(|reply| flows(&at(53), reply.clone()));
+                waiting.add(Family::V4, both);
                 let (all, compares_all) = waiting.take();
                 assert_eq!((all.len(), compares_all), (1, false));
                 for last in 1..5 {
@@ -152,11 +155,11 @@ mod tests {
     #[test]
     fn nothing_is_lost_of_more_frontends_than_are_named() {
         let mut waiting = Waiting::default();
-        let gone = |number| at(number).flows(Reply::From(sources(&[1])));
-        waiting.add((0..MOST).map(gone));
+        let gone = |number| flows(&at(number), Reply::From(sources(&[1])));
+        waiting.add(Family::V4, (0..MOST).map(gone));
         let unused = || unreachable!("they are not too many");
         assert_eq!(waiting.bound(unused), 0);
-        waiting.add([gone(MOST)]);
+        waiting.add(Family::V4, [gone(MOST)]);
         let served = || (100..=MOST).map(at).collect();
         assert_eq!(
             waiting.bound(served),
@@ -166,7 +169,7 @@ mod tests {
         let (left, compares_all) = waiting.take();
         assert_eq!((left.len(), compares_all), (100, true));
 
-        waiting.add((0..MOST + 3).map(gone));
+        waiting.add(Family::V4, (0..MOST + 3).map(gone));
         assert_eq!(waiting.bound(HashSet::new), 3, "too many are gone");
         assert_eq!(waiting.take().0.len(), MOST);
     }

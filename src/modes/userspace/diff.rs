@@ -8,13 +8,13 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use super::{
-    capture::{Frontend, Method, OtherPorts},
+    capture::{Method, OtherPorts},
     plan::{
         GroupKind, GroupPlan,
         listen::{NodeContext, binds},
     },
 };
-use crate::kernel::socket::listening::Bind;
+use crate::{kernel::socket::listening::Bind, net::Frontend};
 
 /// What exists of one service group.
 #[derive(Clone, Debug, Default)]
@@ -266,7 +266,7 @@ mod tests {
     use crate::{
         kernel::socket::listening::Owner,
         modes::userspace::plan::Target,
-        net::{Family, PerFamily, Protocol},
+        net::{Family, Frontend, PerFamily, Protocol},
         node::Served,
     };
 

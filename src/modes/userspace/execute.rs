@@ -22,7 +22,7 @@ use hashbrown::{HashMap, hash_map::Entry};
 use self::{expected::Expected, left::LeftPorts, unfiltered::Unfiltered};
 use super::{
     assignments::Assignments,
-    capture::{Desired, Extent, Frontend, Scopes, Target},
+    capture::{Desired, Extent, Scopes, Target},
     diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step, diff},
     handover::OtherProcesses,
     listeners::{InUse, ListenerSet, given::GivenSockets, redirect_ports::RedirectPorts},
@@ -34,7 +34,7 @@ use super::{
 use crate::{
     kernel::socket::listening::Bind,
     modes::progress::SyncProgress,
-    net::{Family, PerFamily},
+    net::{Family, Frontend, PerFamily},
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 

@@ -1,14 +1,10 @@
 //! How packets find their way in userspace mode.
 
-use super::{
-    Userspace,
-    capture::{Frontend, Method},
-    plan,
-};
+use super::{Userspace, capture::Method, plan};
 use crate::{
     kernel::netlink::Error,
     modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
-    net::{Family, ModeName},
+    net::{Family, Frontend, ModeName},
     node,
     services::{ServiceMap, ServicePort},
 };

@@ -68,7 +68,7 @@ use super::{
 };
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
-    net::{Family, ModeName, PerFamily},
+    net::{Family, Frontend, ModeName, PerFamily},
     node::ActedOn,
     services::{Node, ServiceMap, ServicePort, ServicePortName},
 };
@@ -295,7 +295,7 @@ impl Userspace {
             let changed = extent.and_then(|_| *asked.get(family));
             // A ServicePort may get a frontend that could not be captured before, and was left
             // there for connections.
-            let is_changed = |frontend: &&capture::Frontend| {
+            let is_changed = |frontend: &&Frontend| {
                 let owner = executor.owner(frontend);
                 owner.is_some_and(|owner| changed.is_some_and(|all| all.ports.contains(&owner)))
             };

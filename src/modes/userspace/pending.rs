@@ -5,7 +5,7 @@ use std::{
     mem,
 };
 
-use super::capture::Frontend;
+use crate::net::Frontend;
 
 /// What of a family is not captured as it should be.
 #[derive(Debug, Default)]

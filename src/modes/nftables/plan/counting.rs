@@ -11,14 +11,14 @@ use std::net::SocketAddr;
 use super::{
     Options, Sets,
     chains::{Called, STATUS_DNAT, called, each_protocol},
-    frontend::{Counter, Frontend, Role},
+    frontend::{Counter, Role, key},
     sets::SetId,
 };
 use crate::{
     kernel::nftables::{
         Chain, ChainType, Ct, Direction, Field, Hook, Meta, Rule, Statement, Test, Value, Verdict,
     },
-    net::Family,
+    net::{Family, Frontend},
     services::ServicePort,
 };
 
@@ -43,19 +43,8 @@ pub struct Counting {
 /// Returns the elements that count for `port`. Endpoints that take no new connections
 /// may still have some.
 pub fn counting(port: &ServicePort) -> Vec<Counting> {
-    let protocol = port.name.protocol;
-    let at = |ip| Frontend {
-        ip: Some(ip),
-        protocol,
-        port: port.port,
-    };
     let mut frontends: Vec<Frontend> = Vec::new();
-    let node_port = port.node_port.map(|number| Frontend {
-        ip: None,
-        protocol,
-        port: number,
-    });
-    for frontend in port.addresses().map(at).chain(node_port) {
+    for frontend in port.frontends() {
         // A Service may name an address twice.
         if !frontends.contains(&frontend) {
             frontends.push(frontend);
@@ -65,11 +54,14 @@ pub fn counting(port: &ServicePort) -> Vec<Counting> {
     for frontend in frontends {
         for endpoint in &port.endpoints.all {
             let endpoint = endpoint.address;
-            let key = frontend.key(&[Value::Ip(endpoint.ip()), Value::Port(endpoint.port())]);
+            let key = key(
+                &frontend,
+                &[Value::Ip(endpoint.ip()), Value::Port(endpoint.port())],
+            );
             elements.extend(Counter::ALL.map(|counter| Counting {
                 counter,
                 endpoint,
-                set: frontend.set(Role::Counter(counter)),
+                set: Role::Counter(counter).set(Called::of(&frontend)),
                 key: key.clone(),
             }));
         }

@@ -1,23 +1,10 @@
-//! Where a ServicePort is called.
-
-use std::net::IpAddr;
+//! Where a ServicePort is called, as maps and sets of nf_tables have it.
 
 use super::{chains::Called, sets::SetId};
 use crate::{
     kernel::nftables::{Value, concat},
-    net::Protocol,
+    net::Frontend,
 };
-
-/// Where a ServicePort is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Frontend {
-    /// One of its addresses; `None`: any of the node's, at the node port.
-    pub ip: Option<IpAddr>,
-    /// The transport protocol that is called.
-    pub protocol: Protocol,
-    /// The port there.
-    pub port: u16,
-}
 
 /// The purposes of maps and sets. For each there is one for addresses and one for node ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +46,7 @@ impl Counter {
 }
 
 impl Role {
-    /// Returns the map or set for that.
+    /// Returns the map or set for that, of those for addresses or those for node ports.
     pub(super) fn set(self, called: Called) -> SetId {
         match (self, called) {
             (Role::All, Called::Address) => SetId::Services,
@@ -86,25 +73,20 @@ impl Role {
     }
 }
 
-impl Frontend {
-    /// Returns a key that begins with this frontend.
-    pub(super) fn key(&self, rest: &[Value]) -> Vec<u8> {
-        let mut values = Vec::with_capacity(5);
-        values.extend(self.ip.map(Value::Ip));
-        values.push(Value::Protocol(self.protocol.number()));
-        values.push(Value::Port(self.port));
-        values.extend_from_slice(rest);
-        concat(&values)
-    }
+/// Returns a key that begins with `frontend`.
+pub(super) fn key(frontend: &Frontend, rest: &[Value]) -> Vec<u8> {
+    let mut values = Vec::with_capacity(5);
+    values.extend(frontend.address.map(Value::Ip));
+    values.push(Value::Protocol(frontend.protocol.number()));
+    values.push(Value::Port(frontend.port));
+    values.extend_from_slice(rest);
+    concat(&values)
+}
 
-    /// Returns the set for `role`, of those for addresses or those for node ports.
-    pub(super) fn set(&self, role: Role) -> SetId {
-        role.set(self.called())
-    }
-
-    /// Returns which kind of address it is.
-    pub(super) fn called(&self) -> Called {
-        match self.ip {
+impl Called {
+    /// Returns which kind of address `frontend` is.
+    pub(super) fn of(frontend: &Frontend) -> Called {
+        match frontend.address {
             Some(_) => Called::Address,
             None => Called::NodePort,
         }

@@ -6,10 +6,10 @@ use ipnet::IpNet;
 
 use super::{
     Options,
-    chains::{Endpoints, Masquerade, Pick, Scheduler, SharedChain},
+    chains::{Called, Endpoints, Masquerade, Pick, Scheduler, SharedChain},
     counting::counting,
     fixed::{BY_CALLER, NODE_PORTS_BY_CALLER},
-    frontend::{Frontend, Role},
+    frontend::{Role, key},
     sets::SetId,
     slots::{LOCAL, Slots, Taken},
     unsupported,
@@ -17,6 +17,7 @@ use super::{
 use crate::{
     kernel::nftables::{Datum, Element, Value, Verdict, concat},
     modes::detect_local::DetectLocal,
+    net::Frontend,
     services::{ServicePort, SessionAffinity, TrafficPolicy},
 };
 
@@ -79,11 +80,8 @@ pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElem
         plan.external(plan.at(*ip));
     }
     if let Some(node_port) = port.node_port {
-        plan.external(Frontend {
-            ip: None,
-            protocol: port.name.protocol,
-            port: node_port,
-        });
+        let (protocol, family) = (port.name.protocol, port.name.family);
+        plan.external(Frontend::node_port(protocol, family, node_port));
     }
     plan.hairpin();
     plan.count();
@@ -108,11 +106,7 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     fn at(&self, ip: IpAddr) -> Frontend {
-        Frontend {
-            ip: Some(ip),
-            protocol: self.port.name.protocol,
-            port: self.port.port,
-        }
+        Frontend::service(self.port.name.protocol, ip, self.port.port)
     }
 
     /// Returns false if the frontend was served already.
@@ -164,7 +158,7 @@ impl Plan<'_> {
             let all = Masquerade::All;
             return self.serve(frontend, Role::All, Endpoints::All, all, cluster);
         }
-        let chain = match frontend.ip {
+        let chain = match frontend.address {
             Some(_) => BY_CALLER,
             None => NODE_PORTS_BY_CALLER,
         };
@@ -183,9 +177,11 @@ impl Plan<'_> {
     /// Only a Service that no client could reach is refused: where other nodes have
     /// endpoints, a client that tries again may get there.
     fn refuse(&mut self, frontend: Frontend) {
-        let element = Element::new(frontend.key(&[])).commented(&self.comment);
-        self.needs.own.push((frontend.set(Role::Refused), element));
-        if frontend.ip.is_some() {
+        let element = Element::new(key(&frontend, &[])).commented(&self.comment);
+        self.needs
+            .own
+            .push((Role::Refused.set(Called::of(&frontend)), element));
+        if frontend.address.is_some() {
             // Then it is not looked up as a node port.
             self.verdict(frontend, Role::All, Verdict::Return);
         }
@@ -210,7 +206,7 @@ impl Plan<'_> {
         let pick = SharedChain::Pick(Pick {
             slots,
             from,
-            called: frontend.called(),
+            called: Called::of(&frontend),
             masquerade,
             affinity: self.affinity().is_some(),
             scheduler: self.scheduler.clone(),
@@ -220,15 +216,17 @@ impl Plan<'_> {
     }
 
     fn verdict(&mut self, frontend: Frontend, role: Role, verdict: Verdict) {
-        let element = Element::with(frontend.key(&[]), Datum::Verdict(verdict));
+        let element = Element::with(key(&frontend, &[]), Datum::Verdict(verdict));
         let element = element.commented(&self.comment);
-        self.needs.own.push((frontend.set(role), element));
+        self.needs
+            .own
+            .push((role.set(Called::of(&frontend)), element));
     }
 
     fn fill(&mut self, frontend: Frontend, slots: &Taken, first: u32) {
-        let set = frontend.set(Role::Endpoints);
+        let set = Role::Endpoints.set(Called::of(&frontend));
         let elements = (first..).zip(&*slots.endpoints).map(|(slot, endpoint)| {
-            let key = frontend.key(&[Value::Number(slot)]);
+            let key = key(&frontend, &[Value::Number(slot)]);
             let to = concat(&[Value::Ip(endpoint.ip()), Value::Port(endpoint.port())]);
             (set, Element::with(key, Datum::Value(to.into())))
         });
@@ -272,7 +270,7 @@ impl Plan<'_> {
     fn source_ranges_of(&mut self, ip: IpAddr) {
         let ranges = &self.port.load_balancer_source_ranges;
         let frontend = self.at(ip);
-        let element = Element::new(frontend.key(&[])).commented(&self.comment);
+        let element = Element::new(key(&frontend, &[])).commented(&self.comment);
         self.needs.own.push((SetId::Filtered, element));
         let mut allowed: Vec<IpNet> = ranges.iter().map(IpNet::trunc).collect();
         // Where the load balancer's address is one of the node's own, the node
@@ -284,7 +282,7 @@ impl Plan<'_> {
         // The set takes no ranges that overlap.
         for network in IpNet::aggregate(&allowed) {
             let ends = [network.network(), network.broadcast()];
-            let [first, last] = ends.map(|ip| frontend.key(&[Value::Ip(ip)]));
+            let [first, last] = ends.map(|ip| key(&frontend, &[Value::Ip(ip)]));
             let end = (first != last).then(|| last.into());
             let element = Element {
                 end,

@@ -15,12 +15,7 @@ mod local;
 mod per_family;
 mod redirect;
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 pub use choose::{Choice, Method, Requested, choose};
 pub use local::{Local, Prepared};
@@ -30,57 +25,8 @@ pub use redirect::Redirect;
 use crate::{
     kernel::{netlink, xtables},
     modes::Difference,
-    net::{Family, PerFamily, Protocol},
+    net::{Frontend, PerFamily},
 };
-
-/// An address that clients call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Frontend {
-    /// Protocol of the packets.
-    pub protocol: Protocol,
-    /// Family of the packets.
-    pub family: Family,
-    /// The service address; `None`: a node port, on the node's own addresses.
-    pub address: Option<IpAddr>,
-    /// The port that clients call.
-    pub port: u16,
-}
-
-impl Frontend {
-    /// Returns a service address with a port.
-    pub fn service(protocol: Protocol, address: IpAddr, port: u16) -> Frontend {
-        Frontend {
-            protocol,
-            family: Family::of(&address),
-            address: Some(address),
-            port,
-        }
-    }
-
-    /// Returns a node port of `family`.
-    pub fn node_port(protocol: Protocol, family: Family, port: u16) -> Frontend {
-        let address = None;
-        Frontend {
-            protocol,
-            family,
-            address,
-            port,
-        }
-    }
-}
-
-impl fmt::Display for Frontend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.address {
-            Some(ip) => write!(f, "{}/{}", SocketAddr::new(ip, self.port), self.protocol),
-            None => write!(
-                f,
-                "{} node port {}/{}",
-                self.family, self.port, self.protocol
-            ),
-        }
-    }
-}
 
 /// What becomes of packets to the other ports of a frontend's address. Matters to
 /// [`Local`] only; nat rules name single ports.

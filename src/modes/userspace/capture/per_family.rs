@@ -3,14 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Choice, Desired, Differing, Error, Extent, Frontend, Local, Method, Outcomes, Redirect, Report,
-    Scope, Scopes,
+    Choice, Desired, Differing, Error, Extent, Local, Method, Outcomes, Redirect, Report, Scope,
+    Scopes,
 };
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
     log_once::LogOnce,
     modes::checks::Checks,
-    net::{Family, PerFamily},
+    net::{Family, Frontend, PerFamily},
     node::Served,
 };
 

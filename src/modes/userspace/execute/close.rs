@@ -6,9 +6,9 @@ use super::Executor;
 use crate::{
     modes::{
         Drain, MOST_DRAINS, SyncReport,
-        userspace::{capture::Frontend, diff::Closing, plan::GroupName},
+        userspace::{diff::Closing, plan::GroupName},
     },
-    net::{Family, PerFamily},
+    net::{Family, Frontend, PerFamily},
     services::ServicePortName,
 };
 

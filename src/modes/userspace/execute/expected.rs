@@ -43,8 +43,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        modes::userspace::capture::{Frontend, Method},
-        net::{Family, PerFamily, Protocol},
+        modes::userspace::capture::Method,
+        net::{Family, Frontend, PerFamily, Protocol},
         node::Served,
         services::service_ports::port_name,
     };

@@ -6,7 +6,6 @@ use std::collections::{HashMap, HashSet};
 
 use super::{
     super::{
-        capture::Frontend,
         handover::OtherProcesses,
         listeners::{
             ListenerSet,
@@ -15,7 +14,10 @@ use super::{
     },
     Executor,
 };
-use crate::{kernel::socket::bound::BoundAddress, net::Family};
+use crate::{
+    kernel::socket::bound::BoundAddress,
+    net::{Family, Frontend},
+};
 
 /// The ports of earlier processes.
 #[derive(Debug, Default)]

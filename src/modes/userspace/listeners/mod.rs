@@ -18,7 +18,6 @@ use socket2::Socket;
 
 use self::{on_worker::go_on, redirect_ports::RedirectPort};
 use super::{
-    capture::Frontend,
     plan::{GroupName, GroupPlan},
     proxy::{
         Shared,
@@ -39,7 +38,7 @@ use crate::{
         poller::Token,
         records, reuseport,
     },
-    net::{Family, Protocol},
+    net::{Family, Frontend, Protocol},
     sched::Seed,
 };
 

@@ -5,13 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    super::capture::{Frontend, Method},
-    GroupPlan,
-};
+use super::{super::capture::Method, GroupPlan};
 use crate::{
     kernel::socket::listening::{Bind, Owner},
-    net::{Family, PerFamily},
+    net::{Family, Frontend, PerFamily},
     node::Served,
 };
 

@@ -14,9 +14,8 @@ use hashbrown::HashSet;
 use ipnet::IpNet;
 
 pub use self::preferences::{scheduler, unsupported};
-use super::capture::Frontend;
 use crate::{
-    net::Protocol,
+    net::{Frontend, Protocol},
     sched::SchedulerName,
     services::{
         Endpoints, ProxyProtocol, Retry, ServicePort, ServicePortName, SessionAffinity,

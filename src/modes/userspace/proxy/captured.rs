@@ -9,12 +9,9 @@ use std::net::{IpAddr, SocketAddr};
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
-use super::super::{
-    capture::Frontend,
-    plan::{GroupName, listen::NodeContext},
-};
+use super::super::plan::{GroupName, listen::NodeContext};
 use crate::{
-    net::{Family, Protocol},
+    net::{Family, Frontend, Protocol},
     services::ServicePortName,
 };
 
@@ -79,7 +76,7 @@ mod tests {
     use super::*;
     use crate::{
         modes::userspace::{capture::Method, plan::GroupKind},
-        net::PerFamily,
+        net::{Frontend, PerFamily},
         node::Served,
         services::service_ports::service_port,
     };

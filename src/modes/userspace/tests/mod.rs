@@ -18,7 +18,6 @@ use socket2::SockRef;
 
 use super::{
     Counters, Descriptors, DialLimits, Dials, Rings,
-    capture::Frontend,
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
     plan::{GroupPlan, Target},
     proxy::{
@@ -28,7 +27,7 @@ use super::{
 };
 use crate::{
     kernel::socket::{listening::Bind, local_ports::LocalPorts},
-    net::{DetectLocal, Family, Protocol},
+    net::{DetectLocal, Family, Frontend, Protocol},
     sched::SchedulerName,
     services::Retry,
 };

@@ -6,9 +6,12 @@ use std::{
 };
 
 use super::plan::{self, Delivery, Environment, Object};
-use crate::modes::{
-    references::References,
-    userspace::capture::{Desired, Frontend, Report},
+use crate::{
+    modes::{
+        references::References,
+        userspace::capture::{Desired, Report},
+    },
+    net::Frontend,
 };
 
 /// What is in the kernel, and for which frontends.

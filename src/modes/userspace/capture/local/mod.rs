@@ -34,7 +34,7 @@ use self::{
     execute::Refused,
     plan::{Environment, Object},
 };
-use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope, addresses_stay};
+use super::{Desired, Differing, Error, Extent, Report, Scope, addresses_stay};
 use crate::{
     kernel::{
         addresses::{self, Address},
@@ -44,7 +44,7 @@ use crate::{
         route_deletions::RouteDeletions,
     },
     modes::{Difference, Found},
-    net::Family,
+    net::{Family, Frontend},
 };
 
 /// Captures a family by routes. Owns every route and rule of our mark in its tables.

@@ -43,8 +43,8 @@ use crate::{
         routes::{Kind, Route, TABLE_LOCAL},
         rules::{Action, HIGHEST_PORT, Rule},
     },
-    modes::userspace::capture::{Frontend, OtherPorts, Target},
-    net::{Family, Protocol},
+    modes::userspace::capture::{OtherPorts, Target},
+    net::{Family, Frontend, Protocol},
 };
 
 pub(super) const PRIORITY_CLIENT: u32 = 75;

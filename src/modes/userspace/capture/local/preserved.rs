@@ -118,9 +118,12 @@ pub fn preserved(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::modes::userspace::capture::{
-        Frontend, OtherPorts,
-        local::plan::{Delivery, Environment, objects},
+    use crate::{
+        modes::userspace::capture::{
+            OtherPorts,
+            local::plan::{Delivery, Environment, objects},
+        },
+        net::Frontend,
     };
 
     fn installed(frontends: &[(Protocol, &str, u16)]) -> Vec<Object> {

@@ -19,8 +19,8 @@ use crate::{
         rule::Rule,
         transaction::{Action, Op},
     },
-    modes::userspace::capture::{Desired, Frontend, Report, Target},
-    net::Family,
+    modes::userspace::capture::{Desired, Report, Target},
+    net::{Family, Frontend},
 };
 
 /// The rules of one family, as they were last written.

@@ -13,7 +13,8 @@ use crate::{
         desired::Chain,
         rule::{Rule, Table},
     },
-    modes::userspace::capture::{Frontend, Target},
+    modes::userspace::capture::Target,
+    net::Frontend,
 };
 
 /// The frontends and listeners that have rules.

@@ -8,8 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::plan;
 use crate::{
     kernel::xtables::{rule::word, words::Line},
-    modes::userspace::capture::Frontend,
-    net::{Family, Protocol},
+    net::{Family, Frontend, Protocol},
 };
 
 /// Returns the frontend that a line of `iptables-save -t nat` captures, with the local port

@@ -31,7 +31,7 @@ use std::{collections::BTreeSet, mem};
 
 use self::{applied::Applied, plan::Environment, stale::Stale};
 use super::{
-    Desired, Differing, Error, Extent, Frontend, Report, Scope, addresses_stay, choose::redirecting,
+    Desired, Differing, Error, Extent, Report, Scope, addresses_stay, choose::redirecting,
 };
 use crate::{
     kernel::{
@@ -53,7 +53,7 @@ use crate::{
         },
     },
     modes::{Difference, comparison},
-    net::Family,
+    net::{Family, Frontend},
     node::Served,
 };
 

@@ -47,8 +47,8 @@ use crate::{
             rule::{Match, Negatable, Rule, Side, Table, Target as Action},
         },
     },
-    modes::userspace::capture::{Frontend, Target},
-    net::{Family, Protocol},
+    modes::userspace::capture::Target,
+    net::{Family, Frontend, Protocol},
     node::Served,
 };
 

@@ -15,8 +15,8 @@ use crate::{
         conntrack::flows::{self, Match, Reply, Source, UDP},
         netlink::{self, Socket},
     },
-    modes::{stale, userspace::capture::Frontend},
-    net::{Family, Protocol},
+    modes::stale,
+    net::{Family, Frontend, Protocol},
 };
 
 /// Frontends whose rules changed and whose flows were not yet examined.
@@ -45,11 +45,8 @@ impl Stale {
     /// REDIRECT, on any address); for one that is gone, all flows. Node ports match on
     /// any address, as only the kernel knows which ones it has translated.
     fn matches(&self, applied: &Applied) -> Vec<Match> {
-        let one = |frontend: &Frontend| Match {
-            protocol: UDP,
-            destination: frontend.address,
-            port: Some(frontend.port),
-            reply: match applied.listener(frontend) {
+        let one = |frontend: &Frontend| {
+            let reply = match applied.listener(frontend) {
                 Some(listener) => {
                     let listener = Source {
                         address: applied.destination(),
@@ -58,7 +55,8 @@ impl Stale {
                     Reply::NotFrom([listener].into())
                 }
                 None => Reply::Any,
-            },
+            };
+            stale::flows(frontend, reply)
         };
         self.frontends.iter().map(one).collect()
     }

@@ -16,7 +16,7 @@ use crate::{
         transaction::Transaction,
     },
     modes::userspace::capture::redirect::{plan::CHAIN, tree::FEW},
-    net::Protocol,
+    net::{Frontend, Protocol},
 };
 
 fn environment(family: Family) -> Environment {
