@@ -307,6 +307,16 @@ where
     Ok(())
 }
 
+/// Reads any `bytes` as what another process sends, for tests and `fuzz/`. Of the first socket
+/// single bytes are read, which are not interpreted.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_anything(bytes: &[u8]) {
+    ports::read_anything(bytes);
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = runtime.unwrap_or_else(|error| panic!("a runtime: {error}"));
+    runtime.block_on(assignments::read_anything(bytes));
+}
+
 /// Returns whether the same user is at the other end.
 fn is_ours(stream: &UnixStream) -> bool {
     let own = nix::unistd::geteuid().as_raw();

@@ -7,7 +7,7 @@ use std::{io, time::Duration};
 
 use socket2::Type;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, BufReader, BufWriter},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter},
     net::{UnixListener, UnixStream},
     time::timeout,
 };
@@ -62,7 +62,13 @@ pub(super) async fn inherit(assignments: &Assignments) {
 /// whatever happens after it.
 pub(super) async fn receive(name: &str, within: Duration) -> Received {
     let mut received = Received::default();
-    let done = timeout(within, received.read(name)).await;
+    let done = async {
+        match connect(name)? {
+            Some(stream) => received.read(stream).await,
+            None => Ok(()),
+        }
+    };
+    let done = timeout(within, done).await;
     received.trouble = done
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
         .err();
@@ -70,10 +76,7 @@ pub(super) async fn receive(name: &str, within: Duration) -> Received {
 }
 
 impl Received {
-    async fn read(&mut self, name: &str) -> io::Result<()> {
-        let Some(stream) = connect(name)? else {
-            return Ok(());
-        };
+    async fn read(&mut self, stream: impl AsyncRead + Unpin) -> io::Result<()> {
         let mut stream = BufReader::new(stream);
         while self.records.len() + self.too_long < MOST_RECORDS {
             let length = match stream.read_u16().await {
@@ -91,6 +94,17 @@ impl Received {
         }
         Ok(())
     }
+}
+
+/// Reads any `bytes` as what a process sends, and clients from its records, for tests and
+/// `fuzz/`. The result does not matter.
+#[cfg(any(test, fuzzing))]
+pub(in crate::start) async fn read_anything(bytes: &[u8]) {
+    let mut received = Received::default();
+    let outcome = received.read(bytes).await;
+    let total: usize = received.records.iter().map(|record| 2 + record.len()).sum();
+    assert!(total <= bytes.len(), "{outcome:?}");
+    Assignments::default().inherit(received.records);
 }
 
 /// Sends what is assigned to each process that connects.

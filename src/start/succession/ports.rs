@@ -113,6 +113,14 @@ fn address(mut record: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
+/// Reads any `bytes` as a record of a successor, for tests and `fuzz/`.
+#[cfg(any(test, fuzzing))]
+pub(in crate::start) fn read_anything(bytes: &[u8]) {
+    if let Some(read) = address(bytes) {
+        assert_eq!(address(&record(read)), Some(read));
+    }
+}
+
 /// Gives `listeners` to each process that asks.
 pub(super) fn listen(listeners: Listeners) -> io::Result<()> {
     serve_channels(SOCKET, move |channel| {
