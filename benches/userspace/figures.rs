@@ -122,7 +122,7 @@ const COLUMNS: [&str; 9] = [
 const KEYS: usize = 3;
 
 impl Figures {
-    /// Nothing yet.
+    /// Returns an empty table of `contenders`.
     pub fn new(contenders: &[Contender]) -> Figures {
         Figures {
             names: contenders.iter().map(|c| c.name.clone()).collect(),

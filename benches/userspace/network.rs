@@ -21,7 +21,7 @@ const CALLED: u16 = 80;
 /// Services: a Service that has a quarter of the open files leaves the last quarter to others.
 pub const ADDRESSES: u8 = 8;
 
-/// The namespaces.
+/// The network namespaces of the client and the backend.
 pub struct Network {
     /// From which calls are made.
     pub client: Host,

@@ -91,7 +91,7 @@ enum Detail {
     Short,
     /// Every endpoint, whether it is used or not.
     EachEndpoint,
-    /// Everything.
+    /// Every endpoint, and all that is known of the ServicePort.
     Wide,
 }
 

@@ -14,7 +14,7 @@ use crate::{
 pub(super) enum Detail {
     /// The first few of each kind.
     Short,
-    /// Everything.
+    /// All of each kind.
     All,
 }
 

@@ -25,7 +25,7 @@ use crate::{
     net::{Family, ModeName},
 };
 
-/// What exists.
+/// What the kernel holds of modes of kube-proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// Chains of iptables mode.

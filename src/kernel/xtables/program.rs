@@ -187,9 +187,9 @@ pub(in crate::kernel) mod simulated {
     pub(in crate::kernel) struct Command {
         /// Its name, or that of the one within a multi-call program.
         pub program: String,
-        /// Its arguments.
+        /// What follows its name on the command line.
         pub args: Vec<String>,
-        /// Its input.
+        /// What it reads from standard input.
         pub input: String,
     }
 

@@ -160,7 +160,7 @@ fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
     }
 }
 
-/// Observes nothing.
+/// An onlooker for runs in which nothing is to be observed.
 struct Nobody;
 
 impl Onlooker for Nobody {}

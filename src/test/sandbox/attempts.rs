@@ -56,7 +56,7 @@ pub(super) const THOROUGH: usize = 1000;
 enum Wait {
     /// An answer, or to be refused.
     Answer,
-    /// Silence.
+    /// Nothing: the call counts as unanswered when the time is over.
     Silence,
 }
 
