@@ -45,7 +45,7 @@ use crate::{
         sysctl,
     },
     log_once::LogOnce,
-    net::Family,
+    net::{Family, ModeName},
     runner::AfterSync,
     services::{Batch, Changes, Ejected, Event, Preferences, ServiceMap, ServiceName},
 };
@@ -103,17 +103,21 @@ impl Metrics {
 }
 
 /// Watches endpoints, and adds what follows to the `batches` of the cluster. Returns the batches
-/// for the runner, and what follows its syncs. If the kernel does not report what becomes of
+/// for the runner, and what follows its syncs in `mode`. If the kernel does not report what becomes of
 /// connections, that is posted to `recorder` for each Service that requests ejection.
 pub fn begin(
     batches: Receiver<Batch>,
+    mode: ModeName,
     metrics: Metrics,
     recorder: Recorder,
 ) -> (Receiver<Batch>, Follower) {
     let shared = Arc::new(Shared::default());
     let (send, receive) = channel(WAITING);
     let (ejected, waiting) = unbounded_channel();
-    tokio::spawn(waiting::run(waiting));
+    // IPVS keeps a connection with its real server, whatever its entry in connection tracking.
+    if mode != ModeName::Ipvs {
+        tokio::spawn(waiting::run(waiting));
+    }
     let ejector = Ejector {
         shared: Arc::clone(&shared),
         evidence: Evidence::default(),
@@ -192,7 +196,7 @@ impl Ejector {
         let mut watched = self.shared.watched.lock();
         let ejected = watched.take_newly_ejected();
         if !ejected.is_empty() {
-            // It fails only if the runtime ends.
+            // In ipvs mode nobody receives them; else it fails only if the runtime ends.
             let _ = self.ejected.send(ejected);
         }
         self.evidence.retain(|endpoint| watched.has(endpoint));

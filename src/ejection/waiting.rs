@@ -26,8 +26,6 @@ pub async fn run(mut ejected: UnboundedReceiver<HashSet<SocketAddr>>) {
 
 /// Deletes the entries of connections that `endpoints` did not answer. The next SYN of a client
 /// that waits goes to another endpoint then, and so does a new connection from the same port.
-///
-/// In ipvs mode it has no effect, as IPVS keeps a connection with its real server.
 async fn send_elsewhere(endpoints: HashSet<SocketAddr>) {
     // The table may have a million entries.
     let task = tokio::task::spawn_blocking(move || {

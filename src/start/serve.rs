@@ -170,7 +170,7 @@ fn ejecting<M: Mode>(
         return Ok(batches);
     }
     let metrics = ejection::Metrics::register(registry)?;
-    let (batches, follower) = ejection::begin(batches, metrics, recorder);
+    let (batches, follower) = ejection::begin(batches, mode, metrics, recorder);
     runner.follow(follower);
     Ok(batches)
 }
