@@ -55,15 +55,25 @@ use crate::net::{Family, Protocol};
 /// What distinguishes a virtual server from the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerId {
-    /// The transport protocol that it speaks.
-    pub protocol: Protocol,
     /// Where clients call it.
     pub address: SocketAddr,
+    /// The transport protocol that it speaks.
+    pub protocol: Protocol,
+}
+
+impl ServerId {
+    /// Returns what distinguishes the virtual server of that address and protocol.
+    pub fn new(address: impl Into<SocketAddr>, protocol: Protocol) -> ServerId {
+        ServerId {
+            address: address.into(),
+            protocol,
+        }
+    }
 }
 
 impl fmt::Display for ServerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.protocol, self.address)
+        write!(f, "{}/{}", self.address, self.protocol)
     }
 }
 

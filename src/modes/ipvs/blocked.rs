@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use super::plan::{FilledSets, Frontend, Member, Set};
+use super::plan::{FilledSets, Member, ServerId, Set};
 
 /// Returns true if a frontend with a member in `set` must not be opened before the
 /// rules that match against that set are in force.
@@ -60,7 +60,7 @@ pub fn keeps_out(set: Set) -> bool {
 }
 
 /// Returns those of the `members` of a ServicePort that keep callers out of `frontend`.
-pub fn shutting(frontend: &Frontend, members: &[Member]) -> impl Iterator<Item = Member> {
+pub fn shutting(frontend: &ServerId, members: &[Member]) -> impl Iterator<Item = Member> {
     let members = members.iter().copied();
     members
         .filter(|member| keeps_out(member.set) && !member.set.admits() && member.is_about(frontend))
@@ -68,7 +68,7 @@ pub fn shutting(frontend: &Frontend, members: &[Member]) -> impl Iterator<Item =
 
 /// Returns the sets whose rules guard `frontend`, of whose ServicePort these are the
 /// `members`.
-pub fn guarding(frontend: &Frontend, members: &[Member], masquerade_all: bool) -> FilledSets {
+pub fn guarding(frontend: &ServerId, members: &[Member], masquerade_all: bool) -> FilledSets {
     let members = members.iter();
     let members =
         members.filter(|member| guards(member.set, masquerade_all) && member.is_about(frontend));
@@ -79,21 +79,21 @@ pub fn guarding(frontend: &Frontend, members: &[Member], masquerade_all: bool) -
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blocked {
     /// Frontends whose guarding member was refused.
-    unguarded: BTreeSet<Frontend>,
+    unguarded: BTreeSet<ServerId>,
     /// Addresses for which the member that guards all frontends was refused.
     unguarded_addresses: BTreeSet<IpAddr>,
     /// Frontends that were asked about and stay closed.
-    closed: BTreeSet<Frontend>,
+    closed: BTreeSet<ServerId>,
 }
 
 impl Blocked {
     /// Records that a member that guards these frontends was refused.
-    pub fn lacks_member(&mut self, frontends: impl IntoIterator<Item = Frontend>) {
+    pub fn lacks_member(&mut self, frontends: impl IntoIterator<Item = ServerId>) {
         self.unguarded.extend(frontends);
     }
 
     /// Returns the frontends whose guarding member was refused.
-    pub fn lacking(&self) -> &BTreeSet<Frontend> {
+    pub fn lacking(&self) -> &BTreeSet<ServerId> {
         &self.unguarded
     }
 
@@ -106,13 +106,13 @@ impl Blocked {
     /// `frontend`, are not in force; `rules` is as for [`blocks`](Self::blocks).
     pub fn lacks(
         &self,
-        frontend: &Frontend,
+        frontend: &ServerId,
         guarding: FilledSets,
         rules: Option<FilledSets>,
     ) -> bool {
         !rules.is_some_and(|rules| rules.covers(guarding))
             || self.unguarded.contains(frontend)
-            || self.unguarded_addresses.contains(&frontend.address)
+            || self.unguarded_addresses.contains(&frontend.address.ip())
     }
 
     /// Returns true, and records it, if `frontend`, which is not open, is to stay
@@ -120,7 +120,7 @@ impl Blocked {
     /// rules known to be in force match against, `None` if no rules are known to be.
     pub fn blocks(
         &mut self,
-        frontend: &Frontend,
+        frontend: &ServerId,
         guarding: FilledSets,
         rules: Option<FilledSets>,
     ) -> bool {
@@ -140,7 +140,7 @@ impl Blocked {
         rules: Option<FilledSets>,
         serves: impl FnOnce() -> bool,
     ) -> bool {
-        let is_closed = || self.closed.iter().any(|f| f.address == *address);
+        let is_closed = || self.closed.iter().any(|f| f.address.ip() == *address);
         rules.is_none() || self.unguarded_addresses.contains(address) || is_closed() && !serves()
     }
 }
@@ -155,8 +155,8 @@ mod tests {
 
     const SERVICE: [u8; 4] = [203, 0, 113, 1];
 
-    fn frontend(port: u16) -> Frontend {
-        Frontend::new((SERVICE, port), Protocol::Tcp)
+    fn frontend(port: u16) -> ServerId {
+        ServerId::new((SERVICE, port), Protocol::Tcp)
     }
 
     fn member(set: Set, port: u16) -> Member {

@@ -7,7 +7,7 @@ use super::{
     desired::{Desired, Dirty, Needs},
     diff, objects,
     observe::{Listing, Observed, RealServers, ServerDigest, Servers},
-    plan::{Frontend, Options, Set, VirtualServer, is_excluded},
+    plan::{Options, ServerId, Set, VirtualServer, is_excluded},
     settings,
 };
 use crate::{
@@ -128,10 +128,10 @@ impl Comparison<'_> {
             }
         }
         let unneeded = servers.keys().filter(|frontend| {
-            let is_excluded = is_excluded(&self.options.exclude, frontend.address);
+            let is_excluded = is_excluded(&self.options.exclude, frontend.address.ip());
             self.needs().owner(frontend).is_none() && !is_excluded
         });
-        let unneeded: Vec<&Frontend> = unneeded.collect();
+        let unneeded: Vec<&ServerId> = unneeded.collect();
         differences.extend(unneeded.into_iter().map(|frontend| {
             let object = objects::virtual_server(frontend);
             Difference::new(None, object, Found::Unneeded)
@@ -146,7 +146,7 @@ impl Comparison<'_> {
         server: &VirtualServer,
         differences: &mut Vec<Difference>,
     ) -> Result<(), Error> {
-        let there = self.clients.ipvs.list_real(&server.frontend.id())?;
+        let there = self.clients.ipvs.list_real(&server.frontend)?;
         let owner = self.desired.needs().owner(&server.frontend);
         let mut add = |address, found| {
             let object = objects::real_server(address, &server.frontend);

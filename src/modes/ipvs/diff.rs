@@ -15,7 +15,7 @@ use super::{
     drain::{DrainAction, Drained, Drains, Leaving},
     objects,
     observe::{Observed, Servers},
-    plan::{self, Frontend, Member, Set, is_excluded},
+    plan::{self, Member, ServerId, Set, is_excluded},
     steps::{Action, MemberStep, MemberSteps, Steps},
 };
 use crate::{
@@ -34,15 +34,15 @@ pub fn steps(dirty: &Dirty, needed: &Needs, servers: &Servers, excluded: &[IpNet
         .addresses
         .iter()
         .partition(|ip| needed.has_address(ip));
-    let (desired, gone): (Vec<Frontend>, Vec<Frontend>) = dirty
+    let (desired, gone): (Vec<ServerId>, Vec<ServerId>) = dirty
         .frontends
         .iter()
         .partition(|frontend| needed.owner(frontend).is_some());
-    let (follow, open): (HashSet<Frontend>, HashSet<Frontend>) = desired
+    let (follow, open): (HashSet<ServerId>, HashSet<ServerId>) = desired
         .into_iter()
         .partition(|frontend| servers.contains_key(frontend));
     let close = gone.iter().copied();
-    let close = close.filter(|f| servers.contains_key(f) && !is_excluded(excluded, f.address));
+    let close = close.filter(|f| servers.contains_key(f) && !is_excluded(excluded, f.address.ip()));
     Steps {
         room: room_needed(dirty, needed),
         members: member_steps(dirty, needed, &follow),
@@ -84,7 +84,7 @@ pub fn server_difference(
     now: Instant,
 ) -> ServerDifference {
     let frontend = &desired.frontend;
-    let id = frontend.id();
+    let id = *frontend;
     let limit = desired.drain_limit(limit);
     let mut changes = Vec::new();
     let mut there: Vec<&ListedReal> = Vec::new();
@@ -142,7 +142,7 @@ pub fn server_difference(
 /// are written: rules for a member that an earlier process could not remove would keep callers out
 /// again. Nor are more callers let in before that, where virtual servers are to `follow` their
 /// endpoints.
-fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<Frontend>) -> MemberSteps {
+fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<ServerId>) -> MemberSteps {
     let mut steps = MemberSteps::default();
     let shut_out = shut_out(dirty, needed);
     let waits = |member: &Member| {
@@ -170,7 +170,7 @@ fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<Frontend>) -> Me
             };
             (Action::Add, when)
         } else {
-            let stays = |frontend: Frontend| needed.owner(&frontend).is_some();
+            let stays = |frontend: ServerId| needed.owner(&frontend).is_some();
             let ends_guard =
                 keeps_out(set) && !set.admits() && member.frontend().is_some_and(stays);
             let when = if ends_guard {
@@ -217,8 +217,8 @@ fn room_needed(dirty: &Dirty, needed: &Needs) -> BTreeMap<(Set, Family), u32> {
 }
 
 /// Returns the networks from which callers of each frontend are no longer let in.
-fn shut_out(dirty: &Dirty, needed: &Needs) -> HashMap<Frontend, Vec<IpNet>> {
-    let mut networks: HashMap<Frontend, Vec<IpNet>> = HashMap::new();
+fn shut_out(dirty: &Dirty, needed: &Needs) -> HashMap<ServerId, Vec<IpNet>> {
+    let mut networks: HashMap<ServerId, Vec<IpNet>> = HashMap::new();
     let members = dirty.members.keys();
     for member in members.filter(|member| !needed.has_member(member)) {
         if let (Some(network), Some(frontend)) = (admitted(member), member.frontend()) {
@@ -242,11 +242,15 @@ fn overlap(one: &IpNet, other: &IpNet) -> bool {
 }
 
 /// Returns the member that says that `frontend` has source ranges.
-fn guard(frontend: &Frontend, family: Family) -> Member {
+fn guard(frontend: &ServerId, family: Family) -> Member {
     Member {
         set: Set::Firewall,
         family,
-        element: Element::ip_port(frontend.address, frontend.protocol.number(), frontend.port),
+        element: Element::ip_port(
+            frontend.address.ip(),
+            frontend.protocol.number(),
+            frontend.address.port(),
+        ),
     }
 }
 
@@ -264,7 +268,7 @@ pub fn dirty(family: Family, observed: &Observed, needed: &Needs) -> Dirty {
     let there = observed.addresses.iter();
     let left = there.filter(|ip| !needed.has_address(ip));
     let frontends = needed.frontends();
-    let desired = frontends.filter(|frontend| Family::of(&frontend.address) == family);
+    let desired = frontends.filter(|frontend| Family::of(&frontend.address.ip()) == family);
     Dirty {
         members: BTreeMap::new(),
         addresses: missing.chain(left).copied().collect(),
@@ -282,7 +286,7 @@ pub fn dirty_members(
     desired: &Desired,
 ) -> BTreeMap<Member, Serving> {
     let (needed, node) = (desired.needs(), desired.node());
-    let serving = |member: &Member, is_served: &dyn Fn(&Frontend) -> bool| {
+    let serving = |member: &Member, is_served: &dyn Fn(&ServerId) -> bool| {
         if node.frontends(member).iter().any(is_served) {
             Serving::Continues
         } else {

@@ -17,7 +17,7 @@ use std::{
 use hashbrown::HashMap;
 use tokio::time::Instant;
 
-use super::plan::Frontend;
+use super::plan::ServerId;
 use crate::{backoff::Backoff, net::Protocol};
 
 /// How soon the connections of a real server are counted after it lost its
@@ -61,9 +61,9 @@ pub struct Drained {
 /// Real servers of one family that are drained.
 #[derive(Debug, Default)]
 pub struct Drains {
-    frontends: HashMap<Frontend, Draining>,
+    frontends: HashMap<ServerId, Draining>,
     /// When to count connections, soonest first.
-    due: BTreeSet<(Instant, Frontend)>,
+    due: BTreeSet<(Instant, ServerId)>,
 }
 
 /// The drained real servers of one virtual server, whose connections are counted
@@ -85,7 +85,7 @@ pub struct Period {
 
 impl Drains {
     /// Returns what is to be done with a real server that no ServicePort needs.
-    pub fn decide(&self, frontend: &Frontend, leaving: &Leaving, now: Instant) -> DrainAction {
+    pub fn decide(&self, frontend: &ServerId, leaving: &Leaving, now: Instant) -> DrainAction {
         let (real, limit) = (leaving.address, leaving.limit);
         // Only TCP shows when a connection is over.
         let at_once = frontend.protocol != Protocol::Tcp || limit == Some(Duration::ZERO);
@@ -106,7 +106,7 @@ impl Drains {
 
     /// Records that the connections of all real servers at `frontend` were counted, and that those
     /// in `drained` are still drained; others that were drained are needed again, or gone.
-    pub fn update(&mut self, frontend: &Frontend, drained: &[Drained], now: Instant) {
+    pub fn update(&mut self, frontend: &ServerId, drained: &[Drained], now: Instant) {
         if drained.is_empty() {
             return self.forget_all(frontend);
         }
@@ -127,7 +127,7 @@ impl Drains {
     /// Records that what was due at `now` was dealt with as far as possible: connections that could
     /// not be counted are counted after a growing pause.
     pub fn postpone(&mut self, now: Instant) {
-        let late: Vec<Frontend> = self.due(now).collect();
+        let late: Vec<ServerId> = self.due(now).collect();
         for frontend in late {
             let Some(draining) = self.frontends.get_mut(&frontend) else {
                 continue;
@@ -138,14 +138,14 @@ impl Drains {
     }
 
     /// Forgets the real servers of a virtual server that is gone.
-    pub fn forget_all(&mut self, frontend: &Frontend) {
+    pub fn forget_all(&mut self, frontend: &ServerId) {
         if let Some(draining) = self.frontends.remove(frontend) {
             self.due.remove(&(draining.due, *frontend));
         }
     }
 
     /// Returns the virtual servers whose connections are to be counted now.
-    pub fn due(&self, now: Instant) -> impl Iterator<Item = Frontend> {
+    pub fn due(&self, now: Instant) -> impl Iterator<Item = ServerId> {
         let due = self.due.iter().take_while(move |(at, _)| *at <= now);
         due.map(|(_, frontend)| *frontend)
     }
@@ -156,7 +156,7 @@ impl Drains {
     }
 
     /// Returns the real servers of a virtual server that are drained.
-    pub fn of(&self, frontend: &Frontend) -> Vec<SocketAddr> {
+    pub fn of(&self, frontend: &ServerId) -> Vec<SocketAddr> {
         let draining = self.frontends.get(frontend);
         draining.map_or_else(Vec::new, |draining| {
             draining.reals.keys().copied().collect()
@@ -164,7 +164,7 @@ impl Drains {
     }
 
     /// Returns the real servers that are drained, each with its virtual server.
-    pub fn all(&self) -> impl Iterator<Item = (&Frontend, SocketAddr)> {
+    pub fn all(&self) -> impl Iterator<Item = (&ServerId, SocketAddr)> {
         let all = self.frontends.iter();
         all.flat_map(|(frontend, draining)| {
             draining.reals.keys().map(move |real| (frontend, *real))
@@ -177,7 +177,7 @@ impl Drains {
         self.frontends.values().map(of).sum()
     }
 
-    fn since(&self, frontend: &Frontend, real: SocketAddr) -> Option<Instant> {
+    fn since(&self, frontend: &ServerId, real: SocketAddr) -> Option<Instant> {
         let period = self.frontends.get(frontend)?.reals.get(&real)?;
         Some(period.since)
     }
@@ -187,8 +187,8 @@ impl Draining {
     /// Has connections counted when the pause is over, or a limit is reached that is still ahead.
     fn reschedule(
         &mut self,
-        frontend: &Frontend,
-        all: &mut BTreeSet<(Instant, Frontend)>,
+        frontend: &ServerId,
+        all: &mut BTreeSet<(Instant, ServerId)>,
         now: Instant,
     ) {
         all.remove(&(self.due, *frontend));
@@ -204,8 +204,8 @@ impl Draining {
 mod tests {
     use super::*;
 
-    fn at_port_80(protocol: Protocol) -> Frontend {
-        Frontend::new(([10, 0, 0, 1], 80), protocol)
+    fn at_port_80(protocol: Protocol) -> ServerId {
+        ServerId::new(([10, 0, 0, 1], 80), protocol)
     }
 
     fn real(last: u8) -> SocketAddr {
@@ -224,7 +224,7 @@ mod tests {
     /// Has a real server, the only one of its virtual server, drained or deleted.
     fn decide(
         drains: &mut Drains,
-        frontend: &Frontend,
+        frontend: &ServerId,
         leaving: &Leaving,
         now: Instant,
     ) -> DrainAction {

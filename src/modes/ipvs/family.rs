@@ -15,7 +15,7 @@ use super::{
     drain::{Drains, FIRST_PAUSE},
     execute::{Execution, Full, Made, Results},
     observe::{Listing, RealServers, Servers},
-    plan::{FilledSets, Frontend, Options, Set},
+    plan::{FilledSets, Options, ServerId, Set},
     rules::FamilyRules,
 };
 use crate::{
@@ -39,7 +39,7 @@ pub struct ServedFamily {
     /// Virtual servers in the kernel.
     servers: Servers,
     /// The one that is looked up, to notice that another process removed all.
-    asked_for: Option<Frontend>,
+    asked_for: Option<ServerId>,
     drains: Drains,
     rules: FamilyRules,
     /// What other programs changed.
@@ -130,7 +130,7 @@ impl ServedFamily {
         let known = self.asked_for.filter(|one| self.servers.contains_key(one));
         self.asked_for = known.or_else(|| self.servers.keys().min().copied());
         self.asked_for.is_none_or(|frontend| {
-            let found = clients.ipvs.totals(&frontend.id());
+            let found = clients.ipvs.totals(&frontend);
             !found.is_err_and(|error| error.errno() == Some(Errno::ESRCH))
         })
     }
@@ -366,7 +366,7 @@ impl ServedFamily {
 }
 
 /// Names what is drained.
-fn drain((frontend, real): (&Frontend, SocketAddr)) -> Drain {
+fn drain((frontend, real): (&ServerId, SocketAddr)) -> Drain {
     Drain {
         address: frontend.to_string(),
         endpoint: Some(real),

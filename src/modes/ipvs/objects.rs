@@ -3,15 +3,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::plan::{Frontend, LINK, Member};
+use super::plan::{LINK, Member, ServerId};
 
 /// Returns the name of the virtual server at `frontend`.
-pub fn virtual_server(frontend: &Frontend) -> String {
+pub fn virtual_server(frontend: &ServerId) -> String {
     format!("virtual server {frontend}")
 }
 
 /// Returns the name of a real server of the virtual server at `frontend`.
-pub fn real_server(address: SocketAddr, frontend: &Frontend) -> String {
+pub fn real_server(address: SocketAddr, frontend: &ServerId) -> String {
     format!("real server {address} of virtual server {frontend}")
 }
 

@@ -14,7 +14,7 @@ use super::{
     clients::Clients,
     desired::Desired,
     own_servers::NamedFrontends,
-    plan::{self, Frontend, NodeContext, Options, Set},
+    plan::{self, NodeContext, Options, ServerId, Set},
 };
 use crate::{
     kernel::{
@@ -41,7 +41,7 @@ impl ServerDigest {
 }
 
 /// Virtual servers, each with how it spreads connections.
-pub type Servers = HashMap<Frontend, ServerDigest>;
+pub type Servers = HashMap<ServerId, ServerDigest>;
 
 /// What is listed for both families at once.
 #[derive(Debug)]
@@ -64,12 +64,12 @@ impl Listing {
         let mut has_trial = false;
         for listed in clients.ipvs.list()? {
             let id = &listed.id;
-            let frontend = Frontend::of(id);
+            let frontend = *id;
             if id.is_trial() && desired.needs().owner(&frontend).is_none() {
                 has_trial = true;
                 continue;
             }
-            let of_family = servers.get_mut(Family::of(&frontend.address));
+            let of_family = servers.get_mut(Family::of(&frontend.address.ip()));
             of_family.insert(frontend, ServerDigest::of(&listed));
         }
         let mut addresses = addresses::list(&mut clients.route)?;
@@ -105,18 +105,19 @@ impl Listing {
         // ours while the link has the address, or the set of service addresses names it:
         // a process that ends in between leaves virtual servers at addresses that the
         // link does not have.
-        let is_known = |frontend: &Frontend| {
+        let is_known = |frontend: &ServerId| {
             desired.needs().owner(frontend).is_some()
                 || applied.contains_key(frontend)
-                || addresses.contains(&frontend.address)
+                || addresses.contains(&frontend.address.ip())
         };
-        let at_node = |frontend: &Frontend| desired.node().addresses.contains(&frontend.address);
+        let at_node =
+            |frontend: &ServerId| desired.node().addresses.contains(&frontend.address.ip());
         let named = if servers.keys().any(|f| !is_known(f) && at_node(f)) {
             NamedFrontends::read(|set, family| clients.members(set, family))?
         } else {
             NamedFrontends::default()
         };
-        let others = |f: &&Frontend| !is_known(f) && !at_node(f);
+        let others = |f: &&ServerId| !is_known(f) && !at_node(f);
         let of_services: Vec<Element> = match servers.keys().find(others) {
             Some(_) => clients.members(Set::ServiceIps, family)?,
             None => Vec::new(),
@@ -127,7 +128,7 @@ impl Listing {
                 || if at_node(f) {
                     named.has(f)
                 } else {
-                    of_services.contains(&Element::Ip(f.address))
+                    of_services.contains(&Element::Ip(f.address.ip()))
                 }
         });
         Ok(Observed {
@@ -153,7 +154,7 @@ pub struct Observed {
 /// The real servers of each virtual server, as far as the kernel shows them at once:
 /// thresholds and wrapping, which Tripod never sets, are missing.
 #[derive(Debug, Default)]
-pub struct RealServers(HashMap<Frontend, RealsDigest>);
+pub struct RealServers(HashMap<ServerId, RealsDigest>);
 
 impl RealServers {
     /// Reads the real servers of all virtual servers, of which there are about
@@ -163,7 +164,7 @@ impl RealServers {
         let outcome = clients.ipvs.each(|id, reals| {
             let reals = reals.iter();
             let digest = RealsDigest::of(reals.map(|r| (r.address, r.weight, r.forwarding)));
-            all.insert(Frontend::of(&id), digest);
+            all.insert(id, digest);
         });
         if let Err(error) = outcome {
             tracing::debug!("real servers are listed one virtual server at a time: {error}");

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use hashbrown::HashSet;
 
-use super::plan::{Frontend, Member, Set};
+use super::plan::{Member, Set};
 use crate::{
     kernel::{ipset::Element, ipvs::ServerId},
     net::{Family, Protocol},
@@ -28,7 +28,7 @@ impl OwnServers {
     /// number alone says nothing.
     pub fn has(&self, id: &ServerId) -> bool {
         let ip = id.address.ip();
-        let frontend = Frontend::of(id);
+        let frontend = *id;
         self.services.contains(&ip) || self.node.contains(&ip) && self.named.has(&frontend)
     }
 }
@@ -38,7 +38,7 @@ impl OwnServers {
 #[derive(Debug, Default)]
 pub struct NamedFrontends {
     /// Node ports are at the unspecified address of their family.
-    frontends: HashSet<Frontend>,
+    frontends: HashSet<ServerId>,
 }
 
 /// The sets that name such frontends; bitmaps of ports with their protocol.
@@ -84,17 +84,15 @@ impl NamedFrontends {
     fn insert(&mut self, member: &Member, protocol: Protocol) {
         let any = member.family.unspecified();
         self.frontends.extend(match member.element {
-            Element::Port(port) => Some(Frontend::new((any, port), protocol)),
+            Element::Port(port) => Some(ServerId::new((any, port), protocol)),
             _ => member.frontend(),
         });
     }
 
     /// Returns true if a set names `frontend`.
-    pub fn has(&self, frontend: &Frontend) -> bool {
-        let node_port = Frontend {
-            address: Family::of(&frontend.address).unspecified(),
-            ..*frontend
-        };
+    pub fn has(&self, frontend: &ServerId) -> bool {
+        let any = Family::of(&frontend.address.ip()).unspecified();
+        let node_port = ServerId::new((any, frontend.address.port()), frontend.protocol);
         self.frontends.contains(&node_port) || self.frontends.contains(frontend)
     }
 }
@@ -139,8 +137,8 @@ mod tests {
             (Protocol::Tcp, "192.0.2.10:80", false),
         ] {
             let address: std::net::SocketAddr = address.parse().expect("an address");
-            let frontend = Frontend::new(address, protocol);
-            assert_eq!(own.has(&frontend.id()), ours, "{frontend}");
+            let frontend = ServerId::new(address, protocol);
+            assert_eq!(own.has(&frontend), ours, "{frontend}");
         }
     }
 }

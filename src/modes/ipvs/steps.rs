@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use hashbrown::HashSet;
 
-use super::plan::{Frontend, Member, Set};
+use super::plan::{Member, ServerId, Set};
 use crate::net::Family;
 
 /// What a step does with a member or an address.
@@ -35,17 +35,17 @@ pub struct Steps {
     /// Members of sets that are added and removed.
     pub members: MemberSteps,
     /// Virtual servers that are open, and follow their endpoints.
-    pub follow: HashSet<Frontend>,
+    pub follow: HashSet<ServerId>,
     /// Virtual servers that are to be opened.
-    pub open: HashSet<Frontend>,
+    pub open: HashSet<ServerId>,
     /// Addresses that the dummy link gets ...
     pub add_addresses: Vec<IpAddr>,
     /// ... and those that it loses.
     pub remove_addresses: Vec<IpAddr>,
     /// Virtual servers that are deleted.
-    pub close: Vec<Frontend>,
+    pub close: Vec<ServerId>,
     /// Frontends that no ServicePort needs, those to close among them.
-    pub gone: Vec<Frontend>,
+    pub gone: Vec<ServerId>,
 }
 
 impl Steps {

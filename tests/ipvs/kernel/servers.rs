@@ -175,14 +175,14 @@ fn each_change_of_a_batch_has_its_own_outcome() {
             (Change::Add(VirtualServer::new(web, "rr")), None),
             (
                 Change::Add(VirtualServer::new(web, "rr")),
-                Some("virtual server TCP 10.96.0.1:80"),
+                Some("virtual server 10.96.0.1:80/TCP"),
             ),
             (Change::Add(foo), Some("module ip_vs_foo")),
-            (Change::Add(long), Some("virtual server TCP 10.96.0.9:80")),
+            (Change::Add(long), Some("virtual server 10.96.0.9:80/TCP")),
             (Change::AddReal(web, real), None),
             (
                 Change::AddReal(web, real),
-                Some("real server 10.244.0.1:80 of virtual server TCP 10.96.0.1:80"),
+                Some("real server 10.244.0.1:80 of virtual server 10.96.0.1:80/TCP"),
             ),
             (
                 Change::AddReal(none, real),

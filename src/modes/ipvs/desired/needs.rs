@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 
 use crate::{
     modes::{
-        ipvs::plan::{FilledSets, Frontend, Member, ServicePlan, Set},
+        ipvs::plan::{FilledSets, Member, ServerId, ServicePlan, Set},
         references::References,
     },
     net::{Family, PerFamily},
@@ -23,7 +23,7 @@ use crate::{
 pub struct Needs {
     members: References<Member>,
     addresses: References<IpAddr>,
-    owners: HashMap<Frontend, ServicePortName>,
+    owners: HashMap<ServerId, ServicePortName>,
     /// How many members each set has.
     set_sizes: PerFamily<[u32; Set::ALL.len()]>,
 }
@@ -45,7 +45,7 @@ pub struct Dirty {
     /// Addresses of the dummy link that were added or removed.
     pub addresses: BTreeSet<IpAddr>,
     /// Virtual servers that were added, changed or removed.
-    pub frontends: BTreeSet<Frontend>,
+    pub frontends: BTreeSet<ServerId>,
 }
 
 impl Dirty {
@@ -126,7 +126,7 @@ impl Needs {
     }
 
     /// Returns the ServicePort whose virtual server is at `frontend`; `None`: none is there.
-    pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
+    pub fn owner(&self, frontend: &ServerId) -> Option<&ServicePortName> {
         self.owners.get(frontend)
     }
 
@@ -141,7 +141,7 @@ impl Needs {
     }
 
     /// Returns all frontends, in no particular order.
-    pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
+    pub fn frontends(&self) -> impl Iterator<Item = &ServerId> {
         self.owners.keys()
     }
 
@@ -181,7 +181,7 @@ mod tests {
         let ip = IpAddr::from([10, 0, 0, 1]);
         ServicePlan {
             servers: vec![VirtualServer {
-                frontend: Frontend::new((ip, port), Protocol::Tcp),
+                frontend: ServerId::new((ip, port), Protocol::Tcp),
                 scheduler: "rr".into(),
                 persistence: None,
                 reals: Box::default(),

@@ -56,8 +56,8 @@ impl Kernel {
     }
 }
 
-fn frontend(protocol: Protocol) -> Frontend {
-    Frontend::new(([10, 0, 0, 1], 80), protocol)
+fn frontend(protocol: Protocol) -> ServerId {
+    ServerId::new(([10, 0, 0, 1], 80), protocol)
 }
 
 /// One state of a virtual server: its scheduler, its endpoints with weights,
@@ -77,7 +77,7 @@ proptest! {
         let mut kernel = Kernel::default();
         let mut drains = Drains::default();
         let start = Instant::now();
-        let id = frontend(protocol).id();
+        let id = frontend(protocol);
         for (n, (scheduler, endpoints, connections)) in states.into_iter().enumerate() {
             let now = start + Duration::from_secs(n as u64);
             let at = |number: u8| SocketAddr::from(([10, 1, 0, number], 8080));
@@ -159,7 +159,7 @@ fn with(sets: &[Set]) -> ServicePlan {
     members.sort_unstable();
     ServicePlan {
         servers: vec![plan::VirtualServer {
-            frontend: Frontend::new(([203, 0, 113, 1], 80), Protocol::Tcp),
+            frontend: ServerId::new(([203, 0, 113, 1], 80), Protocol::Tcp),
             scheduler: "rr".into(),
             persistence: None,
             reals: Box::default(),
@@ -304,7 +304,7 @@ fn callers_are_let_in_when_an_open_virtual_server_left_its_old_endpoints() {
 #[test]
 fn a_new_virtual_server_of_a_served_service_is_local_from_the_start() {
     let mut old = with(&[]);
-    old.servers[0].frontend = Frontend::new(([10, 96, 0, 1], 80), Protocol::Tcp);
+    old.servers[0].frontend = ServerId::new(([10, 96, 0, 1], 80), Protocol::Tcp);
     let mut new = with(&[Set::LoadBalancer, Set::LoadBalancerLocal]);
     new.servers.extend(old.servers.iter().cloned());
     let [before, .., after] = steps_between(&old, &new);

@@ -28,7 +28,7 @@ use super::{
     diff,
     drain::Drains,
     observe::{RealServers, Servers},
-    plan::{FilledSets, Frontend, LINK, Member, Options, Set},
+    plan::{FilledSets, LINK, Member, Options, ServerId, Set},
     rules::FamilyRules,
     steps::{Action, MemberStep},
 };
@@ -53,7 +53,7 @@ pub struct Full {
     pub eligible: Vec<IpAddr>,
     /// Virtual servers that are known to have changed: others that differ were changed
     /// by another program. `None` where nothing was observed before.
-    pub known: Option<BTreeSet<Frontend>>,
+    pub known: Option<BTreeSet<ServerId>>,
 }
 
 /// One sync of one family.
@@ -106,9 +106,9 @@ pub struct Results {
     /// What is to be applied again.
     again: Dirty,
     /// Virtual servers that still send to real servers which should have been removed.
-    not_followed: BTreeSet<Frontend>,
+    not_followed: BTreeSet<ServerId>,
     /// Virtual servers whose source ranges could not be removed.
-    still_guarded: BTreeSet<Frontend>,
+    still_guarded: BTreeSet<ServerId>,
     /// An answer of the kernel shows that it holds something else than was known.
     is_surprised: bool,
     /// Whether virtual servers or addresses were changed.
@@ -181,15 +181,15 @@ impl Execution<'_> {
     /// source ranges let in are let in as long as the ranges could not be removed. For a virtual
     /// server that lacks a member, because the policy of its Service changed, the members by which
     /// it was served before stay: if it were in none of the sets, its callers would be refused.
-    fn members_to_change(&mut self, close: &[Frontend], steps: &[MemberStep]) -> Vec<MemberStep> {
+    fn members_to_change(&mut self, close: &[ServerId], steps: &[MemberStep]) -> Vec<MemberStep> {
         let left = close.iter().filter(|one| self.servers.contains_key(*one));
-        let left: Vec<Frontend> = left.copied().collect();
+        let left: Vec<ServerId> = left.copied().collect();
         let guarded = &self.results.still_guarded | &self.results.not_followed;
         let lacking = self.results.blocked.lacking().clone();
         self.without(steps, |member| {
-            let is_about = |one: &Frontend| member.is_about(one);
+            let is_about = |one: &ServerId| member.is_about(one);
             // A process that starts finds it again by the set of addresses.
-            let is_at = |one: &Frontend| member.element == Element::Ip(one.address);
+            let is_at = |one: &ServerId| member.element == Element::Ip(one.address.ip());
             left.iter().any(|one| is_about(one) || is_at(one))
                 || member.set.admits() && guarded.iter().any(is_about)
                 || !keeps_out(member.set) && lacking.iter().any(is_about)
@@ -355,7 +355,7 @@ impl Execution<'_> {
     fn add_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), netlink::Error> {
         // From all virtual servers, so it is computed only if something is blocked.
         let serving = LazyCell::new(|| -> HashSet<IpAddr> {
-            self.servers.keys().map(|f| f.address).collect()
+            self.servers.keys().map(|f| f.address.ip()).collect()
         });
         let rules = self.rules.in_force();
         let (blocked, coming): (Vec<IpAddr>, Vec<IpAddr>) = addresses.iter().partition(|ip| {

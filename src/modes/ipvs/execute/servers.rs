@@ -13,7 +13,7 @@ use crate::{
         diff::{Present, server_difference},
         objects,
         observe::ServerDigest,
-        plan::{FilledSets, Frontend, Member, ServicePlan, Set, VirtualServer},
+        plan::{FilledSets, Member, ServerId, ServicePlan, Set, VirtualServer},
     },
     services::{ServicePort, ServicePortName},
 };
@@ -26,9 +26,9 @@ impl Execution<'_> {
     /// wait, as new ones do, until the rules are in force.
     pub(super) fn follow(
         &mut self,
-        frontends: &HashSet<Frontend>,
+        frontends: &HashSet<ServerId>,
         dirty: &Dirty,
-    ) -> Result<HashSet<Frontend>, netlink::Error> {
+    ) -> Result<HashSet<ServerId>, netlink::Error> {
         let mut closed = HashSet::new();
         let mut changes = Vec::new();
         for port in self.owners(frontends) {
@@ -73,12 +73,12 @@ impl Execution<'_> {
         if full.is_some_and(|full| full.real_servers.has_those_of(server)) {
             return Ok(server.reals.is_empty());
         }
-        let reals = self.clients.ipvs.list_real(&server.frontend.id())?;
+        let reals = self.clients.ipvs.list_real(&server.frontend)?;
         Ok(reals.iter().all(|real| real.server.weight == 0))
     }
 
     /// Opens virtual servers, except those that are blocked.
-    pub(super) fn open(&mut self, frontends: &HashSet<Frontend>) -> Result<(), netlink::Error> {
+    pub(super) fn open(&mut self, frontends: &HashSet<ServerId>) -> Result<(), netlink::Error> {
         let rules = self.rules.in_force();
         let masquerade_all = self.desired.node().masquerade_all;
         let mut changes = Vec::new();
@@ -161,15 +161,15 @@ impl Execution<'_> {
     }
 
     /// Deletes virtual servers with their real servers.
-    pub(super) fn close(&mut self, frontends: &[Frontend]) -> Result<(), netlink::Error> {
+    pub(super) fn close(&mut self, frontends: &[ServerId]) -> Result<(), netlink::Error> {
         self.progress.send(frontends.len());
-        let ids = frontends.iter().map(Frontend::id);
+        let ids = frontends.iter().copied();
         self.change_servers(ids.map(Change::Delete).collect())
     }
 
     /// Returns the ServicePorts of these virtual servers; on a full sync, which
     /// concerns nearly all, those of the family.
-    fn owners(&self, frontends: &HashSet<Frontend>) -> Vec<Arc<ServicePort>> {
+    fn owners(&self, frontends: &HashSet<ServerId>) -> Vec<Arc<ServicePort>> {
         if frontends.is_empty() {
             return Vec::new();
         }
@@ -190,7 +190,7 @@ impl Execution<'_> {
 
     /// Returns the plan of `port`, with those of its virtual servers that are its own
     /// and among `frontends`.
-    fn plan_of(&self, port: &ServicePort, frontends: &HashSet<Frontend>) -> ServicePlan {
+    fn plan_of(&self, port: &ServicePort, frontends: &HashSet<ServerId>) -> ServicePlan {
         let mut plan = self.desired.plan(port);
         let needs = self.desired.needs();
         plan.servers.retain(|server| {
@@ -219,7 +219,7 @@ impl Execution<'_> {
             return Ok(());
         }
         let reals = match is_same {
-            Some(_) => self.clients.ipvs.list_real(&frontend.id())?,
+            Some(_) => self.clients.ipvs.list_real(&frontend)?,
             None => Vec::new(),
         };
         let present = is_same.map(|is_same| Present {
@@ -265,7 +265,7 @@ impl Execution<'_> {
                 let mut gone = going.iter().filter_map(|change| real_of(change, &frontend));
                 gone.any(|gone| gone == real)
             };
-            let reals = self.clients.ipvs.list_real(&frontend.id())?;
+            let reals = self.clients.ipvs.list_real(&frontend)?;
             let mut used = reals.iter().filter(|real| real.server.weight > 0);
             if used.all(|real| goes(real.server.address)) {
                 stay.insert(frontend);
@@ -281,7 +281,7 @@ impl Execution<'_> {
 
     /// Makes `changes`. Returns the virtual servers for which a change of a real server was
     /// refused.
-    fn apply(&mut self, changes: &[Change]) -> Result<BTreeSet<Frontend>, netlink::Error> {
+    fn apply(&mut self, changes: &[Change]) -> Result<BTreeSet<ServerId>, netlink::Error> {
         let mut of_reals = BTreeSet::new();
         if changes.is_empty() {
             return Ok(of_reals);
@@ -289,7 +289,7 @@ impl Execution<'_> {
         self.results.made = Made::Changes;
         let outcomes = self.clients.ipvs.apply(changes)?;
         // What is asked for a virtual server that was refused is refused too.
-        let mut refused: Option<Frontend> = None;
+        let mut refused: Option<ServerId> = None;
         for (change, outcome) in changes.iter().zip(outcomes) {
             let frontend = frontend_of(change);
             let Err(error) = outcome else {
@@ -330,7 +330,7 @@ fn takes_new_connections_away(change: &Change) -> bool {
 }
 
 /// Returns the real server of `frontend` that `change` is about.
-fn real_of(change: &Change, frontend: &Frontend) -> Option<SocketAddr> {
+fn real_of(change: &Change, frontend: &ServerId) -> Option<SocketAddr> {
     let real = match change {
         Change::AddReal(_, real) | Change::EditReal(_, real) => real.address,
         Change::DeleteReal(_, real) => *real,
@@ -339,12 +339,12 @@ fn real_of(change: &Change, frontend: &Frontend) -> Option<SocketAddr> {
     (frontend_of(change) == *frontend).then_some(real)
 }
 
-fn frontend_of(change: &Change) -> Frontend {
+fn frontend_of(change: &Change) -> ServerId {
     match change {
-        Change::Add(server) | Change::Edit(server) => Frontend::of(&server.id),
+        Change::Add(server) | Change::Edit(server) => server.id,
         Change::Delete(id)
         | Change::AddReal(id, _)
         | Change::EditReal(id, _)
-        | Change::DeleteReal(id, _) => Frontend::of(id),
+        | Change::DeleteReal(id, _) => *id,
     }
 }

@@ -20,17 +20,17 @@ pub use self::{
     node_context::NodeContext,
     options::{LINK, Options, ROUND_ROBIN, is_excluded},
     rules::{FilledSets, OWN_CHAINS, interest, rules},
-    servers::{Frontend, VirtualServer},
+    servers::VirtualServer,
     sets::{Member, Set},
 };
 use self::{servers::SchedulingParameters, sets::storable};
-pub use crate::modes::detect_local::DetectLocal;
 use crate::{
     kernel::ipset::Element,
     modes::Reason,
     net::{Family, Protocol},
     services::{Endpoint, Forwarding, Preferences, ServicePort, TrafficPolicy},
 };
+pub use crate::{kernel::ipvs::ServerId, modes::detect_local::DetectLocal};
 
 /// What one ServicePort needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct ServicePlan {
 
 impl ServicePlan {
     /// Returns true if it has a virtual server at `frontend`.
-    pub fn serves(&self, frontend: &Frontend) -> bool {
+    pub fn serves(&self, frontend: &ServerId) -> bool {
         let mut servers = self.servers.iter();
         servers.any(|server| server.frontend == *frontend)
     }
@@ -236,7 +236,7 @@ impl Builder<'_> {
     /// Adds a virtual server that sends to `endpoints` at an address and port, unless
     /// there is one already.
     fn serve(&mut self, address: IpAddr, port: u16, endpoints: &[&Endpoint]) {
-        let frontend = Frontend::new((address, port), self.protocol());
+        let frontend = ServerId::new((address, port), self.protocol());
         if self.plan.serves(&frontend) {
             return;
         }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use super::{Frontend, Member, Options};
+use super::{Member, Options, ServerId};
 use crate::{
     kernel::ipset::Element,
     modes::detect_local::DetectLocal,
@@ -69,7 +69,7 @@ impl NodeContext {
 
     /// Returns the frontends that `member` is about: for a node port, one at each
     /// address that serves node ports.
-    pub fn frontends(&self, member: &Member) -> Vec<Frontend> {
+    pub fn frontends(&self, member: &Member) -> Vec<ServerId> {
         let protocol = member.set.protocol_of_ports();
         let (Element::Port(port), Some(protocol)) = (&member.element, protocol) else {
             return member.frontend().into_iter().collect();
@@ -77,7 +77,7 @@ impl NodeContext {
         let of_family = |ip: &&IpAddr| Family::of(ip) == member.family;
         let served = self.node_ports.iter().filter(of_family);
         served
-            .map(|ip| Frontend::new((*ip, *port), protocol))
+            .map(|ip| ServerId::new((*ip, *port), protocol))
             .collect()
     }
 }

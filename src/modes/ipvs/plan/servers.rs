@@ -1,68 +1,19 @@
 //! Virtual servers and their real servers.
 
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use super::{NodeContext, ROUND_ROBIN};
 use crate::{
     kernel::ipvs::{self, FALL_BACK, Forwarding as Way, HASH_PORTS, RealServer, ServerId},
     modes::Reason,
-    net::Protocol,
     services::{Endpoint, Forwarding, Preferences, ServicePort, SessionAffinity, TrafficPolicy},
 };
-
-/// The address, port and protocol that a virtual server answers at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Frontend {
-    /// A Service's address, or one of this node for a node port.
-    pub address: IpAddr,
-    /// The port that clients call.
-    pub port: u16,
-    /// The transport protocol of the Service's port.
-    pub protocol: Protocol,
-}
-
-impl Frontend {
-    /// Returns the frontend at that address and port.
-    pub fn new(address: impl Into<SocketAddr>, protocol: Protocol) -> Frontend {
-        let address = address.into();
-        Frontend {
-            address: address.ip(),
-            port: address.port(),
-            protocol,
-        }
-    }
-
-    /// Returns what names the virtual server to the kernel.
-    pub fn id(&self) -> ServerId {
-        ServerId {
-            protocol: self.protocol,
-            address: (self.address, self.port).into(),
-        }
-    }
-
-    /// Returns the frontend of the virtual server of that name.
-    pub fn of(id: &ServerId) -> Frontend {
-        Frontend::new(id.address, id.protocol)
-    }
-}
-
-impl fmt::Display for Frontend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let address = SocketAddr::new(self.address, self.port);
-        write!(f, "{address}/{}", self.protocol)
-    }
-}
 
 /// A virtual server with its real servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
     /// What distinguishes it from other virtual servers.
-    pub frontend: Frontend,
+    pub frontend: ServerId,
     /// How the kernel spreads connections.
     pub scheduler: Arc<str>,
     /// Time for which connections of one client address stay on one endpoint, in seconds; `None`:
@@ -100,7 +51,7 @@ impl VirtualServer {
 
     /// Returns the virtual server as the kernel takes it, without its real servers.
     pub fn to_kernel(&self) -> ipvs::VirtualServer {
-        let mut server = ipvs::VirtualServer::new(self.frontend.id(), self.scheduler.to_string());
+        let mut server = ipvs::VirtualServer::new(self.frontend, self.scheduler.to_string());
         server.persistence = self.persistence.map(|s| Duration::from_secs(s.into()));
         if self.hashes_ports() {
             server.flags |= HASH_PORTS;
@@ -154,7 +105,7 @@ impl<'a> SchedulingParameters<'a> {
     /// other nodes are reached by the method `direct`, if there is one.
     pub(super) fn server(
         &self,
-        frontend: Frontend,
+        frontend: ServerId,
         endpoints: &[&Endpoint],
         direct: Option<Way>,
     ) -> VirtualServer {
@@ -181,7 +132,7 @@ impl<'a> SchedulingParameters<'a> {
     /// rewritten there.
     pub(super) fn direct(
         &self,
-        frontend: &Frontend,
+        frontend: &ServerId,
         endpoints: &[&Endpoint],
     ) -> Result<Option<Way>, String> {
         let (asked, way) = match self.port.preferences().forwarding {
@@ -191,7 +142,7 @@ impl<'a> SchedulingParameters<'a> {
         };
         let other = endpoints
             .iter()
-            .find(|endpoint| !endpoint.local && endpoint.address.port() != frontend.port);
+            .find(|endpoint| !endpoint.local && endpoint.address.port() != frontend.address.port());
         match other {
             Some(endpoint) => Err(format!(
                 "{asked} leaves ports as they are, but {frontend} leads to endpoint {}; nat is \

@@ -3,7 +3,7 @@
 
 use ipnet::IpNet;
 
-use super::Frontend;
+use super::ServerId;
 use crate::{
     enum_set::Variants,
     kernel::ipset::{self, Element, Kind, LONGEST_NAME},
@@ -271,10 +271,11 @@ impl Set {
 impl Member {
     /// Returns true if it says something about calls to `frontend`. A node port is one at
     /// any address.
-    pub fn is_about(&self, frontend: &Frontend) -> bool {
+    pub fn is_about(&self, frontend: &ServerId) -> bool {
         match self.element {
             Element::Port(port) => {
-                frontend.port == port && self.set.protocol_of_ports() == Some(frontend.protocol)
+                frontend.address.port() == port
+                    && self.set.protocol_of_ports() == Some(frontend.protocol)
             }
             _ => self.frontend() == Some(*frontend),
         }
@@ -282,7 +283,7 @@ impl Member {
 
     /// Returns the frontend that it names; `None` where it names none, or one of a
     /// protocol that no Service can have.
-    pub fn frontend(&self) -> Option<Frontend> {
+    pub fn frontend(&self) -> Option<ServerId> {
         match self.element {
             Element::IpPort { ip, protocol, port }
             | Element::IpPortIp {
@@ -292,7 +293,7 @@ impl Member {
                 ip, protocol, port, ..
             } => {
                 let protocol = Protocol::from_number(protocol)?;
-                Some(Frontend::new((ip, port), protocol))
+                Some(ServerId::new((ip, port), protocol))
             }
             Element::Ip(_) | Element::Net(_) | Element::Port(_) => None,
         }
