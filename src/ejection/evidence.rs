@@ -18,7 +18,11 @@
 //! connection counts only if none that began after it was answered: otherwise it is the
 //! client that is kept from the endpoint.
 
-use std::{collections::VecDeque, net::SocketAddr, time::Duration};
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use hashbrown::HashMap;
 use tokio::time::Instant;
@@ -32,8 +36,11 @@ const FIRST_LOOK: Duration = Duration::from_millis(250);
 /// From the first lookup to the second: longer than a client waits until it sends its SYN again.
 const SECOND_LOOK: Duration = Duration::from_millis(1050);
 
-/// Maximum number of connections that are looked up at a time: of one endpoint, and of all.
+/// Maximum number of connections that wait for each of their lookups at a time: of one endpoint, of
+/// one client to it, and of all. Those that wait for the second lookup do not count with those
+/// that begin: they are not answered, which says nothing if later ones are.
 const OF_ENDPOINT: usize = 8;
+const OF_CLIENT: usize = 4;
 const OF_ALL: usize = 512;
 
 /// Number of signs of failure that eject an endpoint.
@@ -57,8 +64,10 @@ pub struct Evidence {
 /// What is known of one endpoint.
 #[derive(Debug, Default)]
 struct Known {
-    /// Number of its connections that are to be looked up.
-    asked: usize,
+    /// The clients of its connections that are to be looked up for the first time.
+    first: Vec<IpAddr>,
+    /// Number of its connections that are to be looked up for the second time.
+    second: usize,
     /// Number of signs of failure since it answered.
     failures: u32,
     /// When the last connection began that it answered; `None`: none.
@@ -70,6 +79,8 @@ struct Known {
 struct Ejection {
     until: Instant,
     length: Duration,
+    /// When the connection began that it failed last.
+    failed: Instant,
     /// Whether its time is over, and the endpoint gets connections again.
     is_over: bool,
 }
@@ -111,10 +122,15 @@ impl Evidence {
     /// Records that a connection to a watched endpoint began.
     pub fn began(&mut self, flow: Flow, now: Instant) {
         let known = self.endpoints.entry(flow.reply.source).or_default();
-        if known.asked >= OF_ENDPOINT || self.first.len() + self.second.len() >= OF_ALL {
+        let client = flow.original.source.ip();
+        let of_client = known.first.iter().filter(|one| **one == client).count();
+        if known.first.len() >= OF_ENDPOINT
+            || of_client >= OF_CLIENT
+            || self.first.len() + self.second.len() >= OF_ALL
+        {
             return;
         }
-        known.asked += 1;
+        known.first.push(client);
         self.first.push_back(Asked {
             flow,
             began: now,
@@ -160,7 +176,8 @@ impl Evidence {
         }
         self.endpoints.retain(|_, known| {
             let ejection = known.ejection.as_ref();
-            known.asked > 0
+            !known.first.is_empty()
+                || known.second > 0
                 || known.failures > 0
                 || ejection.is_some_and(|ejection| now < ejection.until + LONGEST)
         });
@@ -178,13 +195,15 @@ impl Evidence {
         let endpoint = asked.endpoint();
         // The endpoint may not be watched any more.
         let known = self.endpoints.get_mut(&endpoint)?;
+        known.looked_up(&asked);
         let signs = match found {
             Some(found) if found.state.is_answered() => {
-                known.asked = known.asked.saturating_sub(1);
                 known.answers(asked.began);
                 return None;
             }
+            Some(_) if asked.is_first && known.second >= OF_ENDPOINT => return None,
             Some(found) if asked.is_first => {
+                known.second += 1;
                 asked.expired_in = found.expires_in;
                 asked.is_first = false;
                 asked.due = now + SECOND_LOOK;
@@ -200,7 +219,6 @@ impl Evidence {
             None if asked.refused => 1,
             None => 0,
         };
-        known.asked = known.asked.saturating_sub(1);
         if signs == 0 {
             return None;
         }
@@ -211,7 +229,7 @@ impl Evidence {
     /// Records that it could not be found out what became of a connection.
     pub fn dropped(&mut self, asked: &Asked) {
         if let Some(known) = self.endpoints.get_mut(&asked.endpoint()) {
-            known.asked = known.asked.saturating_sub(1);
+            known.looked_up(asked);
         }
     }
 
@@ -234,11 +252,25 @@ impl Evidence {
 }
 
 impl Known {
+    /// Records that a connection does not wait for its lookup any more.
+    fn looked_up(&mut self, asked: &Asked) {
+        if !asked.is_first {
+            self.second = self.second.saturating_sub(1);
+            return;
+        }
+        let client = asked.flow.original.source.ip();
+        if let Some(at) = self.first.iter().position(|one| *one == client) {
+            self.first.swap_remove(at);
+        }
+    }
+
     /// Records that it answered a connection that began at `began`.
     fn answers(&mut self, began: Instant) {
         self.answered = self.answered.max(Some(began));
         self.failures = 0;
-        if self.ejection.is_some_and(|ejection| ejection.is_over) {
+        // It may get connections although it is ejected, if no other endpoint is left.
+        let is_answer_after = |ejection: Ejection| ejection.is_over || began > ejection.failed;
+        if self.ejection.is_some_and(is_answer_after) {
             self.ejection = None;
         }
     }
@@ -263,6 +295,7 @@ impl Known {
         self.ejection = Some(Ejection {
             until: now + length,
             length,
+            failed: began,
             is_over: false,
         });
         Some(length)

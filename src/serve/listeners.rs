@@ -34,7 +34,9 @@ const SETTLES: Duration = Duration::from_secs(2);
 struct Turn {
     /// Whether what this process is to serve is in force.
     serves: bool,
-    /// Whether the process that gave sockets to this one has ended.
+    /// Number of processes that may give sockets to this one and have not ended.
+    predecessors: usize,
+    /// Whether there were such processes, and all have ended.
     left_alone: bool,
     /// Addresses at which other processes accept, each with the number of these processes.
     taken: BTreeMap<SocketAddr, usize>,
@@ -148,11 +150,22 @@ impl Listeners {
         self.0.changed.send_modify(|count| *count += 1);
     }
 
-    /// Accepts on the sockets that this process was given, because the other one has ended; once
-    /// this one serves, closes those that it does not use.
-    pub async fn left_alone(&self) {
-        self.0.turn.send_modify(|turn| turn.left_alone = true);
+    /// Records that as many processes may give sockets to this one.
+    pub fn has_predecessors(&self, count: usize) {
+        self.0.turn.send_modify(|turn| turn.predecessors += count);
+    }
+
+    /// Records that one of them has ended, or gives none. If it is the last, this process accepts
+    /// on the sockets that it was given, and closes those that it does not use, once it serves.
+    pub async fn predecessor_ended(&self) {
+        self.0.turn.send_modify(|turn| {
+            turn.predecessors = turn.predecessors.saturating_sub(1);
+            turn.left_alone = turn.predecessors == 0;
+        });
         let mut turn = self.0.turn.subscribe();
+        if !turn.borrow_and_update().left_alone {
+            return;
+        }
         let _ = turn.wait_for(|turn| turn.serves).await;
         tokio::time::sleep(SETTLES).await;
         self.0.sockets.lock().given.clear();
@@ -339,11 +352,14 @@ mod tests {
         let [used, unused] = [old.listen(any()).unwrap(), old.listen(any()).unwrap()];
         let addresses = [used.address, unused.address];
         let new = given(&old);
+        new.has_predecessors(2);
         let news = new.listen(addresses[0]).unwrap();
         drop((used, unused, old));
+        new.predecessor_ended().await;
+        assert!(!accepts(&news).await, "the other one answers");
         let alone = tokio::spawn({
             let new = new.clone();
-            async move { new.left_alone().await }
+            async move { new.predecessor_ended().await }
         });
         let _call = Client::connect(addresses[0]).unwrap();
         assert!(news.next().await.is_ok(), "probes are answered");

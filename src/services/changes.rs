@@ -209,7 +209,7 @@ impl StaleUdp {
             }
         }
         let reaches = |port: Option<&Arc<ServicePort>>| {
-            port.is_some_and(|port| !port.endpoints.all_reachable.is_empty())
+            port.is_some_and(|port| port.endpoints.any_taken_here())
         };
         if let Some(new) = new {
             // A client that called a node port or address before it was served here was refused

@@ -74,14 +74,23 @@ impl Endpoints {
         self.has_any && all.any(|endpoint| endpoint.weight > 0 && takes(endpoint))
     }
 
+    /// Returns whether some endpoint takes new connections from here.
+    pub fn any_taken_here(&self) -> bool {
+        self.weights().next().is_some()
+    }
+
+    /// Returns the weights of the endpoints that take new connections from here.
+    fn weights(&self) -> impl Iterator<Item = u16> {
+        let reachable = self.all_reachable.iter();
+        let reachable = reachable.filter_map(|&at| self.all.get(at as usize));
+        let weights = reachable.map(|endpoint| endpoint.weight);
+        weights.filter(|weight| *weight > 0)
+    }
+
     /// Returns whether endpoints that take new connections have different
     /// weights.
     pub fn weigh_differently(&self) -> bool {
-        let reachable = self.all_reachable.iter();
-        let mut weights = reachable
-            .filter_map(|&at| self.all.get(at as usize))
-            .map(|endpoint| endpoint.weight)
-            .filter(|weight| *weight > 0);
+        let mut weights = self.weights();
         weights
             .next()
             .is_some_and(|first| weights.any(|weight| weight != first))

@@ -29,6 +29,9 @@ pub struct Tracker {
     slices: ByName<Arc<EndpointSlice>>,
     /// Weights of the nodes that have one.
     weights: NodeWeights,
+    /// Endpoints to which connections are not answered, also of Services that are not there: one
+    /// may go and come back before what looks at connections notices.
+    ejected: HashMap<ServiceName, BTreeSet<SocketAddr>>,
     service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
     ownership: AddressOwnership,
     map: ServiceMap,
@@ -45,8 +48,6 @@ struct Entry {
     ports: Box<[Arc<ServicePort>]>,
     /// Oddities that were logged once.
     oddities: Vec<Oddity>,
-    /// Endpoints to which connections are not answered.
-    ejected: BTreeSet<SocketAddr>,
 }
 
 impl Tracker {
@@ -61,6 +62,7 @@ impl Tracker {
             services: HashMap::new(),
             slices: ByName::default(),
             weights: NodeWeights::new(),
+            ejected: HashMap::new(),
             service_cidrs: BTreeMap::new(),
             ownership: AddressOwnership::default(),
             map: ServiceMap::default(),
@@ -244,11 +246,14 @@ impl Tracker {
     }
 
     fn set_ejected(&mut self, ejected: Ejected, dirty: &mut HashSet<ServiceName>) {
-        if let Some(entry) = self.services.get_mut(&ejected.service)
-            && entry.ejected != ejected.endpoints
-        {
-            entry.ejected = ejected.endpoints;
-            dirty.insert(ejected.service);
+        let Ejected { service, endpoints } = ejected;
+        let before = if endpoints.is_empty() {
+            self.ejected.remove(&service)
+        } else {
+            self.ejected.insert(service.clone(), endpoints.clone())
+        };
+        if before.unwrap_or_default() != endpoints {
+            dirty.insert(service);
         }
     }
 
@@ -273,7 +278,8 @@ impl Tracker {
         let made = entry.service.as_ref().map_or_else(Vec::new, |service| {
             let slices = entry.slices.iter().map(|slice| &**slice);
             let (this, weights) = (&self.this, &self.weights);
-            let ejected = &entry.ejected;
+            let none = BTreeSet::new();
+            let ejected = self.ejected.get(name).unwrap_or(&none);
             service_ports(service, slices, this, weights, &self.ownership, ejected)
         });
 

@@ -16,9 +16,11 @@ enum Outcome {
     Silent,
     /// No packet came back, and the client sent its SYN again after a second.
     SilentTwice,
+    /// As that, to a client of its own, which is kept from the endpoint.
+    KeptFrom,
 }
 
-use Outcome::{Answered, Deleted, Refused, Silent, SilentTwice};
+use Outcome::{Answered, Deleted, KeptFrom, Refused, Silent, SilentTwice};
 
 /// Connections, each with the millisecond at which it begins.
 struct Play {
@@ -48,7 +50,11 @@ impl Play {
         let from = self.flows.last().map_or(0, |(_, at)| *at);
         for now in from..=until {
             while let Some((at, outcome)) = connections.next_if(|(at, _)| *at <= now) {
-                let source = SocketAddr::from(([10, 0, 0, 1], 10_000 + self.flows.len() as u16));
+                let host = match outcome {
+                    KeptFrom => 2,
+                    _ => 1,
+                };
+                let source = SocketAddr::from(([10, 0, 0, host], 10_000 + self.flows.len() as u16));
                 self.flows.push((*outcome, *at));
                 let endpoint = ENDPOINT.parse().unwrap();
                 let original = Tuple {
@@ -90,7 +96,7 @@ impl Play {
 
 /// Returns what the kernel reports `after` milliseconds from the beginning of the connection.
 fn snapshot(outcome: Outcome, after: u64) -> Option<Snapshot> {
-    let silent_for = if outcome == SilentTwice && after >= 1000 {
+    let silent_for = if matches!(outcome, SilentTwice | KeptFrom) && after >= 1000 {
         after - 1000
     } else {
         after
@@ -98,7 +104,7 @@ fn snapshot(outcome: Outcome, after: u64) -> Option<Snapshot> {
     let state = match outcome {
         Refused | Deleted => return None,
         Answered => State::answered(),
-        Silent | SilentTwice => State::default(),
+        Silent | SilentTwice | KeptFrom => State::default(),
     };
     // nf_conntrack_tcp_timeout_syn_sent is 120 s.
     let expires_in = u32::try_from((120_000 - silent_for) / 1000).ok();
@@ -157,12 +163,19 @@ fn an_endpoint_is_tried_again_after_a_while_and_ejected_for_longer_if_it_fails_s
 #[test]
 fn few_connections_are_looked_up_however_many_begin() {
     let mut play = Play::new();
-    let many: Vec<_> = (0..1000).map(|at| (at / 10, Silent)).collect();
+    // In turn of two clients.
+    let of = |at| if at % 2 == 0 { Silent } else { KeptFrom };
+    let many: Vec<_> = (0..1000).map(|at| (at / 10, of(at))).collect();
     play.run(&many, 100);
     assert_eq!(play.evidence.first.len(), OF_ENDPOINT);
     let verdicts = play.run(&[], 5000);
     assert_eq!(verdicts.len(), 1);
     assert_eq!(play.evidence.due(), Some(play.at(verdicts[0].0 + 10_000)));
+
+    let one_client: Vec<_> = (0..1000).map(|at| (at / 10, Silent)).collect();
+    let mut play = Play::new();
+    play.run(&one_client, 100);
+    assert_eq!(play.evidence.first.len(), OF_CLIENT);
 }
 
 #[test]
@@ -174,4 +187,38 @@ fn nothing_is_kept_of_endpoints_that_are_not_watched() {
     assert!(!play.is_ejected() && play.evidence.due().is_none());
     let last = play.evidence.endpoints.len() + play.evidence.second.len();
     assert_eq!(last, 0);
+}
+
+#[test]
+fn a_client_that_is_kept_from_an_endpoint_does_not_hide_answers_to_others() {
+    let burst = (0..40).map(|_| (0, KeptFrom));
+    for answered in [1, 300] {
+        let connections: Vec<_> = burst.clone().chain([(answered, Answered)]).collect();
+        let mut play = Play::new();
+        assert_eq!(
+            play.run(&connections, 4000),
+            [],
+            "answered at {answered} ms"
+        );
+    }
+    // Connections that are not answered keep coming.
+    let many = (0..300).map(|at| (at * 10, KeptFrom));
+    let mut connections: Vec<_> = many.chain([(500, Answered), (1200, Answered)]).collect();
+    connections.extend((0..4).map(|n| (1800 + 600 * n, Answered)));
+    connections.sort_by_key(|(at, _)| *at);
+    let mut play = Play::new();
+    assert_eq!(play.run(&connections, 3000), []);
+}
+
+#[test]
+fn an_answer_ends_an_ejection_unless_the_connection_is_older_than_what_failed() {
+    // It gets connections while it is ejected, as no other endpoint is left.
+    let mut play = Play::new();
+    assert_eq!(play.run(&[(0, SilentTwice)], 1500).len(), 1);
+    assert!(play.is_ejected());
+    assert_eq!(play.run(&[(2000, Answered)], 2300), []);
+    assert!(!play.is_ejected());
+    // And it begins anew with the shortest ejection.
+    assert_eq!(play.run(&[(3000, SilentTwice)], 4500), [(4300, 10)]);
+    assert!(play.is_ejected());
 }

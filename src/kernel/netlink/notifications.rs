@@ -10,7 +10,13 @@ use super::{Error, Message, Protocol, Socket};
 #[derive(Debug)]
 pub struct Notifications {
     socket: AsyncFd<Socket>,
+    /// Whether the last time not all that had come was read.
+    more: bool,
 }
+
+/// Maximum number of datagrams that are read before other tasks have their turn: if many come all
+/// the time, reading would never end.
+const MOST: usize = 1000;
 
 impl Notifications {
     /// Subscribes to `groups` (numbers as in `NFNLGRP_*`); `object` is what they are
@@ -44,7 +50,10 @@ impl Notifications {
         // it when dropped, which `AsyncFd` does after it has deregistered.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }
             .map_err(|error| failed(error.into()))?;
-        Ok(Notifications { socket })
+        Ok(Notifications {
+            socket,
+            more: false,
+        })
     }
 
     /// Waits until some may have arrived; they must be drained then. Safe to drop while
@@ -53,17 +62,23 @@ impl Notifications {
     /// # Errors
     /// When the runtime ends.
     pub async fn arrived(&self) -> io::Result<()> {
+        if self.more {
+            tokio::task::yield_now().await;
+            return Ok(());
+        }
         // What arrives from here on wakes it again: all that is there is read afterwards.
         self.socket.readable().await?.clear_ready();
         Ok(())
     }
 
-    /// Calls `each` with each notification that waits. Returns true if some were lost
-    /// because they came faster than they were read.
+    /// Calls `each` with each notification that waits, or with some of them if there are many.
+    /// Returns true if some were lost because they came faster than they were read.
     ///
     /// # Errors
     /// When the socket fails.
     pub(in crate::kernel) fn drain(&mut self, each: impl FnMut(Message<'_>)) -> io::Result<bool> {
-        self.socket.get_mut().drain(each)
+        let drained = self.socket.get_mut().drain_some(MOST, each)?;
+        self.more = drained.more;
+        Ok(drained.lost)
     }
 }

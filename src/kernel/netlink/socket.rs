@@ -26,6 +26,15 @@ const BATCH: usize = 64;
 /// How often a dump is begun anew when what it lists changed meanwhile.
 const ATTEMPTS: u32 = 10;
 
+/// What reading notifications came to.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernel) struct Drained {
+    /// Whether some were lost because they came faster than they were read.
+    pub(in crate::kernel) lost: bool,
+    /// Whether there may be more.
+    pub(in crate::kernel) more: bool,
+}
+
 /// A blocking netlink socket.
 pub struct Socket {
     pub(super) inner: Peer,
@@ -306,23 +315,33 @@ impl Socket {
     /// Reads the notifications that wait and calls `each` with each, without
     /// waiting for more (the socket must be non-blocking). Returns true if some
     /// were lost because they came faster than they were read.
-    pub(in crate::kernel) fn drain(
+    pub(in crate::kernel) fn drain(&mut self, each: impl FnMut(Message<'_>)) -> io::Result<bool> {
+        self.drain_some(usize::MAX, each)
+            .map(|drained| drained.lost)
+    }
+
+    /// As [`drain`](Self::drain), but reads at most that number of datagrams.
+    pub(in crate::kernel) fn drain_some(
         &mut self,
+        most: usize,
         mut each: impl FnMut(Message<'_>),
-    ) -> io::Result<bool> {
+    ) -> io::Result<Drained> {
         let mut lost = false;
-        loop {
+        for _ in 0..most {
             match self.inner.receive(&mut self.buffer, Waits::Never) {
                 Ok(length) => match self.buffer.get(..length) {
                     Some(datagram) => Messages::new(datagram).flatten().for_each(&mut each),
                     None => lost = true,
                 },
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(lost),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Drained { lost, more: false });
+                }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(e) => return Err(e),
             }
         }
+        Ok(Drained { lost, more: true })
     }
 }
 

@@ -48,14 +48,19 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Has `listeners` receive the sockets of the process that serves now, if there is one. Returns
 /// when they are there.
 pub(in crate::start) async fn inherit(listeners: &Listeners) {
-    for channel in channels(SOCKET) {
+    let channels: Vec<_> = channels(SOCKET).collect();
+    listeners.has_predecessors(channels.len());
+    for channel in channels {
         match timeout(ANSWER, receive_all(&channel, listeners)).await {
             Ok(Ok(())) => {
                 tokio::spawn(take_over(channel, listeners.clone()));
+                continue;
             }
             Ok(Err(error)) => tracing::warn!("{REFUSED}: {error}"),
             Err(_) => tracing::warn!("{REFUSED} within {ANSWER:?}"),
         }
+        let listeners = listeners.clone();
+        tokio::spawn(async move { listeners.predecessor_ended().await });
     }
 }
 
@@ -97,7 +102,7 @@ async fn take_over(channel: Channel, listeners: Listeners) {
             _ = changes.changed() => {}
         }
     }
-    listeners.left_alone().await;
+    listeners.predecessor_ended().await;
 }
 
 fn record(address: SocketAddr) -> Vec<u8> {

@@ -77,7 +77,8 @@ impl Affinity {
             .collect()
     }
 
-    /// Pins clients as [`Affinity::pins`] of another process says.
+    /// Pins clients as [`Affinity::pins`] of other processes say; of several pins of a client, the
+    /// one that was used last counts.
     pub fn inherit(&self, pins: impl Iterator<Item = (IpAddr, SocketAddr, Duration)>) {
         let now = Instant::now();
         let mut table = self.table.lock();
@@ -91,8 +92,9 @@ impl Affinity {
                 endpoint,
                 last_used,
             };
-            if !table.pins.contains_key(&client) {
-                self.add(&mut table, client, pin, now);
+            match table.pins.get_mut(&client) {
+                Some(before) => *before = pin,
+                None => self.add(&mut table, client, pin, now),
             }
         }
     }
@@ -235,6 +237,21 @@ mod tests {
         }
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(connection(&affinity, client), None);
+    }
+
+    #[tokio::test]
+    async fn of_the_pins_that_other_processes_say_the_last_used_counts() {
+        let b = SocketAddr::from(([10, 2, 0, 2], 80));
+        let pins = [(A, 20), (b, 1), (A, 30), (b, 200)];
+        let pins = pins.map(|(at, idle)| (client(1), at, Duration::from_secs(idle)));
+        for turned in 0..pins.len() {
+            let (affinity, limit) = affinity(100);
+            let mut pins = pins;
+            pins.rotate_left(turned);
+            affinity.inherit(pins.into_iter());
+            assert_eq!(connection(&affinity, client(1)), Some(b));
+            assert_eq!(limit.taken(), 1);
+        }
     }
 
     #[tokio::test(start_paused = true)]

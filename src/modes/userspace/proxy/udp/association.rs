@@ -357,6 +357,8 @@ impl Associations {
         for (_, association) in gone {
             association.leaves.store(true, Relaxed);
             association.place.activity().wake();
+            // The client's next datagram begins an association that counts instead.
+            drop(association.counted.lock().take());
             leaving.push(association);
         }
     }
