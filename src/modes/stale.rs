@@ -128,6 +128,32 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     matches
 }
 
+/// Returns what is stale of the flows of `family` that `waited` to be deleted, now that `map` is in
+/// force: what serves by now stays.
+fn still_stale(family: Family, map: &ServiceMap, waited: Vec<(Frontend, Reply)>) -> Vec<Match> {
+    if waited.is_empty() {
+        return Vec::new();
+    }
+    let served = udp_ports(family, map).flat_map(|port| {
+        let now = Arc::new(serving(port));
+        port.frontends().map(move |at| (at, Arc::clone(&now)))
+    });
+    let served: HashMap<Frontend, _> = served.collect();
+    let waited = waited.into_iter().filter_map(|(at, reply)| {
+        let Some(now) = served.get(&at) else {
+            return Some(flows(&at, reply));
+        };
+        let reply = match reply {
+            Reply::From(gone) => Reply::From(&gone - now),
+            Reply::Any => Reply::NotFrom((**now).clone()),
+            Reply::NotFrom(served) => Reply::NotFrom(&served | now),
+        };
+        let is_empty = matches!(&reply, Reply::From(gone) if gone.is_empty());
+        (!is_empty).then(|| flows(&at, reply))
+    });
+    waited.collect()
+}
+
 /// Returns patterns of flows that go elsewhere than to the endpoints that are `serving` for `port`.
 fn led_elsewhere(port: &ServicePort, serving: HashSet<Source>) -> impl Iterator<Item = Match> {
     port.frontends()
@@ -191,7 +217,7 @@ impl StaleFlows {
         let mut waited = Vec::new();
         if changes.full || changes.retry {
             let (matches, compares_all) = self.waiting.take();
-            waited = matches;
+            waited = still_stale(family, map, matches);
             if compares_all {
                 self.rules_were_missing(family, map);
             }
@@ -404,6 +430,33 @@ mod tests {
         let failure = deleted(ended, Arc::new(matches.clone())).expect_err("it was not done");
         assert_eq!(failure.matches, matches, "it is tried again");
         assert!(!failure.is_lasting && failure.error.contains("panic"));
+    }
+
+    #[test]
+    fn of_what_waited_only_what_does_not_serve_by_then_is_deleted() {
+        let service = Frontend::service(Protocol::Udp, [10, 0, 0, 1].into(), 53);
+        let of = |all: &[u8]| -> HashSet<Source> {
+            let all = all.iter();
+            all.map(|at| Source::from(SocketAddr::from(([10, 1, 0, *at], 53))))
+                .collect()
+        };
+        let mut tracker = Tracker::new("node");
+        tracker.apply(dns("a", &[1, 2]));
+        // Each case: what waited, and which of the flows to endpoints 1 to 3 are deleted.
+        for (waited, deleted) in [
+            (Reply::From(of(&[1])), [false, false, false]),
+            (Reply::From(of(&[1, 3])), [false, false, true]),
+            (Reply::Any, [false, false, true]),
+            (Reply::NotFrom(of(&[1])), [false, false, true]),
+            (Reply::NotFrom(of(&[3])), [false, false, false]),
+        ] {
+            let matches = still_stale(Family::V4, tracker.map(), vec![(service, waited.clone())]);
+            let found = [1, 2, 3].map(|at| deletes(&matches, service, at));
+            assert_eq!(found, deleted, "{waited:?}: {matches:?}");
+        }
+        let gone = Frontend::service(Protocol::Udp, [10, 0, 0, 9].into(), 53);
+        let matches = still_stale(Family::V4, tracker.map(), vec![(gone, Reply::Any)]);
+        assert_eq!(matches, [flows(&gone, Reply::Any)]);
     }
 
     #[test]

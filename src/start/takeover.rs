@@ -189,6 +189,7 @@ impl<M: Mode> TakeOver<M> {
             running: self.running(),
             exclude: Arc::clone(&self.exclude),
             since,
+            handover: self.handover.clone(),
             logged: Arc::clone(&self.logged),
         };
         self.clearing = Some(Clearing::begin(work, reappeared, self.pass));

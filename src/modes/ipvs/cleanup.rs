@@ -156,7 +156,11 @@ pub fn retire(exclude: &[IpNet], preceded: &[Family]) -> Result<u32, Error> {
             changes.push(Change::Delete(id));
             continue;
         }
-        for real in ipvs.list_real(&id)? {
+        let reals = match ipvs.list_real(&id) {
+            Err(error) if is_gone(&error) => continue,
+            reals => reals?,
+        };
+        for real in reals {
             connections = connections
                 .saturating_add(real.active)
                 .saturating_add(real.inactive);
@@ -167,9 +171,16 @@ pub fn retire(exclude: &[IpNet], preceded: &[Family]) -> Result<u32, Error> {
             }
         }
     }
-    let outcomes = ipvs.apply(&changes)?;
-    outcomes.into_iter().collect::<Result<(), _>>()?;
+    let outcomes = ipvs.apply(&changes)?.into_iter();
+    // The proxy of that mode may run still.
+    let failed = outcomes.filter(|outcome| !outcome.as_ref().is_err_and(is_gone));
+    failed.collect::<Result<(), _>>()?;
     Ok(connections)
+}
+
+/// Returns whether the kernel has no such virtual server (ESRCH) or real server (ENOENT).
+fn is_gone(error: &netlink::Error) -> bool {
+    matches!(error.errno(), Some(Errno::ESRCH | Errno::ENOENT))
 }
 
 /// Reads what distinguishes our virtual servers from others'.

@@ -157,9 +157,14 @@ fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<ServerId>) -> Me
             && !dirty.members.contains_key(&guard)
             && !replaced.any(|old| overlap(old, &network))
     };
+    // A virtual server that another ServicePort owns now stays open as well.
+    let is_followed = |member: &Member| match member.frontend() {
+        Some(frontend) => follow.contains(&frontend),
+        None => follow.iter().any(|frontend| member.is_about(frontend)),
+    };
     for (member, serving) in &dirty.members {
         let set = member.set;
-        let spares = set.spares_source() && *serving == Serving::Continues;
+        let spares = set.spares_source() && (*serving == Serving::Continues || is_followed(member));
         let (action, when) = if needed.has_member(member) {
             let when = if spares {
                 &mut steps.opened

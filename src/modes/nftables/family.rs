@@ -22,7 +22,7 @@ use crate::{
         Difference, Metrics, SyncError, SyncReport, Unwritten, progress::SyncProgress,
         repairs::Repairs, stale::StaleFlows, state::FamilyState, tcp_be_liberal, unsupported,
     },
-    net::Family,
+    net::{Family, Frontend},
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -296,6 +296,11 @@ impl FamilyTable {
                 }
                 Err(NotInForce::Elements(refused, _)) => {
                     names.retain(|name| !refused.contains_key(name));
+                    for name in blocked(&mut names, refused.keys(), &applied, map) {
+                        let why = "one of its addresses is still that of another ServicePort, \
+                             which cannot be changed now";
+                        self.state.fail(name, why.to_owned());
+                    }
                     for (name, why) in refused {
                         self.state.fail(name, why);
                     }
@@ -417,5 +422,34 @@ impl FamilyTable {
             self.state.leave_unfinished(why);
         }
         outcome
+    }
+}
+
+/// Takes those out of `names` that have a frontend in `map` which is `applied` for one of the
+/// ServicePorts that are `refused`, or for one that is taken out: they would share elements, and
+/// the next change of the one deletes those of the other.
+fn blocked<'a>(
+    names: &mut HashSet<ServicePortName>,
+    refused: impl Iterator<Item = &'a ServicePortName>,
+    applied: &Applied,
+    map: &ServiceMap,
+) -> Vec<ServicePortName> {
+    let frontends = |name: &ServicePortName| {
+        let port = applied.get(name).into_iter();
+        port.flat_map(|port| port.frontends()).collect::<Vec<_>>()
+    };
+    let mut taken: HashSet<Frontend> = refused.flat_map(frontends).collect();
+    let mut blocked = Vec::new();
+    loop {
+        let has_taken = |name: &ServicePortName| {
+            let port = map.get(name);
+            port.is_some_and(|port| port.frontends().any(|at| taken.contains(&at)))
+        };
+        let more: Vec<_> = names.extract_if(has_taken).collect();
+        if more.is_empty() {
+            return blocked;
+        }
+        taken.extend(more.iter().flat_map(frontends));
+        blocked.extend(more);
     }
 }

@@ -5,7 +5,7 @@ use std::{
     mem,
 };
 
-use super::{Match, Reply, flows};
+use super::{Match, Reply};
 use crate::net::{Family, Frontend, Protocol};
 
 /// Frontends of which flows may wait to be deleted, while that fails.
@@ -56,10 +56,9 @@ impl Waiting {
 
     /// Takes all that waits. Returns it, and whether all flows to frontends with endpoints are
     /// to be compared with what serves.
-    pub fn take(&mut self) -> (Vec<Match>, bool) {
+    pub fn take(&mut self) -> (Vec<(Frontend, Reply)>, bool) {
         let frontends = mem::take(&mut self.frontends).into_iter();
-        let matches = frontends.map(|(at, reply)| flows(&at, reply));
-        (matches.collect(), mem::take(&mut self.compares_all))
+        (frontends.collect(), mem::take(&mut self.compares_all))
     }
 
     /// Limits what waits to [`MOST`] frontends. If there are more, a comparison of all flows takes
@@ -105,7 +104,10 @@ fn either(one: Reply, other: Reply) -> Reply {
 mod tests {
     use std::net::SocketAddr;
 
-    use super::{super::Source, *};
+    use super::{
+        super::{Source, flows},
+        *,
+    };
 
     fn source(last: u8) -> Source {
         Source::from(SocketAddr::from(([10, 1, 0, last], 53)))
@@ -144,7 +146,7 @@ mod tests {
                 for last in 1..5 {
                     let source = source(last);
                     let expected = means(one, &source) || means(other, &source);
-                    let found = means(&all[0].reply, &source);
+                    let found = means(&all[0].1, &source);
                     assert_eq!(found, expected, "{one:?} and {other:?}: {last}");
                 }
                 assert!(waiting.is_empty());

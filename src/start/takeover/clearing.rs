@@ -14,10 +14,14 @@ use tokio::{
 };
 
 use super::stale_state::{Running, StaleState, rules_of_programs_may_be_there};
-use crate::{kernel::xtables::clear_traces, log_once::LogOnce, net::Family};
+use crate::{
+    kernel::xtables::clear_traces, log_once::LogOnce, modes::userspace::Handover, net::Family,
+};
 
 /// How long stale state stays because connections need it.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// How long stale state stays because it is not known whether connections need it.
+const PATIENCE_UNKNOWN: Duration = Duration::from_secs(60);
 /// Time from one pass to the next, while connections need something.
 pub(super) const PAUSE: Duration = Duration::from_secs(5);
 /// A pass that takes long takes at most this share of a thread's time.
@@ -34,6 +38,8 @@ pub(super) struct Work {
     pub(super) exclude: Arc<[IpNet]>,
     /// The time at which the running mode came in force.
     pub(super) since: Instant,
+    /// Says whether a successor is there, to which all of it may belong.
+    pub(super) handover: Handover,
     /// What could not be removed, in this work and before.
     pub(super) logged: Arc<Mutex<LogOnce>>,
 }
@@ -130,7 +136,7 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     let mut passed = Passed::default();
     blocking(async {
         for &state in &work.stale {
-            if waited < PATIENCE {
+            if waited < PATIENCE && !work.handover.has_successor() {
                 match state.retire(&work.running, &work.exclude).await {
                     Ok(0) => {}
                     Ok(connections) => {
@@ -138,8 +144,18 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
                         passed.in_use.push(state);
                         continue;
                     }
-                    Err(error) => tracing::debug!("connections of {state}: {error}"),
+                    Err(error) => {
+                        tracing::debug!("connections of {state}: {error}");
+                        if waited < PATIENCE_UNKNOWN {
+                            passed.in_use.push(state);
+                            continue;
+                        }
+                    }
                 }
+            }
+            if work.handover.has_successor() {
+                passed.in_use.push(state);
+                continue;
             }
             if let Err(error) = state.cleanup(Some(&work.running), &work.exclude).await {
                 work.failed(&format!(
@@ -215,6 +231,7 @@ mod tests {
             },
             exclude: [].into(),
             since: Instant::now(),
+            handover: Handover::of_rules(),
             logged: Arc::clone(&logged),
         };
         let mut builder = runtime::Builder::new_current_thread();

@@ -35,8 +35,8 @@ const SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// Follows the folder `dir` in a task of its own, on the Tokio runtime that
 /// this is called in.
 ///
-/// The first batch is everything in the folder, empty if that is nothing; each
-/// later one is what changed, all at once, so that no reader sees half of a
+/// The first batch is everything in the folder, empty if that is nothing, as soon as the folder
+/// can be read: until then it is not known what is to be served. Each later one is what changed, all at once, so that no reader sees half of a
 /// file's change. What is wrong with a file is logged once. A folder that does
 /// not exist is waited for; if it goes away, its last content stays in force.
 /// The task ends when the receiver is dropped.
@@ -64,11 +64,12 @@ async fn follow(
     let mut scanner = FolderScanner::new(dir, health);
     let mut first = true;
     loop {
-        let batch = scanner.scan(&mut watcher).await;
-        if (first || !batch.events.is_empty()) && sender.send(batch).await.is_err() {
-            return;
+        if let Some(batch) = scanner.scan(&mut watcher).await {
+            if (first || !batch.events.is_empty()) && sender.send(batch).await.is_err() {
+                return;
+            }
+            first = false;
         }
-        first = false;
         tokio::select! {
             () = watcher.wait() => {}
             () = sender.closed() => return,

@@ -41,8 +41,8 @@ impl FolderScanner {
     }
 
     /// Scans the folder and returns what changed in the files that are not
-    /// being written.
-    pub(super) async fn scan(&mut self, watcher: &mut FolderWatcher) -> Batch {
+    /// being written; `None`: it could not be scanned.
+    pub(super) async fn scan(&mut self, watcher: &mut FolderWatcher) -> Option<Batch> {
         for left in (0..MOST_SCANS).rev() {
             watcher.arm();
             let request = watcher.begin_scan();
@@ -51,7 +51,7 @@ impl FolderScanner {
                 Err(error) => {
                     self.log_scan_error(&error);
                     watcher.put_back(request);
-                    return Batch::default();
+                    return None;
                 }
             };
             // The kernel makes a write visible before it notifies of it, so
@@ -64,9 +64,9 @@ impl FolderScanner {
                 watcher.settle().await;
                 continue;
             }
-            return self.take(scan, watcher).await;
+            return Some(self.take(scan, watcher).await);
         }
-        Batch::default()
+        None
     }
 
     async fn scan_once(&self, request: &ScanRequest) -> io::Result<Scan> {

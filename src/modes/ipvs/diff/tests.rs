@@ -245,20 +245,26 @@ fn replaced(old: &ServicePlan, new: &ServicePlan) -> (Needs, Dirty) {
     (needs, dirty)
 }
 
-/// Returns the steps from one plan to another: those before, those when what is open sends to its
-/// new endpoints, those when all is open, and those after.
-fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 4] {
-    let (needs, dirty) = replaced(old, new);
+fn by_time(steps: MemberSteps) -> [Vec<(Set, Action)>; 4] {
     let MemberSteps {
         before,
         followed,
         opened,
         after,
-    } = member_steps(&dirty, &needs, &dirty.frontends.iter().copied().collect());
-    let steps = [before, followed, opened, after].map(|steps| -> Vec<_> {
+    } = steps;
+    [before, followed, opened, after].map(|steps| {
         let steps = steps.iter();
         steps.map(|step| (step.member.set, step.action)).collect()
-    });
+    })
+}
+
+/// Returns the steps from one plan to another: those before, those when what is open sends to its
+/// new endpoints, those when all is open, and those after.
+fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 4] {
+    let (needs, dirty) = replaced(old, new);
+    let is_open = |frontend: &&ServerId| old.serves(frontend) && new.serves(frontend);
+    let follow = dirty.frontends.iter().filter(is_open).copied().collect();
+    let steps = by_time(member_steps(&dirty, &needs, &follow));
     let sets: BTreeSet<Set> = dirty.members.keys().map(|member| member.set).collect();
     assert_eq!(sets.len(), steps.iter().map(Vec::len).sum::<usize>());
     steps
@@ -313,6 +319,41 @@ fn a_new_virtual_server_of_a_served_service_is_local_from_the_start() {
     let [before, .., after] = steps_between(&new, &old);
     let goes = [Set::LoadBalancer, Set::LoadBalancerLocal].map(|set| (set, Action::Remove));
     assert_eq!((&before[..], &after[..]), (&[][..], &goes[..]));
+}
+
+/// Until an open virtual server sends to the endpoints of its new owner, it sends to those of the
+/// old one, of which some are on other nodes.
+#[test]
+fn an_open_virtual_server_that_changes_its_owner_is_masqueraded_while_it_needs_that() {
+    let local = || with(&[Set::LoadBalancer, Set::LoadBalancerLocal]);
+    let cluster = || with(&[Set::LoadBalancer]);
+    let nothing = ServicePlan::default();
+    for (old, new, expected) in [
+        (
+            local(),
+            cluster(),
+            [
+                &[(Set::LoadBalancerLocal, Action::Remove)][..],
+                &[],
+                &[],
+                &[],
+            ],
+        ),
+        (
+            cluster(),
+            local(),
+            [&[], &[], &[(Set::LoadBalancerLocal, Action::Add)][..], &[]],
+        ),
+    ] {
+        let (mut needs, mut dirty) = (Needs::default(), Dirty::default());
+        let [one, other] = ["web", "shop"].map(port_name);
+        needs.replace(&one, &nothing, &old, &mut Dirty::default());
+        needs.replace(&other, &nothing, &new, &mut dirty);
+        needs.replace(&one, &old, &nothing, &mut dirty);
+        let follow = dirty.frontends.iter().copied().collect();
+        let steps = by_time(member_steps(&dirty, &needs, &follow));
+        assert_eq!(steps, expected);
+    }
 }
 
 #[test]

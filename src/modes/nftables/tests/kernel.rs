@@ -292,6 +292,33 @@ fn what_is_refused_costs_its_own_service_alone() {
     });
 }
 
+/// Else both would have the same elements, and its next change would delete those of the new owner.
+#[test]
+fn an_address_of_what_is_refused_gets_its_new_owner_when_it_leaves_the_old_one() {
+    in_namespace(|| {
+        let mut table = Watched::open(FAMILY);
+        let at = |address: u16, name: u16, endpoint: u16| ServicePort {
+            cluster_ip: service(FAMILY, address).cluster_ip,
+            ..on(FAMILY, name, &[endpoint])
+        };
+        let other = at(2, 2, 5);
+        table.full(&[at(1, 1, 3), other.clone()]);
+        // The first is to have an address that it cannot get.
+        let ports = [at(2, 1, 3), other.clone(), at(1, 3, 3), at(4, 4, 7)];
+        table.follow(&ports, &changed(&[&ports[0], &ports[2], &ports[3]]));
+        assert_eq!(table.failed().len(), 2, "{:?}", table.failed());
+        assert_eq!(elements("services").len(), 3, "others come into force");
+        let ports = [at(5, 1, 3), other, at(1, 3, 3), at(4, 4, 7)];
+        let changes = Changes {
+            retry: true,
+            ..changed(&[&ports[0]])
+        };
+        table.follow(&ports, &changes);
+        assert_eq!(table.failed().len(), 0, "{:?}", table.failed());
+        assert_eq!(elements("services").len(), 4);
+    });
+}
+
 /// However many they are, and whatever the kernel says of where they are: it names
 /// one element of a message at most.
 #[test]
