@@ -219,7 +219,7 @@ impl Execution<'_> {
             return Ok(());
         }
         let reals = match is_same {
-            Some(_) => self.clients.ipvs.list_real(&frontend)?,
+            Some(_) => self.clients.ipvs.list_real(frontend)?,
             None => Vec::new(),
         };
         let present = is_same.map(|is_same| Present {
