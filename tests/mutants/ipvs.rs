@@ -137,7 +137,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         OBSERVE,
-        "                    of_services.contains(&Element::Ip(f.address))",
+        "                    of_services.contains(&Element::Ip(f.address.ip()))",
         "                    of_services.is_empty() && false",
         "virtual servers stay whose address was removed before the process ended",
     ),

@@ -175,13 +175,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         STALE,
-        "        self.waiting.add(failed);",
+        "        self.waiting.add(family, failed);",
         "        drop(failed);",
         "stale flows that could not be deleted are not tried again",
     ),
     noticed(
         STALE,
-        "            waited = matches;",
+        "            waited = still_stale(family, map, matches);",
         "            drop(matches);",
         "stale flows that wait are never deleted",
     ),
