@@ -103,8 +103,8 @@ impl Metrics {
 }
 
 /// Watches endpoints, and adds what follows to the `batches` of the cluster. Returns the batches
-/// for the runner, and what follows its syncs in `mode`. If the kernel does not report what becomes of
-/// connections, that is posted to `recorder` for each Service that requests ejection.
+/// for the runner, and what follows its syncs in `mode`. If the kernel does not report what becomes
+/// of connections, that is posted to `recorder` for each Service that requests ejection.
 pub fn begin(
     batches: Receiver<Batch>,
     mode: ModeName,
@@ -196,7 +196,7 @@ impl Ejector {
         let mut watched = self.shared.watched.lock();
         let ejected = watched.take_newly_ejected();
         if !ejected.is_empty() {
-            // In ipvs mode nobody receives them; else it fails only if the runtime ends.
+            // It fails in ipvs mode, which has no receiver, and if the runtime ends.
             let _ = self.ejected.send(ejected);
         }
         self.evidence.retain(|endpoint| watched.has(endpoint));

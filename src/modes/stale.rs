@@ -70,7 +70,13 @@ fn answered<'a>(
         .chain(stale.addresses.iter().map(|stale| &stale.port.name))
         .chain(&stale.revived);
     let names: HashSet<_> = names.filter(|name| of_family(name)).collect();
-    let ports = names.into_iter().filter_map(|name| map.get(name));
+    sources(names.into_iter().filter_map(|name| map.get(name)))
+}
+
+/// Returns the sources from which each frontend of `ports` is answered.
+fn sources<'a>(
+    ports: impl Iterator<Item = &'a Arc<ServicePort>>,
+) -> HashMap<Frontend, Arc<HashSet<Source>>> {
     ports
         .flat_map(|port| {
             let sources = Arc::new(serving(port));
@@ -134,13 +140,9 @@ fn still_stale(family: Family, map: &ServiceMap, waited: Vec<(Frontend, Reply)>)
     if waited.is_empty() {
         return Vec::new();
     }
-    let served = udp_ports(family, map).flat_map(|port| {
-        let now = Arc::new(serving(port));
-        port.frontends().map(move |at| (at, Arc::clone(&now)))
-    });
-    let served: HashMap<Frontend, _> = served.collect();
+    let answered = sources(udp_ports(family, map));
     let waited = waited.into_iter().filter_map(|(at, reply)| {
-        let Some(now) = served.get(&at) else {
+        let Some(now) = answered.get(&at) else {
             return Some(flows(&at, reply));
         };
         let reply = match reply {

@@ -36,8 +36,6 @@ struct Turn {
     serves: bool,
     /// Number of processes that may give sockets to this one and have not ended.
     predecessors: usize,
-    /// Whether there were such processes, and all have ended.
-    left_alone: bool,
     /// Addresses at which other processes accept, each with the number of these processes.
     taken: BTreeMap<SocketAddr, usize>,
 }
@@ -160,10 +158,9 @@ impl Listeners {
     pub async fn predecessor_ended(&self) {
         self.0.turn.send_modify(|turn| {
             turn.predecessors = turn.predecessors.saturating_sub(1);
-            turn.left_alone = turn.predecessors == 0;
         });
         let mut turn = self.0.turn.subscribe();
-        if !turn.borrow_and_update().left_alone {
+        if turn.borrow_and_update().predecessors > 0 {
             return;
         }
         let _ = turn.wait_for(|turn| turn.serves).await;
@@ -266,7 +263,7 @@ impl Listening {
     }
 
     fn is_its_turn(&self, turn: &Turn) -> bool {
-        let accepts = !self.was_given || turn.serves || turn.left_alone;
+        let accepts = !self.was_given || turn.serves || turn.predecessors == 0;
         accepts && !turn.taken.contains_key(&self.address)
     }
 }
@@ -305,6 +302,7 @@ mod tests {
     /// Gives what `from` has open to a process that takes over.
     fn given(from: &Listeners) -> Listeners {
         let to = Listeners::default();
+        to.has_predecessors(1);
         for (_, socket) in from.open() {
             to.give(socket.as_fd().try_clone_to_owned().unwrap());
         }
@@ -352,7 +350,7 @@ mod tests {
         let [used, unused] = [old.listen(any()).unwrap(), old.listen(any()).unwrap()];
         let addresses = [used.address, unused.address];
         let new = given(&old);
-        new.has_predecessors(2);
+        new.has_predecessors(1);
         let news = new.listen(addresses[0]).unwrap();
         drop((used, unused, old));
         new.predecessor_ended().await;

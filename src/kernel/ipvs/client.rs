@@ -283,9 +283,9 @@ fn may_be_out_of_date(error: &Error) -> bool {
         )
 }
 
-/// What the kernel says of a virtual server (`ESRCH`), a real server or a
+/// Returns whether that is what the kernel says of a virtual server (`ESRCH`), a real server or a
 /// scheduler (`ENOENT`) that is not there.
-pub(super) fn is_gone(error: &Error) -> bool {
+pub fn is_gone(error: &Error) -> bool {
     matches!(error.errno(), Some(Errno::ESRCH | Errno::ENOENT))
 }
 

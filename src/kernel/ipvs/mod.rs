@@ -46,7 +46,7 @@ use std::{borrow::Cow, fmt, net::SocketAddr, time::Duration};
 
 pub use self::{
     change::Change,
-    client::{Ipvs, Timeouts},
+    client::{Ipvs, Timeouts, is_gone},
     schedulers::LONGEST_SCHEDULER_NAME,
     table::TableReal,
 };

@@ -14,7 +14,7 @@ use crate::{
     kernel::{
         addresses,
         ipset::{Element, IpSets, TEMPORARY},
-        ipvs::{Change, Ipvs, ServerId},
+        ipvs::{Change, Ipvs, ServerId, is_gone},
         links,
         netlink::{self, Protocol, Socket},
         xtables::{
@@ -176,11 +176,6 @@ pub fn retire(exclude: &[IpNet], preceded: &[Family]) -> Result<u32, Error> {
     let failed = outcomes.filter(|outcome| !outcome.as_ref().is_err_and(is_gone));
     failed.collect::<Result<(), _>>()?;
     Ok(connections)
-}
-
-/// Returns whether the kernel has no such virtual server (ESRCH) or real server (ENOENT).
-fn is_gone(error: &netlink::Error) -> bool {
-    matches!(error.errno(), Some(Errno::ESRCH | Errno::ENOENT))
 }
 
 /// Reads what distinguishes our virtual servers from others'.

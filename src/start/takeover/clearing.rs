@@ -136,24 +136,8 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     let mut passed = Passed::default();
     blocking(async {
         for &state in &work.stale {
-            if waited < PATIENCE && !work.handover.has_successor() {
-                match state.retire(&work.running, &work.exclude).await {
-                    Ok(0) => {}
-                    Ok(connections) => {
-                        tracing::debug!(connections, "{state} still carries some");
-                        passed.in_use.push(state);
-                        continue;
-                    }
-                    Err(error) => {
-                        tracing::debug!("connections of {state}: {error}");
-                        if waited < PATIENCE_UNKNOWN {
-                            passed.in_use.push(state);
-                            continue;
-                        }
-                    }
-                }
-            }
-            if work.handover.has_successor() {
+            let has_successor = || work.handover.has_successor();
+            if has_successor() || is_in_use(state, work, waited).await || has_successor() {
                 passed.in_use.push(state);
                 continue;
             }
@@ -174,6 +158,25 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
         }
     })?;
     Some(passed)
+}
+
+/// Has `state` take no new connections. Returns whether connections may need it still; after
+/// [`PATIENCE`] that does not count.
+async fn is_in_use(state: StaleState, work: &Work, waited: Duration) -> bool {
+    if waited >= PATIENCE {
+        return false;
+    }
+    match state.retire(&work.running, &work.exclude).await {
+        Ok(0) => false,
+        Ok(connections) => {
+            tracing::debug!(connections, "{state} still carries some");
+            true
+        }
+        Err(error) => {
+            tracing::debug!("connections of {state}: {error}");
+            waited < PATIENCE_UNKNOWN
+        }
+    }
 }
 
 /// Returns those of `states` that are there, or for which that is not known. Listing rules may take

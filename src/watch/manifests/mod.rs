@@ -36,8 +36,8 @@ const SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// this is called in.
 ///
 /// The first batch is everything in the folder, empty if that is nothing, as soon as the folder
-/// can be read: until then it is not known what is to be served. Each later one is what changed, all at once, so that no reader sees half of a
-/// file's change. What is wrong with a file is logged once. A folder that does
+/// can be read: until then it is not known what is to be served. Each later one is what changed,
+/// all at once, so that no reader sees half of a file's change. What is wrong with a file is logged once. A folder that does
 /// not exist is waited for; if it goes away, its last content stays in force.
 /// The task ends when the receiver is dropped.
 pub fn spawn(dir: impl Into<PathBuf>) -> mpsc::Receiver<Batch> {
