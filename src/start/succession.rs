@@ -32,7 +32,12 @@ mod ports;
 #[cfg(test)]
 mod tests;
 
-use std::{io, os::unix::net::UnixStream as StdStream, path::Path, time::Duration};
+use std::{
+    fs, io,
+    os::unix::{fs::MetadataExt, net::UnixStream as StdStream},
+    path::Path,
+    time::Duration,
+};
 
 use socket2::{Socket, Type};
 use tokio::{
@@ -87,6 +92,13 @@ const FIRST_SYNC: Duration = Duration::from_secs(30);
 /// able to serve it. It is shorter than [`FIRST_SYNC`], and several attempts are made meanwhile.
 const OTHER_FAMILY: Duration = Duration::from_secs(15);
 
+/// How long to wait for the end of processes that another one has already taken over from. It is
+/// longer than the default of `--userspace-drain-timeout` (20 s).
+const ONE_LEFT: Duration = Duration::from_secs(30);
+
+/// How often to look whether they have ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
 /// Sent when a predecessor has given way, and when a successor serves.
 const DONE: u8 = 1;
 
@@ -109,6 +121,7 @@ pub(super) fn announced(
         let Some(first) = batches.recv().await else {
             return;
         };
+        until_one_is_left().await;
         let predecessors = ask_all(sockets, &handover).await;
         tokio::spawn(once_it_serves(serving, predecessors, handover, listeners));
         if let Some(holding) = holding {
@@ -156,6 +169,37 @@ struct GaveWay {
     read: OwnedReadHalf,
     write: OwnedWriteHalf,
     _follows: Predecessor,
+}
+
+/// Waits until at most one process runs before this one, [`ONE_LEFT`] at most: the other one
+/// serves meanwhile. A process hands new connections to the sockets that come after its own in the
+/// group of an address (`kernel::socket::reuseport`), which are not this process's as long as there
+/// are those of another process before its own.
+async fn until_one_is_left() {
+    let several = || running() > 1;
+    if !several() {
+        return;
+    }
+    tracing::info!("waiting until the process before the one that serves now has ended");
+    let ended = async {
+        while several() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    if timeout(ONE_LEFT, ended).await.is_err() {
+        tracing::warn!(
+            "several processes of Tripod still run after {ONE_LEFT:?}: taking over from all of \
+             them; new connections may reach the earlier ones until these end"
+        );
+    }
+}
+
+/// Returns how many processes of this user could be taken over from.
+fn running() -> usize {
+    let own = nix::unistd::geteuid().as_raw();
+    let names = present(SOCKET).unwrap_or_default().into_iter();
+    let ours = |name: &String| fs::metadata(name).is_ok_and(|file| file.uid() == own);
+    names.filter(ours).count()
 }
 
 /// Has all processes that serve this node give way to this one.

@@ -16,11 +16,17 @@ pub enum Share {
     Alone,
 }
 
-/// The running tests, and whose turn is next: first come, first served, so that one that
-/// must be alone does not wait for ever.
+/// How many tests run at the same time beside others on two processors: most of the time they
+/// wait for time limits.
+const BESIDE_ON_TWO: usize = 3;
+/// How many waiting tests of other kinds one passes, so that tests of a kind run in groups:
+/// a change of kind waits until the last test of the other kind ended.
+const MOST_PASSED: usize = 4;
+
+/// The running tests, and those that wait, in the order in which they came.
 struct Machine {
     arrived: u64,
-    admitted: u64,
+    waiting: Vec<(u64, Share)>,
     beside: usize,
     alone: bool,
     /// The processors on which guests run.
@@ -30,19 +36,32 @@ struct Machine {
 impl Machine {
     fn has_room_for(&self, share: Share) -> bool {
         match share {
-            Share::Beside => !self.alone && self.guests.is_empty(),
+            Share::Beside => {
+                let most = (processors().len() * BESIDE_ON_TWO).div_ceil(2);
+                !self.alone && self.guests.is_empty() && self.beside < most
+            }
             Share::Guest => !self.alone && self.beside == 0 && self.free_processor().is_some(),
             Share::Alone => !self.alone && self.guests.is_empty() && self.beside == 0,
         }
     }
 
+    /// Whether it is the turn of the test that came as number `turn`.
+    fn admits(&self, turn: u64, share: Share) -> bool {
+        let earlier = self.waiting.iter().filter(|(other, _)| *other < turn);
+        let (same, others): (Vec<_>, Vec<_>) = earlier.partition(|(_, other)| *other == share);
+        same.is_empty()
+            && others.len() <= MOST_PASSED
+            && !others.iter().any(|(_, other)| self.has_room_for(*other))
+            && self.has_room_for(share)
+    }
+
     fn free_processor(&self) -> Option<usize> {
-        let ours = sched_getaffinity(Pid::from_raw(0)).expect("the processors that we may use");
-        let mut usable = (0..CpuSet::count()).filter(|n| ours.is_set(*n) == Ok(true));
+        let mut usable = processors().into_iter();
         usable.find(|n| !self.guests.contains(n))
     }
 
-    fn admit(&mut self, share: Share) -> Held {
+    fn admit(&mut self, turn: u64, share: Share) -> Held {
+        self.waiting.retain(|(other, _)| *other != turn);
         let mut processor = None;
         match share {
             Share::Beside => self.beside += 1,
@@ -52,7 +71,6 @@ impl Machine {
                 self.guests.extend(processor);
             }
         }
-        self.admitted += 1;
         Held { share, processor }
     }
 
@@ -65,9 +83,16 @@ impl Machine {
     }
 }
 
+/// The processors that the tests may use.
+fn processors() -> Vec<usize> {
+    let ours = sched_getaffinity(Pid::from_raw(0)).expect("the processors that we may use");
+    let usable = (0..CpuSet::count()).filter(|n| ours.is_set(*n) == Ok(true));
+    usable.collect()
+}
+
 static MACHINE: Mutex<Machine> = Mutex::new(Machine {
     arrived: 0,
-    admitted: 0,
+    waiting: Vec::new(),
     beside: 0,
     alone: false,
     guests: Vec::new(),
@@ -91,9 +116,10 @@ pub fn take(share: Share) -> Held {
     let mut now = machine();
     let turn = now.arrived;
     now.arrived += 1;
-    let waits = |m: &mut Machine| m.admitted != turn || !m.has_room_for(share);
-    let waited = CHANGED.wait_while(now, waits);
-    let held = waited.unwrap_or_else(PoisonError::into_inner).admit(share);
+    now.waiting.push((turn, share));
+    let waited = CHANGED.wait_while(now, |m: &mut Machine| !m.admits(turn, share));
+    let mut admitted = waited.unwrap_or_else(PoisonError::into_inner);
+    let held = admitted.admit(turn, share);
     CHANGED.notify_all();
     held
 }

@@ -19,6 +19,7 @@ on_each_capture!(
     an_old_process_ends_first_and_nobody_notices,
     without_a_successor_the_cluster_is_followed_until_the_deadline,
     a_successor_that_is_killed_leaves_the_addresses_to_the_old_one,
+    a_third_process_takes_over_when_the_first_has_ended,
     a_changed_configuration_file_lets_connections_end,
     only_root_of_the_node_has_a_process_give_way,
     udp_flows_go_on_with_their_sockets,
@@ -366,6 +367,33 @@ fn a_successor_that_is_killed_leaves_the_addresses_to_the_old_one(lab: &mut Lab)
     for to in web.cluster() {
         reaches("the last one", &["a", "b", "c"], || ask(&lab.client, to));
     }
+}
+
+/// While the first process drains, its sockets come before those of the second one, which could
+/// not hand connections to the third.
+fn a_third_process_takes_over_when_the_first_has_ended(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let lab = &*lab;
+    let drain = ["--userspace-drain-timeout=5s"];
+    let mut first = start(lab, 0, &drain);
+    under_load(lab, &web.cluster(), |calls| {
+        let mut open = Open::to(lab, &web.cluster());
+        let mut second = start(lab, 1, &drain);
+        first.ask_to_end();
+        open.are_served("the first process was asked to end");
+        let third = start(lab, 2, &[]);
+        assert!(first.ended().success(), "the first process ended badly");
+        second.ask_to_end();
+        calls.more();
+        // Enough that some would be the second process's if it still got any.
+        let addresses = web.cluster().into_iter().cycle().take(16);
+        let mut fresh = Open::to(lab, &addresses.collect::<Vec<_>>());
+        assert!(second.ended().success(), "the second process ended badly");
+        fresh.are_served("the second process is gone");
+        calls.more();
+        third
+    });
 }
 
 fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {

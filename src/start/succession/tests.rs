@@ -83,7 +83,7 @@ impl Predecessor {
         let name = format!("tripod-succession-{}-{count}", std::process::id());
         let path = std::env::temp_dir().join(name);
         // A socket left by an earlier process with this number.
-        let _ = std::fs::remove_file(&path);
+        let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path).expect("a listener");
         (Predecessor(path), listener)
     }
@@ -95,7 +95,7 @@ impl Predecessor {
 
 impl Drop for Predecessor {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        let _ = fs::remove_file(&self.0);
     }
 }
 

@@ -127,9 +127,13 @@ fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
         None => die_with_parent("unshare"),
     };
     // Each of the guest's processes is one on this machine. In a PID namespace they all
-    // end with the first, which ends with unshare(1), which ends with this process.
+    // end with the first, which ends with unshare(1), which ends with this process. The first
+    // is a shell: a guest's kernel that panics sends itself SIGABRT until it ends
+    // (`uml_abort` in arch/um/os-Linux/util.c), which has no effect on the first process of a
+    // namespace (pid_namespaces(7)).
     command
         .args(["--pid", "--fork", "--kill-child", "--"])
+        .args(["sh", "-c", "\"$@\"; exit", "sh"])
         .arg(kernel().expect("linux.uml"))
         .args([
             "rootfstype=hostfs",
