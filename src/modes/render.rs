@@ -107,7 +107,7 @@ fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -
             "# {}-restore --noflush",
             xtables::program_prefix(family)
         )?;
-        for account in plan::fixed(&options).accounts {
+        for account in plan::accounts(&options) {
             writeln!(text, "# needs: nfacct add {account}")?;
         }
         iptables::render(map, &options, text)?;

@@ -6,4 +6,5 @@ mod order;
 mod recordings;
 mod repair;
 mod rig;
+mod unreadable;
 mod vectors;

@@ -1,7 +1,7 @@
 //! Without endpoints a call is refused, and does not hang.
 
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
 use super::{SOON, comes_to_reach};
@@ -12,6 +12,8 @@ on_each_capture!(
     unready_endpoints_do_not_count,
     the_last_endpoint_gone_is_refusal_and_back_is_service,
 );
+
+on_local_capture!(a_program_of_the_node_gets_no_calls_of_a_service_without_endpoints);
 
 fn refuses(from: &Host, to: SocketAddr) {
     let start = Instant::now();
@@ -59,6 +61,36 @@ fn a_service_without_endpoints_refuses(lab: &mut Lab) {
     lab.publish(&web, &[]);
     let _tripod = lab.tripod();
     refuses_everywhere(lab, &web);
+}
+
+/// The port stays reserved, also for programs that may share the addresses of others' sockets
+/// (SO_REUSEADDR, which std sets on TCP listeners).
+fn a_program_of_the_node_gets_no_calls_of_a_service_without_endpoints(lab: &mut Lab) {
+    let web = everywhere();
+    lab.publish(&web, &[]);
+    let _tripod = lab.tripod();
+    refuses_everywhere(lab, &web);
+    for to in web.cluster() {
+        for any in ["0.0.0.0", "::"] {
+            let any: IpAddr = any.parse().expect("an address");
+            if any.is_ipv4() == to.is_ipv6() {
+                continue;
+            }
+            let any = SocketAddr::new(any, to.port());
+            let listening = lab.node.enter(|| TcpListener::bind(any));
+            let bound = lab.node.enter(|| UdpSocket::bind(any));
+            for error in [listening.err(), bound.err()] {
+                let kind = error.as_ref().map(std::io::Error::kind);
+                assert_eq!(kind, Some(ErrorKind::AddrInUse), "{any} {error:?}");
+            }
+        }
+    }
+    refuses_everywhere(lab, &web);
+    lab.add_backends(&["a"]).publish_all(&web);
+    for to in web.cluster() {
+        comes_to_reach("endpoints came", &["a"], || ask(&lab.client, to));
+        comes_to_reach("endpoints came", &["a"], || udp_ask(&lab.client, to));
+    }
 }
 
 fn unready_endpoints_do_not_count(lab: &mut Lab) {

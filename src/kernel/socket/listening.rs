@@ -10,7 +10,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::{set_keep_alive, set_unaltered};
-use crate::net::Protocol as Transport;
+use crate::net::{Family, Protocol as Transport};
 
 /// Connections that the kernel completes while we are busy; it cuts this to
 /// `net.core.somaxconn`.
@@ -53,10 +53,41 @@ impl Bind {
 /// Those of socket(2), setsockopt(2) and bind(2).
 pub fn tcp(bind: Bind) -> io::Result<Socket> {
     let socket = open(bind, Type::STREAM, Protocol::TCP)?;
+    socket.set_reuse_address(true)?;
     set_unaltered(SockRef::from(&socket))?;
     set_keep_alive(SockRef::from(&socket))?;
     socket.bind(&bind.address.into())?;
     Ok(socket)
+}
+
+/// Returns a bound TCP socket that is not to listen: the kernel refuses connections to its address,
+/// and no other user's program can bind its port. It has no SO_REUSEADDR: otherwise any program
+/// that has it could listen there, on the wildcard address as well (`inet_bind_conflict` in
+/// net/ipv4/inet_connection_sock.c). Sockets of [`tcp`] share the address (SO_REUSEPORT).
+///
+/// # Errors
+/// Those of socket(2), setsockopt(2) and bind(2).
+pub fn reserve_tcp(bind: Bind) -> io::Result<Socket> {
+    let socket = open(bind, Type::STREAM, Protocol::TCP)?;
+    socket.bind(&bind.address.into())?;
+    Ok(socket)
+}
+
+/// Returns a bound UDP socket that takes no datagram, and its address: connected to itself it gets
+/// only what it sends itself (`udp(7)`), the kernel refuses the rest, and no other user's program
+/// can bind its port. The socket is `None` where even loopback is down, which leaves the port to
+/// any program.
+///
+/// # Errors
+/// Those of socket(2), setsockopt(2) and bind(2).
+pub fn reserve_udp(bind: Bind) -> io::Result<(SocketAddr, Option<Socket>)> {
+    let socket = open(bind, Type::DGRAM, Protocol::UDP)?;
+    socket.bind(&bind.address.into())?;
+    let bound = socket.local_addr()?.as_socket();
+    let bound = bound.ok_or(io::ErrorKind::AddrNotAvailable)?;
+    let myself = SocketAddr::new(Family::of(&bound.ip()).localhost(), bound.port());
+    let connected = socket.connect(&myself.into());
+    Ok((bound, connected.ok().map(|()| socket)))
 }
 
 /// Lets connections come in on a bound socket.
@@ -140,9 +171,6 @@ fn open(bind: Bind, kind: Type, protocol: Protocol) -> io::Result<Socket> {
     )?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
-    }
-    if kind == Type::STREAM {
-        socket.set_reuse_address(true)?;
     }
     socket.set_reuse_port(true)?;
     transparent(&socket, bind)?;

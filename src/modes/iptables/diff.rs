@@ -13,11 +13,11 @@ use super::{
     applied::{Applied, IndexChain},
     count::RuleCount,
     observe::distance,
-    plan::{self, Fixed, Options},
+    plan::{self, Options},
 };
 use crate::{
     kernel::xtables::{
-        desired::{Entry, OwnerRules},
+        desired::{Entry, OwnerRules, RuleSet},
         difference::{Comparison, between, missing},
         observed::Observed,
         rule::Table,
@@ -155,22 +155,30 @@ pub struct Closing {
     pub ports: Vec<PortSteps>,
 }
 
+/// The steps that take away what no Service needs.
+pub struct Stale {
+    /// The rules in chains that stay, and the jumps from the kernel's own.
+    pub leads: PortSteps,
+    /// The chains to which nothing jumps then.
+    pub chains: Vec<PortSteps>,
+}
+
 impl<'a> Full<'a> {
     /// Compares what was `observed` with what does not depend on Services.
     pub fn new(
         map: &'a ServiceMap,
         observed: Observed,
-        fixed: &Fixed,
+        fixed: &RuleSet,
         options: Options,
     ) -> Full<'a> {
-        let (comparison, ops) = Comparison::begin(observed, &fixed.rules, options.family);
+        let (comparison, ops) = Comparison::begin(observed, fixed, options.family);
         let mut ports = map.sorted();
         ports.retain(|port| port.name.family == options.family);
         Full {
             ports,
             comparison,
             fixed: ops,
-            applied: Applied::new(options, RuleCount::of_fixed(&fixed.rules)),
+            applied: Applied::new(options, RuleCount::of_fixed(fixed)),
         }
     }
 
@@ -230,8 +238,15 @@ impl<'a> Full<'a> {
     }
 
     /// Returns the steps that take away what no Service needs.
-    pub fn stale(&mut self) -> Vec<PortSteps> {
-        self.comparison.stale(distance, TOGETHER)
+    pub fn stale(&mut self) -> Stale {
+        let mut chains: Vec<PortSteps> = self.comparison.stale(distance, TOGETHER);
+        let mut leads = Group::common(Vec::new());
+        let removes = |op: &mut Op| matches!(op.action, Action::Remove(_));
+        // Only the first group has rules of chains that stay.
+        if let Some(shared) = chains.first_mut() {
+            leads.ops.extend(shared.ops.extract_if(.., removes));
+        }
+        Stale { leads, chains }
     }
 
     /// Returns all steps, each group of one owner, without running any.
@@ -249,7 +264,8 @@ impl<'a> Full<'a> {
             .collect();
         let stale = self.stale();
         let groups = [chains, leads].into_iter().chain(ports);
-        groups.chain(carrying).chain(stale).collect()
+        let groups = groups.chain(carrying).chain([stale.leads]);
+        groups.chain(stale.chains).collect()
     }
 
     /// Returns what is applied now, except ServicePorts that have `failed`.

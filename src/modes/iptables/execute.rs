@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     Error,
     count::{Done, RuleCount},
-    diff::{Change, Closing, Full, PortSteps},
+    diff::{Change, Closing, Full, PortSteps, Stale},
     pieces::{self, Pieces},
 };
 use crate::{
@@ -128,16 +128,20 @@ impl Execution<'_> {
         self.required(&chunk, Phase::Carry).await?;
         self.progress.confirm();
         drop(chunk);
+        let Stale { leads, chains } = full.stale();
+        let leads = [leads];
+        let refused = self.refusals.refused.len();
+        // Addresses of Services that are gone do not wait for those that may take minutes.
+        self.run(&leads, Phase::Carry).await?;
+        self.leads_left = self.refusals.refused.len() > refused;
         for [goes, comes] in heavy {
             self.heavy(goes, comes).await?;
         }
-        let stale = full.stale();
-        let refused = self.refusals.refused.len();
-        for groups in self.writer.chunks(&stale) {
+        for groups in self.writer.chunks(&chains) {
             self.run(groups, Phase::Carry).await?;
         }
-        self.leads_left = self.refusals.refused.len() > refused;
-        for groups in self.writer.chunks(&stale) {
+        self.run(&leads, Phase::Open).await?;
+        for groups in self.writer.chunks(&chains) {
             self.run(groups, Phase::Open).await?;
         }
         Ok(())
@@ -158,8 +162,9 @@ impl Execution<'_> {
         refused.all(|one| one.owner != comes.owner)
     }
 
-    /// Runs the steps of a ServicePort that may take the program longer than is allowed: then it
-    /// alone is not in force.
+    /// Runs the steps of a ServicePort that may take the program longer than is allowed, or more
+    /// memory than there is: then it alone is not in force. What of it was written is compared before
+    /// it is written again.
     async fn heavy(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
         let owner = comes.owner.clone();
         let done = if self.is_guarded(&comes) {
@@ -168,9 +173,8 @@ impl Execution<'_> {
             self.run(&[goes], Phase::Carry).await
         };
         match done {
-            Err(Error::Xtables(error)) if error.is_timeout() => {
+            Err(Error::Xtables(error)) if error.is_timeout() || error.is_unanswered() => {
                 self.refusals.refused.push(Refused { owner, error });
-                self.refusals.may_repeat = true;
                 Ok(())
             }
             done => done,

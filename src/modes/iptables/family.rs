@@ -2,6 +2,7 @@
 
 use super::{
     Error, Setup,
+    accounts::Accounts,
     applied::{Applied, Size},
     count::Done,
     counters::{Counters, Failure},
@@ -12,18 +13,15 @@ use super::{
     setup::{open_loopback, settings, without_unsettable},
 };
 use crate::{
-    kernel::{
-        nfacct,
-        xtables::{
-            Toolkit,
-            difference::Comparison,
-            features::Features,
-            observed::Interest,
-            rule::Table,
-            run::{Refusals, Refused, Writer},
-            sync_watch::SyncWatch,
-            transaction::Transaction,
-        },
+    kernel::xtables::{
+        Toolkit,
+        difference::Comparison,
+        features::Features,
+        observed::{Interest, Observed},
+        rule::Table,
+        run::{Refusals, Refused, Writer},
+        sync_watch::SyncWatch,
+        transaction::Transaction,
     },
     log_once::LogOnce,
     modes::{
@@ -60,6 +58,9 @@ pub struct FamilyRules {
     logged: LogOnce,
     repairs: Repairs,
     progress: SyncProgress,
+    accounts: Accounts,
+    /// Why the kernel's rules could not be read when they were to be compared.
+    unread: Option<String>,
 }
 
 /// Why the kernel's rules differ from those that a full sync wants.
@@ -107,6 +108,8 @@ impl FamilyRules {
             logged: LogOnce::default(),
             repairs: Repairs::default(),
             progress: SyncProgress::default(),
+            accounts: Accounts::default(),
+            unread: None,
         })
     }
 
@@ -185,6 +188,8 @@ impl FamilyRules {
             ..SyncReport::default()
         };
         self.state.report(&mut report);
+        let own = [self.unread.as_ref(), self.accounts.missing()];
+        report.unfinished.extend(own.into_iter().flatten().cloned());
         report.unfinished.extend(self.flows.unfinished());
         report
     }
@@ -239,16 +244,18 @@ impl FamilyRules {
     }
 
     /// Applies what changed since the last sync. If that is refused, or does not
-    /// suffice, reads the kernel and applies the difference.
+    /// suffice, reads the kernel and applies the difference. If that cannot be read, what changed
+    /// is applied all the same.
     async fn bring_in_step(
         &mut self,
         counters: &Counters,
         map: &ServiceMap,
         changes: &Changes,
-        options: Options,
+        mut options: Options,
     ) -> Result<Done, Error> {
         let family = self.family;
         self.repairs.log(&[]);
+        self.accounts.ensure(&mut options);
         let applied = self.applied.take();
         let applied = applied.filter(|applied| applied.options == options);
         // Only then is a difference the work of another process, and not what this sync
@@ -263,9 +270,9 @@ impl FamilyRules {
             true => Differs::ByOthers,
             false => Differs::AsAsked,
         };
-        if let Some(applied) = applied
-            && !self.must_observe(changes)
-        {
+        let must_observe = self.must_observe(changes);
+        let mut known = applied;
+        if let Some(applied) = known.take_if(|_| !must_observe) {
             match self.change(applied, map, changes).await {
                 Ok(done) => return Ok(done),
                 Err(error) => {
@@ -274,11 +281,25 @@ impl FamilyRules {
                 }
             }
         }
-        self.state.forget();
         if is_anew {
             self.watch.pause();
         }
-        let outcome = self.full(map, options, differs).await;
+        let outcome = match (observe(&self.writer).await, known) {
+            (Ok(observed), _) => {
+                self.unread = None;
+                self.state.forget();
+                self.full(map, observed, options, differs).await
+            }
+            (Err(error), Some(applied)) if !self.leads_left => {
+                self.unread = Some(format!("rules are not compared: {error}"));
+                self.state.suspect();
+                self.change(applied, map, changes).await
+            }
+            (Err(error), _) => {
+                self.state.forget();
+                Err(error.into())
+            }
+        };
         outcome.inspect_err(|_| counters.failed(family, Failure::Whole))
     }
 
@@ -309,6 +330,8 @@ impl FamilyRules {
             let all = map.iter().map(|port| &port.name);
             names.extend(all.filter(of_family).chain(&gone));
         }
+        // What the kernel has of those is not known.
+        names.retain(|name| !self.state.has_failed(name));
         names.sort_unstable();
         names.dedup();
         let change = Change::new(&applied, map, names);
@@ -320,19 +343,17 @@ impl FamilyRules {
         Ok(execution.done)
     }
 
-    /// Reads the kernel and applies the difference, which `differs` for that reason.
+    /// Applies the difference to what was `observed`, which `differs` for that reason.
     async fn full(
         &mut self,
         map: &ServiceMap,
+        observed: Observed,
         options: Options,
         differs: Differs,
     ) -> Result<Done, Error> {
         let fixed = plan::fixed(&options);
-        if !fixed.accounts.is_empty() {
-            nfacct::create(&fixed.accounts)?;
-        }
+        self.accounts.repair(&options);
         let serves_localhost = options.serves_localhost();
-        let observed = observe(&self.writer).await?;
         let mut full = Full::new(map, observed, &fixed, options);
         let mut execution = Execution::new(&self.writer, &self.progress);
         if differs == Differs::ByOthers {
@@ -366,7 +387,7 @@ impl FamilyRules {
             ));
         }
         self.state.applied();
-        if !self.state.is_complete() {
+        if !self.state.is_complete() || self.accounts.missing().is_some() {
             self.state.suspect();
         }
         let applied = full.applied(|name| self.state.has_failed(name));

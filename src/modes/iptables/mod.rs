@@ -7,6 +7,7 @@
 //! that is written. Either way a table changes as a whole, and rules that keep clients
 //! out are written before those that let them through.
 
+mod accounts;
 mod applied;
 mod cleanup;
 mod count;

@@ -29,7 +29,7 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
     let append = |entry: &Entry| Op::of(entry, Action::Append);
     let mut ops = Vec::new();
     let mut closing = Vec::new();
-    let RuleSet { chains, jumps } = plan::fixed(options).rules;
+    let RuleSet { chains, jumps } = plan::fixed(options);
     for FixedChain {
         table,
         name,

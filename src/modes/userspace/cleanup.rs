@@ -53,13 +53,14 @@ pub fn prepare_successor(families: &[Family]) -> PerFamily<Result<Option<Prepare
 /// and the families that have rules.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// When the kernel refuses in one family or capture; it is done in the others all the same.
 pub async fn retire(
     routed: &[Family],
     redirected: &[Family],
 ) -> Result<(usize, Vec<Family>), Error> {
-    let open = Local::retire(routed)?;
-    Ok((open, Redirect::retire(redirected).await?))
+    let open = Local::retire(routed);
+    let rules = Redirect::retire(redirected).await;
+    Ok((open?, rules?))
 }
 
 /// Returns whether anything captures in any family by rules that are not

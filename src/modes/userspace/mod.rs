@@ -302,7 +302,8 @@ impl Userspace {
             let again = pending.uncaptured.keys();
             let again = again.filter(|one| extent >= Some(Extent::Retry) || is_changed(one));
             pending.changed.extend(again);
-            let extent = extent.unwrap_or(Extent::Changed);
+            // One that is not due has its turn later.
+            let extent = extent?;
             let scope = Scope {
                 extent,
                 changed: pending.changed.iter().copied().collect(),
@@ -427,8 +428,10 @@ impl Mode for Userspace {
             capture::Outcomes::default()
         };
         drop(capturing);
-        // A family that was not asked for has its turn later.
-        if extents.v4.is_some() && extents.v6.is_some() {
+        // A family that was not asked for has its turn later; one of which it is not known what an
+        // ended process left keeps the other one's connections from nothing.
+        let is_of_all = asked.v4.is_some() && asked.v6.is_some();
+        if is_of_all && extents.iter().any(|(_, extent)| extent.is_some()) {
             self.handover.acted_on(others);
             self.reported = others;
         }

@@ -13,19 +13,8 @@ use crate::{
     node::Served,
 };
 
-/// What does not depend on Services.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fixed {
-    /// Chains, those that ServicePorts share among them, and jumps in the order in
-    /// which kube-proxy leaves them.
-    pub rules: RuleSet,
-    /// Counters of nfacct that the rules of this plan and of any ServicePort
-    /// use, which must exist before.
-    pub accounts: Vec<&'static str>,
-}
-
-/// Returns what does not depend on Services.
-pub fn fixed(options: &Options) -> Fixed {
+/// Returns the counters of nfacct that rules use, of ServicePorts as well. They must exist before.
+pub fn accounts(options: &Options) -> Vec<&'static str> {
     let mut accounts = Vec::new();
     if options.features.contains(Extension::Nfacct) {
         if drops_invalid(options) {
@@ -35,9 +24,14 @@ pub fn fixed(options: &Options) -> Fixed {
             accounts.push(names::LOCALHOST_ACCEPTED);
         }
     }
+    accounts
+}
+
+/// Returns what does not depend on Services: chains, those that ServicePorts share among them,
+/// and jumps in the order in which kube-proxy leaves them.
+pub fn fixed(options: &Options) -> RuleSet {
     let (chains, jumps) = (chains(options), jumps(options));
-    let rules = RuleSet { chains, jumps };
-    Fixed { rules, accounts }
+    RuleSet { chains, jumps }
 }
 
 /// Returns the part of it that keeps neighbours from this node's loopback addresses.

@@ -22,7 +22,7 @@ mod options;
 mod service;
 
 pub use self::{
-    fixed::{Fixed, fixed, loopback_guard},
+    fixed::{accounts, fixed, loopback_guard},
     lost::{LOST, NEEDED},
     options::{Dispatch, DispatchChoice, Options, is_large_cluster},
     service::{endpoint_chains, is_possible, plan, policy_chains},

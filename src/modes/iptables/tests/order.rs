@@ -57,7 +57,8 @@ fn addresses_that_go_lead_to_no_new_endpoint() {
     assert!(has(&tables, NEW), "{carrying}");
     let is_open = has(&tables, "--dport 30000") || has(&tables, "192.0.2.1/32");
     assert!(!is_open, "{carrying}");
-    let groups = full.stale();
+    let stale = full.stale();
+    let groups = [vec![stale.leads], stale.chains].concat();
     let stale = Transaction { family, groups }.to_string();
     tables.restore(&stale);
     assert!(!has(&tables, OLD), "{stale}");

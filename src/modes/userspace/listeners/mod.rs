@@ -422,15 +422,16 @@ impl ListenerSet {
         if self.reserved().any(|address| address == bind.address) {
             return Ok(());
         }
-        match self.name.port.protocol {
-            Protocol::Tcp => self.reserved.push(Reserved {
-                address: bind.address,
-                _descriptor: shared.descriptors.take_for_service(1)?,
-                _socket: listening::tcp(bind)?,
-            }),
-            // A bound UDP socket would swallow what is to be refused.
-            Protocol::Udp | Protocol::Sctp => drop(listening::udp(bind)?),
-        }
+        let descriptor = shared.descriptors.take_for_service(1)?;
+        let socket = match self.name.port.protocol {
+            Protocol::Tcp => Some(listening::reserve_tcp(bind)?),
+            Protocol::Udp | Protocol::Sctp => listening::reserve_udp(bind)?.1,
+        };
+        self.reserved.extend(socket.map(|socket| Reserved {
+            address: bind.address,
+            _socket: socket,
+            _descriptor: descriptor,
+        }));
         Ok(())
     }
 

@@ -53,7 +53,7 @@ impl RedirectPort {
     }
 
     /// Reserves the port, before what listens on it closes. If that fails, another
-    /// program may get it, as it may if [`reserve_udp`] cannot reserve one.
+    /// program may get it, as it may if [`listening::reserve_udp`] cannot reserve one.
     pub fn reserve(&mut self) {
         if self.reservation.is_some() {
             return;
@@ -114,7 +114,7 @@ impl RedirectPorts {
     }
 
     /// Returns a port that the kernel picks. It knows only of ports that are bound, and a
-    /// reserved one need not be (see [`reserve_udp`]): what it picks may be taken
+    /// reserved one need not be (see [`listening::reserve_udp`]): what it picks may be taken
     /// already.
     fn picked(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
         for _ in 0..PICKS {
@@ -218,15 +218,11 @@ impl RedirectPorts {
 fn reserve(protocol: Protocol, at: SocketAddr) -> io::Result<(SocketAddr, Option<Socket>)> {
     match protocol {
         Protocol::Tcp => {
-            let socket = listening::tcp(Bind::of_node(at))?;
+            let socket = listening::reserve_tcp(Bind::of_node(at))?;
             let bound = socket.local_addr()?.as_socket();
             Ok((bound.ok_or(io::ErrorKind::AddrNotAvailable)?, Some(socket)))
         }
-        Protocol::Udp | Protocol::Sctp => {
-            let socket = listening::udp(Bind::of_node(at))?;
-            let bound = socket.local_addr()?;
-            Ok((bound, reserve_udp(socket, bound)))
-        }
+        Protocol::Udp | Protocol::Sctp => listening::reserve_udp(Bind::of_node(at)),
     }
 }
 
@@ -251,16 +247,6 @@ fn bind_alone(protocol: Protocol, address: SocketAddr) -> io::Result<Socket> {
         socket.listen(1)?;
     }
     Ok(socket)
-}
-
-/// Makes a bound UDP socket keep its port without taking any datagram: connected to
-/// itself it gets only what it sends itself (`udp(7)`), and the kernel refuses the
-/// rest. `None` where even loopback is down, which leaves the port to any program to
-/// which the kernel gives it.
-fn reserve_udp(socket: std::net::UdpSocket, address: SocketAddr) -> Option<Socket> {
-    let myself = Family::of(&address.ip()).localhost();
-    socket.connect((myself, address.port())).ok()?;
-    Some(socket.into())
 }
 
 #[cfg(test)]

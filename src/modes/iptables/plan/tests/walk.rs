@@ -93,7 +93,7 @@ impl Ruleset {
             tried: Cell::new(0),
             mark: options.masquerade_mark,
         };
-        let fixed = plan::fixed(options).rules;
+        let fixed = plan::fixed(options);
         for jump in fixed.jumps {
             set.add(jump.table, jump.from, jump.rule);
         }

@@ -96,15 +96,16 @@ impl Local {
     /// of others is removed.
     ///
     /// # Errors
-    /// When something of it could not be removed.
+    /// With the first thing that could not be removed; the others are removed all the same.
     pub fn cleanup(families: &[Family]) -> Result<(), Error> {
         let mut socket = Socket::open(Protocol::Route)?;
+        let mut outcome = Ok(());
         for family in families {
-            let observed = observe::installed(&mut socket, *family)?;
-            remove_all(&mut socket, observed)?;
-            retire::cleanup(*family)?;
+            let observed = observe::installed(&mut socket, *family);
+            let removed = observed.and_then(|observed| remove_all(&mut socket, observed));
+            outcome = outcome.and(removed).and(retire::cleanup(*family));
         }
-        Ok(())
+        outcome
     }
 
     /// Makes open connections of `family` survive under rules of nat, which are about

@@ -102,24 +102,26 @@ pub fn prepare(family: Family) -> Result<Option<Prepared>, Error> {
 /// the answers to datagrams that are under way.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// When the kernel refuses in one of them; it is done in the others all the same.
 pub fn retire(families: &[Family]) -> Result<usize, Error> {
-    let mut connections = 0;
-    for &family in families {
-        let mut socket = Socket::open(netlink::Protocol::Route)?;
-        let installed = observe::installed(&mut socket, family)?;
-        let datagrams = frontends(Protocol::Udp, &installed);
-        let own = addresses::list(&mut socket)?.into_iter();
-        let own: HashSet<_> = own.map(|address| address.address).collect();
-        let preserved = preserved(family, installed, &open(family)?, &own);
-        if preserved.connections == 0 && datagrams.is_empty() {
-            continue;
-        }
-        connections += preserved.connections + usize::from(!datagrams.is_empty());
-        keep(&mut socket, family, preserved, &datagrams)?;
-        forget_datagrams(family, &datagrams)?;
+    let outcomes: Vec<_> = families.iter().map(|family| retire_one(*family)).collect();
+    outcomes.into_iter().sum()
+}
+
+fn retire_one(family: Family) -> Result<usize, Error> {
+    let mut socket = Socket::open(netlink::Protocol::Route)?;
+    let installed = observe::installed(&mut socket, family)?;
+    let datagrams = frontends(Protocol::Udp, &installed);
+    let own = addresses::list(&mut socket)?.into_iter();
+    let own: HashSet<_> = own.map(|address| address.address).collect();
+    let preserved = preserved(family, installed, &open(family)?, &own);
+    if preserved.connections == 0 && datagrams.is_empty() {
+        return Ok(0);
     }
-    Ok(connections)
+    let open = preserved.connections + usize::from(!datagrams.is_empty());
+    keep(&mut socket, family, preserved, &datagrams)?;
+    forget_datagrams(family, &datagrams)?;
+    Ok(open)
 }
 
 /// Deletes the entries of UDP flows to these addresses and ports which nothing translates:

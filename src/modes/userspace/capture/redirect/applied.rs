@@ -13,14 +13,17 @@ use super::{
     plan::{self, Environment, Listener},
 };
 use crate::{
-    kernel::xtables::{
-        desired::{Chain, Entry, OwnerRules, RuleSet},
-        difference::between,
-        rule::Rule,
-        transaction::{Action, Op},
+    kernel::{
+        extension::Extension,
+        xtables::{
+            desired::{Chain, Entry, OwnerRules, RuleSet},
+            difference::between,
+            rule::Rule,
+            transaction::{Action, Op},
+        },
     },
     modes::userspace::capture::{Desired, Report, Target},
-    net::{Family, Frontend},
+    net::{Family, Frontend, Protocol},
 };
 
 /// The rules of one family, as they were last written.
@@ -46,12 +49,17 @@ pub struct Difference {
 fn possible<'a>(
     frontend: &Frontend,
     target: Option<&'a Target>,
-    family: Family,
+    environment: &Environment,
     report: &mut Report,
 ) -> Option<&'a Target> {
     let target = target?;
+    let family = environment.family;
+    let matches_sctp = environment.features.contains(Extension::Sctp);
     let reason = match frontend.address {
         Some(ip) if Family::of(&ip) != family => format!("{ip} is no {family} address"),
+        _ if frontend.protocol == Protocol::Sctp && !matches_sctp => {
+            "it cannot be refused without the sctp match".to_owned()
+        }
         _ if frontend.port == 0 || target.port == 0 => "port 0 cannot be called".to_owned(),
         _ => return Some(target),
     };
@@ -75,7 +83,7 @@ impl Applied {
         let mut applied = Applied::default();
         let family = environment.family;
         for (frontend, target) in desired.iter().filter(|(f, _)| f.family == family) {
-            if let Some(target) = possible(frontend, Some(target), family, report) {
+            if let Some(target) = possible(frontend, Some(target), &environment, report) {
                 applied.trees.insert(frontend, target);
             }
         }
@@ -174,7 +182,7 @@ impl Applied {
         let mut changed = Changed::default();
         let mut new = BTreeMap::new();
         for frontend in frontends {
-            let target = possible(frontend, desired.get(frontend), family, report);
+            let target = possible(frontend, desired.get(frontend), &environment, report);
             changed.add(frontend, self.trees.target(frontend));
             changed.add(frontend, target);
             new.insert(frontend, target);

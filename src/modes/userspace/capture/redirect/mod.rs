@@ -206,16 +206,22 @@ impl Redirect {
     /// clients begin anew. Returns the families that have some.
     ///
     /// # Errors
-    /// When a rule that jumps there, or an entry of connection tracking, could not be removed.
+    /// When a rule that jumps there, or an entry of connection tracking, could not be removed in one
+    /// of them; they are removed in the others all the same.
     pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
-        let mut left = Vec::new();
+        let (mut left, mut outcome) = (Vec::new(), Ok(()));
         for &family in families {
-            if OWNED.unlink(family).await? {
-                stale::forget_redirected(family)?;
-                left.push(family);
+            match OWNED.unlink(family).await {
+                Ok(true) => {
+                    let forgotten = stale::forget_redirected(family).map_err(Error::from);
+                    outcome = outcome.and(forgotten);
+                    left.push(family);
+                }
+                Ok(false) => {}
+                Err(error) => outcome = outcome.and(Err(error.into())),
             }
         }
-        Ok(left)
+        outcome.map(|()| left)
     }
 
     /// Returns whether there are rules in some family, other than what is `preserved`.

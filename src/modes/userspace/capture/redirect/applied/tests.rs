@@ -319,3 +319,29 @@ fn the_way_to_a_frontend_is_named() {
         assert!(last.is_some_and(|last| last.ends_with(&end)), "{frontend}");
     }
 }
+
+/// Of all rules of a sync none may be refused, as they are written together.
+#[test]
+fn sctp_is_not_captured_without_its_match() {
+    for family in Family::ALL {
+        let [tcp, sctp] = [Protocol::Tcp, Protocol::Sctp].map(|protocol| Frontend {
+            family,
+            protocol,
+            address: None,
+            port: 30_000,
+        });
+        let target = |port| Target {
+            port,
+            name: "service".into(),
+            other_ports: crate::modes::userspace::capture::OtherPorts::Refuse,
+        };
+        let desired = Desired::from([(tcp, target(1)), (sctp, target(2))]);
+        let mut environment = environment(family);
+        environment.features = Features::ALL.without(&[Extension::Sctp]);
+        let mut report = Report::default();
+        let applied = Applied::of(&desired, environment, &mut report);
+        let failed: Vec<_> = report.failed.iter().map(|(one, _)| *one).collect();
+        assert_eq!(failed, [sctp]);
+        assert!(applied.listener(&tcp).is_some() && applied.listener(&sctp).is_none());
+    }
+}
