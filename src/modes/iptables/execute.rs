@@ -49,11 +49,11 @@ impl Execution<'_> {
     }
 
     /// Has [`changed_chains`](Self::changed_chains) name the chains that steps change from now on.
-    pub fn note_changed_chains(&mut self) {
+    pub fn record_changed_chains(&mut self) {
         self.changed = Some(BTreeSet::new());
     }
 
-    /// Returns the names of the chains that were changed and noted.
+    /// Returns the names of the chains that were changed and recorded.
     pub fn changed_chains(&self) -> impl Iterator<Item = &String> {
         self.changed.iter().flatten()
     }
@@ -100,11 +100,11 @@ impl Execution<'_> {
         }
         drop(ports);
         let [chains, leads] = common;
-        self.required(&[chains], Phase::Carry).await?;
+        self.required(&[chains], Phase::Translate).await?;
         let (mut chunk, mut weight, mut heavy) = (Vec::new(), 0, Vec::new());
         for port in full.ports() {
             self.progress.send(1);
-            let Some([goes, comes]) = full.carrying(port) else {
+            let Some([goes, comes]) = full.translation(port) else {
                 continue;
             };
             if pieces::are_heavy([&goes, &comes], self.writer.chunk()) {
@@ -118,14 +118,14 @@ impl Execution<'_> {
                 chunk.push(comes);
             }
             if weight >= self.writer.chunk() {
-                self.run(&chunk, Phase::Carry).await?;
+                self.run(&chunk, Phase::Translate).await?;
                 self.progress.confirm();
                 chunk.clear();
                 weight = 0;
             }
         }
         chunk.push(leads);
-        self.required(&chunk, Phase::Carry).await?;
+        self.required(&chunk, Phase::Translate).await?;
         self.progress.confirm();
         drop(chunk);
         for [goes, comes] in heavy {
@@ -134,7 +134,7 @@ impl Execution<'_> {
         let stale = full.stale();
         let refused = self.refusals.refused.len();
         for groups in self.writer.chunks(&stale) {
-            self.run(groups, Phase::Carry).await?;
+            self.run(groups, Phase::Translate).await?;
         }
         self.leads_left = self.refusals.refused.len() > refused;
         for groups in self.writer.chunks(&stale) {
@@ -165,7 +165,7 @@ impl Execution<'_> {
         let done = if self.is_guarded(&comes) {
             self.heavy_in_pieces(goes, &comes).await
         } else {
-            self.run(&[goes], Phase::Carry).await
+            self.run(&[goes], Phase::Translate).await
         };
         match done {
             Err(Error::Xtables(error)) if error.is_timeout() => {
@@ -184,15 +184,15 @@ impl Execution<'_> {
             after,
         } = Pieces::of(comes, self.writer.chunk());
         for piece in before {
-            self.run(&[piece], Phase::Carry).await?;
+            self.run(&[piece], Phase::Translate).await?;
             // Without the chains of the endpoints no rule can jump to them.
             if !self.is_guarded(&main) {
-                return self.run(&[goes], Phase::Carry).await;
+                return self.run(&[goes], Phase::Translate).await;
             }
         }
-        self.run(&[goes, main], Phase::Carry).await?;
+        self.run(&[goes, main], Phase::Translate).await?;
         for piece in after {
-            self.run(&[piece], Phase::Carry).await?;
+            self.run(&[piece], Phase::Translate).await?;
         }
         Ok(())
     }

@@ -336,7 +336,7 @@ impl FamilyRules {
         let mut full = Full::new(map, observed, &fixed, options);
         let mut execution = Execution::new(&self.writer, &self.progress);
         if differs == Differs::ByOthers {
-            execution.note_changed_chains();
+            execution.record_changed_chains();
         }
         execution.full(&mut full).await?;
         // Now that the rule is there that keeps neighbours from loopback.

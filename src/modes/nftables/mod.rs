@@ -28,7 +28,7 @@ use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
     cleanup::{KUBE_PROXY, cleanup, may_be_there, may_serve, retire},
-    traffic::{Carried, Traffic},
+    traffic::{EndpointTraffic, Traffic},
 };
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,

@@ -1,10 +1,10 @@
 //! The TCP data path: accept, pick, connect, relay.
 
 mod budget;
-mod carry;
 mod dial;
 mod direction;
 mod first_flight;
+mod forwarding;
 mod messages;
 mod pending;
 mod relay;
@@ -288,7 +288,7 @@ async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
         let begun = Instant::now();
         dialed.lease.connected();
         let mut relay = Relay::new(&header, first);
-        let end = carry::carry((shared, group), &mut relay, client, &mut dialed).await;
+        let end = forwarding::forward((shared, group), &mut relay, client, &mut dialed).await;
         match end {
             End::Closed => return,
             End::Reset => {

@@ -41,7 +41,7 @@ pub type Key = (SocketAddr, IpAddr);
 
 /// Bytes of the first datagram that are kept until the backend answers, so
 /// that a refusal costs the client nothing; longer ones are not kept.
-const KEPT: usize = 2048;
+const LONGEST_REPEATED: usize = 2048;
 
 /// The number of datagrams that may be all that a client has to ask: a name server is
 /// asked for the addresses of both families at once.
@@ -177,7 +177,7 @@ impl Associations {
         }
         match datagram::send_connected(&association.backend, bytes) {
             Ok(()) => {
-                association.lease.carried(bytes.len(), 0);
+                association.lease.count_bytes(bytes.len(), 0);
                 association.keep(bytes);
             }
             // The error belongs to an earlier datagram (udp(7)): this one was
@@ -316,7 +316,7 @@ impl Associations {
                         association.place.used();
                         let sent = datagram::send_from(&association.listener.socket, bytes, called, client);
                         match sent {
-                            Ok(()) => association.lease.carried(0, bytes.len()),
+                            Ok(()) => association.lease.count_bytes(0, bytes.len()),
                             Err(_) => self.shared.counters.datagrams_dropped.inc(),
                         }
                     });
@@ -416,7 +416,7 @@ impl Association {
 
     /// Keeps the first datagram while the backend has not answered.
     fn keep(&self, bytes: &[u8]) {
-        if !self.answered.load(Relaxed) && bytes.len() <= KEPT {
+        if !self.answered.load(Relaxed) && bytes.len() <= LONGEST_REPEATED {
             let mut unanswered = self.unanswered.lock();
             if unanswered.is_empty() {
                 unanswered.extend_from_slice(bytes);

@@ -148,8 +148,8 @@ impl Connection {
     /// Counts `length` bytes that were received.
     pub fn count(&self, request: Request, length: usize) {
         match request {
-            Request::ReceiveBack => self.endpoint.carried(0, length),
-            _ => self.endpoint.carried(length, 0),
+            Request::ReceiveBack => self.endpoint.count_bytes(0, length),
+            _ => self.endpoint.count_bytes(length, 0),
         }
     }
 

@@ -238,7 +238,7 @@ impl State {
         }
     }
 
-    /// Receives from the sender of a direction again, unless that is done, or is not wanted any
+    /// Receives from the sender of a direction again, unless that is done, or is not needed any
     /// more. Returns whether it asked for that.
     fn receive(&mut self, number: usize, request: Request) -> bool {
         let Some((connection, ring)) = self.connection(number) else {
@@ -264,7 +264,7 @@ impl State {
         }
     }
 
-    /// Cancels what is not wanted any more; once nothing is under way, tells who waits, or
+    /// Cancels what is not needed any more; once nothing is under way, tells who waits, or
     /// forgets the connection.
     pub fn settle(&mut self, number: usize) {
         let Some((connection, ring)) = self.connection(number) else {

@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(30);
 struct Mover<'a> {
     relay: &'a mut Relay,
     /// The worker's ring, instead of the relay.
-    ring: Option<ring::Carried>,
+    ring: Option<ring::RingConnection>,
     /// Whether the backend has answered. That it took the connection says little: a
     /// backend that is about to die, or whose program does not accept, takes it, too.
     answered: bool,
@@ -59,7 +59,7 @@ impl Mover<'_> {
         }
         let progress = self.relay.poll(cx, client, &dialed.stream, shared.into());
         let (from_client, to_client) = self.relay.take_counts();
-        dialed.lease.carried(from_client, to_client);
+        dialed.lease.count_bytes(from_client, to_client);
         if !self.answered && self.relay.is_answered() {
             self.answered = true;
             group.answered(dialed.lease.endpoint().address);
@@ -82,7 +82,7 @@ impl Mover<'_> {
         if let Some(driver) = ring::of_this_worker() {
             let endpoint = dialed.lease.endpoint().clone();
             let (client, backend) = (client.unwatch(), dialed.stream.unwatch());
-            self.ring = Some(driver.carry(client, backend, endpoint));
+            self.ring = Some(driver.forward(client, backend, endpoint));
             shared.counters.connections_by_io_uring.inc();
         }
     }
@@ -119,7 +119,7 @@ fn ends_stalled(shared: &Shared, group: &ServiceGroup) -> bool {
 }
 
 /// Moves bytes until the connection ends.
-pub async fn carry(
+pub async fn forward(
     (shared, group): (&Shared, &ServiceGroup),
     relay: &mut Relay,
     client: &mut Stream,
