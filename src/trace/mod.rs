@@ -209,8 +209,8 @@ impl Tracing<'_> {
         let protocol = target.protocol.name();
         let explained =
             ask::explanation_within(most, &asked.socket, target.to, protocol, target.from).await;
-        let (asker, untold) = asker(asked, &target, explained.as_ref().ok()).await;
-        unseen.extend(untold);
+        let (asker, why_unseen) = asker(asked, &target, explained.as_ref().ok()).await;
+        unseen.extend(why_unseen);
         let start = start(&target, explained.as_ref(), unseen);
         let mode = start.mode.clone();
         let runs = |name: ModeName| mode.as_deref() == Some(&*name.to_string());
@@ -371,19 +371,19 @@ impl Tracing<'_> {
         if overdue.is_empty() {
             return Ok(());
         }
-        let held = self.held();
+        let flows = self.flows();
         let (target, is_ipvs) = (self.target, self.is_ipvs);
         for client in overdue {
-            let held = held.iter().find(|flow| flow.original.source == client);
+            let flow = flows.iter().find(|flow| flow.original.source == client);
             let real_server = |client| real_server(&target, is_ipvs, client);
-            let report = self.stories.end(client, held, real_server);
+            let report = self.stories.end(client, flow, real_server);
             self.print(Some(report))?;
         }
         Ok(())
     }
 
     /// Returns the entries of conntrack for the destination; none if it cannot be read.
-    fn held(&self) -> Vec<Flow> {
+    fn flows(&self) -> Vec<Flow> {
         let to = Match {
             protocol: self.target.protocol.number(),
             destination: Some(self.target.to.ip()),
