@@ -150,7 +150,7 @@ async fn replay_holder(
                 held.extend(proxy.hold(Protocol::Udp, at, || Arc::clone(&label), socket));
             }
             "release" => drop(held.pop()),
-            "release-given" => drop(proxy.take_given()),
+            "release-given" => drop(proxy.take_inherited()),
             "note" => {
                 proxy.note(vec![NOTE.to_vec()]);
                 // Is sent only to a holder whose version has it.

@@ -4,7 +4,7 @@
 mod close;
 mod compare;
 mod expected;
-mod given;
+mod inherited;
 mod left;
 #[cfg(test)]
 pub mod listening;
@@ -25,7 +25,7 @@ use super::{
     capture::{Desired, Extent, Scopes, Target},
     diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step, diff},
     handover::OtherProcesses,
-    listeners::{InUse, ListenerSet, given::GivenSockets, redirect_ports::RedirectPorts},
+    listeners::{InUse, ListenerSet, inherited::InheritedSockets, redirect_ports::RedirectPorts},
     loads::Loads,
     options::Options,
     plan::{GroupKind, GroupName, GroupPlan, listen::NodeContext},
@@ -57,7 +57,7 @@ pub struct Executor {
     /// Connections to frontends that came in by listeners which are closed by now.
     used: BTreeMap<Frontend, Vec<InUse>>,
     /// Sockets of an ended process that no group has taken.
-    given: GivenSockets,
+    inherited: InheritedSockets,
     /// Local ports to which rules of an ended process redirect.
     left: LeftPorts,
     unfiltered: Unfiltered,
@@ -98,7 +98,7 @@ impl Executor {
             closing: BTreeMap::new(),
             lingering: BTreeSet::new(),
             used: BTreeMap::new(),
-            given: GivenSockets::default(),
+            inherited: InheritedSockets::default(),
             left: LeftPorts::default(),
             unfiltered: Unfiltered::default(),
             progress: PerFamily::default(),
@@ -380,7 +380,7 @@ impl Executor {
         };
         let mut unfit: Vec<_> = group.local_port.take().into_iter().collect();
         if unfit.is_empty()
-            && let Some(port) = given::local_port(&self.given, &mut self.ports, name, group)
+            && let Some(port) = inherited::local_port(&self.inherited, &mut self.ports, name, group)
                 .or_else(|| self.left.local_port(&mut self.ports, group))
         {
             group.local_port = Some(port);
@@ -422,8 +422,8 @@ impl Executor {
     fn listen(&mut self, name: &GroupName, bind: Bind) -> io::Result<()> {
         let group = self.groups.get_mut(name);
         group.map_or(Ok(()), |group| {
-            let given = self.given.take(name.port.protocol, bind.address);
-            group.open(&self.shared, &self.workers, bind, given)
+            let inherited = self.inherited.take(name.port.protocol, bind.address);
+            group.open(&self.shared, &self.workers, bind, inherited)
         })
     }
 

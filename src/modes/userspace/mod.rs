@@ -408,7 +408,7 @@ impl Mode for Userspace {
         self.update_cluster_local(node);
 
         let mut reports = PerFamily::default();
-        self.executor.take_given();
+        self.executor.take_inherited();
         self.sync_groups(map, asked, extents, &mut reports);
         let scopes = self.scopes(asked, extents);
         if handed_over {
@@ -445,7 +445,7 @@ impl Mode for Userspace {
                     let mut report = self.finish(family, done.and_then(Result::ok), report);
                     report.not_served = self.unserved.report(family, map);
                     if extent == Some(Extent::Full) {
-                        self.executor.close_given(family);
+                        self.executor.close_inherited(family);
                         self.executor.give_up_left(family);
                     }
                     Ok(report)

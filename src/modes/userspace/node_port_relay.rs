@@ -194,7 +194,7 @@ impl NodePortRelay {
         self.executor.close(this);
         self.executor.end_lingering(this);
         if full {
-            self.executor.close_given(family);
+            self.executor.close_inherited(family);
         }
         let listeners = self.executor.listening(family);
         let gauge = self.metrics.listeners.with_label_values(&label);
