@@ -82,7 +82,7 @@ impl TrafficSource for Chains {
         let traffic = Arc::clone(&self.traffic);
         Some(Box::pin(async move {
             if let Err(error) = traffic.lock().await.refresh().await {
-                tracing::debug!("the traffic of Services is not known: {error}");
+                tracing::debug!("what Services carried is not known: {error}");
             }
         }))
     }
@@ -125,7 +125,7 @@ impl TrafficSource for Elements {
             Some(Ok(found)) => found,
             not_known => {
                 if let Some(Err(error)) = not_known {
-                    tracing::debug!("the traffic of Services is not known: {error}");
+                    tracing::debug!("what Services carried is not known: {error}");
                 }
                 *open = None;
                 return vec![PortTraffic::default(); ports.len()];

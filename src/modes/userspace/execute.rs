@@ -5,9 +5,9 @@ mod close;
 mod compare;
 mod expected;
 mod inherited;
-mod left;
 #[cfg(test)]
 pub mod listening;
+mod previous_ports;
 mod unfiltered;
 
 use std::{
@@ -19,7 +19,7 @@ use std::{
 
 use hashbrown::{HashMap, hash_map::Entry};
 
-use self::{expected::Expected, left::LeftPorts, unfiltered::Unfiltered};
+use self::{expected::Expected, previous_ports::PreviousPorts, unfiltered::Unfiltered};
 use super::{
     assignments::Assignments,
     capture::{Desired, Extent, Scopes, Target},
@@ -59,7 +59,7 @@ pub struct Executor {
     /// Sockets of an ended process that no group has taken.
     inherited: InheritedSockets,
     /// Local ports to which rules of an ended process redirect.
-    left: LeftPorts,
+    previous: PreviousPorts,
     unfiltered: Unfiltered,
     progress: PerFamily<SyncProgress>,
     /// What helps where another program has the port of an address.
@@ -99,7 +99,7 @@ impl Executor {
             lingering: BTreeSet::new(),
             used: BTreeMap::new(),
             inherited: InheritedSockets::default(),
-            left: LeftPorts::default(),
+            previous: PreviousPorts::default(),
             unfiltered: Unfiltered::default(),
             progress: PerFamily::default(),
             if_taken,
@@ -381,7 +381,7 @@ impl Executor {
         let mut unfit: Vec<_> = group.local_port.take().into_iter().collect();
         if unfit.is_empty()
             && let Some(port) = inherited::local_port(&self.inherited, &mut self.ports, name, group)
-                .or_else(|| self.left.local_port(&mut self.ports, group))
+                .or_else(|| self.previous.local_port(&mut self.ports, group))
         {
             group.local_port = Some(port);
             return Ok(());

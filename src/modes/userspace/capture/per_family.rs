@@ -123,9 +123,9 @@ impl Capture {
     ///
     /// # Errors
     /// When the kernel could not be asked.
-    pub async fn left(&self, family: Family) -> Result<Vec<(Frontend, u16)>, Error> {
+    pub async fn previous_ports(&self, family: Family) -> Result<Vec<(Frontend, u16)>, Error> {
         match &self.families.get(family).active {
-            ActiveMethod::Redirect(redirect) => redirect.left().await,
+            ActiveMethod::Redirect(redirect) => redirect.previous_ports().await,
             ActiveMethod::Local(_) => Ok(Vec::new()),
         }
     }

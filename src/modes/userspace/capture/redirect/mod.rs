@@ -20,8 +20,8 @@
 mod applied;
 mod chains;
 mod key;
-mod left;
 mod plan;
+mod previous_ports;
 mod stale;
 #[cfg(test)]
 mod tests;
@@ -133,10 +133,10 @@ impl Redirect {
     ///
     /// # Errors
     /// When the kernel could not be asked.
-    pub async fn left(&self) -> Result<Vec<(Frontend, u16)>, Error> {
+    pub async fn previous_ports(&self) -> Result<Vec<(Frontend, u16)>, Error> {
         let family = self.writer.family();
         let mut found = Vec::new();
-        let line = |_: Table, line: &str| found.extend(left::captured(line, family));
+        let line = |_: Table, line: &str| found.extend(previous_ports::captured(line, family));
         let tables = &[Table::Nat];
         self.writer.observe(plan::interest, tables, line).await?;
         Ok(found)
@@ -208,14 +208,14 @@ impl Redirect {
     /// # Errors
     /// When a rule that jumps there, or an entry of connection tracking, could not be removed.
     pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
-        let mut left = Vec::new();
+        let mut remaining = Vec::new();
         for &family in families {
             if OWNED.unlink(family).await? {
                 stale::forget_redirected(family)?;
-                left.push(family);
+                remaining.push(family);
             }
         }
-        Ok(left)
+        Ok(remaining)
     }
 
     /// Returns whether there are rules in some family, other than what is `preserved`.

@@ -43,7 +43,7 @@ struct Mover<'a> {
 enum Step {
     Relay(Progress),
     /// The relay goes on from what the ring left.
-    Left(ring::Left),
+    Remainder(ring::Remainder),
 }
 
 impl Mover<'_> {
@@ -55,7 +55,7 @@ impl Mover<'_> {
         (shared, group): (&Shared, &ServiceGroup),
     ) -> Poll<Step> {
         if let Some(ring) = &self.ring {
-            return Poll::Ready(Step::Left(ready!(ring.poll(cx))));
+            return Poll::Ready(Step::Remainder(ready!(ring.poll(cx))));
         }
         let progress = self.relay.poll(cx, client, &dialed.stream, shared.into());
         let (from_client, to_client) = self.relay.take_counts();
@@ -90,7 +90,7 @@ impl Mover<'_> {
     /// Makes the relay move them again. Returns false if the kernel has no memory to watch them.
     fn use_relay(
         &mut self,
-        left: &ring::Left,
+        left: &ring::Remainder,
         client: &mut Stream,
         backend: &mut Stream,
         shared: &Shared,
@@ -186,7 +186,7 @@ pub async fn forward(
                 closed = Some(side);
             }
             Step::Relay(Progress::Messages) => mover.use_ring(client, dialed, shared),
-            Step::Left(left) => {
+            Step::Remainder(left) => {
                 if !mover.use_relay(&left, client, &mut dialed.stream, shared) {
                     return End::Reset;
                 }

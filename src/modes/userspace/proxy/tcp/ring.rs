@@ -60,7 +60,7 @@ pub struct Driver {
 
 /// What the ring left of a connection.
 #[derive(Debug)]
-pub struct Left {
+pub struct Remainder {
     /// The direction from the client to the backend.
     pub out: Rest,
     /// The direction from the backend to the client.
@@ -192,7 +192,7 @@ pub async fn run(ring: Ring) {
 
 impl RingConnection {
     /// Waits until the relay is to go on, with what is left.
-    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Left> {
+    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Remainder> {
         let mut state = self.driver.state.borrow_mut();
         let Some(number) = self.number.get() else {
             return Poll::Pending;

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, net::TcpStream, rc::Rc, task::Waker};
 
-use super::{super::super::backends::Endpoint, Left, Rest};
+use super::{super::super::backends::Endpoint, Remainder, Rest};
 use crate::kernel::io_uring::{Buffer, Ring};
 
 /// A connection that the ring moves.
@@ -126,11 +126,11 @@ impl Connection {
 
     /// Returns what is left of it, of which nothing is under way any more, and gives its buffers
     /// back to the `ring`.
-    pub fn left(mut self, ring: &mut Ring) -> Left {
+    pub fn into_remainder(mut self, ring: &mut Ring) -> Remainder {
         for way in [&mut self.out, &mut self.back] {
             way.keep_waiting(ring);
         }
-        Left {
+        Remainder {
             out: self.out.rest,
             back: self.back.rest,
             idle: self.end == Some(Ending::Idle),

@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use super::{
     super::messages,
-    Left, TURN,
+    Remainder, TURN,
     connection::{Connection, Ending, Received, Receiving, Request},
 };
 use crate::kernel::io_uring::{Completion, Ring, SIZE};
@@ -304,10 +304,10 @@ impl State {
     }
 
     /// Takes a connection out, with what was left of it.
-    pub fn take(&mut self, number: usize) -> Option<Left> {
+    pub fn take(&mut self, number: usize) -> Option<Remainder> {
         let connection = self.connections.get_mut(number)?.take()?;
         self.free.push(number);
-        Some(connection.left(&mut self.ring))
+        Some(connection.into_remainder(&mut self.ring))
     }
 
     /// Returns the connection of this number, and the ring.

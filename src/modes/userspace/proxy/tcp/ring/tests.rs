@@ -59,7 +59,7 @@ impl Lab {
         }
     }
 
-    async fn left(&self) -> Left {
+    async fn left(&self) -> Remainder {
         let left = poll_fn(|cx| self.moved.poll(cx));
         timeout(DEADLINE, left).await.expect("it is given back")
     }
