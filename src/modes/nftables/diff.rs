@@ -48,7 +48,7 @@ pub struct Change {
     chains: HashMap<SharedChain, i32>,
     /// Routes on which clients must not be sent any more although they were sent there
     /// before.
-    pub forgotten: Routes,
+    pub stale: Routes,
     /// Routes on which clients may be sent again because they were sent there before.
     pub preserved: Routes,
 }
@@ -126,7 +126,7 @@ impl Change {
         };
         let (old, new) = (of(before), of(after));
         if options.features.dynamic_maps && before.is_some_and(AppliedPort::has_affinity) {
-            self.forgotten.add(&old);
+            self.stale.add(&old);
             if after.is_some_and(AppliedPort::has_affinity) {
                 self.preserved.add(&new);
             }
@@ -186,13 +186,13 @@ impl Change {
         for name in gone {
             batch.transaction.delete_chain(name);
         }
-        let mut forgotten = self.forgotten;
-        forgotten.remove(&self.preserved);
+        let mut stale = self.stale;
+        stale.remove(&self.preserved);
         batch.change = Change {
             ports: self.ports,
             shared: self.shared,
             chains: self.chains,
-            forgotten,
+            stale,
             preserved: self.preserved,
             ..Change::default()
         };

@@ -14,10 +14,10 @@ mod diff;
 mod execute;
 mod explain;
 mod family;
-mod forget;
 mod observe;
 pub mod plan;
 pub mod render;
+mod stale_clients;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -228,7 +228,7 @@ impl Mode for Nftables {
                 .iter_mut()
                 .filter_map(|(_, served)| served.as_mut())
             {
-                served.forget(&*self.setup.metrics);
+                served.delete_stale_clients(&*self.setup.metrics);
             }
             // Where they cannot be read, the next sync says so.
             if self.read_notifications().unwrap_or(false) {

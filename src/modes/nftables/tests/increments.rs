@@ -189,23 +189,23 @@ fn clients_are_forgotten_with_the_endpoints_that_go() {
     let family = Family::V4;
     let mut applied = Applied::new(options(family));
     let port = |last: &[u16]| Arc::new(sticky(exposed(on(family, 1, last)), 60));
-    let mut forgotten = |port: Option<Arc<ServicePort>>| {
+    let mut stale = |port: Option<Arc<ServicePort>>| {
         let name = super::world::service(family, 1).name;
         let sets = Sets::new(family);
         let change = Change::new(&applied, [(&name, port.as_ref())]);
         let batch = change.batch(&applied, &sets);
-        let forgotten = batch.change.forgotten.clone();
+        let stale = batch.change.stale.clone();
         batch.change.commit(&mut applied);
-        forgotten
+        stale
     };
-    assert!(forgotten(Some(port(&[1, 3]))).is_empty());
-    assert!(forgotten(Some(port(&[1, 3, 5]))).is_empty());
+    assert!(stale(Some(port(&[1, 3]))).is_empty());
+    assert!(stale(Some(port(&[1, 3, 5]))).is_empty());
     assert_eq!(
-        forgotten(Some(port(&[3, 5]))).len(),
+        stale(Some(port(&[3, 5]))).len(),
         [4; 2],
         "each address and the node port"
     );
-    assert_eq!(forgotten(None).len(), [8; 2]);
+    assert_eq!(stale(None).len(), [8; 2]);
 }
 
 /// A client that called from outside must not stay on an endpoint of another node once the
@@ -224,21 +224,21 @@ fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
     };
     let sets = Sets::new(family);
     let name = super::world::service(family, 1).name;
-    let mut forgotten = |policy, last: &[u16]| {
+    let mut stale = |policy, last: &[u16]| {
         let port = port(policy, last);
         let change = Change::new(&applied, [(&name, Some(&port))]);
         let batch = change.batch(&applied, &sets);
-        let forgotten = batch.change.forgotten.clone();
+        let stale = batch.change.stale.clone();
         batch.change.commit(&mut applied);
-        forgotten.len()
+        stale.len()
     };
     let (cluster, local) = (TrafficPolicy::Cluster, TrafficPolicy::Local);
-    assert_eq!(forgotten(cluster, &[1, 2, 3, 4]), [0; 2]);
+    assert_eq!(stale(cluster, &[1, 2, 3, 4]), [0; 2]);
     let elsewhere = 2 * 3;
     let at_three_frontends = [0, elsewhere];
-    assert_eq!(forgotten(local, &[1, 2, 3, 4]), at_three_frontends);
-    assert_eq!(forgotten(local, &[1, 2, 3, 4, 6]), [0; 2]);
-    assert_eq!(forgotten(cluster, &[1, 2, 3, 4, 6]), [0; 2]);
+    assert_eq!(stale(local, &[1, 2, 3, 4]), at_three_frontends);
+    assert_eq!(stale(local, &[1, 2, 3, 4, 6]), [0; 2]);
+    assert_eq!(stale(cluster, &[1, 2, 3, 4, 6]), [0; 2]);
 
     // The same for what a process finds when it starts.
     let empty = Applied::new(options.clone());
@@ -280,21 +280,21 @@ fn pods_are_forgotten_where_endpoints_that_terminate_are_for_outside_alone() {
     let port = |last: &[u16], in_use: u32| of_policy_local(family, last, &[in_use]);
     let terminating = port(&[2], 0);
     let name = &terminating.name;
-    let mut forgotten = |port: &Arc<ServicePort>| {
+    let mut stale = |port: &Arc<ServicePort>| {
         let change = Change::new(&applied, [(name, Some(port))]);
         let batch = change.batch(&applied, &sets);
-        let forgotten = batch.change.forgotten.clone();
+        let stale = batch.change.stale.clone();
         batch.change.commit(&mut applied);
-        forgotten.len()
+        stale.len()
     };
-    assert_eq!(forgotten(&terminating), [0; 2]);
+    assert_eq!(stale(&terminating), [0; 2]);
     let frontends = 4;
     let elsewhere_is_ready = port(&[2, 3], 1);
-    assert_eq!(forgotten(&elsewhere_is_ready), [frontends, 1]);
+    assert_eq!(stale(&elsewhere_is_ready), [frontends, 1]);
 }
 
-/// By its address the node itself is no pod: it is forgotten with an endpoint elsewhere, and
-/// clients from outside are not forgotten when an endpoint here is gone for pods only.
+/// By its address the node itself is no pod: it is stale with an endpoint elsewhere, and
+/// clients from outside are not stale when an endpoint here is gone for pods only.
 #[test]
 fn the_node_is_forgotten_with_endpoints_elsewhere() {
     let family = Family::V4;
@@ -305,9 +305,9 @@ fn the_node_is_forgotten_with_endpoints_elsewhere() {
         let change = Change::new(applied, [(&port.name, Some(port))]);
         let routes = change.routes(&applied.options);
         let batch = change.batch(applied, &sets);
-        let forgotten = batch.change.forgotten.clone();
+        let stale = batch.change.stale.clone();
         batch.change.commit(applied);
-        (routes, forgotten)
+        (routes, stale)
     };
     let node_port = port(&[2], &[0]).node_port.expect("a node port");
     let to = |port: &Arc<ServicePort>, at: usize| port.endpoints.all[at].address;
@@ -332,14 +332,14 @@ fn the_node_is_forgotten_with_endpoints_elsewhere() {
     let of_node = entry([10, 7, 0, 1], elsewhere);
     assert!(routes.may_stay(&of_node, &applied.options, &[node]));
     assert!(!routes.may_stay(&of_node, &applied.options, &[]));
-    let (_, forgotten) = change(&mut applied, &second);
-    assert!(forgotten.are_of(&of_node, &applied.options));
-    assert!(!forgotten.are_of(&entry([10, 7, 0, 1], here), &applied.options));
+    let (_, stale) = change(&mut applied, &second);
+    assert!(stale.are_of(&of_node, &applied.options));
+    assert!(!stale.are_of(&entry([10, 7, 0, 1], here), &applied.options));
 
     change(&mut applied, &first);
     let pods_go_elsewhere = port(&[2, 3], &[1]);
-    let (_, forgotten) = change(&mut applied, &pods_go_elsewhere);
-    assert!(!forgotten.are_of(&entry([10, 9, 0, 1], here), &applied.options));
+    let (_, stale) = change(&mut applied, &pods_go_elsewhere);
+    assert!(!stale.are_of(&entry([10, 9, 0, 1], here), &applied.options));
 }
 
 /// Takes something from what rules may use.
