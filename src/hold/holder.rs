@@ -168,7 +168,7 @@ impl Pool {
     fn close_shared(&mut self) {
         self.flows.expire();
         if self.unserved.is_empty() || !self.proxies.is_empty() {
-            self.others.forget();
+            self.others.clear();
             return;
         }
         let held = self.unserved.iter();

@@ -227,7 +227,7 @@ impl StaleFlows {
         let mut matches = mem::take(&mut self.found);
         matches.extend(waited);
         matches.extend(self::matches(family, map, &changes.stale_udp));
-        let failed = self.forget(family, matches, metrics).await;
+        let failed = self.delete(family, matches, metrics).await;
         self.waiting.add(family, failed);
         let served = || {
             let ports = udp_ports(family, map).filter(|port| !serving(port).is_empty());
@@ -248,7 +248,7 @@ impl StaleFlows {
     }
 
     /// Deletes the flows that match one of `matches`; returns what is to be tried again.
-    async fn forget(
+    async fn delete(
         &mut self,
         family: Family,
         matches: Vec<Match>,

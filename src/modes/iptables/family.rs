@@ -274,7 +274,7 @@ impl FamilyRules {
                 }
             }
         }
-        self.state.forget();
+        self.state.invalidate();
         if is_anew {
             self.watch.pause();
         }

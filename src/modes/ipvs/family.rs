@@ -268,7 +268,7 @@ impl ServedFamily {
                 if is_observed {
                     // Changes that were not answered may have been made: virtual servers that are
                     // not on record would stay, without what masquerades and guards them.
-                    self.state.forget();
+                    self.state.invalidate();
                 } else {
                     self.state.suspect();
                 }

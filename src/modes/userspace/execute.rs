@@ -149,7 +149,7 @@ impl Executor {
             let plans = map.get(&name).and_then(|port| plan(port));
             if plans.is_none() {
                 // Which of its clients stay on which endpoint does not matter any more, either.
-                self.assignments.forget(&name);
+                self.assignments.remove(&name);
             }
             let difference = diff(plans.unwrap_or_default(), &self.applied(&name), node);
             let mut opened = self.open(&name, difference);

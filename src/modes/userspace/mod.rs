@@ -395,7 +395,7 @@ impl Mode for Userspace {
         self.options.node_ports.update(node);
         if self.served.differs(&self.options.node_ports) || handed_over {
             for (_, state) in self.families.iter_mut() {
-                state.forget();
+                state.invalidate();
             }
         }
         let extents = self.extents(asked);

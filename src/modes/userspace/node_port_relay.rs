@@ -136,7 +136,7 @@ impl NodePortRelay {
         self.node.opens_listeners = others.yields_to().is_none();
         if handed_over {
             for (_, state) in self.families.iter_mut() {
-                state.forget();
+                state.invalidate();
             }
         }
         let reports = asked.map(|family, changes| {

@@ -160,7 +160,7 @@ impl Execution<'_> {
         self.remove_addresses(&steps.remove_addresses)?;
         self.close(&steps.close)?;
         for frontend in &steps.gone {
-            self.drains.forget_all(frontend);
+            self.drains.remove(frontend);
         }
         let after = self.members_to_change(&steps.close, &steps.members.after);
         let waiting = steps.members.followed.len() - followed.len();

@@ -215,7 +215,7 @@ impl Execution<'_> {
             full.is_some_and(|full| full.real_servers.has_those_of(server))
         };
         if is_same == Some(true) && has_reals() {
-            self.drains.forget_all(frontend);
+            self.drains.remove(frontend);
             return Ok(());
         }
         let reals = match is_same {

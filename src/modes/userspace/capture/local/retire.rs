@@ -117,14 +117,14 @@ pub fn retire(families: &[Family]) -> Result<usize, Error> {
         }
         connections += preserved.connections + usize::from(!datagrams.is_empty());
         keep(&mut socket, family, preserved, &datagrams)?;
-        forget_datagrams(family, &datagrams)?;
+        delete_flows_to(family, &datagrams)?;
     }
     Ok(connections)
 }
 
 /// Deletes the entries of UDP flows to these addresses and ports which nothing translates:
 /// they would send their clients to the process that no longer serves.
-fn forget_datagrams(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<(), Error> {
+fn delete_flows_to(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<(), Error> {
     if datagrams.is_empty() {
         return Ok(());
     }

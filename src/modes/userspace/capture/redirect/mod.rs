@@ -211,7 +211,7 @@ impl Redirect {
         let mut remaining = Vec::new();
         for &family in families {
             if OWNED.unlink(family).await? {
-                stale::forget_redirected(family)?;
+                stale::delete_redirected(family)?;
                 remaining.push(family);
             }
         }
@@ -335,7 +335,7 @@ impl Redirect {
         self.run(transaction, is_empty, report).await?;
         report.is_of_all = true;
         self.in_force &= is_current;
-        self.forget_stale(report).await;
+        self.delete_stale_flows(report).await;
         Ok(())
     }
 
@@ -356,7 +356,7 @@ impl Redirect {
         let transaction = Transaction::common(family, difference.ops);
         let is_empty = |_, _: &str| false;
         self.run(transaction, is_empty, report).await?;
-        self.forget_stale(report).await;
+        self.delete_stale_flows(report).await;
         Ok(())
     }
 
@@ -386,14 +386,14 @@ impl Redirect {
     }
 
     /// Deletes the flows that go elsewhere than the rules in force would send them.
-    async fn forget_stale(&mut self, report: &mut Report) {
-        let forgotten = self.stale.forget(self.writer.family(), &self.applied).await;
+    async fn delete_stale_flows(&mut self, report: &mut Report) {
+        let deleted = self.stale.delete(self.writer.family(), &self.applied).await;
         let failed = if self.stale.is_due() {
             &mut report.unfinished
         } else {
             &mut report.messages
         };
-        failed.extend(forgotten.err());
+        failed.extend(deleted.err());
     }
 
     /// Returns what an operator should know of what is missing here.

@@ -241,7 +241,7 @@ impl Associations {
         tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
         // What ended others meanwhile did not see this one.
         if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
-            self.forget(&association);
+            self.remove(&association);
         }
         Some(association)
     }
@@ -263,7 +263,7 @@ impl Associations {
         self.shared.counters.dial_failures.inc();
         self.remember(old.key, endpoint, Err(&"it refused a datagram"));
         let again = self.group.routing().retry == Retry::FirstFlight;
-        if !self.forget(old) || !again {
+        if !self.remove(old) || !again {
             return;
         }
         let mut tried = std::mem::take(&mut *old.tried.lock());
@@ -280,7 +280,7 @@ impl Associations {
     }
 
     /// Ends the association. Returns whether its client has no other one.
-    fn forget(&self, association: &Arc<Association>) -> bool {
+    fn remove(&self, association: &Arc<Association>) -> bool {
         if association.leaves.load(Relaxed) {
             association.end();
             let mut leaving = self.leaving.lock();
@@ -342,7 +342,7 @@ impl Associations {
                 }
             }
         }
-        self.forget(&association);
+        self.remove(&association);
         self.shared.counters.udp_associations.dec();
     }
 
@@ -363,7 +363,7 @@ impl Associations {
         }
     }
 
-    /// Ends and forgets the associations of clients that came in at `listener`: as long
+    /// Ends the associations of clients that came in at `listener`: as long
     /// as one is kept here, the socket stays open, even if nothing runs any more.
     pub(super) fn end_at(&self, listener: &Arc<Listener>) {
         let came_in_there = |a: &Association| Arc::ptr_eq(&a.listener, listener);
