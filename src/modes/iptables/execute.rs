@@ -6,7 +6,7 @@ use super::{
     Error,
     count::{Done, RuleCount},
     diff::{Change, Closing, Full, PortSteps},
-    pieces::{self, Pieces},
+    oversized::{self, Divided},
 };
 use crate::{
     kernel::xtables::{
@@ -67,7 +67,7 @@ impl Execution<'_> {
         self.progress.begin(COUNTED, self.done.examined);
         self.progress.send(self.done.examined);
         let Transaction { family, groups } = &change.transaction;
-        let divided = pieces::heavy_last(groups, self.writer.chunk());
+        let divided = oversized::oversized_last(groups, self.writer.chunk());
         let divided = divided.map(|groups| Transaction {
             family: *family,
             groups,
@@ -101,14 +101,14 @@ impl Execution<'_> {
         drop(ports);
         let [chains, leads] = common;
         self.required(&[chains], Phase::Translate).await?;
-        let (mut chunk, mut weight, mut heavy) = (Vec::new(), 0, Vec::new());
+        let (mut chunk, mut weight, mut oversized) = (Vec::new(), 0, Vec::new());
         for port in full.ports() {
             self.progress.send(1);
             let Some([goes, comes]) = full.translation(port) else {
                 continue;
             };
-            if pieces::are_heavy([&goes, &comes], self.writer.chunk()) {
-                heavy.push([goes, comes]);
+            if oversized::are_oversized([&goes, &comes], self.writer.chunk()) {
+                oversized.push([goes, comes]);
                 continue;
             }
             weight += goes.weight();
@@ -128,8 +128,8 @@ impl Execution<'_> {
         self.required(&chunk, Phase::Translate).await?;
         self.progress.confirm();
         drop(chunk);
-        for [goes, comes] in heavy {
-            self.heavy(goes, comes).await?;
+        for [goes, comes] in oversized {
+            self.oversized(goes, comes).await?;
         }
         let stale = full.stale();
         let refused = self.refusals.refused.len();
@@ -160,10 +160,10 @@ impl Execution<'_> {
 
     /// Runs the steps of a ServicePort that may take the program longer than is allowed: then it
     /// alone is not in force.
-    async fn heavy(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
+    async fn oversized(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
         let owner = comes.owner.clone();
         let done = if self.is_guarded(&comes) {
-            self.heavy_in_pieces(goes, &comes).await
+            self.oversized_divided(goes, &comes).await
         } else {
             self.run(&[goes], Phase::Translate).await
         };
@@ -177,22 +177,22 @@ impl Execution<'_> {
         }
     }
 
-    async fn heavy_in_pieces(&mut self, goes: PortSteps, comes: &PortSteps) -> Result<(), Error> {
-        let Pieces {
+    async fn oversized_divided(&mut self, goes: PortSteps, comes: &PortSteps) -> Result<(), Error> {
+        let Divided {
             before,
             main,
             after,
-        } = Pieces::of(comes, self.writer.chunk());
-        for piece in before {
-            self.run(&[piece], Phase::Translate).await?;
+        } = Divided::of(comes, self.writer.chunk());
+        for part in before {
+            self.run(&[part], Phase::Translate).await?;
             // Without the chains of the endpoints no rule can jump to them.
             if !self.is_guarded(&main) {
                 return self.run(&[goes], Phase::Translate).await;
             }
         }
         self.run(&[goes, main], Phase::Translate).await?;
-        for piece in after {
-            self.run(&[piece], Phase::Translate).await?;
+        for part in after {
+            self.run(&[part], Phase::Translate).await?;
         }
         Ok(())
     }

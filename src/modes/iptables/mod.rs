@@ -16,7 +16,7 @@ mod execute;
 mod explain;
 mod family;
 mod observe;
-mod pieces;
+mod oversized;
 pub mod plan;
 pub mod render;
 mod setup;
