@@ -50,7 +50,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         SERVERS,
-        "            self.results.is_surprised |= is_surprising(&error);\n            self.results.again.frontends.insert(frontend);",
+        "            self.results.found_unexpected |= is_unexpected(&error);\n            self.results.again.frontends.insert(frontend);",
         "",
         "a virtual server that was refused is not tried again",
     ),

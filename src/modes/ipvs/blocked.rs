@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use super::plan::{FilledSets, Member, ServerId, Set};
+use super::plan::{Member, NonEmptySets, ServerId, Set};
 
 /// Returns true if a frontend with a member in `set` must not be opened before the
 /// rules that match against that set are in force.
@@ -68,7 +68,7 @@ pub fn shutting(frontend: &ServerId, members: &[Member]) -> impl Iterator<Item =
 
 /// Returns the sets whose rules guard `frontend`, of whose ServicePort these are the
 /// `members`.
-pub fn guarding(frontend: &ServerId, members: &[Member], masquerade_all: bool) -> FilledSets {
+pub fn guarding(frontend: &ServerId, members: &[Member], masquerade_all: bool) -> NonEmptySets {
     let members = members.iter();
     let members =
         members.filter(|member| guards(member.set, masquerade_all) && member.is_about(frontend));
@@ -107,8 +107,8 @@ impl Blocked {
     pub fn lacks(
         &self,
         frontend: &ServerId,
-        guarding: FilledSets,
-        rules: Option<FilledSets>,
+        guarding: NonEmptySets,
+        rules: Option<NonEmptySets>,
     ) -> bool {
         !rules.is_some_and(|rules| rules.covers(guarding))
             || self.unguarded.contains(frontend)
@@ -121,8 +121,8 @@ impl Blocked {
     pub fn blocks(
         &mut self,
         frontend: &ServerId,
-        guarding: FilledSets,
-        rules: Option<FilledSets>,
+        guarding: NonEmptySets,
+        rules: Option<NonEmptySets>,
     ) -> bool {
         let blocks = self.lacks(frontend, guarding, rules);
         if blocks {
@@ -137,7 +137,7 @@ impl Blocked {
     pub fn blocks_address(
         &self,
         address: &IpAddr,
-        rules: Option<FilledSets>,
+        rules: Option<NonEmptySets>,
         serves: impl FnOnce() -> bool,
     ) -> bool {
         let is_closed = || self.closed.iter().any(|f| f.address.ip() == *address);
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    fn filled(sets: &[Set]) -> FilledSets {
+    fn non_empty(sets: &[Set]) -> NonEmptySets {
         sets.iter().copied().collect()
     }
 
@@ -203,7 +203,7 @@ mod tests {
             let members: Vec<Member> = sets.iter().map(|s| member(*s, 80)).collect();
             let members = [&members[..], &others].concat();
             let mut blocked = Blocked::default();
-            let in_force = rules.map(filled);
+            let in_force = rules.map(non_empty);
             let guarding = guarding(&frontend(80), &members, false);
             let closed = blocked.blocks(&frontend(80), guarding, in_force);
             assert_eq!(closed, !opens, "{sets:?} with {rules:?}");
@@ -217,14 +217,14 @@ mod tests {
         let members = [member(Set::ClusterIp, 80)];
         for (all, expected) in [(false, &[][..]), (true, &[Set::ClusterIp])] {
             let guarding = guarding(&frontend(80), &members, all);
-            assert_eq!(guarding, filled(expected));
+            assert_eq!(guarding, non_empty(expected));
         }
     }
 
     #[test]
     fn a_refused_member_costs_its_frontend() {
-        let rules = Some(FilledSets::default());
-        let none = FilledSets::default();
+        let rules = Some(NonEmptySets::default());
+        let none = NonEmptySets::default();
         let mut blocked = Blocked::default();
         assert!(!blocked.blocks(&frontend(80), none, rules));
         assert!(!blocked.blocks_address(&SERVICE.into(), rules, || false));

@@ -90,13 +90,14 @@ impl Mover<'_> {
     /// Makes the relay move them again. Returns false if the kernel has no memory to watch them.
     fn use_relay(
         &mut self,
-        left: &ring::Remainder,
+        remainder: &ring::Remainder,
         client: &mut Stream,
         backend: &mut Stream,
         shared: &Shared,
     ) -> bool {
         self.ring = None;
-        self.relay.take_up(left, client, backend, shared.into());
+        self.relay
+            .take_up(remainder, client, backend, shared.into());
         client.watch().is_ok() && backend.watch().is_ok()
     }
 }
@@ -186,8 +187,8 @@ pub async fn forward(
                 closed = Some(side);
             }
             Step::Relay(Progress::Messages) => mover.use_ring(client, dialed, shared),
-            Step::Remainder(left) => {
-                if !mover.use_relay(&left, client, &mut dialed.stream, shared) {
+            Step::Remainder(remainder) => {
+                if !mover.use_relay(&remainder, client, &mut dialed.stream, shared) {
                     return End::Reset;
                 }
             }
