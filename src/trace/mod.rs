@@ -360,8 +360,7 @@ impl Tracing<'_> {
     }
 
     fn change(&mut self, event: &Event) -> Option<Report> {
-        let (target, is_ipvs) = (self.target, self.is_ipvs);
-        let real_server = |client| real_server(&target, is_ipvs, client);
+        let real_server = self.real_servers();
         self.stories.change(event, Instant::now(), real_server)
     }
 
@@ -372,14 +371,22 @@ impl Tracing<'_> {
             return Ok(());
         }
         let flows = self.flows();
-        let (target, is_ipvs) = (self.target, self.is_ipvs);
         for client in overdue {
             let flow = flows.iter().find(|flow| flow.original.source == client);
-            let real_server = |client| real_server(&target, is_ipvs, client);
+            let real_server = self.real_servers();
             let report = self.stories.end(client, flow, real_server);
             self.print(Some(report))?;
         }
         Ok(())
+    }
+
+    /// Returns what finds the endpoint to which IPVS sends a client.
+    fn real_servers(&self) -> impl Fn(SocketAddr) -> Option<SocketAddr> + use<> {
+        let (is_ipvs, protocol, to) = (self.is_ipvs, self.target.protocol, self.target.to);
+        move |client| {
+            let found = is_ipvs.then(|| connections::real_server(protocol, client, to));
+            found?.ok().flatten()
+        }
     }
 
     /// Returns the entries of conntrack for the destination; none if it cannot be read.
@@ -473,11 +480,6 @@ fn legacy_step(step: LegacyStep) -> Step {
 
 fn privileges(error: &netlink::Error) -> String {
     format!("{error}: tracing takes root, or CAP_NET_ADMIN in the node's network namespace")
-}
-
-fn real_server(target: &TraceTarget, is_ipvs: bool, client: SocketAddr) -> Option<SocketAddr> {
-    let found = is_ipvs.then(|| connections::real_server(target.protocol, client, target.to));
-    found?.ok().flatten()
 }
 
 /// Returns the name of the interface with that index.

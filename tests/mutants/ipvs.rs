@@ -57,7 +57,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         SERVERS,
         "                if self.results.blocked.blocks(&frontend, guarding, rules) {",
-        "                if self.results.blocked.blocks(&frontend, guarding, rules) && masquerade_all {",
+        "                if self.results.blocked.blocks(&frontend, guarding, rules) && self.desired.node().masquerade_all {",
         "virtual servers are opened before rules guard them",
     ),
     noticed(

@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use super::plan::{Member, NonEmptySets, ServerId, Set};
+use super::plan::{Member, NodeContext, NonEmptySets, ServerId, Set};
 
 /// Returns true if a frontend with a member in `set` must not be opened before the
 /// rules that match against that set are in force.
@@ -29,7 +29,7 @@ use super::plan::{Member, NonEmptySets, ServerId, Set};
 /// listener of this process, `SourceIp` and `SourceCidr` admit, and
 /// `ExternalIpLocal` only keeps the rules of others away. No rule guards a frontend
 /// of policy Local without endpoints here: its virtual server has none.
-pub fn guards(set: Set, masquerade_all: bool) -> bool {
+pub fn guards(set: Set, node: &NodeContext) -> bool {
     match set {
         Set::Firewall
         | Set::NotFromNode
@@ -44,7 +44,7 @@ pub fn guards(set: Set, masquerade_all: bool) -> bool {
         | Set::NodePortLocalSctp
         | Set::FullNat
         | Set::Direct => true,
-        Set::ClusterIp => masquerade_all,
+        Set::ClusterIp => node.masquerade_all,
         Set::LoopBack
         | Set::ExternalIpLocal
         | Set::SourceIp
@@ -68,10 +68,9 @@ pub fn shutting(frontend: &ServerId, members: &[Member]) -> impl Iterator<Item =
 
 /// Returns the sets whose rules guard `frontend`, of whose ServicePort these are the
 /// `members`.
-pub fn guarding(frontend: &ServerId, members: &[Member], masquerade_all: bool) -> NonEmptySets {
+pub fn guarding(frontend: &ServerId, members: &[Member], node: &NodeContext) -> NonEmptySets {
     let members = members.iter();
-    let members =
-        members.filter(|member| guards(member.set, masquerade_all) && member.is_about(frontend));
+    let members = members.filter(|member| guards(member.set, node) && member.is_about(frontend));
     members.map(|member| member.set).collect()
 }
 
@@ -204,7 +203,7 @@ mod tests {
             let members = [&members[..], &others].concat();
             let mut blocked = Blocked::default();
             let in_force = rules.map(non_empty);
-            let guarding = guarding(&frontend(80), &members, false);
+            let guarding = guarding(&frontend(80), &members, &NodeContext::default());
             let closed = blocked.blocks(&frontend(80), guarding, in_force);
             assert_eq!(closed, !opens, "{sets:?} with {rules:?}");
             let address = blocked.blocks_address(&SERVICE.into(), in_force, || false);
@@ -215,8 +214,12 @@ mod tests {
     #[test]
     fn cluster_ips_wait_for_masquerading_where_all_callers_need_it() {
         let members = [member(Set::ClusterIp, 80)];
-        for (all, expected) in [(false, &[][..]), (true, &[Set::ClusterIp])] {
-            let guarding = guarding(&frontend(80), &members, all);
+        for (masquerade_all, expected) in [(false, &[][..]), (true, &[Set::ClusterIp])] {
+            let node = NodeContext {
+                masquerade_all,
+                ..NodeContext::default()
+            };
+            let guarding = guarding(&frontend(80), &members, &node);
             assert_eq!(guarding, non_empty(expected));
         }
     }

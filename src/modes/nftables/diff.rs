@@ -222,17 +222,17 @@ impl Batch {
     }
 
     /// Returns a table with what `change` adds to an empty one, in place of the one
-    /// that `exists`. `affinity` are clients that stay on their endpoints.
+    /// that exists, if any. `preserved` are the clients of that one which stay on their
+    /// endpoints; `None`: there is none.
     pub fn whole(
         change: Change,
         empty: &Applied,
         sets: &Sets,
-        exists: bool,
-        affinity: Vec<Element>,
+        preserved: Option<Vec<Element>>,
     ) -> Batch {
         let options = &empty.options;
         let mut batch = Batch::new(options.family);
-        if exists {
+        if preserved.is_some() {
             batch.transaction.delete_table();
         }
         batch.transaction.add_table();
@@ -252,7 +252,9 @@ impl Batch {
             batch.transaction.add_elements(sets.get(set), vec![element]);
         }
         let affinities = sets.get(SetId::Affinity);
-        batch.transaction.add_elements(affinities, affinity);
+        batch
+            .transaction
+            .add_elements(affinities, preserved.unwrap_or_default());
         let variable = change.batch(empty, sets);
         batch.append(variable);
         batch

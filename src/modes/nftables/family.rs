@@ -370,7 +370,8 @@ impl FamilyTable {
             let node = node.unwrap_or_default();
             let mut clients = observed.affinity;
             clients.retain(|client| routes.may_stay(client, &options, node));
-            let batch = Batch::whole(change, &applied, &self.sets, observed.exists, clients);
+            let clients = observed.exists.then_some(clients);
+            let batch = Batch::whole(change, &applied, &self.sets, clients);
             let (rules, generation) = (&mut self.rules, observed.generation);
             // If others change something all the time, what they change has to be known.
             let ran = execute(&batch, &self.progress, |transaction| match attempt {

@@ -80,7 +80,6 @@ impl Execution<'_> {
     /// Opens virtual servers, except those that are blocked.
     pub(super) fn open(&mut self, frontends: &HashSet<ServerId>) -> Result<(), netlink::Error> {
         let rules = self.rules.in_force();
-        let masquerade_all = self.desired.node().masquerade_all;
         let mut changes = Vec::new();
         for port in self.owners(frontends) {
             let mut waiting = Vec::new();
@@ -90,7 +89,7 @@ impl Execution<'_> {
             self.progress.send(servers.len());
             for server in servers {
                 let frontend = server.frontend;
-                let guarding = guarding(&frontend, &members, masquerade_all);
+                let guarding = guarding(&frontend, &members, self.desired.node());
                 if self.results.blocked.blocks(&frontend, guarding, rules) {
                     self.results.again.frontends.insert(frontend);
                     // For the next sync, these members are new as well.
@@ -132,9 +131,9 @@ impl Execution<'_> {
             // Rules of an earlier process, which were not read yet, may be in force.
             None => return,
         };
-        let masquerade_all = self.desired.node().masquerade_all;
+        let node = self.desired.node();
         let lacking = |set: &Set| {
-            let guards = keeps_out(*set) || guards(*set, masquerade_all);
+            let guards = keeps_out(*set) || guards(*set, node);
             guards && needed.contains(*set) && !in_force.contains(*set)
         };
         let lacking: NonEmptySets = Set::ALL.into_iter().filter(lacking).collect();

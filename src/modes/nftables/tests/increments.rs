@@ -45,7 +45,7 @@ impl Table {
         let mut applied = Applied::new(options);
         let ports: Vec<Arc<ServicePort>> = ports.iter().cloned().map(Arc::new).collect();
         let change = Change::new(&applied, ports.iter().map(|port| (&port.name, Some(port))));
-        let batch = Batch::whole(change, &applied, &sets, false, Vec::new());
+        let batch = Batch::whole(change, &applied, &sets, None);
         let mut model = Model::default();
         model.run(&batch.transaction);
         batch.change.commit(&mut applied);
