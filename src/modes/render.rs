@@ -71,7 +71,7 @@ pub fn render(
                     map,
                     choices.served,
                     choices.counted,
-                    nftables::plan::Features::of(choices.kernel, family),
+                    nftables::plan::features(choices.kernel, family),
                 );
                 nftables::render::render(map, &options, &mut text)?;
             }

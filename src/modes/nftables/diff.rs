@@ -13,7 +13,10 @@ use super::{
     plan::{Fixed, Options, SetId, Sets, SharedChain, SharedElement, fixed},
 };
 use crate::{
-    kernel::nftables::{Element, Table, Transaction},
+    kernel::{
+        nftables::{Element, Table, Transaction},
+        probe::NftPart,
+    },
     modes::references::References,
     net::Family,
     services::{ServicePort, ServicePortName},
@@ -100,7 +103,9 @@ impl Change {
     pub fn routes(&self, options: &Options) -> Routes {
         let mut routes = Routes::default();
         let changed = self.ports.iter().filter_map(|(_, port)| port.as_ref());
-        let stays = |port: &&AppliedPort| options.features.dynamic_maps && port.has_affinity();
+        let stays = |port: &&AppliedPort| {
+            options.features.contains(NftPart::DynamicMaps) && port.has_affinity()
+        };
         for port in changed.filter(stays) {
             routes.add(&port.elements(options));
         }
@@ -125,7 +130,9 @@ impl Change {
             elements.unwrap_or_default()
         };
         let (old, new) = (of(before), of(after));
-        if options.features.dynamic_maps && before.is_some_and(AppliedPort::has_affinity) {
+        if options.features.contains(NftPart::DynamicMaps)
+            && before.is_some_and(AppliedPort::has_affinity)
+        {
             self.stale.add(&old);
             if after.is_some_and(AppliedPort::has_affinity) {
                 self.preserved.add(&new);

@@ -43,7 +43,7 @@ impl ServedFamily {
     pub fn open(kernel: &Kernel, family: Family) -> Result<ServedFamily, Error> {
         Ok(ServedFamily {
             table: FamilyTable::open(family)?,
-            features: Features::of(kernel, family),
+            features: plan::features(kernel, family),
             flows: StaleFlows::default(),
         })
     }

@@ -9,9 +9,12 @@ use super::{
     slots::LOCAL,
 };
 use crate::{
-    kernel::nftables::{
-        Chain, ChainType, Ct, Direction, Dynset, DynsetOp, Field, Hook, Jhash, Mark, MarkValue,
-        Meta, Numgen, Rule, Statement, Target, Test, Verdict,
+    kernel::{
+        nftables::{
+            Chain, ChainType, Ct, Direction, Dynset, DynsetOp, Field, Hook, Jhash, Mark, MarkValue,
+            Meta, Numgen, Rule, Statement, Target, Test, Verdict,
+        },
+        probe::NftPart,
     },
     modes::detect_local::DetectLocal,
     net::{Family, Protocol},
@@ -237,7 +240,7 @@ impl Pick {
         match self.scheduler {
             Scheduler::SourceHash => hash(vec![Field::SourceAddress(family)]),
             Scheduler::RoundRobin(_) => number(false),
-            Scheduler::Random if options.features.numgen => number(true),
+            Scheduler::Random if options.features.contains(NftPart::Numgen) => number(true),
             // Each connection of a client has another port. With an address of
             // IPv6 the hash would need more registers than there are.
             Scheduler::Random => hash(match family {

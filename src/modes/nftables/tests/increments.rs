@@ -20,7 +20,10 @@ use super::{
     world::{exposed, on, scheduled, sticky},
 };
 use crate::{
-    kernel::nftables::{Datum, Element, Transaction, Value, concat},
+    kernel::{
+        nftables::{Datum, Element, Transaction, Value, concat},
+        probe::NftPart,
+    },
     net::{Family, Protocol},
     services::{Endpoints, ServicePort, ServicePortName, TrafficPolicy},
 };
@@ -246,7 +249,7 @@ fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
     let change = Change::new(&empty, [(&name, Some(&port))]);
     let all = 4 * 4;
     assert_eq!(change.routes(&options).len(), [all, all - elsewhere]);
-    options.features.dynamic_maps = false;
+    options.features = Features::ALL.without(&[NftPart::DynamicMaps]);
     assert_eq!(
         change.routes(&options).len(),
         [0; 2],
@@ -342,18 +345,15 @@ fn the_node_is_forgotten_with_endpoints_elsewhere() {
     assert!(!stale.are_of(&entry([10, 9, 0, 1], here), &applied.options));
 }
 
-/// Takes something from what rules may use.
-type Missing = fn(&mut Features);
-
 /// What a kernel lacks is in none of the rules, and something takes its place.
 #[test]
 fn rules_use_nothing_that_is_missing() {
-    let without = |change: Missing| {
-        let mut options = Options {
+    let without = |missing: &[NftPart]| {
+        let options = Options {
             node_addresses: vec!["10.7.0.1".parse().unwrap()],
+            features: Features::ALL.without(missing),
             ..options(Family::V4)
         };
-        change(&mut options.features);
         let ports = [
             sticky(exposed(on(Family::V4, 1, &[1, 3])), 60),
             scheduled(on(Family::V4, 2, &[1, 3]), "rr"),
@@ -365,27 +365,19 @@ fn rules_use_nothing_that_is_missing() {
         let rules: Vec<String> = rules.map(ToString::to_string).collect();
         rules.join("\n")
     };
-    let cases: [(Missing, &str, &str); 5] = [
-        (
-            |f| f.numgen = false,
-            "numgen",
-            "jhash ip saddr . th sport mod 2",
-        ),
-        (|f| f.hash = false, "jhash", "numgen random mod 2"),
-        (|f| f.fib = false, "fib", "ip saddr @node-addresses"),
-        (|f| f.reject = false, "reject", "@refused drop"),
-        (
-            |f| f.dynamic_maps = false,
-            "@affinity ",
-            "jhash ip saddr mod 2",
-        ),
+    let cases: [(NftPart, &str, &str); 5] = [
+        (NftPart::Numgen, "numgen", "jhash ip saddr . th sport mod 2"),
+        (NftPart::Hash, "jhash", "numgen random mod 2"),
+        (NftPart::Fib, "fib", "ip saddr @node-addresses"),
+        (NftPart::Reject, "reject", "@refused drop"),
+        (NftPart::DynamicMaps, "@affinity ", "jhash ip saddr mod 2"),
     ];
     for (missing, word, instead) in cases {
-        let rules = without(missing);
+        let rules = without(&[missing]);
         assert!(!rules.contains(word), "{word}: {rules}");
         assert!(rules.contains(instead), "{instead}: {rules}");
     }
-    let whole = without(|_| {});
+    let whole = without(&[]);
     for word in ["numgen inc", "jhash", "fib", "reject", "update @affinity "] {
         assert!(whole.contains(word), "{word}: {whole}");
     }
