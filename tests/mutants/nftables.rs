@@ -181,7 +181,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         STALE,
-        "            waited = still_stale(family, map, matches);",
+        "            waited = still_stale(family, map, waiting.frontends);",
         "            drop(matches);",
         "stale flows that wait are never deleted",
     ),
