@@ -68,7 +68,7 @@ pub struct Pick {
 /// Which slots of an address are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Endpoints {
-    /// The first ones.
+    /// The first slots, those of all endpoints.
     All,
     /// Those of endpoints on this node, where the address has others, too.
     Local,
@@ -86,11 +86,11 @@ pub enum Called {
 /// Which callers' source is translated to the node's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Masquerade {
-    /// No caller's.
+    /// The source of no caller is translated.
     None,
-    /// That of callers other than this node's pods.
+    /// The sources of callers other than this node's pods are translated.
     NotLocal,
-    /// Every caller's.
+    /// The source of every caller is translated.
     All,
 }
 
