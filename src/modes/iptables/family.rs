@@ -38,8 +38,8 @@ use crate::{
     services::{Changes, ServiceMap, ServicePortName},
 };
 
-/// One family's rules.
-pub struct FamilyRules {
+/// A family that is served, with its rules.
+pub struct ServedFamily {
     /// The family that the rules are of.
     pub family: Family,
     /// Matches and targets of this kernel that rules may use.
@@ -77,12 +77,12 @@ fn is_watched(table: Table, chain: &str) -> bool {
     interest(table, chain) != Interest::Foreign
 }
 
-impl FamilyRules {
+impl ServedFamily {
     /// Returns the rules of one family, written with these tools.
     ///
     /// # Errors
     /// When rules cannot use something that iptables mode does not work without.
-    pub fn open(tools: Toolkit) -> Result<FamilyRules, Error> {
+    pub fn open(tools: Toolkit) -> Result<ServedFamily, Error> {
         let Toolkit { writer, features } = tools;
         let (family, engine) = (writer.family(), writer.engine);
         let program = writer.xtables.program();
@@ -95,7 +95,7 @@ impl FamilyRules {
                 remedy,
             });
         }
-        Ok(FamilyRules {
+        Ok(ServedFamily {
             family,
             features,
             writer,
