@@ -23,7 +23,7 @@ use self::{expected::Expected, previous_ports::PreviousPorts, unfiltered::Unfilt
 use super::{
     assignments::Assignments,
     capture::{Desired, Extent, Scopes, Target},
-    diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step, diff},
+    diff::{Applied, AppliedGroup, Closing, Place, Release, Step, Steps, diff},
     handover::OtherProcesses,
     listeners::{InUse, ListenerSet, inherited::InheritedSockets, redirect_ports::RedirectPorts},
     loads::Loads,
@@ -151,8 +151,8 @@ impl Executor {
                 // Which of its clients stay on which endpoint does not matter any more, either.
                 self.assignments.remove(&name);
             }
-            let difference = diff(plans.unwrap_or_default(), &self.applied(&name), node);
-            let mut opened = self.open(&name, difference);
+            let steps = diff(plans.unwrap_or_default(), &self.applied(&name), node);
+            let mut opened = self.open(&name, steps);
             self.drop_expired_flows(&name);
             if node.opens_listeners {
                 opened = opened.and(self.reopen_ended(&name));
@@ -248,15 +248,15 @@ impl Executor {
 
     /// Runs the steps of a difference that are due at once, and keeps the others for
     /// [`Executor::close`]. The error says what is not in force and why.
-    fn open(&mut self, port: &ServicePortName, difference: Difference) -> Result<(), String> {
+    fn open(&mut self, port: &ServicePortName, steps: Steps) -> Result<(), String> {
         let mut failed = Failed::new();
-        for step in difference.open {
+        for step in steps.open {
             self.run(port, step, &mut failed);
         }
-        if difference.close.is_empty() {
+        if steps.close.is_empty() {
             self.closing.remove(port);
         } else {
-            self.closing.insert(port.clone(), difference.close);
+            self.closing.insert(port.clone(), steps.close);
         }
         if failed.is_empty() {
             return Ok(());
