@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Something that one side sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RecordedMessage {
+pub(crate) struct Recorded {
     pub(crate) by: String,
     pub(crate) what: String,
     pub(crate) bytes: Vec<u8>,
@@ -17,7 +17,7 @@ pub(crate) struct RecordedMessage {
 }
 
 /// Returns all that both sides of a version of a protocol send.
-pub(crate) fn conversation(protocol: &str, version: u16) -> Vec<RecordedMessage> {
+pub(crate) fn conversation(protocol: &str, version: u16) -> Vec<Recorded> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/handover");
     let path = folder.join(format!("{protocol}-{version}.txt"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
@@ -32,7 +32,7 @@ pub(crate) fn conversation(protocol: &str, version: u16) -> Vec<RecordedMessage>
     lines.map(message).collect()
 }
 
-fn message(line: &str) -> RecordedMessage {
+fn message(line: &str) -> Recorded {
     let mut words = line.split_whitespace();
     let mut word = || words.next().unwrap_or_default().to_owned();
     let (by, what, hex) = (word(), word(), word());
@@ -42,7 +42,7 @@ fn message(line: &str) -> RecordedMessage {
         let text = std::str::from_utf8(digits).expect("digits");
         u8::from_str_radix(text, 16).unwrap_or_else(|error| panic!("{line}: {error}"))
     };
-    RecordedMessage {
+    Recorded {
         by,
         what: what.trim_end_matches("+socket").to_owned(),
         bytes: digits.map(byte).collect(),
@@ -51,7 +51,7 @@ fn message(line: &str) -> RecordedMessage {
 }
 
 /// Compares what is sent now with what was recorded.
-pub(crate) fn assert_same(sent: &[u8], recorded: &RecordedMessage, protocol: &str) {
+pub(crate) fn assert_same(sent: &[u8], recorded: &Recorded, protocol: &str) {
     let hex: String = sent.iter().map(|byte| format!("{byte:02x}")).collect();
     assert!(
         sent == recorded.bytes,

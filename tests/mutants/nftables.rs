@@ -182,7 +182,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         STALE,
         "            waited = still_stale(family, map, waiting.frontends);",
-        "            drop(matches);",
+        "            drop(waiting.frontends);",
         "stale flows that wait are never deleted",
     ),
     noticed(

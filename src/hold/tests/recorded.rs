@@ -6,7 +6,7 @@ use std::{net::UdpSocket, os::fd::OwnedFd};
 use tokio::sync::Mutex;
 
 use super::*;
-use crate::hold::recorded::{RecordedMessage, assert_same, conversation};
+use crate::hold::recorded::{Recorded, assert_same, conversation};
 
 /// The recorded sockets are at this address: every machine has it by loopback, and the port is one
 /// that these tests do not share with others.
@@ -20,7 +20,7 @@ const FLOW: &[u8] = b"flow";
 
 /// Returns what is sent in each version until one side ends, and what is sent afterwards; the
 /// newest also by a `side` that greets with the version after it, and speaks this one.
-fn sessions(side: &str) -> Vec<[Vec<RecordedMessage>; 2]> {
+fn sessions(side: &str) -> Vec<[Vec<Recorded>; 2]> {
     let of_versions = (OLDEST..=VERSION).map(|version| conversation(PROTOCOL, version));
     let later = with_version(VERSION + 1, conversation(PROTOCOL, VERSION), |by| {
         by == side
@@ -32,11 +32,7 @@ fn sessions(side: &str) -> Vec<[Vec<RecordedMessage>; 2]> {
 }
 
 /// Has one side greet with a version.
-fn with_version(
-    version: u16,
-    mut all: Vec<RecordedMessage>,
-    is: impl Fn(&str) -> bool,
-) -> Vec<RecordedMessage> {
+fn with_version(version: u16, mut all: Vec<Recorded>, is: impl Fn(&str) -> bool) -> Vec<Recorded> {
     let greetings = all.iter_mut().filter(|message| message.what == "hello");
     for message in greetings.filter(|message| is(&message.by)) {
         message.bytes = Message::Hello(version).encode();
@@ -44,17 +40,17 @@ fn with_version(
     all
 }
 
-fn in_two(all: Vec<RecordedMessage>) -> [Vec<RecordedMessage>; 2] {
+fn in_two(all: Vec<Recorded>) -> [Vec<Recorded>; 2] {
     let mut parts = all
         .split(|message| message.what == "ends")
-        .map(<[RecordedMessage]>::to_vec);
+        .map(<[Recorded]>::to_vec);
     let [first, second] = [parts.next(), parts.next()].map(|part| part.expect("a session"));
     [first, second]
 }
 
 /// Compares what the other side sends with what was recorded. Returns the descriptor that comes with
 /// it, if any.
-async fn hears(channel: &Channel, message: &RecordedMessage) -> Option<OwnedFd> {
+async fn hears(channel: &Channel, message: &Recorded) -> Option<OwnedFd> {
     let mut buffer = [0; LONGEST];
     let received = channel.receive(&mut buffer).await.expect(&message.what);
     let received = received.expect("the other side goes on");
@@ -80,7 +76,7 @@ async fn bound() -> UdpSocket {
 /// A recorded proxy, and the holder as it is.
 async fn replay_proxy(
     place: &Place,
-    messages: &[RecordedMessage],
+    messages: &[Recorded],
     socket: Option<&OwnedFd>,
 ) -> Option<OwnedFd> {
     let channel = place.connect().await;
@@ -126,7 +122,7 @@ async fn the_holder_keeps_sockets_of_a_proxy_of_each_version_for_the_next_one() 
 async fn replay_holder(
     holder: &Channel,
     proxy: &Holding,
-    messages: &[RecordedMessage],
+    messages: &[Recorded],
     socket: &Arc<UdpSocket>,
 ) {
     let at: SocketAddr = AT.parse().expect("an address");

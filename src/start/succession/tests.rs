@@ -13,7 +13,7 @@ use prometheus::IntGauge;
 use super::*;
 use crate::hold::{
     Holding,
-    recorded::{RecordedMessage, assert_same, conversation},
+    recorded::{Recorded, assert_same, conversation},
 };
 
 /// The newest version. The socket's name stands for it: a process that says or understands
@@ -30,7 +30,7 @@ fn handover() -> Handover {
 }
 
 /// Says what was recorded of `side`, and compares what the other one says.
-async fn replay(stream: &mut UnixStream, side: &str, messages: &[RecordedMessage]) {
+async fn replay(stream: &mut UnixStream, side: &str, messages: &[Recorded]) {
     for message in messages.iter().filter(|message| message.what != "ends") {
         if message.by == side {
             stream.write_all(&message.bytes).await.expect(&message.what);
