@@ -8,8 +8,8 @@ use nix::unistd::geteuid;
 /// A set of capabilities of a thread, such as those that it keeps.
 pub(super) type Capabilities = HashSet<Capability>;
 
-/// Removes all capabilities except `needed` from every set of this thread. Returns what could not be
-/// done.
+/// Removes all capabilities except `needed` from every set of this thread. Returns what could not
+/// be done.
 ///
 /// What is left is inheritable and ambient, too: programs that are started then have it even if the
 /// user is not root, or has it only from the file of this program.

@@ -5,9 +5,9 @@ use std::{mem, os::fd::OwnedFd, time::Duration};
 
 use tokio::time::Instant;
 
-/// How long they are preserved: by then the proxy's own timeout of idle flows is over (`--udp-timeout`,
-/// 30 s unless it is set). If that is longer, flows still end when no proxy takes them for this
-/// long.
+/// How long they are preserved: by then the proxy's own timeout of idle flows is over
+/// (`--udp-timeout`, 30 s unless it is set). If that is longer, flows still end when no proxy takes
+/// them for this long.
 const LIFETIME: Duration = Duration::from_secs(300);
 
 /// A flow, and what the next proxy must know of it, in the proxies' own format.

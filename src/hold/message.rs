@@ -21,8 +21,8 @@
 //! ```
 //!
 //! A number names a socket on one connection; the proxy chooses the numbers of the sockets that it
-//! has the holder keep, the holder those of the sockets that it gives, from [`FIRST_OF_HOLDER`] on. Numbers
-//! are big endian.
+//! has the holder keep, the holder those of the sockets that it gives, from [`FIRST_OF_HOLDER`] on.
+//! Numbers are big endian.
 
 use std::net::SocketAddr;
 

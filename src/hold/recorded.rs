@@ -1,9 +1,9 @@
 //! What versions sent to each other when they were released, in `tests/handover`: a file for each
 //! protocol and version, which stays as it is.
 //!
-//! A line has the side that sends something, the name of what it sends, and its bytes as hexadecimal
-//! digits; `+socket` after the name means that a descriptor is sent along. `ends` and `connects`
-//! are no records.
+//! A line has the side that sends something, the name of what it sends, and its bytes as
+//! hexadecimal digits; `+socket` after the name means that a descriptor is sent along. `ends` and
+//! `connects` are no records.
 
 use std::path::Path;
 

@@ -193,11 +193,8 @@ async fn a_proxy_of_a_later_version_gets_the_sockets() {
         let proxy = place.connect().await;
         send(&proxy, Message::Hello(VERSION + 1), None).await;
         assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
-        let inherited = receive(&proxy).await;
-        assert!(
-            matches!(inherited, Some(Message::Give(..))),
-            "{inherited:?}"
-        );
+        let given = receive(&proxy).await;
+        assert!(matches!(given, Some(Message::Give(..))), "{given:?}");
     })
     .await;
 }

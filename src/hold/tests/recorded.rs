@@ -48,8 +48,8 @@ fn in_two(all: Vec<Recorded>) -> [Vec<Recorded>; 2] {
     [first, second]
 }
 
-/// Compares what the other side sends with what was recorded. Returns the descriptor that comes with
-/// it, if any.
+/// Compares what the other side sends with what was recorded. Returns the descriptor that comes
+/// with it, if any.
 async fn hears(channel: &Channel, message: &Recorded) -> Option<OwnedFd> {
     let mut buffer = [0; LONGEST];
     let received = channel.receive(&mut buffer).await.expect(&message.what);

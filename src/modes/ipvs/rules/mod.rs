@@ -45,8 +45,8 @@ struct InForce {
 }
 
 impl InForce {
-    /// Records that the rules for the case that the `non_empty` sets have members are being written:
-    /// from now on, any of these rules or of the former ones may be in force.
+    /// Records that the rules for the case that the `non_empty` sets have members are being
+    /// written: from now on, any of these rules or of the former ones may be in force.
     fn changing_to(&mut self, non_empty: NonEmptySets) {
         self.sets = self.sets.map(|before| before.and(non_empty));
     }
