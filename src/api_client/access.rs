@@ -25,7 +25,7 @@ use super::{
     exec::PluginError,
     metrics::{Asked, RequestMetrics},
     proxy::ProxyError,
-    transports::Kept,
+    transports::OpenTransport,
 };
 use crate::log_once::LogOnce;
 
@@ -149,7 +149,7 @@ enum Source {
 struct Current {
     client: Client,
     /// Counts the client for as long as it is in use; `None`: it was made elsewhere.
-    kept: Option<Arc<Kept>>,
+    transport: Option<Arc<OpenTransport>>,
     server: Uri,
     files: credentials::Files,
     renew_at: Option<Instant>,
@@ -167,7 +167,7 @@ impl Current {
         let renew_in = loaded.renew_in.map(|left| left.max(RENEW_AT_MOST));
         Current {
             client: loaded.client,
-            kept: Some(Arc::new(loaded.kept)),
+            transport: Some(Arc::new(loaded.transport)),
             server: loaded.server,
             files: loaded.files,
             renew_at: renew_in.map(|left| Instant::now() + left),
@@ -196,7 +196,7 @@ impl Access {
     pub fn fixed(client: Client) -> Access {
         let current = Current {
             client,
-            kept: None,
+            transport: None,
             server: Uri::default(),
             files: credentials::Files::default(),
             renew_at: None,
@@ -291,7 +291,7 @@ impl Access {
                 }
                 Current {
                     client: before.client.clone(),
-                    kept: before.kept.clone(),
+                    transport: before.transport.clone(),
                     server: before.server.clone(),
                     files: before.files.as_they_are(),
                     renew_at: before.renew_at.map(|_| Instant::now() + PLUGIN_AGAIN),

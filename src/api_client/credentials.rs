@@ -23,7 +23,7 @@ use super::{
     connect::{self, Http2},
     exec,
     proxy::{Environment, Proxy},
-    transports::Kept,
+    transports::OpenTransport,
 };
 
 /// Where a pod finds its token and the server's CA (the same path as in
@@ -38,7 +38,7 @@ const BEFORE_EXPIRY: Duration = Duration::from_secs(60);
 pub(super) struct Loaded {
     pub(super) client: Client,
     /// Counts the client among those that are kept.
-    pub(super) kept: Kept,
+    pub(super) transport: OpenTransport,
     /// The address of the API server.
     pub(super) server: Uri,
     pub(super) files: Files,
@@ -143,7 +143,7 @@ pub(super) async fn load(
     metrics.transports.given(certificate);
     Ok(Loaded {
         client,
-        kept: metrics.transports.made(),
+        transport: metrics.transports.made(),
         server,
         files: origin.files,
         renew_in,

@@ -33,7 +33,7 @@ const AGES: [f64; 11] = [
 /// share the figures.
 #[derive(Clone)]
 pub(super) struct TransportMetrics {
-    kept: IntGauge,
+    open: IntGauge,
     asked_for: IntCounterVec,
     age: Histogram,
     certificate: Arc<Mutex<Option<Certificate>>>,
@@ -51,11 +51,11 @@ impl TransportMetrics {
     /// # Errors
     /// When `registry` has metrics of these names already.
     pub(super) fn register(registry: &Registry) -> prometheus::Result<TransportMetrics> {
-        let kept = IntGauge::new(
+        let open = IntGauge::new(
             "rest_client_transport_cache_entries",
             "Transports to the API server that are kept; all requests share one.",
         )?;
-        registry.register(Box::new(kept.clone()))?;
+        registry.register(Box::new(open.clone()))?;
         let asked_for = Opts::new(
             "rest_client_transport_create_calls_total",
             "Transports to the API server that were asked for: made, also because credentials \
@@ -85,18 +85,18 @@ impl TransportMetrics {
             certificate: Arc::clone(&certificate),
         }))?;
         Ok(TransportMetrics {
-            kept,
+            open,
             asked_for,
             age,
             certificate,
         })
     }
 
-    /// Records that a transport was made. The returned value counts it as kept until it is dropped.
-    pub(super) fn made(&self) -> Kept {
+    /// Records that a transport was made. The returned value counts it as open until it is dropped.
+    pub(super) fn made(&self) -> OpenTransport {
         self.asked_for.with_label_values(&["miss"]).inc();
-        self.kept.inc();
-        Kept(self.kept.clone())
+        self.open.inc();
+        OpenTransport(self.open.clone())
     }
 
     /// Records that another part of Tripod shares a transport.
@@ -122,10 +122,10 @@ impl TransportMetrics {
     }
 }
 
-/// Counts a transport as kept until it is dropped.
-pub(super) struct Kept(IntGauge);
+/// Counts a transport as open until it is dropped.
+pub(super) struct OpenTransport(IntGauge);
 
-impl Drop for Kept {
+impl Drop for OpenTransport {
     fn drop(&mut self) {
         self.0.dec();
     }

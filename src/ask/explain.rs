@@ -28,7 +28,8 @@ pub(super) struct Asked<'a> {
 }
 
 /// Returns the path at which the API explains a packet.
-pub(super) fn path(to: &Destination, from: &str, kernel: bool) -> String {
+pub(super) fn path(asked: &Asked<'_>) -> String {
+    let Asked { to, from, kernel } = asked;
     let Destination {
         addressee,
         protocol,
@@ -44,7 +45,7 @@ pub(super) async fn print(
     asked: &Asked<'_>,
     output: Output,
 ) -> Result<ExitCode, Failure> {
-    let path = path(asked.to, asked.from, asked.kernel);
+    let path = path(asked);
     let text = match asked.to.addressee {
         Addressee::Address(_) => {
             let one: Explanation = connection.get(&path).await?;

@@ -149,7 +149,12 @@ async fn explanation_of(
         addressee: Addressee::Address(to),
         protocol: Some(protocol.to_owned()),
     };
-    let answer = connection.get(&explain::path(&to, from, false)).await;
+    let path = explain::path(&explain::Asked {
+        to: &to,
+        from,
+        kernel: false,
+    });
+    let answer = connection.get(&path).await;
     answer.map_err(|failure| failure.to_string())
 }
 
@@ -186,7 +191,11 @@ pub async fn addresses(
         let protocol = destination.protocol.as_deref().unwrap_or("tcp");
         return Ok(vec![(*to, protocol.to_owned())]);
     }
-    let path = explain::path(destination, &pod_or(from), false);
+    let path = explain::path(&explain::Asked {
+        to: destination,
+        from: &pod_or(from),
+        kernel: false,
+    });
     let answer = Connection::new(socket).get::<ExplanationList>(&path).await;
     let items = answer.map_err(|failure| failure.to_string())?.items;
     let address = |one: Explanation| match one.to.parse() {

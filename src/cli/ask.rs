@@ -11,7 +11,7 @@ use crate::status_api::{Destination, SOCKET};
 /// A question to the running proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// What is asked.
+    /// The question itself.
     pub question: Question,
     /// How the answer is printed.
     pub output: Output,
@@ -19,7 +19,7 @@ pub struct Ask {
     pub socket: PathBuf,
 }
 
-/// What is asked.
+/// What the running proxy can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// The state of the proxy.

@@ -8,12 +8,12 @@ use nix::unistd::geteuid;
 /// A set of capabilities of a thread, such as those that it keeps.
 pub(super) type Capabilities = HashSet<Capability>;
 
-/// Removes all capabilities except `kept` from every set of this thread. Returns what could not be
-/// done.
+/// Removes all capabilities except `needed` from every set of this thread. Returns what could not
+/// be done.
 ///
 /// What is left is inheritable and ambient, too: programs that are started then have it even if the
 /// user is not root, or has it only from the file of this program.
-pub(super) fn keep(kept: &Capabilities) -> Vec<String> {
+pub(super) fn keep(needed: &Capabilities) -> Vec<String> {
     let mut failures = Vec::new();
     let mut note = |what: &str, done: Result<(), CapsError>| {
         if let Err(error) = done {
@@ -23,10 +23,10 @@ pub(super) fn keep(kept: &Capabilities) -> Vec<String> {
     // First, since it takes CAP_SETPCAP. Without that the set stays as it is, which grants nothing
     // where no new privileges can be gained.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
-        note("bounding", bound(kept));
+        note("bounding", bound(needed));
     }
     let left = match caps::read(None, CapSet::Permitted) {
-        Ok(permitted) => permitted.intersection(kept).copied().collect(),
+        Ok(permitted) => permitted.intersection(needed).copied().collect(),
         Err(error) => {
             note("permitted", Err(error));
             return failures;
@@ -45,8 +45,8 @@ pub(super) fn keep(kept: &Capabilities) -> Vec<String> {
     failures
 }
 
-fn bound(kept: &Capabilities) -> Result<(), CapsError> {
-    for capability in caps::read(None, CapSet::Bounding)?.difference(kept) {
+fn bound(needed: &Capabilities) -> Result<(), CapsError> {
+    for capability in caps::read(None, CapSet::Bounding)?.difference(needed) {
         caps::drop(None, CapSet::Bounding, *capability)?;
     }
     Ok(())
@@ -77,8 +77,8 @@ mod tests {
         if !is_root("gives capabilities away") {
             return;
         }
-        let kept = Capabilities::from([Capability::CAP_NET_ADMIN, Capability::CAP_NET_RAW]);
-        assert_eq!(keep(&kept), Vec::<String>::new());
+        let needed = Capabilities::from([Capability::CAP_NET_ADMIN, Capability::CAP_NET_RAW]);
+        assert_eq!(keep(&needed), Vec::<String>::new());
         assert_eq!(words(), "CAP_NET_ADMIN, CAP_NET_RAW");
         let program = std::process::Command::new("cat")
             .arg("/proc/self/status")

@@ -91,9 +91,9 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) -> Vec<S
     if let Err(errno) = prctl::set_no_new_privs() {
         failures.push(format!("new privileges: {}", errno.desc()));
     }
-    let mut kept = needed(task);
-    kept.extend(files.needed());
-    failures.extend(capabilities::keep(&kept));
+    let mut needed = needed(task);
+    needed.extend(files.needed());
+    failures.extend(capabilities::keep(&needed));
     if task != Task::Start {
         // Before the filter, which does not allow the calls that Landlock takes.
         if confinement == Confinement::Files

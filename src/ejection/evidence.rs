@@ -31,10 +31,10 @@ use crate::kernel::conntrack::flows::{Flow, Snapshot};
 
 /// From the beginning of a connection until it is first looked up: longer than an answer
 /// takes from anywhere.
-const FIRST_LOOK: Duration = Duration::from_millis(250);
+const FIRST_LOOKUP: Duration = Duration::from_millis(250);
 
 /// From the first lookup to the second: longer than a client waits until it sends its SYN again.
-const SECOND_LOOK: Duration = Duration::from_millis(1050);
+const SECOND_LOOKUP: Duration = Duration::from_millis(1050);
 
 /// Maximum number of connections that wait for each of their lookups at a time: of one endpoint, of
 /// one client to it, and of all. Those that wait for the second lookup do not count with those
@@ -134,7 +134,7 @@ impl Evidence {
         self.first.push_back(Asked {
             flow,
             began: now,
-            due: now + FIRST_LOOK,
+            due: now + FIRST_LOOKUP,
             expired_in: None,
             is_first: true,
             refused: false,
@@ -151,11 +151,11 @@ impl Evidence {
 
     /// Returns when something is to be done; `None`: nothing waits.
     pub fn due(&self) -> Option<Instant> {
-        let looks = [self.first.front(), self.second.front()];
-        let looks = looks.into_iter().flatten().map(|asked| asked.due);
+        let lookups = [self.first.front(), self.second.front()];
+        let lookups = lookups.into_iter().flatten().map(|asked| asked.due);
         let ejections = self.endpoints.values().filter_map(|known| known.ejection);
         let ends = ejections.filter(|ejection| !ejection.is_over);
-        looks.chain(ends.map(|ejection| ejection.until)).min()
+        lookups.chain(ends.map(|ejection| ejection.until)).min()
     }
 
     /// Returns a connection that is to be looked up by `now`; `None`: there is none left, and
@@ -206,7 +206,7 @@ impl Evidence {
                 known.second += 1;
                 asked.expired_in = found.expires_in;
                 asked.is_first = false;
-                asked.due = now + SECOND_LOOK;
+                asked.due = now + SECOND_LOOKUP;
                 self.second.push_back(asked);
                 return None;
             }

@@ -5,10 +5,10 @@ use std::{mem, os::fd::OwnedFd, time::Duration};
 
 use tokio::time::Instant;
 
-/// How long they are kept: by then the proxy's own timeout of idle flows is over (`--udp-timeout`,
-/// 30 s unless it is set). If that is longer, flows still end when no proxy takes them for this
-/// long.
-const KEPT: Duration = Duration::from_secs(300);
+/// How long they are preserved: by then the proxy's own timeout of idle flows is over
+/// (`--udp-timeout`, 30 s unless it is set). If that is longer, flows still end when no proxy takes
+/// them for this long.
+const LIFETIME: Duration = Duration::from_secs(300);
 
 /// A flow, and what the next proxy must know of it, in the proxies' own format.
 #[derive(Debug)]
@@ -36,9 +36,9 @@ impl PassedFlows {
         mem::take(self).all
     }
 
-    /// Closes them if the last one was passed on [`KEPT`] ago.
+    /// Closes them if the last one was passed on [`LIFETIME`] ago.
     pub(super) fn expire(&mut self) {
-        if self.since.is_some_and(|since| since.elapsed() >= KEPT) {
+        if self.since.is_some_and(|since| since.elapsed() >= LIFETIME) {
             *self = PassedFlows::default();
         }
     }

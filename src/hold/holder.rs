@@ -21,7 +21,9 @@ use tokio::{
 use super::{
     flows::{PassedFlow, PassedFlows},
     greet,
-    message::{FLOWS_SINCE, GIVEN, LONGEST, Message, OLDEST, SocketDescription, is_spoken},
+    message::{
+        FIRST_OF_HOLDER, FLOWS_SINCE, LONGEST, Message, OLDEST, SocketDescription, is_spoken,
+    },
     others::Others,
 };
 use crate::{
@@ -166,7 +168,7 @@ impl Pool {
     fn close_shared(&mut self) {
         self.flows.expire();
         if self.unserved.is_empty() || !self.proxies.is_empty() {
-            self.others.forget();
+            self.others.clear();
             return;
         }
         let held = self.unserved.iter();
@@ -276,7 +278,7 @@ struct Session {
     sockets: HashMap<u64, HeldSocket>,
     notes: Vec<Vec<u8>>,
     flows: Vec<PassedFlow>,
-    next_given: u64,
+    next_number: u64,
     /// Whether it was logged that sockets come without their descriptors: then all later ones do,
     /// too.
     is_short: bool,
@@ -292,7 +294,7 @@ impl Session {
             sockets: HashMap::new(),
             notes: Vec::new(),
             flows: Vec::new(),
-            next_given: GIVEN,
+            next_number: FIRST_OF_HOLDER,
             is_short: false,
         }
     }
@@ -303,7 +305,7 @@ impl Session {
     /// When it is none that a proxy sends.
     fn act(&mut self, record: &[u8], descriptor: Option<OwnedFd>) -> io::Result<Option<Message>> {
         match Message::parse(record) {
-            Some(Message::Hold(number, description)) if number < GIVEN => {
+            Some(Message::Hold(number, description)) if number < FIRST_OF_HOLDER => {
                 let Some(socket) = descriptor else {
                     if !mem::replace(&mut self.is_short, true) {
                         tracing::warn!(
@@ -356,8 +358,8 @@ impl Session {
     fn give(&mut self, offer: Offer) -> Sent {
         match offer {
             Offer::Socket(held) => {
-                let number = self.next_given;
-                self.next_given += 1;
+                let number = self.next_number;
+                self.next_number += 1;
                 let message = Message::Give(number, held.description.clone());
                 self.sockets.insert(number, held);
                 message.into()

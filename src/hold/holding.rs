@@ -20,10 +20,11 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    given::{Given, Held, Release, Released},
     greet,
+    inherited::{Held, InheritedSocket, Release, Released},
     message::{
-        FLOWS_SINCE, GIVEN, LONGEST, LONGEST_LABEL, Message, OLDEST, SocketDescription, is_spoken,
+        FIRST_OF_HOLDER, FLOWS_SINCE, LONGEST, LONGEST_LABEL, Message, OLDEST, SocketDescription,
+        is_spoken,
     },
 };
 use crate::{kernel::socket::records::Channel, net::Protocol};
@@ -71,7 +72,7 @@ struct Table {
     connected: bool,
     /// Version of the records that both sides use.
     version: u16,
-    given: Vec<Given>,
+    inherited: Vec<InheritedSocket>,
     /// UDP flows of an ended process.
     flows: Vec<Flow<OwnedFd>>,
     /// Notes of the process before.
@@ -226,9 +227,11 @@ impl Holding {
     }
 
     /// Returns the sockets that were given since the last call.
-    pub fn take_given(&self) -> Vec<Given> {
+    pub fn take_inherited(&self) -> Vec<InheritedSocket> {
         let state = self.0.as_ref();
-        state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().given))
+        state.map_or_else(Vec::new, |state| {
+            mem::take(&mut state.table.lock().inherited)
+        })
     }
 
     /// Waits until there are listening sockets to be taken. Flows that come without any are taken
@@ -238,7 +241,7 @@ impl Holding {
             return pending().await;
         };
         let mut arrived = state.arrived.subscribe();
-        let some = |_: &()| !state.table.lock().given.is_empty();
+        let some = |_: &()| !state.table.lock().inherited.is_empty();
         // Fails only without a sender, which `state` has.
         let _ = arrived.wait_for(some).await;
     }
@@ -309,7 +312,7 @@ impl Table {
 }
 
 impl Released for State {
-    fn held(&self, number: u64) {
+    fn closed(&self, number: u64) {
         if self.left.load(Relaxed) {
             return;
         }
@@ -321,7 +324,7 @@ impl Released for State {
         self.release(table, number);
     }
 
-    fn given(&self, connection: u64, number: u64) {
+    fn unneeded(&self, connection: u64, number: u64) {
         let table = self.table.lock();
         // Another holder has no such number, and one that ended holds nothing.
         if table.connection == connection {
@@ -372,10 +375,10 @@ impl State {
                     }
                 }
             }
-            Some(Message::Give(number, description)) if number >= GIVEN => {
+            Some(Message::Give(number, description)) if number >= FIRST_OF_HOLDER => {
                 let fits = descriptor.filter(|socket| description.matches(socket));
                 if let Some(socket) = fits {
-                    let given = Given {
+                    let inherited = InheritedSocket {
                         description,
                         socket,
                         release: Release {
@@ -384,7 +387,7 @@ impl State {
                             number,
                         },
                     };
-                    table.given.push(given);
+                    table.inherited.push(inherited);
                     drop(table);
                     self.arrived.send_replace(());
                 } else {
@@ -398,7 +401,7 @@ impl State {
                 }
             }
             Some(Message::All) => {
-                let sockets = table.given.len();
+                let sockets = table.inherited.len();
                 drop(table);
                 tracing::info!(sockets, "connected to the holder; sockets wait there");
                 self.answered.send_replace(true);

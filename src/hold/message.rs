@@ -21,8 +21,8 @@
 //! ```
 //!
 //! A number names a socket on one connection; the proxy chooses the numbers of the sockets that it
-//! has the holder keep, the holder those of the sockets that it gives, from [`GIVEN`] on. Numbers
-//! are big endian.
+//! has the holder keep, the holder those of the sockets that it gives, from [`FIRST_OF_HOLDER`] on.
+//! Numbers are big endian.
 
 use std::net::SocketAddr;
 
@@ -54,7 +54,7 @@ pub const LONGEST: usize = 1024;
 pub const LONGEST_LABEL: usize = 960;
 
 /// The first number of those that the holder chooses.
-pub const GIVEN: u64 = 1 << 63;
+pub const FIRST_OF_HOLDER: u64 = 1 << 63;
 
 /// Description of a socket that is passed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -217,7 +217,7 @@ mod tests {
                 1,
                 description("10.96.0.10:53", "internal kube-system/dns:dns"),
             ),
-            Message::Give(GIVEN, description("[fd00::10]:53", "")),
+            Message::Give(FIRST_OF_HOLDER, description("[fd00::10]:53", "")),
             Message::Held(u64::MAX),
             Message::Release(0),
             Message::All,

@@ -9,9 +9,9 @@
 
 pub mod bytes;
 mod flows;
-mod given;
 mod holder;
 mod holding;
+mod inherited;
 mod message;
 mod others;
 #[cfg(test)]
@@ -25,9 +25,9 @@ use std::{io, os::fd::AsFd};
 pub use self::message::read_anything;
 use self::message::{Message, VERSION};
 pub use self::{
-    given::{Given, Held},
     holder::{MOST_NOTES, hold},
     holding::Holding,
+    inherited::{Held, InheritedSocket},
     message::SocketDescription,
 };
 use crate::kernel::socket::{listening, records::Channel};

@@ -16,8 +16,8 @@ use crate::kernel::socket::bound::{BoundAddress, each_bound};
 pub(super) struct Others(HashMap<u64, BoundAddress>);
 
 impl Others {
-    /// Forgets what was seen.
-    pub(super) fn forget(&mut self) {
+    /// Drops what was seen.
+    pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 

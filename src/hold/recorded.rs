@@ -1,23 +1,23 @@
-//! What versions said to each other when they were released, in `tests/handover`: a file for each
+//! What versions sent to each other when they were released, in `tests/handover`: a file for each
 //! protocol and version, which stays as it is.
 //!
-//! A line has the side that says something, the name of what it says, and its bytes as hexadecimal
-//! digits; `+socket` after the name means that a descriptor is sent along. `ends` and `connects`
-//! are no records.
+//! A line has the side that sends something, the name of what it sends, and its bytes as
+//! hexadecimal digits; `+socket` after the name means that a descriptor is sent along. `ends` and
+//! `connects` are no records.
 
 use std::path::Path;
 
-/// Something that one side says.
+/// Something that one side sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct Recorded {
     pub(crate) by: String,
     pub(crate) what: String,
     pub(crate) bytes: Vec<u8>,
     pub(crate) with_socket: bool,
 }
 
-/// Returns all that is said by a version of a protocol.
-pub(crate) fn conversation(protocol: &str, version: u16) -> Vec<Said> {
+/// Returns all that both sides of a version of a protocol send.
+pub(crate) fn conversation(protocol: &str, version: u16) -> Vec<Recorded> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/handover");
     let path = folder.join(format!("{protocol}-{version}.txt"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
@@ -29,10 +29,10 @@ pub(crate) fn conversation(protocol: &str, version: u16) -> Vec<Said> {
     let lines = text
         .lines()
         .filter(|line| !line.starts_with('#') && !line.is_empty());
-    lines.map(said).collect()
+    lines.map(message).collect()
 }
 
-fn said(line: &str) -> Said {
+fn message(line: &str) -> Recorded {
     let mut words = line.split_whitespace();
     let mut word = || words.next().unwrap_or_default().to_owned();
     let (by, what, hex) = (word(), word(), word());
@@ -42,7 +42,7 @@ fn said(line: &str) -> Said {
         let text = std::str::from_utf8(digits).expect("digits");
         u8::from_str_radix(text, 16).unwrap_or_else(|error| panic!("{line}: {error}"))
     };
-    Said {
+    Recorded {
         by,
         what: what.trim_end_matches("+socket").to_owned(),
         bytes: digits.map(byte).collect(),
@@ -50,11 +50,11 @@ fn said(line: &str) -> Said {
     }
 }
 
-/// Compares what is said now with what was recorded.
-pub(crate) fn assert_same(said: &[u8], recorded: &Said, protocol: &str) {
-    let hex: String = said.iter().map(|byte| format!("{byte:02x}")).collect();
+/// Compares what is sent now with what was recorded.
+pub(crate) fn assert_same(sent: &[u8], recorded: &Recorded, protocol: &str) {
+    let hex: String = sent.iter().map(|byte| format!("{byte:02x}")).collect();
     assert!(
-        said == recorded.bytes,
+        sent == recorded.bytes,
         "{protocol}: {} {} is not what it was when this version was recorded, but {hex}. \
          Processes of both run beside each other in an upgrade: raise the version, go on \
          speaking the earlier one, and record the new one (CONTRIBUTING.md)",

@@ -129,13 +129,13 @@ async fn a_socket_that_is_not_what_it_is_said_to_be_is_not_held() {
         let next = Holding::at(place.socket());
         let running = tokio::spawn(next.clone().run());
         next.arrived().await;
-        let given = next.take_given();
-        let descriptions: Vec<_> = given
+        let inherited = next.take_inherited();
+        let descriptions: Vec<_> = inherited
             .iter()
-            .map(|given| given.description().clone())
+            .map(|inherited| inherited.description().clone())
             .collect();
         assert_eq!(descriptions, [right]);
-        let (socket, _release) = given.into_iter().next().unwrap().into_parts();
+        let (socket, _release) = inherited.into_iter().next().unwrap().into_parts();
         let (_, peer) = TcpListener::from(socket).accept().unwrap();
         assert_eq!(peer, waits.local_addr().unwrap());
         running.abort();
@@ -172,11 +172,11 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
         let next = Holding::at(place.socket());
         let running = tokio::spawn(next.clone().run());
         next.arrived().await;
-        let given = next.take_given();
-        assert_eq!(given.len(), 1);
-        assert_eq!(given[0].description().address, at_left);
-        for given in given {
-            given.close();
+        let inherited = next.take_inherited();
+        assert_eq!(inherited.len(), 1);
+        assert_eq!(inherited[0].description().address, at_left);
+        for socket in inherited {
+            socket.close();
         }
         assert!(TcpStream::connect(at_left).is_err(), "at once");
         running.abort();
@@ -283,7 +283,7 @@ async fn a_holder_that_sends_anything_else_is_left() {
     assert_eq!(answer, Some(Message::Release(u64::MAX)), "it is closed");
     holder.send(&[0xff; 3], None).await.unwrap();
     assert_eq!(receive(&holder).await, None);
-    assert!(proxy.take_given().is_empty());
+    assert!(proxy.take_inherited().is_empty());
     proxy.answered().await;
     running.abort();
 }
@@ -306,11 +306,11 @@ async fn all_that_a_proxy_sent_before_it_was_killed_is_kept() {
         drop(proxy);
         let next = Holding::at(place.socket());
         let running = tokio::spawn(next.clone().run());
-        let (mut given, mut notes) = (Vec::new(), Vec::new());
+        let (mut inherited, mut notes) = (Vec::new(), Vec::new());
         until(|| {
-            given.extend(next.take_given());
+            inherited.extend(next.take_inherited());
             notes.extend(next.take_notes());
-            given.len() as u64 == SOCKETS && !notes.is_empty()
+            inherited.len() as u64 == SOCKETS && !notes.is_empty()
         })
         .await;
         assert_eq!(notes, [b"note"]);

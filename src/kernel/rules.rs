@@ -230,7 +230,7 @@ fn probes(family: Family) -> [Rule; 2] {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn forget_probe(socket: &mut Socket, family: Family) -> Result<(), Error> {
+pub fn delete_probe(socket: &mut Socket, family: Family) -> Result<(), Error> {
     delete(socket, &probes(family))
 }
 

@@ -32,6 +32,15 @@ impl Setting {
         }
     }
 
+    /// Returns a setting that is to have this value, or a larger one.
+    pub const fn minimum(name: &'static str, value: u64) -> Setting {
+        Setting {
+            name,
+            value,
+            at_least: true,
+        }
+    }
+
     /// Returns whether `present` is as good as the value that it is to have.
     pub fn is_met_by(&self, present: u64) -> bool {
         present == self.value || self.at_least && present > self.value

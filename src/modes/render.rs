@@ -71,7 +71,7 @@ pub fn render(
                     map,
                     choices.served,
                     choices.counted,
-                    nftables::plan::Features::of(choices.kernel, family),
+                    nftables::plan::features(choices.kernel, family),
                 );
                 nftables::render::render(map, &options, &mut text)?;
             }
@@ -91,7 +91,7 @@ fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -
         let ports = || map.of_family(family);
         let endpoints = ports().map(|port| port.endpoints.all.len()).sum();
         let options = plan::Options {
-            large_cluster: plan::is_large_cluster(endpoints, false),
+            large_cluster: plan::is_large_cluster(endpoints, None),
             dispatch: choices.dispatch.dispatch(ports().count(), None),
             ..plan::Options::new(
                 choices.configuration,

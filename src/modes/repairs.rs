@@ -39,7 +39,7 @@ impl Repairs {
     }
 
     fn log_at(&mut self, repaired: &[String], now: Instant) {
-        self.forget(now);
+        self.expire(now);
         let (mut new, mut again) = (Vec::new(), Vec::new());
         for what in repaired {
             if let Some(recent) = self.recent.get_mut(what) {
@@ -79,7 +79,7 @@ impl Repairs {
         }
     }
 
-    fn forget(&mut self, now: Instant) {
+    fn expire(&mut self, now: Instant) {
         let is_old = |_: &String, recent: &mut Recent| now.duration_since(recent.at) >= QUIET;
         let old = self.recent.extract_if(.., is_old);
         let ended = old.filter(|(_, recent)| recent.again).count();

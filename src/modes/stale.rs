@@ -136,7 +136,7 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
 
 /// Returns what is stale of the flows of `family` that `waited` to be deleted, now that `map` is in
 /// force: what serves by now stays.
-fn still_stale(family: Family, map: &ServiceMap, waited: Vec<(Frontend, Reply)>) -> Vec<Match> {
+fn still_stale(family: Family, map: &ServiceMap, waited: HashMap<Frontend, Reply>) -> Vec<Match> {
     if waited.is_empty() {
         return Vec::new();
     }
@@ -218,16 +218,16 @@ impl StaleFlows {
     ) {
         let mut waited = Vec::new();
         if changes.full || changes.retry {
-            let (matches, compares_all) = self.waiting.take();
-            waited = still_stale(family, map, matches);
-            if compares_all {
+            let waiting = mem::take(&mut self.waiting);
+            waited = still_stale(family, map, waiting.frontends);
+            if waiting.compares_all {
                 self.rules_were_missing(family, map);
             }
         }
         let mut matches = mem::take(&mut self.found);
         matches.extend(waited);
         matches.extend(self::matches(family, map, &changes.stale_udp));
-        let failed = self.forget(family, matches, metrics).await;
+        let failed = self.delete(family, matches, metrics).await;
         self.waiting.add(family, failed);
         let served = || {
             let ports = udp_ports(family, map).filter(|port| !serving(port).is_empty());
@@ -248,7 +248,7 @@ impl StaleFlows {
     }
 
     /// Deletes the flows that match one of `matches`; returns what is to be tried again.
-    async fn forget(
+    async fn delete(
         &mut self,
         family: Family,
         matches: Vec<Match>,
@@ -452,12 +452,16 @@ mod tests {
             (Reply::NotFrom(of(&[1])), [false, false, true]),
             (Reply::NotFrom(of(&[3])), [false, false, false]),
         ] {
-            let matches = still_stale(Family::V4, tracker.map(), vec![(service, waited.clone())]);
+            let matches = still_stale(
+                Family::V4,
+                tracker.map(),
+                [(service, waited.clone())].into(),
+            );
             let found = [1, 2, 3].map(|at| deletes(&matches, service, at));
             assert_eq!(found, deleted, "{waited:?}: {matches:?}");
         }
         let gone = Frontend::service(Protocol::Udp, [10, 0, 0, 9].into(), 53);
-        let matches = still_stale(Family::V4, tracker.map(), vec![(gone, Reply::Any)]);
+        let matches = still_stale(Family::V4, tracker.map(), [(gone, Reply::Any)].into());
         assert_eq!(matches, [flows(&gone, Reply::Any)]);
     }
 

@@ -50,7 +50,7 @@ impl<P> FamilyState<P> {
     }
 
     /// Drops the record: the next sync observes the kernel.
-    pub fn forget(&mut self) {
+    pub fn invalidate(&mut self) {
         self.cache = CacheState::Unknown;
     }
 
@@ -152,7 +152,7 @@ mod tests {
         state.suspect();
         assert_eq!(observes(&state), [false, true, true]);
         state.applied();
-        state.forget();
+        state.invalidate();
         assert_eq!(observes(&state), [true, true, true]);
     }
 

@@ -23,8 +23,10 @@ pub(super) struct LoggedFailures {
 /// Syncs of one family that failed since the last one that came in force.
 #[derive(Debug, Default)]
 struct FailedSyncs {
-    /// The time at which the first of them ended, and how many there were.
-    since: Option<(Instant, u32)>,
+    /// When the first of them ended; `None`: none failed.
+    since: Option<Instant>,
+    /// How many there were.
+    times: u32,
     logged: LogOnce,
 }
 
@@ -87,7 +89,8 @@ impl LoggedFailures {
     /// as it may be tried again for hours.
     pub(super) fn sync_failed(&mut self, mode: ModeName, family: Family, why: &str, now: Instant) {
         let failed = self.syncs.get_mut(family);
-        failed.since.get_or_insert((now, 0)).1 += 1;
+        failed.since.get_or_insert(now);
+        failed.times += 1;
         if failed.logged.is_new(why) {
             tracing::error!(%mode, "sync of {family} failed, will be tried again: {why}");
         } else {
@@ -98,12 +101,13 @@ impl LoggedFailures {
     /// Logs that syncs of `family` come in force again at `now`, if they failed.
     pub(super) fn sync_in_force(&mut self, family: Family, now: Instant) {
         let failed = std::mem::take(self.syncs.get_mut(family));
-        if let Some((since, times)) = failed.since {
+        if let Some(since) = failed.since {
             // No one needs microseconds here.
             let took = Duration::from_millis((now - since).as_millis() as u64);
             let took = duration::format(took);
             tracing::info!(
-                "syncs of {family} take effect again, {took} after the first of {times} failures"
+                "syncs of {family} take effect again, {took} after the first of {} failures",
+                failed.times
             );
         }
     }

@@ -70,24 +70,24 @@ pub struct Load {
     /// Half-closed: one direction has ended.
     pub inactive: AtomicU32,
     /// Its traffic so far; most endpoints of a cluster have none on one node.
-    carried: OnceLock<Box<Carried>>,
+    traffic: OnceLock<Box<Traffic>>,
 }
 
 impl Load {
     /// Returns its traffic so far, to be added to.
-    pub fn carried(&self) -> &Carried {
-        self.carried.get_or_init(Box::default)
+    pub fn traffic(&self) -> &Traffic {
+        self.traffic.get_or_init(Box::default)
     }
 
     /// Returns its traffic so far, if any.
-    pub fn carried_so_far(&self) -> Option<&Carried> {
-        self.carried.get().map(|carried| &**carried)
+    pub fn traffic_so_far(&self) -> Option<&Traffic> {
+        self.traffic.get().map(|traffic| &**traffic)
     }
 }
 
 /// Traffic of a real server so far.
 #[derive(Debug, Default)]
-pub struct Carried {
+pub struct Traffic {
     /// Connections that it took, or UDP clients.
     pub connections: AtomicU64,
     /// Bytes that clients sent.

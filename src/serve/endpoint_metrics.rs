@@ -78,8 +78,8 @@ impl Collector for EndpointMetrics {
             {
                 series.add_limited(service, limited);
             }
-            for (endpoint, carried) in &traffic.endpoints {
-                series.add(port, *endpoint, *carried);
+            for (endpoint, traffic) in &traffic.endpoints {
+                series.add(port, *endpoint, *traffic);
             }
         }
         series.collect()
@@ -152,7 +152,7 @@ impl Series {
         }
     }
 
-    fn add(&self, port: &ServicePort, endpoint: SocketAddr, carried: Traffic) {
+    fn add(&self, port: &ServicePort, endpoint: SocketAddr, traffic: Traffic) {
         let (name, endpoint) = (&port.name, endpoint.to_string());
         let labels: [&str; 6] = [
             &name.service.namespace,
@@ -162,13 +162,13 @@ impl Series {
             name.family.name(),
             &endpoint,
         ];
-        if let Some(active) = carried.active {
+        if let Some(active) = traffic.active {
             self.active.with_label_values(&labels).set(active as f64);
         }
         let counters = [
-            (&self.connections, carried.connections),
-            (&self.received, carried.bytes_in),
-            (&self.sent, carried.bytes_out),
+            (&self.connections, traffic.connections),
+            (&self.received, traffic.bytes_in),
+            (&self.sent, traffic.bytes_out),
         ];
         for (counter, value) in counters {
             if let Some(value) = value {

@@ -159,7 +159,7 @@ fn check(metric: &Metric) -> Result<(), String> {
         series.entry(labels).or_default().push(sample);
     }
     for (labels, samples) in series {
-        let mut last = (f64::NEG_INFINITY, 0.0);
+        let (mut last_bound, mut last_count) = (f64::NEG_INFINITY, 0.0);
         let mut count = None;
         let mut sums = 0;
         for sample in samples {
@@ -169,16 +169,16 @@ fn check(metric: &Metric) -> Result<(), String> {
                         .replace("+Inf", "inf")
                         .parse()
                         .map_err(|_| "a bad bound")?;
-                    if bound <= last.0 || sample.value < last.1 {
+                    if bound <= last_bound || sample.value < last_count {
                         return Err(format!("buckets out of order at {bound} of {labels:?}"));
                     }
-                    last = (bound, sample.value);
+                    (last_bound, last_count) = (bound, sample.value);
                 }
                 None if sample.name.ends_with("_sum") => sums += 1,
                 None => count = Some(sample.value),
             }
         }
-        if last.0 != f64::INFINITY || count != Some(last.1) || sums != 1 {
+        if last_bound != f64::INFINITY || count != Some(last_count) || sums != 1 {
             return Err(format!("a histogram that does not add up: {labels:?}"));
         }
     }

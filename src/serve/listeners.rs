@@ -44,13 +44,13 @@ struct Turn {
 struct Sockets {
     open: BTreeMap<SocketAddr, Open>,
     /// Sockets that this process was given and has not opened.
-    given: BTreeMap<SocketAddr, StdListener>,
+    inherited: BTreeMap<SocketAddr, StdListener>,
 }
 
 #[derive(Debug)]
 struct Open {
     socket: Weak<TcpListener>,
-    was_given: bool,
+    is_inherited: bool,
 }
 
 #[derive(Debug, Default)]
@@ -76,9 +76,9 @@ impl Listeners {
     pub(super) fn listen(&self, address: SocketAddr) -> io::Result<Listening> {
         let mut sockets = self.0.sockets.lock();
         let mut places = bound_to(address).into_iter();
-        let given = places.find_map(|place| sockets.given.remove(&place));
-        let was_given = given.is_some();
-        let socket = match given {
+        let inherited = places.find_map(|place| sockets.inherited.remove(&place));
+        let is_inherited = inherited.is_some();
+        let socket = match inherited {
             Some(socket) => TcpListener::from_std(socket)?,
             None => bind(address)?,
         };
@@ -89,7 +89,7 @@ impl Listeners {
             .retain(|_, open| open.socket.strong_count() > 0);
         let open = Open {
             socket: Arc::downgrade(&socket),
-            was_given,
+            is_inherited,
         };
         sockets.open.insert(address, open);
         drop(sockets);
@@ -97,7 +97,7 @@ impl Listeners {
         Ok(Listening {
             socket,
             address,
-            was_given,
+            is_inherited,
             state: Arc::clone(&self.0),
         })
     }
@@ -138,7 +138,7 @@ impl Listeners {
         // The runtime takes nonblocking sockets only.
         let is_usable = socket.set_nonblocking(true).is_ok();
         if is_usable && open.is_none_or(|open| open.socket.strong_count() == 0) {
-            sockets.given.entry(address).or_insert(socket);
+            sockets.inherited.entry(address).or_insert(socket);
         }
     }
 
@@ -165,7 +165,7 @@ impl Listeners {
         }
         let _ = turn.wait_for(|turn| turn.serves).await;
         tokio::time::sleep(SETTLES).await;
-        self.0.sockets.lock().given.clear();
+        self.0.sockets.lock().inherited.clear();
     }
 
     /// Returns the open sockets, each with the address that it is bound to.
@@ -185,7 +185,7 @@ impl Listeners {
         let ours = sockets
             .open
             .iter()
-            .filter(|(_, open)| open.was_given && open.socket.strong_count() > 0);
+            .filter(|(_, open)| open.is_inherited && open.socket.strong_count() > 0);
         ours.map(|(address, _)| *address).collect()
     }
 
@@ -207,7 +207,7 @@ impl Listeners {
 #[cfg(test)]
 impl Listeners {
     /// Uses the socket at `address` that was given for as long as the test runs.
-    pub(crate) fn use_given(&self, address: SocketAddr) {
+    pub(crate) fn use_inherited(&self, address: SocketAddr) {
         std::mem::forget(self.listen(address).expect("it was given"));
     }
 
@@ -252,7 +252,7 @@ impl Drop for Successor {
 pub(super) struct Listening {
     socket: Arc<TcpListener>,
     address: SocketAddr,
-    was_given: bool,
+    is_inherited: bool,
     state: Arc<State>,
 }
 
@@ -263,7 +263,7 @@ impl Listening {
     }
 
     fn is_its_turn(&self, turn: &Turn) -> bool {
-        let accepts = !self.was_given || turn.serves || turn.predecessors == 0;
+        let accepts = !self.is_inherited || turn.serves || turn.predecessors == 0;
         accepts && !turn.taken.contains_key(&self.address)
     }
 }
@@ -391,6 +391,6 @@ mod tests {
         let listeners = Listeners::default();
         let (pipe, _other) = nix::unistd::pipe().unwrap();
         listeners.give(pipe);
-        assert!(listeners.0.sockets.lock().given.is_empty());
+        assert!(listeners.0.sockets.lock().inherited.is_empty());
     }
 }

@@ -66,7 +66,7 @@ pub(super) async fn serve(secure: Secure, about: Arc<Introspection>) -> Result<(
 }
 
 async fn run(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
-    let certificate = open(secure.identity, secure.at.hard_fail).await?;
+    let certificate = open(secure.identity, &secure.at).await?;
     let mut at = secure.at;
     let guard = Arc::new(Guard {
         certificate,
@@ -80,12 +80,12 @@ async fn run(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
     }
 }
 
-async fn open(identity: Identity, hard_fail: bool) -> Result<Certificate, CertificateError> {
+async fn open(identity: Identity, at: &Bind) -> Result<Certificate, CertificateError> {
     let mut logged = LogOnce::default();
     loop {
         let error = match Certificate::open(identity.clone()) {
             Ok(certificate) => return Ok(certificate),
-            Err(error) if hard_fail => return Err(error),
+            Err(error) if at.hard_fail => return Err(error),
             Err(error) => error.to_string(),
         };
         if logged.differs(&error) {

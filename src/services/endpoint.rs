@@ -66,9 +66,12 @@ impl Endpoints {
     pub fn any_takes_connections(&self) -> bool {
         // Those that terminate take some only while none is ready.
         let any_ready = self.all.iter().any(|endpoint| endpoint.ready);
-        let takes = |endpoint: &Endpoint| match any_ready {
-            true => endpoint.ready,
-            false => endpoint.serving && endpoint.terminating,
+        let takes = |endpoint: &Endpoint| {
+            if any_ready {
+                endpoint.ready
+            } else {
+                endpoint.serving && endpoint.terminating
+            }
         };
         let mut all = self.all.iter();
         self.has_any && all.any(|endpoint| endpoint.weight > 0 && takes(endpoint))

@@ -174,21 +174,21 @@ impl Retry {
 }
 
 /// A value of an annotation or label, and its field path.
-struct Given<'a> {
+struct Setting<'a> {
     field: String,
     value: &'a str,
 }
 
 /// Returns the value that `metadata` has under `key`; an annotation wins over a
 /// label.
-fn given<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Given<'a>> {
+fn setting<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Setting<'a>> {
     let sets = [
         ("annotations", &metadata.annotations),
         ("labels", &metadata.labels),
     ];
     sets.into_iter().find_map(|(set, values)| {
         let value = values.as_ref()?.get(key)?;
-        Some(Given {
+        Some(Setting {
             field: format!("metadata.{set}[{key:?}]"),
             value,
         })
@@ -198,7 +198,7 @@ fn given<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Given<'a>> {
 /// Returns the weight that an EndpointSlice or a Node gives to its endpoints; `None`: it gives
 /// none, or a malformed one, which is recorded in `inspection`.
 pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Option<u16> {
-    let Given { field, value } = given(metadata, WEIGHT)?;
+    let Setting { field, value } = setting(metadata, WEIGHT)?;
     let weight = value.parse().ok();
     if weight.is_none() {
         let reason = "a weight is a number from 0 (no new connections) to 65535; it is left out";
@@ -217,7 +217,7 @@ pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Ar
     };
     let scheduler = [Preferences::SCHEDULER, KUBE_ROUTER_SCHEDULER]
         .into_iter()
-        .find(|key| given(metadata, key).is_some())
+        .find(|key| setting(metadata, key).is_some())
         .and_then(|key| read.value(key, |value| scheduler_name(value).map(str::to_owned)));
     let preferences = Preferences {
         scheduler: scheduler.map(|name| names.share(&name)),
@@ -245,7 +245,7 @@ pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Ar
 /// Returns what may be tried again. A mistake must not cause a request to be delivered twice:
 /// whoever writes the annotation most likely means to forbid that.
 fn retry(read: &mut Reader<'_>) -> Option<Retry> {
-    given(read.metadata, Preferences::RETRY)?;
+    setting(read.metadata, Preferences::RETRY)?;
     let known = read.value(Preferences::RETRY, |value| {
         let known = Retry::ALL.into_iter().find(|r| r.as_str() == value);
         let why = "retry is first-flight, connect or off; connect is used, so that nothing is \
@@ -272,7 +272,7 @@ impl Reader<'_> {
         key: &'static str,
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> Option<T> {
-        let Given { field, value } = given(self.metadata, key)?;
+        let Setting { field, value } = setting(self.metadata, key)?;
         match parse(value) {
             Ok(parsed) => Some(parsed),
             Err(reason) => {

@@ -120,16 +120,16 @@ impl ServiceMap {
     fn insert(&mut self, port: Arc<ServicePort>) {
         self.with_node_ports += usize::from(port.has_node_port());
         let before = Arc::make_mut(&mut self.ports).insert(port.name.clone(), port);
-        self.forget(before.as_deref());
+        self.subtract(before.as_deref());
     }
 
     /// Removes the ServicePort of that name.
     fn remove(&mut self, name: &ServicePortName) {
         let before = Arc::make_mut(&mut self.ports).remove(name);
-        self.forget(before.as_deref());
+        self.subtract(before.as_deref());
     }
 
-    fn forget(&mut self, port: Option<&ServicePort>) {
+    fn subtract(&mut self, port: Option<&ServicePort>) {
         self.with_node_ports -= usize::from(port.is_some_and(ServicePort::has_node_port));
     }
 

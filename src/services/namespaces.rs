@@ -14,12 +14,12 @@ use std::{collections::BTreeSet, sync::Arc};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Namespaces {
-    /// No namespace.
+    /// The empty set.
     #[default]
     None,
     /// The namespaces of these names.
     Named(Arc<BTreeSet<String>>),
-    /// Every namespace.
+    /// All namespaces, also those that do not exist yet.
     All,
 }
 

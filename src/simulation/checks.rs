@@ -67,7 +67,7 @@ impl Watch {
     /// Checks everything of these families after a change.
     pub(super) fn check(&mut self, state: &State, families: &[Family]) {
         let is_of = |service| families.contains(&world::family(service));
-        self.forget_flows();
+        self.drop_flows();
         // What others removed may be needed only by what a sync does after it.
         let by_parts = match self.rules.repairs() {
             Repairs::ReadOfAll | Repairs::FullWithoutFault => true,
@@ -205,7 +205,7 @@ impl Watch {
     }
 
     /// Stops watching connections that need not go on, as the mode says.
-    fn forget_flows(&mut self) {
+    fn drop_flows(&mut self) {
         let (rules, histories) = (&self.rules, &self.histories);
         self.flows.retain(|flow| {
             let mut versions = histories[flow.service].versions.iter();
@@ -213,9 +213,9 @@ impl Watch {
         });
     }
 
-    /// Forgets clients whose endpoints cannot be reached any more: they need not stay there,
+    /// Drops clients whose endpoints cannot be reached any more: they need not stay there,
     /// even if those can be reached again later.
-    pub(super) fn forget_sticky(&mut self) {
+    pub(super) fn drop_sticky(&mut self) {
         let external = self.rules.external_policy();
         let histories = &self.histories;
         let now = Instant::now();
@@ -238,7 +238,7 @@ impl Watch {
 
     /// Checks that clients stay on their endpoints for as long as those can be reached.
     fn check_sticky(&mut self, state: &State, families: &[Family]) {
-        self.forget_sticky();
+        self.drop_sticky();
         for at in 0..self.sticky.len() {
             let Sticky { probe, on, .. } = &self.sticky[at];
             let (probe, on) = (probe.clone(), *on);

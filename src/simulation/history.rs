@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::world::Spec;
 
-/// The wanted versions of a Service, from the one last known to be in force on.
+/// The desired versions of a Service, from the one last known to be in force on.
 pub(super) struct History {
     /// Each version with the number of its change; the first one is in force.
     pub(super) versions: VecDeque<(u64, Option<Arc<Spec>>)>,

@@ -50,9 +50,9 @@ impl Removals {
 
 /// What is reported of a sync that came in force.
 pub(super) struct Reported<'a> {
-    /// Everything up to this change is in force,
+    /// The last change that is in force, as all before it are.
     pub(super) version: u64,
-    /// except these Services.
+    /// The Services that are not in force all the same.
     pub(super) failed: &'a BTreeSet<usize>,
     pub(super) removals: Removals,
     /// Whether nothing is left to be done, apart from what is reported for single Services.

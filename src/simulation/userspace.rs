@@ -2,9 +2,9 @@
 //! real one. The endpoint of a packet that reaches a socket of the node is the one that the
 //! service group listening there chooses.
 
-mod left;
 mod local;
 mod node_ports;
+mod previous_ports;
 mod redirect;
 mod uncaptured;
 mod unlisted;

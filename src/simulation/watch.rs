@@ -153,7 +153,7 @@ impl Watch {
     pub(super) fn desire(&mut self, number: usize, version: u64, spec: Option<Arc<Spec>>) {
         self.counts.changes += 1;
         self.histories[number].versions.push_back((version, spec));
-        self.forget_sticky();
+        self.drop_sticky();
     }
 
     /// Records what happens, for readers of a failure.

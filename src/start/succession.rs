@@ -96,8 +96,8 @@ const OTHER_FAMILY: Duration = Duration::from_secs(15);
 /// longer than the default of `--userspace-drain-timeout` (20 s).
 const ONE_LEFT: Duration = Duration::from_secs(30);
 
-/// How often to look whether they have ended.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How often to check whether they have ended.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Sent when a predecessor has given way, and when a successor serves.
 const DONE: u8 = 1;
@@ -183,7 +183,7 @@ async fn until_one_is_left() {
     tracing::info!("waiting until the process before the one that serves now has ended");
     let ended = async {
         while several() {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
     if timeout(ONE_LEFT, ended).await.is_err() {

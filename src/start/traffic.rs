@@ -5,6 +5,7 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     pin::Pin,
+    slice,
     sync::Arc,
     time::Instant,
 };
@@ -88,18 +89,14 @@ impl TrafficSource for Chains {
 
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
         let of_port = |endpoints: HashMap<SocketAddr, u64>| {
-            let mut traffic = PortTraffic::default();
-            for (endpoint, connections) in endpoints {
-                let carried = Traffic {
-                    active: None,
+            let endpoints = endpoints.into_iter().map(|(endpoint, connections)| {
+                let traffic = Traffic {
                     connections: Some(connections),
-                    bytes_in: None,
-                    bytes_out: None,
+                    ..Traffic::default()
                 };
-                traffic.add(endpoint, carried);
-                traffic.add_of_port(carried);
-            }
-            traffic
+                (endpoint, traffic)
+            });
+            endpoints.collect()
         };
         self.counts.of(ports).into_iter().map(of_port).collect()
     }
@@ -134,19 +131,17 @@ impl TrafficSource for Elements {
                 return vec![PortTraffic::default(); ports.len()];
             }
         };
-        let of_port = |endpoints: HashMap<SocketAddr, nftables::Carried>| {
-            let mut traffic = PortTraffic::default();
-            for (endpoint, carried) in endpoints {
-                let carried = Traffic {
+        let of_port = |endpoints: HashMap<SocketAddr, nftables::EndpointTraffic>| {
+            let endpoints = endpoints.into_iter().map(|(endpoint, counted)| {
+                let traffic = Traffic {
                     active: None,
-                    connections: Some(carried.connections),
-                    bytes_in: Some(carried.from_clients),
-                    bytes_out: Some(carried.to_clients),
+                    connections: Some(counted.connections),
+                    bytes_in: Some(counted.from_clients),
+                    bytes_out: Some(counted.to_clients),
                 };
-                traffic.add(endpoint, carried);
-                traffic.add_of_port(carried);
-            }
-            traffic
+                (endpoint, traffic)
+            });
+            endpoints.collect()
         };
         found.into_iter().map(of_port).collect()
     }
@@ -182,25 +177,24 @@ impl TrafficSource for Relayed {
 
 impl Relayed {
     fn of_port(&self, port: &ServicePort) -> PortTraffic {
-        let mut traffic = PortTraffic::default();
-        let limited = self.0.limited(&port.name);
-        traffic.limited = limited.map(|limited| Limited {
-            service: limited.service,
-            client: limited.client,
-        });
-        for (address, load) in self.0.of(&port.name) {
-            let carried = Traffic {
+        let loads = self.0.of(&port.name);
+        let endpoints = loads.iter().map(|(address, load)| {
+            let traffic = Traffic {
                 active: Some(load.active),
                 connections: Some(load.connections),
                 bytes_in: Some(load.from_clients),
                 bytes_out: Some(load.to_clients),
             };
-            traffic.add(address, carried);
-            traffic.add_of_port(carried);
-            if load.ejected {
-                traffic.ejected.insert(address);
-            }
-        }
+            (*address, traffic)
+        });
+        let mut traffic: PortTraffic = endpoints.collect();
+        let limited = self.0.limited(&port.name);
+        traffic.limited = limited.map(|limited| Limited {
+            service: limited.service,
+            client: limited.client,
+        });
+        let ejected = loads.into_iter().filter(|(_, load)| load.ejected);
+        traffic.ejected = ejected.map(|(address, _)| address).collect();
         traffic
     }
 }
@@ -257,14 +251,11 @@ fn of_port(ipvs: &mut Ipvs, port: &ServicePort, own: &BTreeSet<IpAddr>) -> PortT
         let Ok(reals) = ipvs.list_real(&id) else {
             continue;
         };
-        let returns = reals.iter().all(|real| comes_back(real.server.forwarding));
-        let open = reals.iter().map(|real| active(real, id.protocol)).sum();
         let totals = ipvs.totals(&id).ok().flatten();
-        traffic.add_of_port(carried(open, totals, returns));
-        for real in reals {
-            let returns = comes_back(real.server.forwarding);
-            let carried = carried(active(&real, id.protocol), real.totals, returns);
-            traffic.add(real.server.address, carried);
+        traffic.add_of_port(traffic_of(&reals, id.protocol, totals));
+        for real in &reals {
+            let of_real = traffic_of(slice::from_ref(real), id.protocol, real.totals);
+            traffic.add(real.server.address, of_real);
         }
     }
     traffic
@@ -300,9 +291,11 @@ fn comes_back(forwarding: Forwarding) -> bool {
     }
 }
 
-fn carried(active: u64, totals: Option<Totals>, returns: bool) -> Traffic {
+/// Returns the traffic of `reals`, which is `totals` together.
+fn traffic_of(reals: &[ListedReal], protocol: Protocol, totals: Option<Totals>) -> Traffic {
+    let returns = reals.iter().all(|real| comes_back(real.server.forwarding));
     Traffic {
-        active: Some(active),
+        active: Some(reals.iter().map(|real| active(real, protocol)).sum()),
         connections: totals.map(|totals| totals.connections),
         bytes_in: totals.map(|totals| totals.bytes_in),
         bytes_out: totals.filter(|_| returns).map(|totals| totals.bytes_out),
@@ -324,6 +317,6 @@ mod tests {
         let port = Arc::new(port);
         let _another = chains.traffic.lock().await;
         let of_port = chains.of(&[&port])[0].of_port;
-        assert_eq!(of_port.and_then(|carried| carried.connections), Some(5));
+        assert_eq!(of_port.and_then(|traffic| traffic.connections), Some(5));
     }
 }

@@ -35,7 +35,7 @@ const CONTINUING: [&str; 7] = ["MARK", "CONNMARK", "LOG", "NFLOG", "CT", "TRACE"
 /// Follows packets through the legacy tables.
 pub(super) struct Legacy {
     tracer: Tracer,
-    tables: HashMap<String, Held>,
+    tables: HashMap<String, ReadTable>,
 }
 
 /// A step, with what its rule says.
@@ -45,8 +45,8 @@ pub(super) struct LegacyStep {
     pub rule: Option<RuleSummary>,
 }
 
-/// What a table held when it was read.
-struct Held {
+/// A table as it was read.
+struct ReadTable {
     table: Contents,
     /// Its size before the reading.
     size: Option<Size>,
@@ -129,24 +129,24 @@ impl Legacy {
         }
         let xtables = self.tracer.xtables();
         let size = info::size(xtables.family(), name).ok();
-        let is_due = self.tables.get(name).is_none_or(|held| {
-            let age = held.begun.elapsed();
-            age >= held.took * SHARE && (age >= FRESH || held.size != size)
+        let is_due = self.tables.get(name).is_none_or(|read| {
+            let age = read.begun.elapsed();
+            age >= read.took * SHARE && (age >= FRESH || read.size != size)
         });
         if is_due {
             let begun = Instant::now();
             let table = Contents::read(xtables, name).await;
-            let held = Held {
+            let read = ReadTable {
                 table: table.unwrap_or_default(),
                 size,
                 begun,
                 took: begun.elapsed(),
             };
-            self.tables.insert(name.to_owned(), held);
+            self.tables.insert(name.to_owned(), read);
         }
-        let held = self.tables.get(name);
-        held.filter(|held| held.size == size)
-            .map(|held| &held.table)
+        let read = self.tables.get(name);
+        read.filter(|read| read.size == size)
+            .map(|read| &read.table)
     }
 }
 

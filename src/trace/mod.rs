@@ -209,8 +209,8 @@ impl Tracing<'_> {
         let protocol = target.protocol.name();
         let explained =
             ask::explanation_within(most, &asked.socket, target.to, protocol, target.from).await;
-        let (asker, untold) = asker(asked, &target, explained.as_ref().ok()).await;
-        unseen.extend(untold);
+        let (asker, why_unseen) = asker(asked, &target, explained.as_ref().ok()).await;
+        unseen.extend(why_unseen);
         let start = start(&target, explained.as_ref(), unseen);
         let mode = start.mode.clone();
         let runs = |name: ModeName| mode.as_deref() == Some(&*name.to_string());
@@ -360,8 +360,7 @@ impl Tracing<'_> {
     }
 
     fn change(&mut self, event: &Event) -> Option<Report> {
-        let (target, is_ipvs) = (self.target, self.is_ipvs);
-        let real_server = |client| real_server(&target, is_ipvs, client);
+        let real_server = self.real_servers();
         self.stories.change(event, Instant::now(), real_server)
     }
 
@@ -371,19 +370,27 @@ impl Tracing<'_> {
         if overdue.is_empty() {
             return Ok(());
         }
-        let held = self.held();
-        let (target, is_ipvs) = (self.target, self.is_ipvs);
+        let flows = self.flows();
         for client in overdue {
-            let held = held.iter().find(|flow| flow.original.source == client);
-            let real_server = |client| real_server(&target, is_ipvs, client);
-            let report = self.stories.end(client, held, real_server);
+            let flow = flows.iter().find(|flow| flow.original.source == client);
+            let real_server = self.real_servers();
+            let report = self.stories.end(client, flow, real_server);
             self.print(Some(report))?;
         }
         Ok(())
     }
 
+    /// Returns what finds the endpoint to which IPVS sends a client.
+    fn real_servers(&self) -> impl Fn(SocketAddr) -> Option<SocketAddr> + use<> {
+        let (is_ipvs, protocol, to) = (self.is_ipvs, self.target.protocol, self.target.to);
+        move |client| {
+            let found = is_ipvs.then(|| connections::real_server(protocol, client, to));
+            found?.ok().flatten()
+        }
+    }
+
     /// Returns the entries of conntrack for the destination; none if it cannot be read.
-    fn held(&self) -> Vec<Flow> {
+    fn flows(&self) -> Vec<Flow> {
         let to = Match {
             protocol: self.target.protocol.number(),
             destination: Some(self.target.to.ip()),
@@ -473,11 +480,6 @@ fn legacy_step(step: LegacyStep) -> Step {
 
 fn privileges(error: &netlink::Error) -> String {
     format!("{error}: tracing takes root, or CAP_NET_ADMIN in the node's network namespace")
-}
-
-fn real_server(target: &TraceTarget, is_ipvs: bool, client: SocketAddr) -> Option<SocketAddr> {
-    let found = is_ipvs.then(|| connections::real_server(target.protocol, client, target.to));
-    found?.ok().flatten()
 }
 
 /// Returns the name of the interface with that index.

@@ -248,7 +248,7 @@ impl Stories {
             .partition(|client| self.reported.contains_key(client));
         for client in again {
             // What they repeated belongs to the connection that was reported.
-            self.forget(client);
+            self.remove(client);
         }
         new
     }
@@ -294,7 +294,7 @@ impl Stories {
         }
     }
 
-    fn forget(&mut self, client: SocketAddr) -> Option<Way> {
+    fn remove(&mut self, client: SocketAddr) -> Option<Way> {
         self.packets.retain(|_, of| *of != client);
         self.ways.remove(&client)
     }
@@ -305,7 +305,7 @@ impl Stories {
         outcome: Outcome,
         fill: impl FnOnce(&mut report::Connection),
     ) -> Report {
-        let way = self.forget(client);
+        let way = self.remove(client);
         self.reached.remove(&client);
         self.reported.insert(client, outcome);
         let (input, steps) = way.map_or((None, Vec::new()), |way| (way.input, way.steps));

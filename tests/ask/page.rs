@@ -99,12 +99,12 @@ fn tells_of_syncs(browser: &Browser<'_>) {
                 progress: {text: '3 of 7 rules are done'}, overdue: true, notServed: 'no address'}); \
             showStatus(status); })",
     );
-    let told = browser.text("#status");
+    let shown = browser.text("#status");
     for words in [
         "none yet; one is under way, begun ",
         " ago; 3 of 7 rules are done; its Services are not served: no address; overdue",
     ] {
-        assert!(told.contains(words), "{words:?} is not in {told}");
+        assert!(shown.contains(words), "{words:?} is not in {shown}");
     }
 }
 

@@ -137,7 +137,7 @@ fn word(caller: Caller) -> Option<&'static str> {
 /// What is to be said.
 #[derive(Debug)]
 struct Expected {
-    /// One of these.
+    /// The verdicts of which one is to be found.
     verdicts: Vec<&'static str>,
     /// Address of each candidate, with its share where that is promised.
     candidates: Vec<(String, Option<f64>)>,

@@ -68,7 +68,7 @@ pub struct Service {
     balancer: Target,
     /// Endpoints of another Service that has some of its addresses.
     rival: Vec<Endpoint>,
-    /// Which those are.
+    /// The addresses that both Services have.
     contested: Contested,
     /// When it was made.
     created: Option<u16>,
@@ -76,7 +76,7 @@ pub struct Service {
     rival_created: Option<u16>,
     /// Only that other one is there.
     gone: bool,
-    /// Ends its name.
+    /// The end of its name.
     suffix: &'static str,
     spec: Map<String, Value>,
     labels: Map<String, Value>,

@@ -141,7 +141,7 @@ pub enum Outcome {
     Stopped,
     Healthy(u64),
     Unhealthy,
-    /// None of these.
+    /// Something else, in words.
     Odd(String),
 }
 

@@ -41,13 +41,13 @@ const SLOW: Duration = Duration::from_secs(3);
 /// How long things may take on a kernel.
 #[derive(Clone, Copy)]
 pub struct Patience {
-    /// For an answer.
+    /// How long to wait for an answer.
     pub answer: Duration,
     /// How long nothing answers, to be called silent.
     pub silence: Duration,
-    /// For a promise to come true once the barrier stands.
+    /// How long a promise may take to come true once the barrier stands.
     promise: Duration,
-    /// For the barrier.
+    /// How long to wait for the barrier.
     barrier: Duration,
     /// Cases that are called at the same time; most wait: for silence, or for a second SYN
     /// (`tcp_v6_err` leaves a refusal that comes within connect(2) to that).

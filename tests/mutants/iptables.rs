@@ -41,8 +41,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         TRANSACTION,
-        "    pub const ALL: [Phase; 3] = [Phase::Close, Phase::Carry, Phase::Open];",
-        "    pub const ALL: [Phase; 3] = [Phase::Carry, Phase::Close, Phase::Open];",
+        "    pub const ALL: [Phase; 3] = [Phase::Close, Phase::Translate, Phase::Open];",
+        "    pub const ALL: [Phase; 3] = [Phase::Translate, Phase::Close, Phase::Open];",
         "traffic is led on before the rules come that keep some out",
     ),
     noticed(

@@ -50,14 +50,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         SERVERS,
-        "            self.results.is_surprised |= is_surprising(&error);\n            self.results.again.frontends.insert(frontend);",
+        "            self.results.found_unexpected |= is_unexpected(&error);\n            self.results.again.frontends.insert(frontend);",
         "",
         "a virtual server that was refused is not tried again",
     ),
     noticed(
         SERVERS,
         "                if self.results.blocked.blocks(&frontend, guarding, rules) {",
-        "                if self.results.blocked.blocks(&frontend, guarding, rules) && masquerade_all {",
+        "                if self.results.blocked.blocks(&frontend, guarding, rules) && self.desired.node().masquerade_all {",
         "virtual servers are opened before rules guard them",
     ),
     noticed(

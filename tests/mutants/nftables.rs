@@ -5,7 +5,7 @@ use super::mutant::{Mutant, noticed, unnoticed};
 const DIFF: &str = "src/modes/nftables/diff.rs";
 const FAMILY: &str = "src/modes/nftables/family.rs";
 const ROUTES: &str = "src/modes/nftables/diff/routes.rs";
-const FORGET: &str = "src/modes/nftables/forget.rs";
+const FORGET: &str = "src/modes/nftables/stale_clients.rs";
 const MODE: &str = "src/modes/nftables/mod.rs";
 const SERVICE: &str = "src/modes/nftables/plan/service.rs";
 const WATCHER: &str = "src/kernel/nftables/watcher.rs";
@@ -59,7 +59,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     unnoticed(
         noticed(
             DIFF,
-            "        forgotten.remove(&self.preserved);",
+            "        stale.remove(&self.preserved);",
             "",
             "clients are forgotten whose endpoints stay",
         ),
@@ -67,7 +67,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "                    self.forgotten.after(&mut batch.change);",
+        "                    self.stale_clients.after(&mut batch.change);",
         "",
         "clients go on to endpoints that are gone",
     ),
@@ -181,8 +181,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         STALE,
-        "            waited = still_stale(family, map, matches);",
-        "            drop(matches);",
+        "            waited = still_stale(family, map, waiting.frontends);",
+        "            drop(waiting.frontends);",
         "stale flows that wait are never deleted",
     ),
     noticed(

@@ -16,8 +16,8 @@ const ASSIGNMENTS: &str = "src/modes/userspace/assignments/mod.rs";
 pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         MODE,
-        "                    self.executor.take_left(family, left, &self.others);",
-        "                    drop(left);",
+        "                    self.executor\n                        .take_previous_ports(family, redirects, &self.others);",
+        "                    drop(redirects);",
         "a group gets the local port to which rules of an ended process lead others",
     ),
     noticed(

@@ -55,9 +55,10 @@ fn a_bad_port_range_is_an_error_in_userspace_mode_alone() {
     assert!(text.contains("portRange"), "{text}");
     for mode in ["ipvs", "nftables", "iptables"] {
         let warnings = settings_of_file(&file(mode), &[]).warnings;
-        let said = |warning: &&String| warning.starts_with("portRange: \"0-70000\" is ignored");
+        let is_reported =
+            |warning: &&String| warning.starts_with("portRange: \"0-70000\" is ignored");
         assert_eq!(
-            warnings.iter().filter(said).count(),
+            warnings.iter().filter(is_reported).count(),
             1,
             "{mode}: {warnings:?}"
         );

@@ -38,7 +38,7 @@ pub(super) enum Condition {
     Programs,
 }
 
-/// All groups.
+/// The groups of system calls, each with the condition under which it is allowed.
 pub(super) const GROUPS: [Group; 8] = [
     Group {
         purpose: "memory, clocks, signals, what a process asks about itself",

@@ -6,7 +6,7 @@ use std::{net::UdpSocket, os::fd::OwnedFd};
 use tokio::sync::Mutex;
 
 use super::*;
-use crate::hold::recorded::{Said, assert_same, conversation};
+use crate::hold::recorded::{Recorded, assert_same, conversation};
 
 /// The recorded sockets are at this address: every machine has it by loopback, and the port is one
 /// that these tests do not share with others.
@@ -18,43 +18,45 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 const NOTE: &[u8] = b"note";
 const FLOW: &[u8] = b"flow";
 
-/// Returns what is said in each version until one side ends, and what is said afterwards; the
+/// Returns what is sent in each version until one side ends, and what is sent afterwards; the
 /// newest also by a `side` that greets with the version after it, and speaks this one.
-fn sessions(side: &str) -> Vec<[Vec<Said>; 2]> {
+fn sessions(side: &str) -> Vec<[Vec<Recorded>; 2]> {
     let of_versions = (OLDEST..=VERSION).map(|version| conversation(PROTOCOL, version));
     let later = with_version(VERSION + 1, conversation(PROTOCOL, VERSION), |by| {
         by == side
     });
     let all = of_versions.chain([later]);
-    // The side that runs, and is not recorded, says the newest version.
-    let all = all.map(|said| with_version(VERSION, said, |by| by != side));
+    // The side that runs, and is not recorded, speaks the newest version.
+    let all = all.map(|messages| with_version(VERSION, messages, |by| by != side));
     all.map(in_two).collect()
 }
 
 /// Has one side greet with a version.
-fn with_version(version: u16, mut all: Vec<Said>, is: impl Fn(&str) -> bool) -> Vec<Said> {
-    let greetings = all.iter_mut().filter(|said| said.what == "hello");
-    for said in greetings.filter(|said| is(&said.by)) {
-        said.bytes = Message::Hello(version).encode();
+fn with_version(version: u16, mut all: Vec<Recorded>, is: impl Fn(&str) -> bool) -> Vec<Recorded> {
+    let greetings = all.iter_mut().filter(|message| message.what == "hello");
+    for message in greetings.filter(|message| is(&message.by)) {
+        message.bytes = Message::Hello(version).encode();
     }
     all
 }
 
-fn in_two(all: Vec<Said>) -> [Vec<Said>; 2] {
-    let mut parts = all.split(|said| said.what == "ends").map(<[Said]>::to_vec);
+fn in_two(all: Vec<Recorded>) -> [Vec<Recorded>; 2] {
+    let mut parts = all
+        .split(|message| message.what == "ends")
+        .map(<[Recorded]>::to_vec);
     let [first, second] = [parts.next(), parts.next()].map(|part| part.expect("a session"));
     [first, second]
 }
 
-/// Compares what the other side says with what was recorded. Returns the descriptor that comes with
-/// it, if any.
-async fn hears(channel: &Channel, said: &Said) -> Option<OwnedFd> {
+/// Compares what the other side sends with what was recorded. Returns the descriptor that comes
+/// with it, if any.
+async fn hears(channel: &Channel, message: &Recorded) -> Option<OwnedFd> {
     let mut buffer = [0; LONGEST];
-    let received = channel.receive(&mut buffer).await.expect(&said.what);
+    let received = channel.receive(&mut buffer).await.expect(&message.what);
     let received = received.expect("the other side goes on");
-    assert_same(&buffer[..received.len], said, PROTOCOL);
+    assert_same(&buffer[..received.len], message, PROTOCOL);
     let has_socket = received.descriptor.is_some();
-    assert_eq!(has_socket, said.with_socket, "{}", said.what);
+    assert_eq!(has_socket, message.with_socket, "{}", message.what);
     received.descriptor
 }
 
@@ -72,16 +74,23 @@ async fn bound() -> UdpSocket {
 }
 
 /// A recorded proxy, and the holder as it is.
-async fn replay_proxy(place: &Place, said: &[Said], socket: Option<&OwnedFd>) -> Option<OwnedFd> {
+async fn replay_proxy(
+    place: &Place,
+    messages: &[Recorded],
+    socket: Option<&OwnedFd>,
+) -> Option<OwnedFd> {
     let channel = place.connect().await;
     let mut given = None;
-    for said in said {
-        if said.by == "proxy" {
-            let beside = socket.filter(|_| said.with_socket).map(AsFd::as_fd);
-            channel.send(&said.bytes, beside).await.expect(&said.what);
+    for message in messages {
+        if message.by == "proxy" {
+            let beside = socket.filter(|_| message.with_socket).map(AsFd::as_fd);
+            channel
+                .send(&message.bytes, beside)
+                .await
+                .expect(&message.what);
             continue;
         }
-        given = hears(&channel, said).await.or(given);
+        given = hears(&channel, message).await.or(given);
     }
     given
 }
@@ -110,26 +119,34 @@ async fn the_holder_keeps_sockets_of_a_proxy_of_each_version_for_the_next_one() 
 }
 
 /// A recorded holder, and the proxy as it is, which does what its records are about.
-async fn replay_holder(holder: &Channel, proxy: &Holding, said: &[Said], socket: &Arc<UdpSocket>) {
+async fn replay_holder(
+    holder: &Channel,
+    proxy: &Holding,
+    messages: &[Recorded],
+    socket: &Arc<UdpSocket>,
+) {
     let at: SocketAddr = AT.parse().expect("an address");
     let mut held = Vec::new();
-    for said in said {
-        if said.by == "holder" {
-            let beside = said.with_socket.then(|| socket.as_fd());
-            holder.send(&said.bytes, beside).await.expect(&said.what);
-            if said.what == "give" {
+    for message in messages {
+        if message.by == "holder" {
+            let beside = message.with_socket.then(|| socket.as_fd());
+            holder
+                .send(&message.bytes, beside)
+                .await
+                .expect(&message.what);
+            if message.what == "give" {
                 proxy.arrived().await;
             }
             continue;
         }
-        match &*said.what {
+        match &*message.what {
             "hold" => {
                 let label: Arc<str> = LABEL.into();
                 let socket: Weak<UdpSocket> = Arc::downgrade(socket);
                 held.extend(proxy.hold(Protocol::Udp, at, || Arc::clone(&label), socket));
             }
             "release" => drop(held.pop()),
-            "release-given" => drop(proxy.take_given()),
+            "release-given" => drop(proxy.take_inherited()),
             "note" => {
                 proxy.note(vec![NOTE.to_vec()]);
                 // Is sent only to a holder whose version has it.
@@ -138,7 +155,7 @@ async fn replay_holder(holder: &Channel, proxy: &Holding, said: &[Said], socket:
             }
             _ => {}
         }
-        drop(hears(holder, said).await);
+        drop(hears(holder, message).await);
     }
     proxy.leave();
 }
@@ -149,20 +166,23 @@ async fn a_proxy_has_its_sockets_kept_and_given_by_a_holder_of_each_version() {
     for sessions in sessions("holder") {
         let place = Place::new("recorded-holder");
         let listener = Listener::open(&place.socket()).expect("a listener");
-        for said in sessions {
+        for messages in sessions {
             let socket = Arc::new(bound().await);
             let proxy = Holding::at(place.socket());
             let running = tokio::spawn(proxy.clone().run());
             let replayed = async {
                 let holder = listener.accept().await.expect("a proxy");
-                replay_holder(&holder, &proxy, &said, &socket).await;
+                replay_holder(&holder, &proxy, &messages, &socket).await;
             };
             timeout(DEADLINE, replayed).await.expect("it hangs");
-            let is_next = said.iter().any(|said| said.what == "give");
+            let is_next = messages.iter().any(|message| message.what == "give");
             if is_next {
                 proxy.answered().await;
                 assert_eq!(proxy.take_notes(), [NOTE]);
-                let flows = said.iter().filter(|said| said.what == "flow").count();
+                let flows = messages
+                    .iter()
+                    .filter(|message| message.what == "flow")
+                    .count();
                 let taken = proxy.take_flows();
                 assert_eq!(taken.len(), flows);
                 assert!(taken.iter().all(|(record, _)| record == FLOW));

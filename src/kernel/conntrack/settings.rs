@@ -91,15 +91,6 @@ const MOST_SCALED: u64 = 1 << 20;
 /// Returns the settings that `options` ask for on a node with that number of CPUs.
 pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     let mut settings = Vec::new();
-    let mut set = |name, value, at_least| {
-        if value > 0 {
-            settings.push(Setting {
-                name,
-                value,
-                at_least,
-            });
-        }
-    };
     if options.max_per_core > 0 {
         let scaled = u64::from(options.max_per_core) * u64::from(cpus);
         let max = if scaled > MOST_SCALED {
@@ -107,8 +98,8 @@ pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
         } else {
             scaled.max(options.min.into())
         };
-        set("net.netfilter.nf_conntrack_max", max, true);
-        set(HASH_SIZE, max / PER_BUCKET, true);
+        settings.push(Setting::minimum("net.netfilter.nf_conntrack_max", max));
+        settings.push(Setting::minimum(HASH_SIZE, max / PER_BUCKET));
     }
     let timeouts = [
         (
@@ -125,12 +116,11 @@ pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
             options.udp_stream,
         ),
     ];
-    for (name, timeout) in timeouts {
-        set(name, timeout.as_secs(), false);
-    }
+    settings.extend(timeouts.map(|(name, timeout)| Setting::exactly(name, timeout.as_secs())));
     if options.tcp_be_liberal {
-        set(TCP_BE_LIBERAL, 1, false);
+        settings.push(Setting::exactly(TCP_BE_LIBERAL, 1));
     }
+    settings.retain(|setting| setting.value > 0);
     settings
 }
 

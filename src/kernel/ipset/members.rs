@@ -28,8 +28,8 @@ pub const TEMPORARY: &str = "TRIPOD-TEMPORARY";
 pub struct Refused {
     /// The member, as the kernel was to take it.
     pub element: Element,
-    /// Why. Members that were refused for want of room have the reason in common,
-    /// which names one of them.
+    /// Why the kernel refused it. Members that were refused for want of room have the reason in
+    /// common, which names one of them.
     pub error: Arc<Error>,
 }
 

@@ -129,7 +129,7 @@ impl AsRawFd for Peer {
 pub(super) enum Waits {
     /// Until one comes, unless the socket was made non-blocking.
     AsTheSocket,
-    /// Not at all.
+    /// An error is returned at once if there is none.
     Never,
 }
 

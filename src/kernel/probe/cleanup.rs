@@ -58,7 +58,7 @@ fn objects() -> Result<(), netlink::Error> {
     for family in Family::ALL {
         let deleted = test_route(family).and_then(|route| routes::delete(&mut socket, &[route]));
         outcome = outcome.and(deleted.map(drop));
-        outcome = outcome.and(rules::forget_probe(&mut socket, family));
+        outcome = outcome.and(rules::delete_probe(&mut socket, family));
     }
     // A kernel without nf_tables has no tables.
     if let Ok(mut tables) = nftables::Rules::open() {

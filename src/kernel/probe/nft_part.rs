@@ -1,5 +1,7 @@
 //! What nf_tables may be able to do.
 
+use crate::enum_set::Variants;
+
 /// Something that rules of nf_tables use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NftPart {
@@ -25,6 +27,14 @@ pub enum NftPart {
     DynamicMaps,
     /// Sets whose elements count packets and bytes.
     Counters,
+}
+
+impl Variants for NftPart {
+    const ALL: &'static [NftPart] = &NftPart::ALL;
+
+    fn place(self) -> u32 {
+        self as u32
+    }
 }
 
 impl NftPart {

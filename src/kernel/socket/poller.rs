@@ -19,7 +19,7 @@ pub type Token = u32;
 
 /// What a socket has after it was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
+pub enum Remaining {
     /// It was asked, and had nothing more.
     Nothing,
     /// It may have more, and is served again in its turn.
@@ -118,7 +118,7 @@ impl<S: AsFd + 'static> Poller<S> {
     /// Hands each socket that has something to `serve`, for ever. Runs inside a
     /// worker's runtime. A socket that may have more is handed over again after
     /// the others, and after the worker's other tasks.
-    pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>) -> Left) {
+    pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>) -> Remaining) {
         // A second descriptor of the same epoll(7).
         let epoll = self.epoll.0.try_clone();
         let epoll = epoll.and_then(|fd| {
@@ -153,14 +153,14 @@ impl<S: AsFd + 'static> Poller<S> {
                     continue;
                 };
                 match serve(&socket).await {
-                    Left::Nothing => {}
-                    Left::More => all = false,
-                    Left::Ended => {
+                    Remaining::Nothing => {}
+                    Remaining::More => all = false,
+                    Remaining::Ended => {
                         // To ask for no events is not enough: EPOLLHUP comes all the same
                         // (epoll_ctl(2)).
                         let _ = self.epoll.delete(socket.as_fd());
                     }
-                    Left::Waiting => {
+                    Remaining::Waiting => {
                         self.pause(event.data() as Token, socket);
                         // As long as it was not asked for again, it is among those that
                         // are ready, and no event makes it so anew (`ep_modify`).
@@ -217,7 +217,7 @@ mod tests {
                     let n = s.recv(&mut bytes).unwrap();
                     send.send(String::from_utf8_lossy(&bytes[..n]).into_owned())
                         .unwrap();
-                    Left::More
+                    Remaining::More
                 }));
                 let socket = || {
                     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

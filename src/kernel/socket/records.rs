@@ -72,11 +72,11 @@ impl Channel {
     /// Those of sendmsg(2).
     pub async fn send(&self, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let raw: Vec<RawFd> = descriptor.iter().map(AsRawFd::as_raw_fd).collect();
-        let beside = [ControlMessage::ScmRights(&raw)];
-        let beside = if raw.is_empty() { &[][..] } else { &beside };
+        let control = [ControlMessage::ScmRights(&raw)];
+        let control = if raw.is_empty() { &[][..] } else { &control };
         let send = || {
             let (flags, bytes) = (MsgFlags::MSG_NOSIGNAL, [IoSlice::new(bytes)]);
-            let sent = sendmsg::<()>(self.0.as_raw_fd(), &bytes, beside, flags, None);
+            let sent = sendmsg::<()>(self.0.as_raw_fd(), &bytes, control, flags, None);
             sent.map(drop).map_err(io::Error::from)
         };
         self.0.async_io(Interest::WRITABLE, send).await
@@ -88,8 +88,8 @@ impl Channel {
     /// # Errors
     /// Those of recvmsg(2), and `InvalidData` for a record that is longer than `buffer`.
     pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Received>> {
-        let mut beside = cmsg_space!([RawFd; MOST]);
-        let receive = || receive(self.0.as_fd(), buffer, &mut beside);
+        let mut control = cmsg_space!([RawFd; MOST]);
+        let receive = || receive(self.0.as_fd(), buffer, &mut control);
         self.0.async_io(Interest::READABLE, receive).await
     }
 }
@@ -97,11 +97,11 @@ impl Channel {
 fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
-    beside: &mut [u8],
+    control: &mut [u8],
 ) -> io::Result<Option<Received>> {
     let mut parts = [IoSliceMut::new(buffer)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let got = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(beside), flags)?;
+    let got = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(control), flags)?;
     let mut descriptors = Vec::new();
     // An error stands for descriptors that this process may not open any more.
     for message in got.cmsgs().into_iter().flatten() {
@@ -192,9 +192,9 @@ mod tests {
         let (read, write) = nix::unistd::pipe().unwrap();
         let raw = [write.as_raw_fd(); 3];
         let bytes = [IoSlice::new(b"x")];
-        let beside = [ControlMessage::ScmRights(&raw)];
+        let control = [ControlMessage::ScmRights(&raw)];
         let none = MsgFlags::empty();
-        sendmsg::<()>(one.0.as_raw_fd(), &bytes, &beside, none, None).unwrap();
+        sendmsg::<()>(one.0.as_raw_fd(), &bytes, &control, none, None).unwrap();
         drop(write);
         let received = other.receive(&mut [0; 4]).await.unwrap().unwrap();
         drop(received);

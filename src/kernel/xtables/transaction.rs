@@ -53,14 +53,14 @@ pub enum Phase {
     /// Filters and marks are added.
     Close,
     /// Table nat changes.
-    Carry,
+    Translate,
     /// Filters and marks are removed.
     Open,
 }
 
 impl Phase {
     /// All of them, in their order.
-    pub const ALL: [Phase; 3] = [Phase::Close, Phase::Carry, Phase::Open];
+    pub const ALL: [Phase; 3] = [Phase::Close, Phase::Translate, Phase::Open];
 }
 
 /// Steps that take effect together in each phase.
@@ -130,7 +130,7 @@ impl Op {
             Action::FillLast(_) | Action::Remove(_) | Action::Delete
         );
         match self.table {
-            Table::Nat => Phase::Carry,
+            Table::Nat => Phase::Translate,
             _ if takes => Phase::Open,
             _ => Phase::Close,
         }

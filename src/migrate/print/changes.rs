@@ -28,10 +28,12 @@ pub(super) fn write(text: &mut String, report: &Report, wide: bool) {
         if of_mode.places.is_empty() {
             text.push_str("  nothing: there is nothing, and nothing is to be there\n");
         }
-        let lines = match Some(mode.as_str()) == decisive {
-            _ if wide => usize::MAX,
-            true => LINES,
-            false => 0,
+        let lines = if wide {
+            usize::MAX
+        } else if Some(mode.as_str()) == decisive {
+            LINES
+        } else {
+            0
         };
         for place in &of_mode.places {
             write_place(text, place, lines);

@@ -265,7 +265,7 @@ impl Way<'_> {
         if chosen.is_empty() {
             let why = port.endpoints.none_in_use(reach).unwrap_or_default();
             self.explanation.no_endpoints = Some(why.clone());
-            self.without_endpoints(port, role, is_local, &why);
+            self.without_endpoints(port, role, policy, &why);
         } else {
             self.choose(port, &chosen);
         }
@@ -411,11 +411,11 @@ impl Way<'_> {
         &mut self,
         port: &ServicePort,
         role: AddressKind,
-        is_local: bool,
+        policy: TrafficPolicy,
         none: &str,
     ) {
         let mode = self.behaviour.mode;
-        let elsewhere = is_local && port.endpoints.any_takes_connections();
+        let elsewhere = policy == TrafficPolicy::Local && port.endpoints.any_takes_connections();
         let is_internal = role == AddressKind::ClusterIp;
         let is_refused = is_internal && matches!(mode, ModeName::Ipvs | ModeName::Userspace);
         if elsewhere && !is_refused && !self.is_relayed() {

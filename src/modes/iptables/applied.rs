@@ -91,16 +91,16 @@ impl Applied {
     pub fn insert(&mut self, port: Arc<ServicePort>) {
         self.endpoints += port.endpoints.all.len();
         let before = self.ports.insert(port);
-        self.forget(before);
+        self.subtract(before);
     }
 
     /// Records that the ServicePort of this name is not applied any more.
     pub fn remove(&mut self, name: &ServicePortName) {
         let before = self.ports.remove(name);
-        self.forget(before);
+        self.subtract(before);
     }
 
-    fn forget(&mut self, before: Option<Arc<ServicePort>>) {
+    fn subtract(&mut self, before: Option<Arc<ServicePort>>) {
         let endpoints = before.map_or(0, |port| port.endpoints.all.len());
         self.endpoints = self.endpoints.saturating_sub(endpoints);
     }

@@ -87,7 +87,7 @@ impl AddAssign for RuleCount {
     }
 }
 
-/// Stops at 0.
+/// Subtracts; the result is not below 0.
 impl SubAssign for RuleCount {
     fn sub_assign(&mut self, other: RuleCount) {
         self.filter = self.filter.saturating_sub(other.filter);

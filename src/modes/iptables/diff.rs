@@ -222,7 +222,7 @@ impl<'a> Full<'a> {
     /// then, which clients of that address may not reach in any version of it; and for long if the
     /// sync ends in between. They are two groups so that an address that is removed is closed even
     /// if the additions are refused; one that stays is not closed.
-    pub fn carrying(&mut self, port: &ServicePort) -> Option<[PortSteps; 2]> {
+    pub fn translation(&mut self, port: &ServicePort) -> Option<[PortSteps; 2]> {
         let rules = plan::plan(port, &self.applied.options);
         let mut comes = missing(&rules, &[Table::Nat], &mut self.comparison);
         if comes.is_empty() {
@@ -256,15 +256,15 @@ impl<'a> Full<'a> {
             leads,
             ports,
         } = self.closing();
-        let carrying: Vec<PortSteps> = self
+        let translation: Vec<PortSteps> = self
             .ports()
             .into_iter()
-            .filter_map(|port| self.carrying(port))
+            .filter_map(|port| self.translation(port))
             .flatten()
             .collect();
         let stale = self.stale();
         let groups = [chains, leads].into_iter().chain(ports);
-        let groups = groups.chain(carrying).chain([stale.leads]);
+        let groups = groups.chain(translation).chain([stale.leads]);
         groups.chain(stale.chains).collect()
     }
 

@@ -6,7 +6,7 @@ use super::{
     Error,
     count::{Done, RuleCount},
     diff::{Change, Closing, Full, PortSteps, Stale},
-    pieces::{self, Pieces},
+    oversized::{self, Divided},
 };
 use crate::{
     kernel::xtables::{
@@ -49,11 +49,11 @@ impl Execution<'_> {
     }
 
     /// Has [`changed_chains`](Self::changed_chains) name the chains that steps change from now on.
-    pub fn note_changed_chains(&mut self) {
+    pub fn record_changed_chains(&mut self) {
         self.changed = Some(BTreeSet::new());
     }
 
-    /// Returns the names of the chains that were changed and noted.
+    /// Returns the names of the chains that were changed and recorded.
     pub fn changed_chains(&self) -> impl Iterator<Item = &String> {
         self.changed.iter().flatten()
     }
@@ -67,7 +67,7 @@ impl Execution<'_> {
         self.progress.begin(COUNTED, self.done.examined);
         self.progress.send(self.done.examined);
         let Transaction { family, groups } = &change.transaction;
-        let divided = pieces::heavy_last(groups, self.writer.chunk());
+        let divided = oversized::oversized_last(groups, self.writer.chunk());
         let divided = divided.map(|groups| Transaction {
             family: *family,
             groups,
@@ -100,15 +100,15 @@ impl Execution<'_> {
         }
         drop(ports);
         let [chains, leads] = common;
-        self.required(&[chains], Phase::Carry).await?;
-        let (mut chunk, mut weight, mut heavy) = (Vec::new(), 0, Vec::new());
+        self.required(&[chains], Phase::Translate).await?;
+        let (mut chunk, mut weight, mut oversized) = (Vec::new(), 0, Vec::new());
         for port in full.ports() {
             self.progress.send(1);
-            let Some([goes, comes]) = full.carrying(port) else {
+            let Some([goes, comes]) = full.translation(port) else {
                 continue;
             };
-            if pieces::are_heavy([&goes, &comes], self.writer.chunk()) {
-                heavy.push([goes, comes]);
+            if oversized::are_oversized([&goes, &comes], self.writer.chunk()) {
+                oversized.push([goes, comes]);
                 continue;
             }
             weight += goes.weight();
@@ -118,27 +118,27 @@ impl Execution<'_> {
                 chunk.push(comes);
             }
             if weight >= self.writer.chunk() {
-                self.run(&chunk, Phase::Carry).await?;
+                self.run(&chunk, Phase::Translate).await?;
                 self.progress.confirm();
                 chunk.clear();
                 weight = 0;
             }
         }
         chunk.push(leads);
-        self.required(&chunk, Phase::Carry).await?;
+        self.required(&chunk, Phase::Translate).await?;
         self.progress.confirm();
         drop(chunk);
         let Stale { leads, chains } = full.stale();
         let leads = [leads];
         let refused = self.refusals.refused.len();
         // Addresses of Services that are gone do not wait for those that may take minutes.
-        self.run(&leads, Phase::Carry).await?;
+        self.run(&leads, Phase::Translate).await?;
         self.leads_left = self.refusals.refused.len() > refused;
-        for [goes, comes] in heavy {
-            self.heavy(goes, comes).await?;
+        for [goes, comes] in oversized {
+            self.oversized(goes, comes).await?;
         }
         for groups in self.writer.chunks(&chains) {
-            self.run(groups, Phase::Carry).await?;
+            self.run(groups, Phase::Translate).await?;
         }
         self.run(&leads, Phase::Open).await?;
         for groups in self.writer.chunks(&chains) {
@@ -165,12 +165,12 @@ impl Execution<'_> {
     /// Runs the steps of a ServicePort that may take the program longer than is allowed, or more
     /// memory than there is: then it alone is not in force. What of it was written is compared before
     /// it is written again.
-    async fn heavy(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
+    async fn oversized(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
         let owner = comes.owner.clone();
         let done = if self.is_guarded(&comes) {
-            self.heavy_in_pieces(goes, &comes).await
+            self.oversized_divided(goes, &comes).await
         } else {
-            self.run(&[goes], Phase::Carry).await
+            self.run(&[goes], Phase::Translate).await
         };
         match done {
             Err(Error::Xtables(error)) if error.is_timeout() || error.is_unanswered() => {
@@ -181,22 +181,22 @@ impl Execution<'_> {
         }
     }
 
-    async fn heavy_in_pieces(&mut self, goes: PortSteps, comes: &PortSteps) -> Result<(), Error> {
-        let Pieces {
+    async fn oversized_divided(&mut self, goes: PortSteps, comes: &PortSteps) -> Result<(), Error> {
+        let Divided {
             before,
             main,
             after,
-        } = Pieces::of(comes, self.writer.chunk());
-        for piece in before {
-            self.run(&[piece], Phase::Carry).await?;
+        } = Divided::of(comes, self.writer.chunk());
+        for part in before {
+            self.run(&[part], Phase::Translate).await?;
             // Without the chains of the endpoints no rule can jump to them.
             if !self.is_guarded(&main) {
-                return self.run(&[goes], Phase::Carry).await;
+                return self.run(&[goes], Phase::Translate).await;
             }
         }
-        self.run(&[goes, main], Phase::Carry).await?;
-        for piece in after {
-            self.run(&[piece], Phase::Carry).await?;
+        self.run(&[goes, main], Phase::Translate).await?;
+        for part in after {
+            self.run(&[part], Phase::Translate).await?;
         }
         Ok(())
     }

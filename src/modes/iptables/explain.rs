@@ -1,6 +1,6 @@
 //! How packets find their way in iptables mode.
 
-use super::{Iptables, Setup, family::FamilyRules, plan};
+use super::{Iptables, Setup, family::ServedFamily, plan};
 use crate::{
     kernel::{extension::Extension, netlink::Error},
     modes::{
@@ -62,7 +62,7 @@ fn rules(options: &plan::Options) -> Rules {
     }
 }
 
-impl FamilyRules {
+impl ServedFamily {
     /// Returns the chains and rules of `port`.
     fn objects(&mut self, setup: &Setup, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let options = self.options(setup, map, &Changes::default());

@@ -36,8 +36,8 @@ use crate::{
     services::{Changes, ServiceMap, ServicePortName},
 };
 
-/// One family's rules.
-pub struct FamilyRules {
+/// A family that is served, with its rules.
+pub struct ServedFamily {
     /// The family that the rules are of.
     pub family: Family,
     /// Matches and targets of this kernel that rules may use.
@@ -78,12 +78,12 @@ fn is_watched(table: Table, chain: &str) -> bool {
     interest(table, chain) != Interest::Foreign
 }
 
-impl FamilyRules {
+impl ServedFamily {
     /// Returns the rules of one family, written with these tools.
     ///
     /// # Errors
     /// When rules cannot use something that iptables mode does not work without.
-    pub fn open(tools: Toolkit) -> Result<FamilyRules, Error> {
+    pub fn open(tools: Toolkit) -> Result<ServedFamily, Error> {
         let Toolkit { writer, features } = tools;
         let (family, engine) = (writer.family(), writer.engine);
         let program = writer.xtables.program();
@@ -96,7 +96,7 @@ impl FamilyRules {
                 remedy,
             });
         }
-        Ok(FamilyRules {
+        Ok(ServedFamily {
             family,
             features,
             writer,
@@ -287,7 +287,7 @@ impl FamilyRules {
         let outcome = match (observe(&self.writer).await, known) {
             (Ok(observed), _) => {
                 self.unread = None;
-                self.state.forget();
+                self.state.invalidate();
                 self.full(map, observed, options, differs).await
             }
             (Err(error), Some(applied)) if !self.leads_left => {
@@ -296,7 +296,7 @@ impl FamilyRules {
                 self.change(applied, map, changes).await
             }
             (Err(error), _) => {
-                self.state.forget();
+                self.state.invalidate();
                 Err(error.into())
             }
         };
@@ -357,7 +357,7 @@ impl FamilyRules {
         let mut full = Full::new(map, observed, &fixed, options);
         let mut execution = Execution::new(&self.writer, &self.progress);
         if differs == Differs::ByOthers {
-            execution.note_changed_chains();
+            execution.record_changed_chains();
         }
         execution.full(&mut full).await?;
         // Now that the rule is there that keeps neighbours from loopback.

@@ -17,7 +17,7 @@ mod execute;
 mod explain;
 mod family;
 mod observe;
-mod pieces;
+mod oversized;
 pub mod plan;
 pub mod render;
 mod setup;
@@ -34,7 +34,7 @@ pub use self::{
     setup::Setup,
     traffic::{Counts, Traffic},
 };
-use self::{count::Done, counters::Counters, family::FamilyRules};
+use self::{count::Done, counters::Counters, family::ServedFamily};
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
     explain::Explain, progress::SyncProgress,
@@ -85,7 +85,7 @@ pub enum Error {
 pub struct Iptables {
     setup: Setup,
     counters: Counters,
-    families: PerFamily<Option<FamilyRules>>,
+    families: PerFamily<Option<ServedFamily>>,
     /// When it is checked whether another process changed what is ours.
     checks: Checks,
 }
@@ -104,7 +104,7 @@ impl Iptables {
         let (mut families, mut errors) = (PerFamily::default(), Vec::new());
         for family in [primary, primary.other()] {
             let tools = kernel.toolkit(family).map_err(Error::from);
-            match tools.and_then(FamilyRules::open) {
+            match tools.and_then(ServedFamily::open) {
                 Ok(rules) => *families.get_mut(family) = Some(rules),
                 Err(error) => errors.push(error),
             }
@@ -132,7 +132,7 @@ impl Iptables {
     }
 
     /// Returns the families that are served.
-    fn served_mut(&mut self) -> impl Iterator<Item = &mut FamilyRules> {
+    fn served_mut(&mut self) -> impl Iterator<Item = &mut ServedFamily> {
         let families = self.families.iter_mut();
         families.filter_map(|(_, rules)| rules.as_mut())
     }
@@ -159,7 +159,7 @@ impl Mode for Iptables {
         for (family, rules) in self.families.iter_mut() {
             *before.get_mut(family) = rules.as_mut().map(|rules| rules.watch.before());
         }
-        let sync = async |rules: &mut Option<FamilyRules>| {
+        let sync = async |rules: &mut Option<ServedFamily>| {
             let rules = rules.as_mut()?;
             let changes = (*asked.get(rules.family))?;
             Some(rules.sync(setup, counters, map, changes).await)
@@ -232,7 +232,7 @@ impl Mode for Iptables {
         families.map(|_, rules| {
             rules
                 .as_ref()
-                .map(FamilyRules::progress)
+                .map(ServedFamily::progress)
                 .unwrap_or_default()
         })
     }

@@ -53,9 +53,8 @@ impl Setup {
             &self.node_ports.served(),
             features,
         );
-        let is_large = now.is_some_and(|now| now.large_cluster);
         Options {
-            large_cluster: is_large_cluster(size.endpoints, is_large),
+            large_cluster: is_large_cluster(size.endpoints, now),
             dispatch: self
                 .dispatch
                 .dispatch(size.ports, now.map(|now| now.dispatch)),

@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use super::plan::{FilledSets, Member, ServerId, Set};
+use super::plan::{Member, NodeContext, NonEmptySets, ServerId, Set};
 
 /// Returns true if a frontend with a member in `set` must not be opened before the
 /// rules that match against that set are in force.
@@ -29,7 +29,7 @@ use super::plan::{FilledSets, Member, ServerId, Set};
 /// listener of this process, `SourceIp` and `SourceCidr` admit, and
 /// `ExternalIpLocal` only keeps the rules of others away. No rule guards a frontend
 /// of policy Local without endpoints here: its virtual server has none.
-pub fn guards(set: Set, masquerade_all: bool) -> bool {
+pub fn guards(set: Set, node: &NodeContext) -> bool {
     match set {
         Set::Firewall
         | Set::NotFromNode
@@ -44,7 +44,7 @@ pub fn guards(set: Set, masquerade_all: bool) -> bool {
         | Set::NodePortLocalSctp
         | Set::FullNat
         | Set::Direct => true,
-        Set::ClusterIp => masquerade_all,
+        Set::ClusterIp => node.masquerade_all,
         Set::LoopBack
         | Set::ExternalIpLocal
         | Set::SourceIp
@@ -68,10 +68,9 @@ pub fn shutting(frontend: &ServerId, members: &[Member]) -> impl Iterator<Item =
 
 /// Returns the sets whose rules guard `frontend`, of whose ServicePort these are the
 /// `members`.
-pub fn guarding(frontend: &ServerId, members: &[Member], masquerade_all: bool) -> FilledSets {
+pub fn guarding(frontend: &ServerId, members: &[Member], node: &NodeContext) -> NonEmptySets {
     let members = members.iter();
-    let members =
-        members.filter(|member| guards(member.set, masquerade_all) && member.is_about(frontend));
+    let members = members.filter(|member| guards(member.set, node) && member.is_about(frontend));
     members.map(|member| member.set).collect()
 }
 
@@ -107,8 +106,8 @@ impl Blocked {
     pub fn lacks(
         &self,
         frontend: &ServerId,
-        guarding: FilledSets,
-        rules: Option<FilledSets>,
+        guarding: NonEmptySets,
+        rules: Option<NonEmptySets>,
     ) -> bool {
         !rules.is_some_and(|rules| rules.covers(guarding))
             || self.unguarded.contains(frontend)
@@ -121,8 +120,8 @@ impl Blocked {
     pub fn blocks(
         &mut self,
         frontend: &ServerId,
-        guarding: FilledSets,
-        rules: Option<FilledSets>,
+        guarding: NonEmptySets,
+        rules: Option<NonEmptySets>,
     ) -> bool {
         let blocks = self.lacks(frontend, guarding, rules);
         if blocks {
@@ -137,7 +136,7 @@ impl Blocked {
     pub fn blocks_address(
         &self,
         address: &IpAddr,
-        rules: Option<FilledSets>,
+        rules: Option<NonEmptySets>,
         serves: impl FnOnce() -> bool,
     ) -> bool {
         let is_closed = || self.closed.iter().any(|f| f.address.ip() == *address);
@@ -172,7 +171,7 @@ mod tests {
         }
     }
 
-    fn filled(sets: &[Set]) -> FilledSets {
+    fn non_empty(sets: &[Set]) -> NonEmptySets {
         sets.iter().copied().collect()
     }
 
@@ -203,8 +202,8 @@ mod tests {
             let members: Vec<Member> = sets.iter().map(|s| member(*s, 80)).collect();
             let members = [&members[..], &others].concat();
             let mut blocked = Blocked::default();
-            let in_force = rules.map(filled);
-            let guarding = guarding(&frontend(80), &members, false);
+            let in_force = rules.map(non_empty);
+            let guarding = guarding(&frontend(80), &members, &NodeContext::default());
             let closed = blocked.blocks(&frontend(80), guarding, in_force);
             assert_eq!(closed, !opens, "{sets:?} with {rules:?}");
             let address = blocked.blocks_address(&SERVICE.into(), in_force, || false);
@@ -215,16 +214,20 @@ mod tests {
     #[test]
     fn cluster_ips_wait_for_masquerading_where_all_callers_need_it() {
         let members = [member(Set::ClusterIp, 80)];
-        for (all, expected) in [(false, &[][..]), (true, &[Set::ClusterIp])] {
-            let guarding = guarding(&frontend(80), &members, all);
-            assert_eq!(guarding, filled(expected));
+        for (masquerade_all, expected) in [(false, &[][..]), (true, &[Set::ClusterIp])] {
+            let node = NodeContext {
+                masquerade_all,
+                ..NodeContext::default()
+            };
+            let guarding = guarding(&frontend(80), &members, &node);
+            assert_eq!(guarding, non_empty(expected));
         }
     }
 
     #[test]
     fn a_refused_member_costs_its_frontend() {
-        let rules = Some(FilledSets::default());
-        let none = FilledSets::default();
+        let rules = Some(NonEmptySets::default());
+        let none = NonEmptySets::default();
         let mut blocked = Blocked::default();
         assert!(!blocked.blocks(&frontend(80), none, rules));
         assert!(!blocked.blocks_address(&SERVICE.into(), rules, || false));

@@ -108,7 +108,7 @@ impl Drains {
     /// in `drained` are still drained; others that were drained are needed again, or gone.
     pub fn update(&mut self, frontend: &ServerId, drained: &[Drained], now: Instant) {
         if drained.is_empty() {
-            return self.forget_all(frontend);
+            return self.remove(frontend);
         }
         let draining = self.frontends.entry(*frontend).or_insert_with(|| Draining {
             reals: BTreeMap::new(),
@@ -137,8 +137,8 @@ impl Drains {
         }
     }
 
-    /// Forgets the real servers of a virtual server that is gone.
-    pub fn forget_all(&mut self, frontend: &ServerId) {
+    /// Removes the real servers of a virtual server that is gone.
+    pub fn remove(&mut self, frontend: &ServerId) {
         if let Some(draining) = self.frontends.remove(frontend) {
             self.due.remove(&(draining.due, *frontend));
         }
@@ -287,7 +287,7 @@ mod tests {
             assert_eq!(drains.next_due().is_some(), is_drained, "{what}");
         }
         decide(&mut drains, &tcp, &leaving(1, None, 0, 1), start);
-        drains.forget_all(&tcp);
+        drains.remove(&tcp);
         assert_eq!(drains.next_due(), None);
     }
 

@@ -15,7 +15,7 @@ use super::{
     drain::{Drains, FIRST_PAUSE},
     execute::{Execution, Full, Made, Results},
     observe::{Listing, RealServers, Servers},
-    plan::{FilledSets, Options, ServerId, Set},
+    plan::{NonEmptySets, Options, ServerId, Set},
     rules::FamilyRules,
 };
 use crate::{
@@ -177,9 +177,9 @@ impl ServedFamily {
         desired: &Desired,
     ) -> Result<Vec<&'static str>, netlink::Error> {
         let (family, needs) = (self.family, desired.needs());
-        let filled = needs.filled(family);
+        let non_empty = needs.non_empty(family);
         clients.ensure_sets(family, |set| {
-            let needed = set.is_kube_proxys() || filled.contains(set);
+            let needed = set.is_kube_proxys() || non_empty.contains(set);
             needed.then(|| needs.size(set, family))
         })
     }
@@ -199,11 +199,11 @@ impl ServedFamily {
         let (family, needs) = (self.family, desired.needs());
         let observed = listing.take(family, clients, desired, &self.servers)?;
         let mut dirty = diff::dirty(family, &observed, needs);
-        let mut filled = FilledSets::default();
+        let mut non_empty = NonEmptySets::default();
         for set in Set::ALL {
             let members: HashSet<Element> = clients.members(set, family)?.into_iter().collect();
             if !members.is_empty() {
-                filled.insert(set);
+                non_empty.insert(set);
             }
             let members = diff::dirty_members(set, family, members, &observed.servers, desired);
             dirty.members.extend(members);
@@ -214,7 +214,7 @@ impl ServedFamily {
             made_sets,
             full: Full {
                 real_servers: Arc::default(),
-                filled,
+                non_empty,
                 eligible: observed.eligible,
                 known: None,
             },
@@ -232,8 +232,8 @@ impl ServedFamily {
     ) -> Result<Vec<Difference>, Error> {
         let mut differences = comparison.differences(listing, &self.servers)?;
         let desired = comparison.desired;
-        let filled = desired.needs().filled(self.family);
-        differences.extend(self.rules.compare(desired.node(), filled).await?);
+        let non_empty = desired.needs().non_empty(self.family);
+        differences.extend(self.rules.compare(desired.node(), non_empty).await?);
         Ok(differences)
     }
 
@@ -268,7 +268,7 @@ impl ServedFamily {
                 if is_observed {
                     // Changes that were not answered may have been made: virtual servers that are
                     // not on record would stay, without what masquerades and guards them.
-                    self.state.forget();
+                    self.state.invalidate();
                 } else {
                     self.state.suspect();
                 }

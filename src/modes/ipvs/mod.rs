@@ -207,15 +207,15 @@ impl Ipvs {
         let asked = asked.chain([Arc::clone(&self.options.scheduler)]);
         node.missing_schedulers = self.clients.missing_schedulers(asked.collect())?;
         if self.desired.set_node(node) {
-            self.forget();
+            self.invalidate();
         }
         Ok(())
     }
 
     /// Makes the next sync observe the kernel.
-    fn forget(&mut self) {
+    fn invalidate(&mut self) {
         for (_, family) in self.families.iter_mut() {
-            family.state.forget();
+            family.state.invalidate();
         }
     }
 
@@ -237,7 +237,7 @@ impl Ipvs {
         let node = map.this_node();
         self.node_ports.update(node);
         if self.served.differs(&self.node_ports) {
-            self.forget();
+            self.invalidate();
         }
         let due = self.must_observe(asked);
         if due.v4 || due.v6 {

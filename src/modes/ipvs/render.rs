@@ -39,12 +39,12 @@ pub fn render(
         desired.update(&port.name, Some(port), &mut dirty);
     }
     let (node, needs) = (desired.node(), desired.needs());
-    let filled = PerFamily::each(|family| needs.filled(family));
+    let non_empty = PerFamily::each(|family| needs.non_empty(family));
 
     writeln!(out, "# ipset restore")?;
     for family in Family::ALL {
         for set in Set::ALL {
-            if set.is_kube_proxys() || filled.get(family).contains(set) {
+            if set.is_kube_proxys() || non_empty.get(family).contains(set) {
                 write_set(out, set, family, needs.size(set, family))?;
             }
         }
@@ -63,7 +63,12 @@ pub fn render(
             "# {}-restore --noflush",
             xtables::program_prefix(family)
         )?;
-        let rules = rules(family, node, &kernel.features(family), *filled.get(family));
+        let rules = rules(
+            family,
+            node,
+            &kernel.features(family),
+            *non_empty.get(family),
+        );
         let nothing = Observed::new(interest);
         write!(out, "{}", difference(&nothing, &rules, family))?;
     }

@@ -27,8 +27,16 @@ pub struct Applied {
     pub chains: References<SharedChain>,
 }
 
-/// An element of a set, and the ServicePort that it is for alone, if any.
-pub type OwnedElement<'a> = (Option<&'a ServicePortName>, SetId, Element);
+/// An element that is to be in the table.
+#[derive(Debug)]
+pub struct OwnedElement<'a> {
+    /// The ServicePort that it is for alone, if any.
+    pub owner: Option<&'a ServicePortName>,
+    /// The set that it is in.
+    pub set: SetId,
+    /// The element itself.
+    pub element: Element,
+}
 
 /// A ServicePort as it is in force.
 #[derive(Clone, Debug)]
@@ -95,17 +103,25 @@ impl Applied {
         self.ports.keys()
     }
 
-    /// Returns what is to be in the table, except what does not depend on ServicePorts:
-    /// elements, each with the ServicePort that it is for alone, and chains.
-    pub fn contents(&self) -> (Vec<OwnedElement<'_>>, impl Iterator<Item = &SharedChain>) {
+    /// Returns the elements that are to be in the table, except those that do not depend on
+    /// ServicePorts.
+    pub fn elements(&self) -> impl Iterator<Item = OwnedElement<'_>> {
         let own = self.ports.iter().flat_map(|(name, port)| {
             let own = port.elements(&self.options).own.into_iter();
-            own.map(move |(set, element)| (Some(name), set, element))
+            own.map(move |(set, element)| OwnedElement {
+                owner: Some(name),
+                set,
+                element,
+            })
         });
         let shared = self.shared.iter().map(|shared| {
             let (set, element) = shared.element();
-            (None, set, element)
+            OwnedElement {
+                owner: None,
+                set,
+                element,
+            }
         });
-        (own.chain(shared).collect(), self.chains.iter())
+        own.chain(shared)
     }
 }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::{
-    applied::{Applied, TABLE},
+    applied::{Applied, OwnedElement, TABLE},
     plan::{SetId, Sets, fixed},
 };
 use crate::{
     kernel::nftables::{Chain, Contents, Element, ListedRule, Rule, Set},
     modes::{Difference, Found},
-    services::ServicePortName,
 };
 
 /// Returns how the `contents` of the table differ from what is `desired`; `None`: there
@@ -20,16 +19,20 @@ use crate::{
 pub fn differences(desired: &Applied, sets: &Sets, contents: Option<Contents>) -> Vec<Difference> {
     let options = &desired.options;
     let fixed = fixed(options, sets);
-    let (elements, shared) = desired.contents();
     let own = fixed.elements.into_iter();
-    let own = own.map(|(set, element)| (None, set, element));
-    let mut by_set: HashMap<SetId, Vec<Owned<'_>>> = HashMap::new();
-    for (owner, set, element) in own.chain(elements) {
-        by_set.entry(set).or_default().push((owner, element));
+    let own = own.map(|(set, element)| OwnedElement {
+        owner: None,
+        set,
+        element,
+    });
+    let mut by_set: HashMap<SetId, Vec<OwnedElement<'_>>> = HashMap::new();
+    for one in own.chain(desired.elements()) {
+        by_set.entry(one.set).or_default().push(one);
     }
     let mut differences;
     if let Some(contents) = contents {
         let mut chains = fixed.chains;
+        let shared = desired.chains.iter();
         chains.extend(shared.flat_map(|chain| chain.chains(options, sets)));
         differences = compare_chains(&chains, &contents);
         compare_sets(by_set, desired, sets, contents, &mut differences);
@@ -43,14 +46,14 @@ pub fn differences(desired: &Applied, sets: &Sets, contents: Option<Contents>) -
     differences
 }
 
-/// An element, and the ServicePort that it is for alone.
-type Owned<'a> = (Option<&'a ServicePortName>, Element);
-
 /// Returns that all of `elements` are missing, as their set is.
-fn missing<'a>(set: &'a Set, elements: Vec<Owned<'a>>) -> impl Iterator<Item = Difference> + 'a {
-    elements.into_iter().map(|(owner, element)| {
-        let object = element.named(set);
-        Difference::new(owner, object, Found::Missing)
+fn missing<'a>(
+    set: &'a Set,
+    elements: Vec<OwnedElement<'a>>,
+) -> impl Iterator<Item = Difference> + 'a {
+    elements.into_iter().map(|one| {
+        let object = one.element.named(set);
+        Difference::new(one.owner, object, Found::Missing)
     })
 }
 
@@ -85,7 +88,7 @@ fn compare_chains(desired: &[(Chain, Vec<Rule>)], contents: &Contents) -> Vec<Di
 }
 
 fn compare_sets(
-    mut desired: HashMap<SetId, Vec<Owned<'_>>>,
+    mut desired: HashMap<SetId, Vec<OwnedElement<'_>>>,
     applied: &Applied,
     sets: &Sets,
     contents: Contents,
@@ -112,12 +115,7 @@ fn compare_sets(
             differences.push(Difference::new(None, object, Found::Altered));
         } else if id != SetId::Affinity {
             let desired = desired.remove(&id).unwrap_or_default();
-            let compared = compare_elements(desired, elements);
-            differences.extend(
-                compared.into_iter().map(|(owner, element, found)| {
-                    Difference::new(owner, element.named(set), found)
-                }),
-            );
+            differences.extend(compare_elements(set, desired, elements));
         }
     }
     for (name, (set, _)) in listed {
@@ -138,25 +136,28 @@ fn key(element: &Element) -> Key {
     (element.key.clone(), element.end.clone())
 }
 
-fn compare_elements<'a>(
-    desired: Vec<Owned<'a>>,
+/// Returns how the `listed` elements of `set` differ from those that are `desired`.
+fn compare_elements(
+    set: &Set,
+    desired: Vec<OwnedElement<'_>>,
     listed: Vec<Element>,
-) -> Vec<(Option<&'a ServicePortName>, Element, Found)> {
+) -> Vec<Difference> {
     let mut there: HashMap<Key, Element> = HashMap::with_capacity(listed.len());
     for element in listed {
         there.insert(key(&element), element.comparable());
     }
-    let mut differing = Vec::new();
-    for (owner, element) in desired {
-        match there.remove(&key(&element)) {
-            None => differing.push((owner, element, Found::Missing)),
+    let mut differences = Vec::new();
+    for OwnedElement { owner, element, .. } in desired {
+        let (named, found) = match there.remove(&key(&element)) {
+            None => (element.named(set), Found::Missing),
             Some(listed) if listed != element.clone().comparable() => {
-                differing.push((owner, listed, Found::Altered));
+                (listed.named(set), Found::Altered)
             }
-            Some(_) => {}
-        }
+            Some(_) => continue,
+        };
+        differences.push(Difference::new(owner, named, found));
     }
     let unneeded = there.into_values();
-    differing.extend(unneeded.map(|element| (None, element, Found::Unneeded)));
-    differing
+    differences.extend(unneeded.map(|one| Difference::new(None, one.named(set), Found::Unneeded)));
+    differences
 }

@@ -13,7 +13,10 @@ use super::{
     plan::{Fixed, Options, SetId, Sets, SharedChain, SharedElement, fixed},
 };
 use crate::{
-    kernel::nftables::{Element, Table, Transaction},
+    kernel::{
+        nftables::{Element, Table, Transaction},
+        probe::NftPart,
+    },
     modes::references::References,
     net::Family,
     services::{ServicePort, ServicePortName},
@@ -48,7 +51,7 @@ pub struct Change {
     chains: HashMap<SharedChain, i32>,
     /// Routes on which clients must not be sent any more although they were sent there
     /// before.
-    pub forgotten: Routes,
+    pub stale: Routes,
     /// Routes on which clients may be sent again because they were sent there before.
     pub preserved: Routes,
 }
@@ -100,7 +103,9 @@ impl Change {
     pub fn routes(&self, options: &Options) -> Routes {
         let mut routes = Routes::default();
         let changed = self.ports.iter().filter_map(|(_, port)| port.as_ref());
-        let stays = |port: &&AppliedPort| options.features.dynamic_maps && port.has_affinity();
+        let stays = |port: &&AppliedPort| {
+            options.features.contains(NftPart::DynamicMaps) && port.has_affinity()
+        };
         for port in changed.filter(stays) {
             routes.add(&port.elements(options));
         }
@@ -125,8 +130,10 @@ impl Change {
             elements.unwrap_or_default()
         };
         let (old, new) = (of(before), of(after));
-        if options.features.dynamic_maps && before.is_some_and(AppliedPort::has_affinity) {
-            self.forgotten.add(&old);
+        if options.features.contains(NftPart::DynamicMaps)
+            && before.is_some_and(AppliedPort::has_affinity)
+        {
+            self.stale.add(&old);
             if after.is_some_and(AppliedPort::has_affinity) {
                 self.preserved.add(&new);
             }
@@ -186,13 +193,13 @@ impl Change {
         for name in gone {
             batch.transaction.delete_chain(name);
         }
-        let mut forgotten = self.forgotten;
-        forgotten.remove(&self.preserved);
+        let mut stale = self.stale;
+        stale.remove(&self.preserved);
         batch.change = Change {
             ports: self.ports,
             shared: self.shared,
             chains: self.chains,
-            forgotten,
+            stale,
             preserved: self.preserved,
             ..Change::default()
         };
@@ -222,17 +229,17 @@ impl Batch {
     }
 
     /// Returns a table with what `change` adds to an empty one, in place of the one
-    /// that `exists`. `affinity` are clients that stay on their endpoints.
+    /// that exists, if any. `preserved` are the clients of that one which stay on their
+    /// endpoints; `None`: there is none.
     pub fn whole(
         change: Change,
         empty: &Applied,
         sets: &Sets,
-        exists: bool,
-        affinity: Vec<Element>,
+        preserved: Option<Vec<Element>>,
     ) -> Batch {
         let options = &empty.options;
         let mut batch = Batch::new(options.family);
-        if exists {
+        if preserved.is_some() {
             batch.transaction.delete_table();
         }
         batch.transaction.add_table();
@@ -252,7 +259,9 @@ impl Batch {
             batch.transaction.add_elements(sets.get(set), vec![element]);
         }
         let affinities = sets.get(SetId::Affinity);
-        batch.transaction.add_elements(affinities, affinity);
+        batch
+            .transaction
+            .add_elements(affinities, preserved.unwrap_or_default());
         let variable = change.batch(empty, sets);
         batch.append(variable);
         batch

@@ -2,7 +2,7 @@
 
 use super::{Nftables, plan};
 use crate::{
-    kernel::netlink::Error,
+    kernel::{netlink::Error, probe::NftPart},
     modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
     net::{Family, ModeName},
     node,
@@ -55,8 +55,8 @@ impl Explain for Nftables {
 fn rules(options: &plan::Options) -> Rules {
     let features = &options.features;
     Rules {
-        refuse: features.reject,
-        remember: features.dynamic_maps,
-        known: (!features.fib).then(|| options.node_addresses.clone()),
+        refuse: features.contains(NftPart::Reject),
+        remember: features.contains(NftPart::DynamicMaps),
+        known: (!features.contains(NftPart::Fib)).then(|| options.node_addresses.clone()),
     }
 }

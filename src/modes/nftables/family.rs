@@ -9,9 +9,9 @@ use super::{
     compare,
     diff::{Batch, Change},
     execute::{NotInForce, execute},
-    forget::Forgotten,
     observe::observe,
     plan::{self, Features, Options, SetId, Sets, Slots},
+    stale_clients::StaleClients,
 };
 use crate::{
     kernel::{
@@ -43,7 +43,7 @@ impl ServedFamily {
     pub fn open(kernel: &Kernel, family: Family) -> Result<ServedFamily, Error> {
         Ok(ServedFamily {
             table: FamilyTable::open(family)?,
-            features: Features::of(kernel, family),
+            features: plan::features(kernel, family),
             flows: StaleFlows::default(),
         })
     }
@@ -65,8 +65,8 @@ impl ServedFamily {
     }
 
     /// Deletes what is remembered of clients whose endpoints are gone, if that is due.
-    pub fn forget(&mut self, metrics: &dyn Metrics) {
-        if self.table.forget().is_err() {
+    pub fn delete_stale_clients(&mut self, metrics: &dyn Metrics) {
+        if self.table.delete_stale_clients().is_err() {
             metrics.unwritten(self.table.family(), Unwritten::Remnants);
         }
     }
@@ -87,10 +87,10 @@ impl ServedFamily {
         let failed = self.table.state.failed().clone();
         let done = self.table.sync(map, changes, options, watcher);
         let done = done.inspect_err(|_| setup.metrics.unwritten(family, Unwritten::Rules))?;
-        self.forget(&*setup.metrics);
+        self.delete_stale_clients(&*setup.metrics);
         self.flows
             .came_in_force(failed.over(self.table.state.failed()), map);
-        let were_late = self.table.forgotten.take_late();
+        let were_late = self.table.stale_clients.take_late();
         if done.rewritten || were_late {
             self.flows.rules_were_missing(family, map);
         }
@@ -132,7 +132,7 @@ pub struct FamilyTable {
     applied: Option<Applied>,
     state: FamilyState<()>,
     /// Routes on which clients must not be sent any more, although they were before.
-    forgotten: Forgotten,
+    stale_clients: StaleClients,
     repairs: Repairs,
     progress: SyncProgress,
 }
@@ -149,7 +149,7 @@ impl FamilyTable {
             sets: Sets::new(family),
             applied: None,
             state: FamilyState::default(),
-            forgotten: Forgotten::default(),
+            stale_clients: StaleClients::default(),
             repairs: Repairs::default(),
             progress: SyncProgress::default(),
         })
@@ -290,7 +290,7 @@ impl FamilyTable {
             let run = |transaction: &_| self.rules.run(transaction, None);
             match execute(&batch, &self.progress, run) {
                 Ok(()) => {
-                    self.forgotten.after(&mut batch.change);
+                    self.stale_clients.after(&mut batch.change);
                     batch.change.commit(&mut applied);
                     break;
                 }
@@ -370,7 +370,8 @@ impl FamilyTable {
             let node = node.unwrap_or_default();
             let mut clients = observed.affinity;
             clients.retain(|client| routes.may_stay(client, &options, node));
-            let batch = Batch::whole(change, &applied, &self.sets, observed.exists, clients);
+            let clients = observed.exists.then_some(clients);
+            let batch = Batch::whole(change, &applied, &self.sets, clients);
             let (rules, generation) = (&mut self.rules, observed.generation);
             // If others change something all the time, what they change has to be known.
             let ran = execute(&batch, &self.progress, |transaction| match attempt {
@@ -382,7 +383,7 @@ impl FamilyTable {
                     batch.change.commit(&mut applied);
                     let examined = applied.ports.len();
                     self.applied = Some(applied);
-                    self.forgotten.clear();
+                    self.stale_clients.clear();
                     self.state.applied();
                     return Ok(Done {
                         examined,
@@ -409,13 +410,13 @@ impl FamilyTable {
     ///
     /// # Errors
     /// When the kernel refused that.
-    pub fn forget(&mut self) -> Result<(), Error> {
+    pub fn delete_stale_clients(&mut self) -> Result<(), Error> {
         let Some(applied) = &self.applied else {
             // The table is written anew, with only those clients that stay.
             return Ok(());
         };
         let outcome = self
-            .forgotten
+            .stale_clients
             .delete(&mut self.rules, &applied.options, &self.sets);
         if let Err(error) = &outcome {
             let why = format!("clients may be sent to endpoints that are gone: {error}");

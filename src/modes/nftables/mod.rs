@@ -14,10 +14,10 @@ mod diff;
 mod execute;
 mod explain;
 mod family;
-mod forget;
 mod observe;
 pub mod plan;
 pub mod render;
+mod stale_clients;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -28,7 +28,7 @@ use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
     cleanup::{KUBE_PROXY, cleanup, may_be_there, may_serve, retire},
-    traffic::{Carried, Traffic},
+    traffic::{EndpointTraffic, Traffic},
 };
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
@@ -228,7 +228,7 @@ impl Mode for Nftables {
                 .iter_mut()
                 .filter_map(|(_, served)| served.as_mut())
             {
-                served.forget(&*self.setup.metrics);
+                served.delete_stale_clients(&*self.setup.metrics);
             }
             // Where they cannot be read, the next sync says so.
             if self.read_notifications().unwrap_or(false) {

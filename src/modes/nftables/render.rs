@@ -24,6 +24,6 @@ pub fn render(map: &ServiceMap, options: &Options, text: &mut impl Write) -> fmt
         ports.into_iter().map(|port| (&port.name, Some(port))),
     );
     let sets = Sets::new(options.family);
-    let batch = Batch::whole(change, &applied, &sets, false, Vec::new());
+    let batch = Batch::whole(change, &applied, &sets, None);
     write!(text, "{}", batch.transaction)
 }

@@ -20,7 +20,7 @@ use crate::{
 /// The traffic of an endpoint of a ServicePort since the endpoint was added, or since
 /// the table was last written as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Carried {
+pub struct EndpointTraffic {
     /// Connections, or flows of UDP.
     pub connections: u64,
     /// Bytes of packets that clients sent, from the IP header on.
@@ -58,7 +58,7 @@ impl Traffic {
     pub fn of(
         &mut self,
         ports: &[&Arc<ServicePort>],
-    ) -> Result<Vec<HashMap<SocketAddr, Carried>>, Error> {
+    ) -> Result<Vec<HashMap<SocketAddr, EndpointTraffic>>, Error> {
         let elements = |port: &&Arc<ServicePort>| {
             if self.counted.contain(&port.name.service.namespace) {
                 counting(port)
@@ -76,16 +76,16 @@ impl Traffic {
         }
         let of_port = |(port, counting): (&&Arc<ServicePort>, Vec<Counting>)| {
             let found: &Found = found.get(port.name.family);
-            let mut endpoints: HashMap<SocketAddr, Carried> = HashMap::new();
+            let mut endpoints: HashMap<SocketAddr, EndpointTraffic> = HashMap::new();
             for one in counting {
                 let Some(counted) = found.get(&one.set).and_then(|set| set.get(&*one.key)) else {
                     continue;
                 };
-                let carried = endpoints.entry(one.endpoint).or_default();
+                let traffic = endpoints.entry(one.endpoint).or_default();
                 match one.counter {
-                    Counter::Connections => carried.connections += counted.packets,
-                    Counter::ToEndpoints => carried.from_clients += counted.bytes,
-                    Counter::FromEndpoints => carried.to_clients += counted.bytes,
+                    Counter::Connections => traffic.connections += counted.packets,
+                    Counter::ToEndpoints => traffic.from_clients += counted.bytes,
+                    Counter::FromEndpoints => traffic.to_clients += counted.bytes,
                 }
             }
             endpoints

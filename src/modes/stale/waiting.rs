@@ -15,10 +15,10 @@ pub const MOST: usize = 10_000;
 /// called: however often its endpoints change, a frontend counts once.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    frontends: HashMap<Frontend, Reply>,
+    pub(super) frontends: HashMap<Frontend, Reply>,
     /// Whether frontends with endpoints are not named any more, as there were too many: all flows
     /// to them are to be compared with what serves.
-    compares_all: bool,
+    pub(super) compares_all: bool,
 }
 
 impl Waiting {
@@ -52,13 +52,6 @@ impl Waiting {
                 }
             }
         }
-    }
-
-    /// Takes all that waits. Returns it, and whether all flows to frontends with endpoints are
-    /// to be compared with what serves.
-    pub fn take(&mut self) -> (Vec<(Frontend, Reply)>, bool) {
-        let frontends = mem::take(&mut self.frontends).into_iter();
-        (frontends.collect(), mem::take(&mut self.compares_all))
     }
 
     /// Limits what waits to [`MOST`] frontends. If there are more, a comparison of all flows takes
@@ -141,12 +134,15 @@ mod tests {
                 let mut waiting = Waiting::default();
                 let both = [one, other].map(|reply| flows(&at(53), reply.clone()));
                 waiting.add(Family::V4, both);
-                let (all, compares_all) = waiting.take();
+                let Waiting {
+                    frontends: all,
+                    compares_all,
+                } = mem::take(&mut waiting);
                 assert_eq!((all.len(), compares_all), (1, false));
                 for last in 1..5 {
                     let source = source(last);
                     let expected = means(one, &source) || means(other, &source);
-                    let found = means(&all[0].1, &source);
+                    let found = means(&all[&at(53)], &source);
                     assert_eq!(found, expected, "{one:?} and {other:?}: {last}");
                 }
                 assert!(waiting.is_empty());
@@ -168,11 +164,14 @@ mod tests {
             0,
             "a comparison stands for the others"
         );
-        let (left, compares_all) = waiting.take();
-        assert_eq!((left.len(), compares_all), (100, true));
+        let Waiting {
+            frontends,
+            compares_all,
+        } = mem::take(&mut waiting);
+        assert_eq!((frontends.len(), compares_all), (100, true));
 
         waiting.add(Family::V4, (0..MOST + 3).map(gone));
         assert_eq!(waiting.bound(HashSet::new), 3, "too many are gone");
-        assert_eq!(waiting.take().0.len(), MOST);
+        assert_eq!(waiting.frontends.len(), MOST);
     }
 }

@@ -94,7 +94,7 @@ pub enum Closing {
 
 /// The steps that bring a ServicePort from what exists to what is planned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Difference {
+pub struct Steps {
     /// To be done at once, in this order.
     pub open: Vec<Step>,
     /// To be done, in this order, under local capture when the sync has opened
@@ -106,8 +106,8 @@ pub struct Difference {
 pub type Applied = BTreeMap<GroupKind, AppliedGroup>;
 
 /// Returns the difference between what is `applied` of a ServicePort and its `plans`.
-pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Difference {
-    let mut difference = Difference::default();
+pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Steps {
+    let mut difference = Steps::default();
     let mut released = Vec::new();
     for (&kind, group) in applied {
         let planned = |frontend: &Frontend| plans.iter().any(|p| p.frontends.contains(frontend));

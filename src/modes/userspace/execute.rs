@@ -4,10 +4,10 @@
 mod close;
 mod compare;
 mod expected;
-mod given;
-mod left;
+mod inherited;
 #[cfg(test)]
 pub mod listening;
+mod previous_ports;
 mod unfiltered;
 
 use std::{
@@ -19,13 +19,13 @@ use std::{
 
 use hashbrown::{HashMap, hash_map::Entry};
 
-use self::{expected::Expected, left::LeftPorts, unfiltered::Unfiltered};
+use self::{expected::Expected, previous_ports::PreviousPorts, unfiltered::Unfiltered};
 use super::{
     assignments::Assignments,
     capture::{Desired, Extent, Scopes, Target},
-    diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step, diff},
+    diff::{Applied, AppliedGroup, Closing, Place, Release, Step, Steps, diff},
     handover::OtherProcesses,
-    listeners::{InUse, ListenerSet, given::GivenSockets, redirect_ports::RedirectPorts},
+    listeners::{InUse, ListenerSet, inherited::InheritedSockets, redirect_ports::RedirectPorts},
     loads::Loads,
     options::Options,
     plan::{GroupKind, GroupName, GroupPlan, listen::NodeContext},
@@ -57,9 +57,9 @@ pub struct Executor {
     /// Connections to frontends that came in by listeners which are closed by now.
     used: BTreeMap<Frontend, Vec<InUse>>,
     /// Sockets of an ended process that no group has taken.
-    given: GivenSockets,
+    inherited: InheritedSockets,
     /// Local ports to which rules of an ended process redirect.
-    left: LeftPorts,
+    previous: PreviousPorts,
     unfiltered: Unfiltered,
     progress: PerFamily<SyncProgress>,
     /// What helps where another program has the port of an address.
@@ -98,8 +98,8 @@ impl Executor {
             closing: BTreeMap::new(),
             lingering: BTreeSet::new(),
             used: BTreeMap::new(),
-            given: GivenSockets::default(),
-            left: LeftPorts::default(),
+            inherited: InheritedSockets::default(),
+            previous: PreviousPorts::default(),
             unfiltered: Unfiltered::default(),
             progress: PerFamily::default(),
             if_taken,
@@ -149,10 +149,10 @@ impl Executor {
             let plans = map.get(&name).and_then(|port| plan(port));
             if plans.is_none() {
                 // Which of its clients stay on which endpoint does not matter any more, either.
-                self.assignments.forget(&name);
+                self.assignments.remove(&name);
             }
-            let difference = diff(plans.unwrap_or_default(), &self.applied(&name), node);
-            let mut opened = self.open(&name, difference);
+            let steps = diff(plans.unwrap_or_default(), &self.applied(&name), node);
+            let mut opened = self.open(&name, steps);
             self.drop_expired_flows(&name);
             if node.opens_listeners {
                 opened = opened.and(self.reopen_ended(&name));
@@ -248,15 +248,15 @@ impl Executor {
 
     /// Runs the steps of a difference that are due at once, and keeps the others for
     /// [`Executor::close`]. The error says what is not in force and why.
-    fn open(&mut self, port: &ServicePortName, difference: Difference) -> Result<(), String> {
+    fn open(&mut self, port: &ServicePortName, steps: Steps) -> Result<(), String> {
         let mut failed = Failed::new();
-        for step in difference.open {
+        for step in steps.open {
             self.run(port, step, &mut failed);
         }
-        if difference.close.is_empty() {
+        if steps.close.is_empty() {
             self.closing.remove(port);
         } else {
-            self.closing.insert(port.clone(), difference.close);
+            self.closing.insert(port.clone(), steps.close);
         }
         if failed.is_empty() {
             return Ok(());
@@ -380,8 +380,8 @@ impl Executor {
         };
         let mut unfit: Vec<_> = group.local_port.take().into_iter().collect();
         if unfit.is_empty()
-            && let Some(port) = given::local_port(&self.given, &mut self.ports, name, group)
-                .or_else(|| self.left.local_port(&mut self.ports, group))
+            && let Some(port) = inherited::local_port(&self.inherited, &mut self.ports, name, group)
+                .or_else(|| self.previous.local_port(&mut self.ports, group))
         {
             group.local_port = Some(port);
             return Ok(());
@@ -422,8 +422,8 @@ impl Executor {
     fn listen(&mut self, name: &GroupName, bind: Bind) -> io::Result<()> {
         let group = self.groups.get_mut(name);
         group.map_or(Ok(()), |group| {
-            let given = self.given.take(name.port.protocol, bind.address);
-            group.open(&self.shared, &self.workers, bind, given)
+            let inherited = self.inherited.take(name.port.protocol, bind.address);
+            group.open(&self.shared, &self.workers, bind, inherited)
         })
     }
 

@@ -88,10 +88,10 @@ impl Loads {
                 let load = loads.entry(address).or_default();
                 load.active +=
                     u64::from(active.load(Relaxed)) + u64::from(half_closed.load(Relaxed));
-                if let Some(carried) = counted.carried_so_far() {
-                    load.connections += carried.connections.load(Relaxed);
-                    load.from_clients += carried.from_clients.load(Relaxed);
-                    load.to_clients += carried.to_clients.load(Relaxed);
+                if let Some(traffic) = counted.traffic_so_far() {
+                    load.connections += traffic.connections.load(Relaxed);
+                    load.from_clients += traffic.from_clients.load(Relaxed);
+                    load.to_clients += traffic.to_clients.load(Relaxed);
                 }
                 load.ejected |= group.passes_over(&address);
             }

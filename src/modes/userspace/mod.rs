@@ -92,7 +92,7 @@ pub struct Userspace {
     reported: OtherProcesses,
     handover: Handover,
     /// Whether it is known where rules of an ended process redirect to.
-    knows_left: PerFamily<bool>,
+    knows_previous_ports: PerFamily<bool>,
     /// Whether settings of the kernel were written, as far as they can be.
     is_prepared: bool,
 }
@@ -139,7 +139,7 @@ impl Userspace {
             others: OtherProcesses::default(),
             reported: OtherProcesses::default(),
             handover,
-            knows_left: PerFamily::default(),
+            knows_previous_ports: PerFamily::default(),
             is_prepared: false,
         })
     }
@@ -187,19 +187,20 @@ impl Userspace {
 
     /// Finds out where rules of an ended process redirect to, before anything listens.
     /// Returns why that is not known of a family.
-    async fn take_left(
+    async fn take_previous_ports(
         &mut self,
         extents: &PerFamily<Option<Extent>>,
     ) -> PerFamily<Option<capture::Error>> {
         let mut unknown = PerFamily::default();
         for family in Family::ALL {
-            if *self.knows_left.get(family) || extents.get(family).is_none() {
+            if *self.knows_previous_ports.get(family) || extents.get(family).is_none() {
                 continue;
             }
-            match self.capture.left(family).await {
-                Ok(left) => {
-                    self.executor.take_left(family, left, &self.others);
-                    *self.knows_left.get_mut(family) = true;
+            match self.capture.previous_ports(family).await {
+                Ok(redirects) => {
+                    self.executor
+                        .take_previous_ports(family, redirects, &self.others);
+                    *self.knows_previous_ports.get_mut(family) = true;
                 }
                 Err(error) => *unknown.get_mut(family) = Some(error),
             }
@@ -395,21 +396,21 @@ impl Mode for Userspace {
         self.options.node_ports.update(node);
         if self.served.differs(&self.options.node_ports) || handed_over {
             for (_, state) in self.families.iter_mut() {
-                state.forget();
+                state.invalidate();
             }
         }
         let extents = self.extents(asked);
         if let Err(error) = self.observe(extents) {
             return both_failed(asked, error);
         }
-        let mut unknown = self.take_left(&extents).await;
+        let mut unknown = self.take_previous_ports(&extents).await;
         let extents =
             extents.map(|family, extent| extent.filter(|_| unknown.get(family).is_none()));
         self.sync_return_path(extents).await;
         self.update_cluster_local(node);
 
         let mut reports = PerFamily::default();
-        self.executor.take_given();
+        self.executor.take_inherited();
         self.sync_groups(map, asked, extents, &mut reports);
         let scopes = self.scopes(asked, extents);
         if handed_over {
@@ -448,8 +449,8 @@ impl Mode for Userspace {
                     let mut report = self.finish(family, done.and_then(Result::ok), report);
                     report.not_served = self.unserved.report(family, map);
                     if extent == Some(Extent::Full) {
-                        self.executor.close_given(family);
-                        self.executor.give_up_left(family);
+                        self.executor.close_inherited(family);
+                        self.executor.give_up_previous_ports(family);
                     }
                     Ok(report)
                 }

@@ -136,7 +136,7 @@ impl NodePortRelay {
         self.node.opens_listeners = others.yields_to().is_none();
         if handed_over {
             for (_, state) in self.families.iter_mut() {
-                state.forget();
+                state.invalidate();
             }
         }
         let reports = asked.map(|family, changes| {
@@ -194,7 +194,7 @@ impl NodePortRelay {
         self.executor.close(this);
         self.executor.end_lingering(this);
         if full {
-            self.executor.close_given(family);
+            self.executor.close_inherited(family);
         }
         let listeners = self.executor.listening(family);
         let gauge = self.metrics.listeners.with_label_values(&label);

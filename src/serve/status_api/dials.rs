@@ -14,7 +14,7 @@ use crate::{net::Protocol, serve::http::Answer};
 pub struct DialsAsked {
     /// `namespace/name:port` of the ServicePort.
     pub service_port: String,
-    /// Its protocol.
+    /// The protocol of the ServicePort.
     pub protocol: Protocol,
     /// The number that an earlier answer gave; `None`: there is none yet.
     pub after: Option<u64>,

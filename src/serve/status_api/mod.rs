@@ -63,7 +63,7 @@ pub struct StatusApi {
     pub objects: Arc<SourceHealth>,
     /// Asks the runner what only its mode can find out.
     pub questions: Questions,
-    /// Knows what traffic ServicePorts carried.
+    /// Knows the traffic of ServicePorts.
     pub traffic: Arc<dyn TrafficSource>,
     /// Settings of the kernel that were made at start, whatever the mode.
     pub node_settings: Vec<Setting>,

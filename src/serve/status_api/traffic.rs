@@ -10,7 +10,7 @@ use crate::{
     status_api::{DialList, Limited, Traffic},
 };
 
-/// Knows what traffic ServicePorts carry.
+/// Knows the traffic of ServicePorts.
 pub trait TrafficSource: fmt::Debug + Send + Sync {
     /// Returns what to wait for before [`of`](Self::of) is called; `None`: nothing.
     fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
@@ -39,16 +39,28 @@ pub struct PortTraffic {
     pub limited: Option<Limited>,
 }
 
+impl FromIterator<(SocketAddr, Traffic)> for PortTraffic {
+    /// Returns the traffic of these endpoints, whose sum is that of the whole ServicePort.
+    fn from_iter<I: IntoIterator<Item = (SocketAddr, Traffic)>>(endpoints: I) -> PortTraffic {
+        let mut sum = PortTraffic::default();
+        for (address, traffic) in endpoints {
+            sum.add(address, traffic);
+            sum.add_of_port(traffic);
+        }
+        sum
+    }
+}
+
 impl PortTraffic {
     /// Adds traffic to that of the endpoint at `address`.
-    pub fn add(&mut self, address: SocketAddr, carried: Traffic) {
+    pub fn add(&mut self, address: SocketAddr, traffic: Traffic) {
         let sum = self.endpoints.entry(address);
-        sum.and_modify(|sum| *sum = sum.plus(carried))
-            .or_insert(carried);
+        sum.and_modify(|sum| *sum = sum.plus(traffic))
+            .or_insert(traffic);
     }
 
     /// Adds traffic to that of the whole ServicePort.
-    pub fn add_of_port(&mut self, carried: Traffic) {
-        self.of_port = Some(self.of_port.map_or(carried, |sum| sum.plus(carried)));
+    pub fn add_of_port(&mut self, traffic: Traffic) {
+        self.of_port = Some(self.of_port.map_or(traffic, |sum| sum.plus(traffic)));
     }
 }

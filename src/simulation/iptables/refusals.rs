@@ -115,13 +115,13 @@ fn service(number: u8, policy: TrafficPolicy, external_ips: &[[u8; 4]]) -> Servi
 /// Looks for Services that are closed.
 struct Closed {
     refused: u8,
-    looks: bool,
+    checks: bool,
     found: Vec<u8>,
 }
 
 impl Onlooker for Closed {
     fn after(&mut self, state: &State) {
-        let others = (0..SERVICES).filter(|number| self.looks && *number != self.refused);
+        let others = (0..SERVICES).filter(|number| self.checks && *number != self.refused);
         self.found.extend(others.filter(|number| {
             let is_open = |found: &Disposition| {
                 let own = (cluster_ip(*number), 80).into();
@@ -142,7 +142,7 @@ fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
     {
         let closed = Closed {
             refused,
-            looks: false,
+            checks: false,
             found: Vec::new(),
         };
         with_onlooker(engine, closed, async |kernel, mode, closed| {
@@ -151,7 +151,7 @@ fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
             assert!(sync(mode, &before, true).await);
             let text = format!("default/s{refused}");
             kernel.change(|state| state.xtables.refuse(Some(text)));
-            closed.lock().looks = true;
+            closed.lock().checks = true;
             let now: ServiceMap = all(TrafficPolicy::Local).collect();
             assert!(!sync(mode, &now, false).await, "one is refused");
             let found = &closed.lock().found;

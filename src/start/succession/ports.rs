@@ -86,12 +86,12 @@ async fn receive(channel: &Channel, listeners: &Listeners) -> io::Result<u8> {
 
 /// Reports where this process answers, as soon as it does, until the other one ends.
 async fn take_over(channel: Channel, listeners: Listeners) {
-    let mut said = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut changes = listeners.changes();
     loop {
         changes.mark_unchanged();
         for address in listeners.taken_over() {
-            if said.insert(address) && channel.send(&record(address), None).await.is_err() {
+            if reported.insert(address) && channel.send(&record(address), None).await.is_err() {
                 break;
             }
         }

@@ -13,7 +13,7 @@ use prometheus::IntGauge;
 use super::*;
 use crate::hold::{
     Holding,
-    recorded::{Said, assert_same, conversation},
+    recorded::{Recorded, assert_same, conversation},
 };
 
 /// The newest version. The socket's name stands for it: a process that says or understands
@@ -30,15 +30,15 @@ fn handover() -> Handover {
 }
 
 /// Says what was recorded of `side`, and compares what the other one says.
-async fn replay(stream: &mut UnixStream, side: &str, said: &[Said]) {
-    for said in said.iter().filter(|said| said.what != "ends") {
-        if said.by == side {
-            stream.write_all(&said.bytes).await.expect(&said.what);
+async fn replay(stream: &mut UnixStream, side: &str, messages: &[Recorded]) {
+    for message in messages.iter().filter(|message| message.what != "ends") {
+        if message.by == side {
+            stream.write_all(&message.bytes).await.expect(&message.what);
             continue;
         }
-        let mut read = vec![0; said.bytes.len()];
-        stream.read_exact(&mut read).await.expect(&said.what);
-        assert_same(&read, said, PROTOCOL);
+        let mut read = vec![0; message.bytes.len()];
+        stream.read_exact(&mut read).await.expect(&message.what);
+        assert_same(&read, message, PROTOCOL);
     }
 }
 
@@ -54,12 +54,12 @@ async fn until(condition: impl Fn() -> bool) {
 #[tokio::test]
 async fn this_process_gives_way_to_a_successor_of_each_version() {
     for version in 1..=VERSION {
-        let said = conversation(PROTOCOL, version);
+        let messages = conversation(PROTOCOL, version);
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         let handover = handover();
         let gives_way = tokio::spawn(give_way(ours, handover.clone()));
-        let serves = said.iter().position(|said| said.what == "serves");
-        let (before, after) = said.split_at(serves.expect("that it serves"));
+        let serves = messages.iter().position(|message| message.what == "serves");
+        let (before, after) = messages.split_at(serves.expect("that it serves"));
         replay(&mut theirs, "successor", before).await;
         assert!(handover.has_successor() && !handover.is_succeeded());
         replay(&mut theirs, "successor", after).await;
@@ -102,11 +102,11 @@ impl Drop for Predecessor {
 #[tokio::test]
 async fn this_process_takes_over_from_a_predecessor_of_each_version() {
     for version in 1..=VERSION {
-        let said = conversation(PROTOCOL, version);
+        let messages = conversation(PROTOCOL, version);
         let (predecessor, listener) = Predecessor::listen();
         let there = async {
             let (mut stream, _) = listener.accept().await.expect("a successor");
-            replay(&mut stream, "predecessor", &said).await;
+            replay(&mut stream, "predecessor", &messages).await;
         };
         let here = async {
             let asked = ask(predecessor.name(), 2).await.expect("an answer");
@@ -238,8 +238,11 @@ fn the_sockets_have_the_names_that_other_versions_look_for() {
 #[tokio::test]
 async fn assignments_come_as_processes_of_each_version_send_them() {
     for version in 1..=VERSION {
-        let said = conversation("assignments", version);
-        let records: Vec<Vec<u8>> = said.iter().map(|said| said.bytes.clone()).collect();
+        let messages = conversation("assignments", version);
+        let records: Vec<Vec<u8>> = messages
+            .iter()
+            .map(|message| message.bytes.clone())
+            .collect();
         let mut stream = Vec::new();
         for record in &records {
             stream.extend((record.len() as u16).to_be_bytes());

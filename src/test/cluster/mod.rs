@@ -3,8 +3,8 @@
 
 mod carry_out;
 mod change;
+mod existing;
 mod external;
-mod given;
 mod health;
 mod kubernetes;
 mod networks;
@@ -57,7 +57,7 @@ const CLEANED_WITHIN: Duration = Duration::from_secs(30);
 pub async fn test(asked: &Cluster) -> Result<Report, String> {
     let running = ask::status_of(&asked.socket).await?;
     if !asked.services.is_empty() {
-        let checks = given::test(&asked.services, &asked.socket).await?;
+        let checks = existing::test(&asked.services, &asked.socket).await?;
         return Ok(Report::new(&running.mode.name, checks));
     }
     let kubernetes = Kubernetes::open(asked.kubeconfig.clone()).await?;

@@ -45,7 +45,7 @@ struct File {
     objects: BTreeMap<Key, Object>,
     /// Those of them that stay as they were, because a broken part of the file has them, or may
     /// have them.
-    kept: BTreeSet<Key>,
+    preserved: BTreeSet<Key>,
     /// Whether the file is faulty as it is now.
     broken: bool,
     ignored: BTreeSet<String>,
@@ -123,7 +123,7 @@ impl Folder {
                 Found::Unreadable(reason) => (1, reason).hash(&mut hasher),
                 Found::Gone => {
                     let file = self.files.remove(name).unwrap_or_default();
-                    reports.extend(first_of(&file.kept).map(|objects| Report::Over {
+                    reports.extend(first_of(&file.preserved).map(|objects| Report::Over {
                         file: name.to_owned(),
                         objects,
                     }));
@@ -163,7 +163,7 @@ impl Folder {
 
 impl File {
     /// Puts a version in force. What it does not have is removed, except what is broken in it: that
-    /// an object cannot be read does not mean that it is not wanted any more. Returns the objects
+    /// an object cannot be read does not mean that it was removed. Returns the objects
     /// in which that differs from what was in force.
     fn renew(
         &mut self,
@@ -176,21 +176,21 @@ impl File {
             unread,
             ..
         } = version;
-        let mut kept = BTreeSet::new();
+        let mut preserved = BTreeSet::new();
         for (key, object) in &self.objects {
             if unread.may_have(key) && !objects.contains_key(key) {
-                kept.insert(key.clone());
+                preserved.insert(key.clone());
                 objects.insert(key.clone(), object.clone());
             }
         }
         let old = std::mem::replace(&mut self.objects, objects);
-        let was_kept = std::mem::replace(&mut self.kept, kept);
+        let previously_preserved = std::mem::replace(&mut self.preserved, preserved);
         let was_broken = std::mem::replace(&mut self.broken, !unread.is_empty());
 
         let file = || name.to_owned();
         let (broken, unknown): (Vec<_>, Vec<_>) = self
-            .kept
-            .difference(&was_kept)
+            .preserved
+            .difference(&previously_preserved)
             .partition(|key| unread.keys.contains(*key));
         let stays = first_of(broken).map(|objects| Report::Stays {
             file: file(),
@@ -200,9 +200,11 @@ impl File {
             file: file(),
             objects,
         });
-        let over = first_of(was_kept.difference(&self.kept)).map(|objects| Report::Over {
-            file: file(),
-            objects,
+        let over = first_of(previously_preserved.difference(&self.preserved)).map(|objects| {
+            Report::Over {
+                file: file(),
+                objects,
+            }
         });
         let good_again = (was_broken && !self.broken).then(|| Report::GoodAgain { file: file() });
         let news = [stays, not_removed, over, good_again];

@@ -107,9 +107,10 @@ impl fmt::Display for Report {
                 reason,
                 stays,
             } => {
-                let what = match stays {
-                    true => "what it had stays in force",
-                    false => "nothing of it is used",
+                let what = if *stays {
+                    "what it had stays in force"
+                } else {
+                    "nothing of it is used"
                 };
                 write!(f, "{}: {reason}; {what}", show(file))
             }

@@ -14,9 +14,9 @@ use crate::{
 /// The kernel that a mode runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// This machine's, which other programs use as well.
+    /// The kernel of this machine, which other programs use as well.
     Host,
-    /// A guest's.
+    /// The kernel of a guest.
     Guest,
 }
 

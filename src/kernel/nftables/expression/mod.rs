@@ -76,9 +76,9 @@ pub enum Comparison {
 /// Whether a value is loaded into a register or set from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Loaded into it.
+    /// The value is loaded into this register.
     Load(Register),
-    /// Set from it.
+    /// The value is set from this register.
     Store(Register),
 }
 
@@ -349,7 +349,7 @@ pub enum Expression {
 /// Where a lookup's data go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookupData {
-    /// Into a register.
+    /// They are loaded into this register.
     Register(Register),
     /// They are the verdict.
     Verdict,

@@ -79,7 +79,7 @@ fn member(set: &Set, choice: u8) -> Element {
     }
 }
 
-fn said<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
+fn text_of<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
     match outcome {
         Ok(value) => format!("{value:?}"),
         Err(error) => error.to_string(),
@@ -90,9 +90,9 @@ fn said<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
 fn step(sets: &mut IpSets, (what, one, other, more): Step) -> String {
     let set = set(one, other);
     match what % 8 {
-        0 | 1 => said(sets.create(&set)),
-        2 if one % 2 == 0 => said(sets.destroy(&set.name)),
-        2 => said(sets.swap(name(one), name(other))),
+        0 | 1 => text_of(sets.create(&set)),
+        2 if one % 2 == 0 => text_of(sets.destroy(&set.name)),
+        2 => text_of(sets.swap(name(one), name(other))),
         3..6 => {
             // Its kind is that of the set that is there, if there is one.
             let there = sets.list().expect("a list").into_iter();
@@ -110,18 +110,19 @@ fn step(sets: &mut IpSets, (what, one, other, more): Step) -> String {
                 sets.remove(&set, &members)
             };
             let refused = refused.map(|refused| {
-                let said = refused.into_iter();
-                said.map(|one| format!("{} {}", one.element, one.error))
+                let refused = refused.into_iter();
+                refused
+                    .map(|one| format!("{} {}", one.element, one.error))
                     .collect::<Vec<_>>()
             });
-            said(refused)
+            text_of(refused)
         }
         6 => {
             // If several members do not fit, their order decides which of them is named.
             let enlarged = sets.enlarge(&set.with_room_for(u32::from(more) << 10));
             format!("{:?}", enlarged.map_err(|error| error.errno()))
         }
-        _ => said(sets.members(&set.name).map(|members| members.len())),
+        _ => text_of(sets.members(&set.name).map(|members| members.len())),
     }
 }
 

@@ -134,7 +134,7 @@ impl Ipvs {
     /// Deletes all virtual servers, as `ipvsadm -C` does.
     pub(crate) fn clear(&mut self) {
         self.servers.clear();
-        self.forget_connections();
+        self.drop_connections();
     }
 
     /// Unloads the module and loads it again.
@@ -148,7 +148,7 @@ impl Ipvs {
 
     /// Connections whose real server is gone get no further packets through
     /// (`expire_nodest_conn`).
-    fn forget_connections(&mut self) {
+    fn drop_connections(&mut self) {
         let servers = &self.servers;
         self.connections.retain(|connection| {
             let server = servers.get(&connection.id());
@@ -267,7 +267,7 @@ impl Ipvs {
             read::NEW_SERVICE | read::SET_SERVICE => self.set_service(service),
             read::DEL_SERVICE => {
                 self.servers.remove(&service.id);
-                self.forget_connections();
+                self.drop_connections();
                 Ok(())
             }
             read::NEW_DEST | read::SET_DEST | read::DEL_DEST => {
@@ -304,7 +304,7 @@ impl Ipvs {
         let there = server.reals.contains_key(&real.address);
         if command == read::DEL_DEST {
             server.reals.remove(&real.address).ok_or(Errno::ENOENT)?;
-            self.forget_connections();
+            self.drop_connections();
             return Ok(());
         }
         let full = real.full.ok_or(Errno::EINVAL)?;

@@ -106,7 +106,7 @@ impl Ipvs {
         let ids = self.of_family(family);
         let id = ids.get(at % ids.len().max(1));
         let deleted = id.is_some_and(|id| self.servers.remove(id).is_some());
-        self.forget_connections();
+        self.drop_connections();
         deleted
     }
 
@@ -114,7 +114,7 @@ impl Ipvs {
     pub(crate) fn delete_servers(&mut self, family: Family) -> bool {
         let ids = self.of_family(family);
         self.servers.retain(|id, _| !ids.contains(id));
-        self.forget_connections();
+        self.drop_connections();
         !ids.is_empty()
     }
 
@@ -139,7 +139,7 @@ impl Ipvs {
             (Some(weight), Some(there)) => there.weight = weight,
             _ => drop(server.reals.remove(address)),
         }
-        self.forget_connections();
+        self.drop_connections();
         true
     }
 

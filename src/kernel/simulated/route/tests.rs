@@ -98,7 +98,7 @@ fn source(family: Family) -> SocketAddr {
     (ip, 40_000).into()
 }
 
-fn said<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
+fn text_of<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
     match outcome {
         Ok(value) => format!("{value:?}"),
         Err(error) => format!("{:?}", error.errno()),
@@ -110,7 +110,7 @@ fn each(outcomes: Result<Vec<Result<(), Error>>, Error>) -> String {
     outcomes
         .expect("a socket")
         .into_iter()
-        .map(said)
+        .map(text_of)
         .collect::<Vec<_>>()
         .join(" ")
 }
@@ -121,11 +121,11 @@ fn step(socket: &mut Socket, at: Step) -> String {
     let address = ip(family(one), 1 + one / 2 % 3);
     match what % 8 {
         0 | 1 => each(routes::add(socket, &[route(at)])),
-        2 => said(routes::delete(socket, &[route(at)])),
+        2 => text_of(routes::delete(socket, &[route(at)])),
         3 | 4 => each(rules::add(socket, &[rule(at)])),
-        5 => said(rules::delete(socket, &[rule(at)])),
+        5 => text_of(rules::delete(socket, &[rule(at)])),
         6 => each(addresses::assign(socket, LOOPBACK, &[address])),
-        _ => said(addresses::unassign(socket, LOOPBACK, &[address])),
+        _ => text_of(addresses::unassign(socket, LOOPBACK, &[address])),
     }
 }
 

@@ -98,8 +98,8 @@ impl DispatchChoice {
 /// Returns whether that number of endpoints of a family makes a large cluster, whose
 /// rules go without most comments. As with [`DispatchChoice::dispatch`], the answer
 /// that holds `now` stays until the number clearly asks for the other.
-pub fn is_large_cluster(endpoints: usize, now: bool) -> bool {
-    above(LARGE, endpoints, now)
+pub fn is_large_cluster(endpoints: usize, now: Option<&Options>) -> bool {
+    above(LARGE, endpoints, now.is_some_and(|now| now.large_cluster))
 }
 
 fn above(threshold: usize, count: usize, now: bool) -> bool {

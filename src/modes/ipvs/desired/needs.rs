@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 
 use crate::{
     modes::{
-        ipvs::plan::{FilledSets, Member, ServerId, ServicePlan, Set},
+        ipvs::plan::{Member, NonEmptySets, ServerId, ServicePlan, Set},
         references::References,
     },
     net::{Family, PerFamily},
@@ -151,7 +151,7 @@ impl Needs {
     }
 
     /// Returns the sets of `family` that have members.
-    pub fn filled(&self, family: Family) -> FilledSets {
+    pub fn non_empty(&self, family: Family) -> NonEmptySets {
         let all = Set::ALL.into_iter();
         all.filter(|set| self.size(*set, family) > 0).collect()
     }
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(replace("a", &plan(80), &plan(82)), (0, 2));
         assert_eq!(replace("a", &plan(82), &nothing), (0, 1));
         assert_eq!(replace("b", &plan(81), &nothing), (2, 1));
-        assert_eq!(needs.filled(Family::V4), FilledSets::default());
+        assert_eq!(needs.non_empty(Family::V4), NonEmptySets::default());
         assert_eq!(needs.members().count() + needs.addresses().count(), 0);
     }
 

@@ -28,7 +28,7 @@ use super::{
     diff,
     drain::Drains,
     observe::{RealServers, Servers},
-    plan::{FilledSets, LINK, Member, Options, ServerId, Set},
+    plan::{LINK, Member, NonEmptySets, Options, ServerId, Set},
     rules::FamilyRules,
     steps::{Action, MemberStep},
 };
@@ -48,7 +48,7 @@ pub struct Full {
     /// Real servers that the kernel has.
     pub real_servers: Arc<RealServers>,
     /// Sets that have members in the kernel.
-    pub filled: FilledSets,
+    pub non_empty: NonEmptySets,
     /// Addresses of the dummy link that the kernel may choose as a source.
     pub eligible: Vec<IpAddr>,
     /// Virtual servers that are known to have changed: others that differ were changed
@@ -110,7 +110,7 @@ pub struct Results {
     /// Virtual servers whose source ranges could not be removed.
     still_guarded: BTreeSet<ServerId>,
     /// An answer of the kernel shows that it holds something else than was known.
-    is_surprised: bool,
+    found_unexpected: bool,
     /// Whether virtual servers or addresses were changed.
     made: Made,
     /// Virtual servers that another program had changed.
@@ -128,7 +128,7 @@ impl Execution<'_> {
         self.run_steps(dirty).await?;
         *self.state.pending() = self.results.again;
         self.state.applied();
-        if self.results.is_surprised {
+        if self.results.found_unexpected {
             self.state.suspect();
         }
         Ok(self.results.made)
@@ -144,9 +144,9 @@ impl Execution<'_> {
         let closed = self.follow(&steps.follow, dirty)?;
         let followed = self.members_of_those_that_followed(&steps.members.followed);
         self.change_members(&followed, dirty)?;
-        let observed = self.full.map(|full| full.filled);
+        let observed = self.full.map(|full| full.non_empty);
         self.rules
-            .ask(self.desired.node(), needed.filled(self.family), observed);
+            .ask(self.desired.node(), needed.non_empty(self.family), observed);
         self.rules.wait().await;
         self.open(&(&steps.open | &closed))?;
         self.add_addresses(&steps.add_addresses)?;
@@ -160,13 +160,13 @@ impl Execution<'_> {
         self.remove_addresses(&steps.remove_addresses)?;
         self.close(&steps.close)?;
         for frontend in &steps.gone {
-            self.drains.forget_all(frontend);
+            self.drains.remove(frontend);
         }
         let after = self.members_to_change(&steps.close, &steps.members.after);
         let waiting = steps.members.followed.len() - followed.len();
         if waiting == 0 && after.len() == steps.members.after.len() {
             self.rules
-                .remove_unneeded(self.desired.node(), needed.filled(self.family))
+                .remove_unneeded(self.desired.node(), needed.non_empty(self.family))
                 .await;
         }
         self.change_members(&after, dirty)?;
@@ -252,7 +252,7 @@ impl Execution<'_> {
             let serving = dirty.members.get(&member).copied();
             let serving = serving.unwrap_or(Serving::BeginsOrEnds);
             self.results.again.members.insert(member, serving);
-            self.results.is_surprised |= is_surprising(&error);
+            self.results.found_unexpected |= is_unexpected(&error);
             if self.desired.needs().has_member(&member) {
                 self.block(&member);
                 reasons.insert(member, error);
@@ -340,7 +340,7 @@ impl Execution<'_> {
                 Ok(()) => done += 1,
                 Err(error) => {
                     self.state.leave_unfinished(error.to_string());
-                    self.results.is_surprised = true;
+                    self.results.found_unexpected = true;
                 }
             }
         }
@@ -422,7 +422,7 @@ impl Execution<'_> {
         for (ip, outcome) in addresses.iter().zip(outcomes) {
             if let Err(error) = outcome {
                 self.results.again.addresses.insert(*ip);
-                self.results.is_surprised |= is_surprising(&error);
+                self.results.found_unexpected |= is_unexpected(&error);
                 reasons.insert(*ip, error.to_string());
             }
         }
@@ -431,7 +431,7 @@ impl Execution<'_> {
 }
 
 /// Returns true if the kernel holds something else than was expected.
-fn is_surprising(error: &netlink::Error) -> bool {
+fn is_unexpected(error: &netlink::Error) -> bool {
     matches!(
         error.errno(),
         Some(Errno::EEXIST | Errno::ESRCH | Errno::ENOENT | Errno::ENODEV)

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashSet;
 
-use super::{Execution, Made, is_surprising};
+use super::{Execution, Made, is_unexpected};
 use crate::{
     kernel::{ipvs::Change, netlink},
     modes::ipvs::{
@@ -13,7 +13,7 @@ use crate::{
         diff::{Present, server_difference},
         objects,
         observe::ServerDigest,
-        plan::{FilledSets, Member, ServerId, ServicePlan, Set, VirtualServer},
+        plan::{Member, NonEmptySets, ServerId, ServicePlan, Set, VirtualServer},
     },
     services::{ServicePort, ServicePortName},
 };
@@ -58,7 +58,7 @@ impl Execution<'_> {
         members: &[Member],
         dirty: &Dirty,
     ) -> Result<bool, netlink::Error> {
-        let sets: FilledSets = members.iter().map(|member| member.set).collect();
+        let sets: NonEmptySets = members.iter().map(|member| member.set).collect();
         let in_force = self.rules.in_force();
         if members.is_empty() || !self.results.blocked.lacks(&server.frontend, sets, in_force) {
             return Ok(false);
@@ -80,7 +80,6 @@ impl Execution<'_> {
     /// Opens virtual servers, except those that are blocked.
     pub(super) fn open(&mut self, frontends: &HashSet<ServerId>) -> Result<(), netlink::Error> {
         let rules = self.rules.in_force();
-        let masquerade_all = self.desired.node().masquerade_all;
         let mut changes = Vec::new();
         for port in self.owners(frontends) {
             let mut waiting = Vec::new();
@@ -90,7 +89,7 @@ impl Execution<'_> {
             self.progress.send(servers.len());
             for server in servers {
                 let frontend = server.frontend;
-                let guarding = guarding(&frontend, &members, masquerade_all);
+                let guarding = guarding(&frontend, &members, self.desired.node());
                 if self.results.blocked.blocks(&frontend, guarding, rules) {
                     self.results.again.frontends.insert(frontend);
                     // For the next sync, these members are new as well.
@@ -125,20 +124,20 @@ impl Execution<'_> {
     /// Reports the ServicePorts that are open while rules that guard them are not in force:
     /// what was open before got source ranges or another policy.
     pub(super) fn report_unguarded(&mut self) {
-        let needed = self.desired.needs().filled(self.family);
+        let needed = self.desired.needs().non_empty(self.family);
         let in_force = match self.rules.in_force() {
             Some(sets) => sets,
-            None if self.rules.failure().is_some() => FilledSets::default(),
+            None if self.rules.failure().is_some() => NonEmptySets::default(),
             // Rules of an earlier process, which were not read yet, may be in force.
             None => return,
         };
-        let masquerade_all = self.desired.node().masquerade_all;
+        let node = self.desired.node();
         let lacking = |set: &Set| {
-            let guards = keeps_out(*set) || guards(*set, masquerade_all);
+            let guards = keeps_out(*set) || guards(*set, node);
             guards && needed.contains(*set) && !in_force.contains(*set)
         };
-        let lacking: FilledSets = Set::ALL.into_iter().filter(lacking).collect();
-        if lacking == FilledSets::default() {
+        let lacking: NonEmptySets = Set::ALL.into_iter().filter(lacking).collect();
+        if lacking == NonEmptySets::default() {
             return;
         }
         for port in self.desired.ports(self.family) {
@@ -215,7 +214,7 @@ impl Execution<'_> {
             full.is_some_and(|full| full.real_servers.has_those_of(server))
         };
         if is_same == Some(true) && has_reals() {
-            self.drains.forget_all(frontend);
+            self.drains.remove(frontend);
             return Ok(());
         }
         let reals = match is_same {
@@ -309,7 +308,7 @@ impl Execution<'_> {
             if real_of(change, &frontend).is_some() {
                 of_reals.insert(frontend);
             }
-            self.results.is_surprised |= is_surprising(&error);
+            self.results.found_unexpected |= is_unexpected(&error);
             self.results.again.frontends.insert(frontend);
             match self.desired.needs().owner(&frontend) {
                 Some(owner) => self.state.fail(owner.clone(), error.to_string()),

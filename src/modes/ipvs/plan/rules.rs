@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Which sets of a family have members.
-pub type FilledSets = EnumSet<Set>;
+pub type NonEmptySets = EnumSet<Set>;
 
 const SERVICES: &str = "KUBE-SERVICES";
 const POSTROUTING: &str = "KUBE-POSTROUTING";
@@ -59,23 +59,23 @@ pub fn interest(table: Table, chain: &str) -> Interest {
     }
 }
 
-/// Returns the rules of `family`, where the `filled` sets have members.
+/// Returns the rules of `family`, where the `non_empty` sets have members.
 pub fn rules(
     family: Family,
     node: &NodeContext,
     features: &Features,
-    filled: FilledSets,
+    non_empty: NonEmptySets,
 ) -> RuleSet {
     let b = Builder {
         family,
         node,
         features,
-        filled,
+        non_empty,
     };
     let mark = node.masquerade_mark;
     let mut chains = Vec::with_capacity(OWN_CHAINS.len());
     let mut chain = |table, name, rules| chains.push(FixedChain::exactly(table, name, rules));
-    if filled.contains(Set::NotFromNode) {
+    if non_empty.contains(Set::NotFromNode) {
         chain(Table::Mangle, NOT_FROM_NODE, b.not_from_node());
     }
     chain(Table::Filter, FORWARD, forwarding(mark, *features));
@@ -99,7 +99,7 @@ struct Builder<'a> {
     family: Family,
     node: &'a NodeContext,
     features: &'a Features,
-    filled: FilledSets,
+    non_empty: NonEmptySets,
 }
 
 impl Builder<'_> {
@@ -127,7 +127,7 @@ impl Builder<'_> {
     /// Returns a rule with the comment and match for `set`, if it has members.
     fn matching(&self, set: Set) -> Option<Rule> {
         let rule = || self.in_set(self.commented(set.comment()), set);
-        self.filled.contains(set).then(rule)
+        self.non_empty.contains(set).then(rule)
     }
 
     /// Returns rules for what this node itself must not call, before IPVS changes the
@@ -255,7 +255,7 @@ impl Builder<'_> {
         );
         // Other rules of nat must not translate what IPVS is to get.
         for set in [Set::ClusterIp, Set::LoadBalancer] {
-            if self.filled.contains(set) {
+            if self.non_empty.contains(set) {
                 rules.push(self.in_set(Rule::new(), set).target(Target::Accept));
             }
         }
@@ -274,7 +274,7 @@ impl Builder<'_> {
             DetectLocal::Unknown => {
                 let commented = self.commented(set.comment());
                 let called = self.match_set(commented, set, vec![Side::Source, Side::Destination]);
-                self.filled.contains(set).then_some(called)?
+                self.non_empty.contains(set).then_some(called)?
             }
         };
         Some(rule.jump(MARK_MASQ))
@@ -324,7 +324,7 @@ impl Builder<'_> {
                 POSTROUTING,
             ),
         ];
-        if self.filled.contains(Set::NotFromNode) {
+        if self.non_empty.contains(Set::NotFromNode) {
             jumps.push(jump(Table::Mangle, "OUTPUT", access, NOT_FROM_NODE));
         }
         jumps

@@ -174,8 +174,8 @@ fn the_internal_policy_never_falls_back() {
 
 #[test]
 fn the_node_calls_from_an_address_of_a_service_for_itself() {
-    let filled: FilledSets = [Set::NotFromNode, Set::SourceCidr].into_iter().collect();
-    let rules = rules(Family::V4, &node(), &Features::ALL, filled);
+    let non_empty: NonEmptySets = [Set::NotFromNode, Set::SourceCidr].into_iter().collect();
+    let rules = rules(Family::V4, &node(), &Features::ALL, non_empty);
     let chain = rules
         .chains
         .iter()

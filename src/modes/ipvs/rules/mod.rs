@@ -14,7 +14,7 @@ use self::{
 use super::{
     Error,
     cleanup::OWNED,
-    plan::{FilledSets, NodeContext},
+    plan::{NodeContext, NonEmptySets},
 };
 use crate::{
     kernel::xtables::{Engine, watch::Watch},
@@ -39,21 +39,21 @@ pub struct FamilyRules {
 struct InForce {
     /// Sets that the rules known to be in force match against; `None`: no rules are known
     /// to be.
-    sets: Option<FilledSets>,
+    sets: Option<NonEmptySets>,
     /// Why the rules are not as they should be.
     failure: Option<String>,
 }
 
 impl InForce {
-    /// Records that the rules for the case that the `filled` sets have members are being written:
-    /// from now on, any of these rules or of the former ones may be in force.
-    fn changing_to(&mut self, filled: FilledSets) {
-        self.sets = self.sets.map(|before| before.and(filled));
+    /// Records that the rules for the case that the `non_empty` sets have members are being
+    /// written: from now on, any of these rules or of the former ones may be in force.
+    fn changing_to(&mut self, non_empty: NonEmptySets) {
+        self.sets = self.sets.map(|before| before.and(non_empty));
     }
 
-    /// Records that the rules for the case that the `filled` sets have members are in force.
-    fn set(&mut self, filled: FilledSets) {
-        self.sets = Some(filled);
+    /// Records that the rules for the case that the `non_empty` sets have members are in force.
+    fn set(&mut self, non_empty: NonEmptySets) {
+        self.sets = Some(non_empty);
         self.failure = None;
     }
 
@@ -86,7 +86,7 @@ impl FamilyRules {
 
     /// Returns the sets that the rules known to be in force match against; `None`: no
     /// rules are known to be.
-    pub fn in_force(&self) -> Option<FilledSets> {
+    pub fn in_force(&self) -> Option<NonEmptySets> {
         self.in_force.sets
     }
 
@@ -129,16 +129,21 @@ impl FamilyRules {
     /// Asks for the rules, before anything is opened: for sets that are `needed`, or
     /// had members until now. On a full sync, `observed` are the sets that have members
     /// in the kernel, and the rules in force are read again.
-    pub fn ask(&mut self, node: &NodeContext, needed: FilledSets, observed: Option<FilledSets>) {
+    pub fn ask(
+        &mut self,
+        node: &NodeContext,
+        needed: NonEmptySets,
+        observed: Option<NonEmptySets>,
+    ) {
         let outcome = self.writer.as_mut().and_then(RuleWriter::poll);
         self.answered(outcome);
         let before = self.in_force.sets.unwrap_or_default();
-        let filled = needed.or(before).or(observed.unwrap_or_default());
+        let non_empty = needed.or(before).or(observed.unwrap_or_default());
         let read = observed.map_or(Read::IfTheyDiffer, |_| Read::Always);
         match &mut self.writer {
             Some(writer) => {
-                if writer.ask(node, filled, read) {
-                    self.in_force.changing_to(filled);
+                if writer.ask(node, non_empty, read) {
+                    self.in_force.changing_to(non_empty);
                 }
             }
             None => {
@@ -169,10 +174,10 @@ impl FamilyRules {
     /// # Errors
     /// When the rules could not be written, or the program does not end.
     pub async fn take_over(&mut self) -> Result<(), Error> {
-        let (Some(filled), Some(writer)) = (self.in_force.sets, &mut self.writer) else {
+        let (Some(non_empty), Some(writer)) = (self.in_force.sets, &mut self.writer) else {
             return Ok(());
         };
-        if !writer.ask_to_take_over(filled) {
+        if !writer.ask_to_take_over(non_empty) {
             return Ok(());
         }
         let source = match writer.wait(LONGEST_WAIT).await {
@@ -189,7 +194,7 @@ impl FamilyRules {
 
     /// Removes the rules for sets that are no longer `needed`, when everything else has
     /// been removed. Rules that stay when this fails match nothing.
-    pub async fn remove_unneeded(&mut self, node: &NodeContext, needed: FilledSets) {
+    pub async fn remove_unneeded(&mut self, node: &NodeContext, needed: NonEmptySets) {
         let Some(writer) = &mut self.writer else {
             return;
         };
@@ -205,20 +210,20 @@ impl FamilyRules {
     }
 
     /// Returns how the rules in the kernel differ from those for the case that the
-    /// `filled` sets have members; nothing where no rules can be written.
+    /// `non_empty` sets have members; nothing where no rules can be written.
     ///
     /// # Errors
     /// When the program failed.
     pub async fn compare(
         &self,
         node: &NodeContext,
-        filled: FilledSets,
+        non_empty: NonEmptySets,
     ) -> Result<Vec<Difference>, Error> {
         let Some(writer) = &self.writer else {
             return Ok(Vec::new());
         };
         let family = self.family;
-        let compared = writer.compare(node, filled).await;
+        let compared = writer.compare(node, non_empty).await;
         compared.map_err(|source| Error::Rules { family, source })
     }
 
@@ -248,10 +253,10 @@ mod tests {
 
     #[test]
     fn a_failure_leaves_what_was_in_force_unless_that_is_lost() {
-        let filled = |sets: &[Set]| -> FilledSets { sets.iter().copied().collect() };
+        let non_empty = |sets: &[Set]| -> NonEmptySets { sets.iter().copied().collect() };
         let locked = || "locked".to_owned();
-        let old = filled(&[Set::LoadBalancer]);
-        let new = filled(&[Set::LoadBalancer, Set::Firewall]);
+        let old = non_empty(&[Set::LoadBalancer]);
+        let new = non_empty(&[Set::LoadBalancer, Set::Firewall]);
         let mut rules = InForce::default();
         rules.failed(locked(), Previous::InForce);
         assert_eq!(rules.sets, None, "what was never read is not known");

@@ -53,7 +53,7 @@ struct Reworded {
 
 #[derive(Debug)]
 struct Takeover {
-    /// The changes, of which those of [`Phase::Carry`] are not made yet.
+    /// The changes, of which those of [`Phase::Translate`] are not made yet.
     transaction: Transaction<()>,
     rules: RuleSet,
 }
@@ -149,7 +149,7 @@ impl Tables {
             Some(Takeover { transaction, rules }) => {
                 self.in_force = None;
                 self.attempted = Some(rules.clone());
-                self.write(&transaction, &[Phase::Carry], rules).await
+                self.write(&transaction, &[Phase::Translate], rules).await
             }
             None => Ok(()),
         }

@@ -19,7 +19,7 @@ use crate::{
     kernel::xtables::{Engine, Error, Toolkit, desired::RuleSet, features::Features},
     modes::{
         Difference,
-        ipvs::plan::{self, FilledSets, NodeContext},
+        ipvs::plan::{self, NodeContext, NonEmptySets},
     },
     net::Family,
 };
@@ -68,7 +68,7 @@ struct UnderWay {
     since: Instant,
     /// The rules that were asked for; `None`: the last step of taking over from iptables mode.
     rules: Option<RuleSet>,
-    filled: FilledSets,
+    non_empty: NonEmptySets,
 }
 
 /// What came of a request.
@@ -77,7 +77,7 @@ pub enum Outcome {
     /// The rules that were asked for are in force.
     InForce {
         /// The sets that they match against.
-        sets: FilledSets,
+        sets: NonEmptySets,
         /// What other programs had changed and was repaired.
         repaired: Vec<String>,
     },
@@ -159,43 +159,43 @@ impl RuleWriter {
         self.engine
     }
 
-    /// Asks for the rules for the case that the `filled` sets have members. Does
+    /// Asks for the rules for the case that the `non_empty` sets have members. Does
     /// nothing if they were in force at the last answer, unless they are to be `read`;
     /// nor while a request is under way, or one that failed is not to be tried again
     /// yet. Returns true if it asked.
-    pub fn ask(&mut self, node: &NodeContext, filled: FilledSets, read: Read) -> bool {
+    pub fn ask(&mut self, node: &NodeContext, non_empty: NonEmptySets, read: Read) -> bool {
         if self.under_way.is_some() || self.is_backing_off() {
             return false;
         }
-        let rules = plan::rules(self.family, node, &self.features, filled);
+        let rules = plan::rules(self.family, node, &self.features, non_empty);
         if read == Read::IfTheyDiffer && self.in_force.as_ref() == Some(&rules) {
             return false;
         }
-        self.send(Request::Ensure(rules.clone()), Some(rules), filled);
+        self.send(Request::Ensure(rules.clone()), Some(rules), non_empty);
         true
     }
 
     /// Asks for the last step of taking over from iptables mode, if there is one:
     /// virtual servers and addresses are there now. Returns true if it asked.
-    pub fn ask_to_take_over(&mut self, filled: FilledSets) -> bool {
+    pub fn ask_to_take_over(&mut self, non_empty: NonEmptySets) -> bool {
         let asks = self.takes_over_later && self.under_way.is_none();
         if asks {
-            self.send(Request::TakeOver, None, filled);
+            self.send(Request::TakeOver, None, non_empty);
         }
         asks
     }
 
     /// Returns how the rules in the kernel differ from those for the case that the
-    /// `filled` sets have members, when what was asked for before is done.
+    /// `non_empty` sets have members, when what was asked for before is done.
     ///
     /// # Errors
     /// When the program failed, or takes longer than it should.
     pub async fn compare(
         &self,
         node: &NodeContext,
-        filled: FilledSets,
+        non_empty: NonEmptySets,
     ) -> Result<Vec<Difference>, Error> {
-        let rules = plan::rules(self.family, node, &self.features, filled);
+        let rules = plan::rules(self.family, node, &self.features, non_empty);
         let (reply, compared) = oneshot::channel();
         let _ = self.requests.send(Request::Compare(rules, reply));
         match timeout(LONGEST_WAIT, compared).await {
@@ -211,13 +211,13 @@ impl RuleWriter {
         due.is_some_and(|due| Instant::now() < due)
     }
 
-    fn send(&mut self, request: Request, rules: Option<RuleSet>, filled: FilledSets) {
+    fn send(&mut self, request: Request, rules: Option<RuleSet>, non_empty: NonEmptySets) {
         // A thread that has ended is noticed where its answer is missing.
         let _ = self.requests.send(request);
         self.under_way = Some(UnderWay {
             since: Instant::now(),
             rules,
-            filled,
+            non_empty,
         });
     }
 
@@ -257,7 +257,7 @@ impl RuleWriter {
                     self.in_force = done.rules;
                 }
                 Outcome::InForce {
-                    sets: done.filled,
+                    sets: done.non_empty,
                     repaired,
                 }
             }

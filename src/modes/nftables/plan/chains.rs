@@ -9,9 +9,12 @@ use super::{
     slots::LOCAL,
 };
 use crate::{
-    kernel::nftables::{
-        Chain, ChainType, Ct, Direction, Dynset, DynsetOp, Field, Hook, Jhash, Mark, MarkValue,
-        Meta, Numgen, Rule, Statement, Target, Test, Verdict,
+    kernel::{
+        nftables::{
+            Chain, ChainType, Ct, Direction, Dynset, DynsetOp, Field, Hook, Jhash, Mark, MarkValue,
+            Meta, Numgen, Rule, Statement, Target, Test, Verdict,
+        },
+        probe::NftPart,
     },
     modes::detect_local::DetectLocal,
     net::{Family, Protocol},
@@ -65,7 +68,7 @@ pub struct Pick {
 /// Which slots of an address are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Endpoints {
-    /// The first ones.
+    /// The first slots, those of all endpoints.
     All,
     /// Those of endpoints on this node, where the address has others, too.
     Local,
@@ -83,11 +86,11 @@ pub enum Called {
 /// Which callers' source is translated to the node's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Masquerade {
-    /// No caller's.
+    /// The source of no caller is translated.
     None,
-    /// That of callers other than this node's pods.
+    /// The sources of callers other than this node's pods are translated.
     NotLocal,
-    /// Every caller's.
+    /// The source of every caller is translated.
     All,
 }
 
@@ -237,7 +240,7 @@ impl Pick {
         match self.scheduler {
             Scheduler::SourceHash => hash(vec![Field::SourceAddress(family)]),
             Scheduler::RoundRobin(_) => number(false),
-            Scheduler::Random if options.features.numgen => number(true),
+            Scheduler::Random if options.features.contains(NftPart::Numgen) => number(true),
             // Each connection of a client has another port. With an address of
             // IPv6 the hash would need more registers than there are.
             Scheduler::Random => hash(match family {

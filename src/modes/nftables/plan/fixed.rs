@@ -9,9 +9,12 @@ use super::{
     sets::{self, SetId},
 };
 use crate::{
-    kernel::nftables::{
-        Chain, ChainType, Ct, Element, Fib, Field, Hook, Mark, MarkValue, Meta, Reject, Rule,
-        Statement, Test, Value, Verdict, concat,
+    kernel::{
+        nftables::{
+            Chain, ChainType, Ct, Element, Fib, Field, Hook, Mark, MarkValue, Meta, Reject, Rule,
+            Statement, Test, Value, Verdict, concat,
+        },
+        probe::NftPart,
     },
     net::Family,
 };
@@ -61,10 +64,12 @@ pub fn fixed(options: &Options, sets: &Sets) -> Fixed {
     let services = options.service_cidrs.iter();
     let services = services.map(|network| (SetId::ServiceCidrs, range(network)));
     let named = options.node_addresses.iter();
-    let own = named.filter(|_| !options.features.fib).map(|ip| {
-        let element = Element::new(concat(&[Value::Ip(*ip)]));
-        (SetId::NodeAddresses, element)
-    });
+    let own = named
+        .filter(|_| !options.features.contains(NftPart::Fib))
+        .map(|ip| {
+            let element = Element::new(concat(&[Value::Ip(*ip)]));
+            (SetId::NodeAddresses, element)
+        });
     Fixed {
         chains: plan.chains(),
         elements: node_ports.chain(services).chain(own).collect(),
@@ -217,7 +222,7 @@ impl Plan<'_> {
     }
 
     fn reject(&self) -> Statement {
-        if self.options.features.reject {
+        if self.options.features.contains(NftPart::Reject) {
             Statement::Reject(Reject::PortUnreachable(self.family))
         } else {
             Statement::Verdict(Verdict::Drop)
@@ -226,7 +231,7 @@ impl Plan<'_> {
 
     /// Matches where an address of the packet is one of the node's own.
     fn is_nodes_own(&self, side: Side) -> Statement {
-        if self.options.features.fib {
+        if self.options.features.contains(NftPart::Fib) {
             let fib = Fib {
                 source: side == Side::Source,
                 input: false,

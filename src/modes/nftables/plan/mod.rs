@@ -26,7 +26,7 @@ pub use self::{
     counting::{Counting, counting},
     fixed::{Fixed, fixed},
     frontend::Counter,
-    options::{Features, Options},
+    options::{Features, Options, features},
     service::{ServiceElements, SharedElement, plan},
     sets::{SetId, Sets},
     slots::{LOCAL, Slots, Taken},

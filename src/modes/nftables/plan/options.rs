@@ -6,6 +6,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::{Effective, KubeProxyConfiguration},
+    enum_set::EnumSet,
     kernel::probe::{Ability, Kernel, NftPart},
     modes::detect_local::DetectLocal,
     net::Family,
@@ -44,48 +45,23 @@ pub struct Options {
     pub node_addresses: Vec<IpAddr>,
 }
 
-/// What rules may use; each has something that takes its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Features {
-    /// Numbers at random; else endpoints are chosen by the client's port.
-    pub numgen: bool,
-    /// Whether rules can hash packets (`jhash`).
-    pub hash: bool,
-    /// Whether the kernel can look up, by the routes, whether an address is the node's; else the
-    /// Node says it.
-    pub fib: bool,
-    /// Refusing; else packets are dropped.
-    pub reject: bool,
-    /// Maps that rules change; else a hash of the client's address stands for
-    /// affinity.
-    pub dynamic_maps: bool,
-    /// Sets that count; else nothing is counted.
-    pub counters: bool,
-}
+/// What rules may use. Of these, something takes the place of what is missing:
+///
+/// | missing | instead |
+/// |---|---|
+/// | [`NftPart::Numgen`] | endpoints are chosen by the client's port |
+/// | [`NftPart::Hash`] | endpoints are not chosen by hashes of packets |
+/// | [`NftPart::Fib`] | the Node says which addresses are the node's |
+/// | [`NftPart::Reject`] | packets are dropped |
+/// | [`NftPart::DynamicMaps`] | a hash of the client's address stands for affinity |
+/// | [`NftPart::Counters`] | nothing is counted |
+pub type Features = EnumSet<NftPart>;
 
-impl Features {
-    /// All of them.
-    pub const ALL: Features = Features {
-        numgen: true,
-        hash: true,
-        fib: true,
-        reject: true,
-        dynamic_maps: true,
-        counters: true,
-    };
-
-    /// Returns what rules of `family` may use on a kernel.
-    pub fn of(kernel: &Kernel, family: Family) -> Features {
-        let has = |part| kernel.can(&Ability::Nftables(family, part));
-        Features {
-            numgen: has(NftPart::Numgen),
-            hash: has(NftPart::Hash),
-            fib: has(NftPart::Fib),
-            reject: has(NftPart::Reject),
-            dynamic_maps: has(NftPart::DynamicMaps),
-            counters: has(NftPart::Counters),
-        }
-    }
+/// Returns what rules of `family` may use on a kernel.
+pub fn features(kernel: &Kernel, family: Family) -> Features {
+    let parts = NftPart::ALL.into_iter();
+    let works = |part: &NftPart| kernel.can(&Ability::Nftables(family, *part));
+    parts.filter(works).collect()
 }
 
 impl Options {
@@ -110,7 +86,7 @@ impl Options {
         let first = addresses.first().copied();
         addresses.sort_unstable();
         addresses.dedup();
-        if features.fib {
+        if features.contains(NftPart::Fib) {
             // The kernel knows the node's addresses.
             addresses.clear();
         }
@@ -123,7 +99,7 @@ impl Options {
             node_ports: node_ports(served, family),
             service_cidrs: networks.filter(is_of_family).collect(),
             tcp_be_liberal: configuration.conntrack.tcp_be_liberal,
-            counted: if features.counters {
+            counted: if features.contains(NftPart::Counters) {
                 counted.clone()
             } else {
                 Namespaces::None

@@ -15,7 +15,10 @@ use super::{
     unsupported,
 };
 use crate::{
-    kernel::nftables::{Datum, Element, Value, Verdict, concat},
+    kernel::{
+        nftables::{Datum, Element, Value, Verdict, concat},
+        probe::NftPart,
+    },
     modes::detect_local::DetectLocal,
     net::Frontend,
     services::{ServicePort, SessionAffinity, TrafficPolicy},
@@ -236,7 +239,9 @@ impl Plan<'_> {
     /// Returns how long clients stay on their endpoint, if rules can do that.
     fn affinity(&self) -> Option<Duration> {
         match self.port.session_affinity {
-            SessionAffinity::ClientIp { timeout } if self.options.features.dynamic_maps => {
+            SessionAffinity::ClientIp { timeout }
+                if self.options.features.contains(NftPart::DynamicMaps) =>
+            {
                 Some(timeout)
             }
             _ => None,

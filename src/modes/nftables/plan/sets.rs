@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use super::Options;
 use crate::{
-    kernel::nftables::{Comment, Data, DataType, Field, Meta, Numgen, Set, Type},
+    kernel::{
+        nftables::{Comment, Data, DataType, Field, Meta, Numgen, Set, Type},
+        probe::NftPart,
+    },
     net::Family,
 };
 
@@ -187,9 +190,9 @@ impl Sets {
         let all = SetId::ALL.into_iter();
         let needed = all.filter(|id| match id {
             SetId::NodePortAddresses => options.node_ports.is_some(),
-            SetId::NodeAddresses => !options.features.fib,
+            SetId::NodeAddresses => !options.features.contains(NftPart::Fib),
             SetId::ServiceCidrs => !options.service_cidrs.is_empty(),
-            SetId::Affinity => options.features.dynamic_maps,
+            SetId::Affinity => options.features.contains(NftPart::DynamicMaps),
             SetId::Connections
             | SetId::NodePortConnections
             | SetId::ToEndpoints

@@ -4,6 +4,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Features, chains::Scheduler};
 use crate::{
+    kernel::probe::NftPart,
     modes::Reason,
     services::{Preferences, ServicePort, SessionAffinity},
 };
@@ -12,13 +13,15 @@ use crate::{
 /// can do that, else at random.
 pub fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
     let sticky = port.session_affinity != SessionAffinity::None;
-    if sticky && !features.dynamic_maps && features.hash {
+    if sticky && !features.contains(NftPart::DynamicMaps) && features.contains(NftPart::Hash) {
         return Scheduler::SourceHash;
     }
     match port.preferences().scheduler.as_deref() {
         // Weights are slots.
-        Some("rr" | "wrr") if features.numgen => Scheduler::RoundRobin(chain_name(port).into()),
-        Some("sh") if features.hash => Scheduler::SourceHash,
+        Some("rr" | "wrr") if features.contains(NftPart::Numgen) => {
+            Scheduler::RoundRobin(chain_name(port).into())
+        }
+        Some("sh") if features.contains(NftPart::Hash) => Scheduler::SourceHash,
         _ => Scheduler::Random,
     }
 }
@@ -46,8 +49,8 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
     let asked = port.preferences();
     let known = |name: &str| match name {
         "random" => true,
-        "rr" | "wrr" => features.numgen,
-        "sh" => features.hash,
+        "rr" | "wrr" => features.contains(NftPart::Numgen),
+        "sh" => features.contains(NftPart::Hash),
         _ => false,
     };
     let other = asked.scheduler.as_ref().filter(|name| !known(name));

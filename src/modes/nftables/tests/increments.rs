@@ -20,7 +20,10 @@ use super::{
     world::{exposed, on, scheduled, sticky},
 };
 use crate::{
-    kernel::nftables::{Datum, Element, Transaction, Value, concat},
+    kernel::{
+        nftables::{Datum, Element, Transaction, Value, concat},
+        probe::NftPart,
+    },
     net::{Family, Protocol},
     services::{Endpoints, ServicePort, ServicePortName, TrafficPolicy},
 };
@@ -45,7 +48,7 @@ impl Table {
         let mut applied = Applied::new(options);
         let ports: Vec<Arc<ServicePort>> = ports.iter().cloned().map(Arc::new).collect();
         let change = Change::new(&applied, ports.iter().map(|port| (&port.name, Some(port))));
-        let batch = Batch::whole(change, &applied, &sets, false, Vec::new());
+        let batch = Batch::whole(change, &applied, &sets, None);
         let mut model = Model::default();
         model.run(&batch.transaction);
         batch.change.commit(&mut applied);
@@ -189,23 +192,23 @@ fn clients_are_forgotten_with_the_endpoints_that_go() {
     let family = Family::V4;
     let mut applied = Applied::new(options(family));
     let port = |last: &[u16]| Arc::new(sticky(exposed(on(family, 1, last)), 60));
-    let mut forgotten = |port: Option<Arc<ServicePort>>| {
+    let mut stale = |port: Option<Arc<ServicePort>>| {
         let name = super::world::service(family, 1).name;
         let sets = Sets::new(family);
         let change = Change::new(&applied, [(&name, port.as_ref())]);
         let batch = change.batch(&applied, &sets);
-        let forgotten = batch.change.forgotten.clone();
+        let stale = batch.change.stale.clone();
         batch.change.commit(&mut applied);
-        forgotten
+        stale
     };
-    assert!(forgotten(Some(port(&[1, 3]))).is_empty());
-    assert!(forgotten(Some(port(&[1, 3, 5]))).is_empty());
+    assert!(stale(Some(port(&[1, 3]))).is_empty());
+    assert!(stale(Some(port(&[1, 3, 5]))).is_empty());
     assert_eq!(
-        forgotten(Some(port(&[3, 5]))).len(),
+        stale(Some(port(&[3, 5]))).len(),
         [4; 2],
         "each address and the node port"
     );
-    assert_eq!(forgotten(None).len(), [8; 2]);
+    assert_eq!(stale(None).len(), [8; 2]);
 }
 
 /// A client that called from outside must not stay on an endpoint of another node once the
@@ -224,21 +227,21 @@ fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
     };
     let sets = Sets::new(family);
     let name = super::world::service(family, 1).name;
-    let mut forgotten = |policy, last: &[u16]| {
+    let mut stale = |policy, last: &[u16]| {
         let port = port(policy, last);
         let change = Change::new(&applied, [(&name, Some(&port))]);
         let batch = change.batch(&applied, &sets);
-        let forgotten = batch.change.forgotten.clone();
+        let stale = batch.change.stale.clone();
         batch.change.commit(&mut applied);
-        forgotten.len()
+        stale.len()
     };
     let (cluster, local) = (TrafficPolicy::Cluster, TrafficPolicy::Local);
-    assert_eq!(forgotten(cluster, &[1, 2, 3, 4]), [0; 2]);
+    assert_eq!(stale(cluster, &[1, 2, 3, 4]), [0; 2]);
     let elsewhere = 2 * 3;
     let at_three_frontends = [0, elsewhere];
-    assert_eq!(forgotten(local, &[1, 2, 3, 4]), at_three_frontends);
-    assert_eq!(forgotten(local, &[1, 2, 3, 4, 6]), [0; 2]);
-    assert_eq!(forgotten(cluster, &[1, 2, 3, 4, 6]), [0; 2]);
+    assert_eq!(stale(local, &[1, 2, 3, 4]), at_three_frontends);
+    assert_eq!(stale(local, &[1, 2, 3, 4, 6]), [0; 2]);
+    assert_eq!(stale(cluster, &[1, 2, 3, 4, 6]), [0; 2]);
 
     // The same for what a process finds when it starts.
     let empty = Applied::new(options.clone());
@@ -246,7 +249,7 @@ fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
     let change = Change::new(&empty, [(&name, Some(&port))]);
     let all = 4 * 4;
     assert_eq!(change.routes(&options).len(), [all, all - elsewhere]);
-    options.features.dynamic_maps = false;
+    options.features = Features::ALL.without(&[NftPart::DynamicMaps]);
     assert_eq!(
         change.routes(&options).len(),
         [0; 2],
@@ -280,21 +283,21 @@ fn pods_are_forgotten_where_endpoints_that_terminate_are_for_outside_alone() {
     let port = |last: &[u16], in_use: u32| of_policy_local(family, last, &[in_use]);
     let terminating = port(&[2], 0);
     let name = &terminating.name;
-    let mut forgotten = |port: &Arc<ServicePort>| {
+    let mut stale = |port: &Arc<ServicePort>| {
         let change = Change::new(&applied, [(name, Some(port))]);
         let batch = change.batch(&applied, &sets);
-        let forgotten = batch.change.forgotten.clone();
+        let stale = batch.change.stale.clone();
         batch.change.commit(&mut applied);
-        forgotten.len()
+        stale.len()
     };
-    assert_eq!(forgotten(&terminating), [0; 2]);
+    assert_eq!(stale(&terminating), [0; 2]);
     let frontends = 4;
     let elsewhere_is_ready = port(&[2, 3], 1);
-    assert_eq!(forgotten(&elsewhere_is_ready), [frontends, 1]);
+    assert_eq!(stale(&elsewhere_is_ready), [frontends, 1]);
 }
 
-/// By its address the node itself is no pod: it is forgotten with an endpoint elsewhere, and
-/// clients from outside are not forgotten when an endpoint here is gone for pods only.
+/// By its address the node itself is no pod: it is stale with an endpoint elsewhere, and
+/// clients from outside are not stale when an endpoint here is gone for pods only.
 #[test]
 fn the_node_is_forgotten_with_endpoints_elsewhere() {
     let family = Family::V4;
@@ -305,9 +308,9 @@ fn the_node_is_forgotten_with_endpoints_elsewhere() {
         let change = Change::new(applied, [(&port.name, Some(port))]);
         let routes = change.routes(&applied.options);
         let batch = change.batch(applied, &sets);
-        let forgotten = batch.change.forgotten.clone();
+        let stale = batch.change.stale.clone();
         batch.change.commit(applied);
-        (routes, forgotten)
+        (routes, stale)
     };
     let node_port = port(&[2], &[0]).node_port.expect("a node port");
     let to = |port: &Arc<ServicePort>, at: usize| port.endpoints.all[at].address;
@@ -332,28 +335,25 @@ fn the_node_is_forgotten_with_endpoints_elsewhere() {
     let of_node = entry([10, 7, 0, 1], elsewhere);
     assert!(routes.may_stay(&of_node, &applied.options, &[node]));
     assert!(!routes.may_stay(&of_node, &applied.options, &[]));
-    let (_, forgotten) = change(&mut applied, &second);
-    assert!(forgotten.are_of(&of_node, &applied.options));
-    assert!(!forgotten.are_of(&entry([10, 7, 0, 1], here), &applied.options));
+    let (_, stale) = change(&mut applied, &second);
+    assert!(stale.are_of(&of_node, &applied.options));
+    assert!(!stale.are_of(&entry([10, 7, 0, 1], here), &applied.options));
 
     change(&mut applied, &first);
     let pods_go_elsewhere = port(&[2, 3], &[1]);
-    let (_, forgotten) = change(&mut applied, &pods_go_elsewhere);
-    assert!(!forgotten.are_of(&entry([10, 9, 0, 1], here), &applied.options));
+    let (_, stale) = change(&mut applied, &pods_go_elsewhere);
+    assert!(!stale.are_of(&entry([10, 9, 0, 1], here), &applied.options));
 }
-
-/// Takes something from what rules may use.
-type Missing = fn(&mut Features);
 
 /// What a kernel lacks is in none of the rules, and something takes its place.
 #[test]
 fn rules_use_nothing_that_is_missing() {
-    let without = |change: Missing| {
-        let mut options = Options {
+    let without = |missing: &[NftPart]| {
+        let options = Options {
             node_addresses: vec!["10.7.0.1".parse().unwrap()],
+            features: Features::ALL.without(missing),
             ..options(Family::V4)
         };
-        change(&mut options.features);
         let ports = [
             sticky(exposed(on(Family::V4, 1, &[1, 3])), 60),
             scheduled(on(Family::V4, 2, &[1, 3]), "rr"),
@@ -365,27 +365,19 @@ fn rules_use_nothing_that_is_missing() {
         let rules: Vec<String> = rules.map(ToString::to_string).collect();
         rules.join("\n")
     };
-    let cases: [(Missing, &str, &str); 5] = [
-        (
-            |f| f.numgen = false,
-            "numgen",
-            "jhash ip saddr . th sport mod 2",
-        ),
-        (|f| f.hash = false, "jhash", "numgen random mod 2"),
-        (|f| f.fib = false, "fib", "ip saddr @node-addresses"),
-        (|f| f.reject = false, "reject", "@refused drop"),
-        (
-            |f| f.dynamic_maps = false,
-            "@affinity ",
-            "jhash ip saddr mod 2",
-        ),
+    let cases: [(NftPart, &str, &str); 5] = [
+        (NftPart::Numgen, "numgen", "jhash ip saddr . th sport mod 2"),
+        (NftPart::Hash, "jhash", "numgen random mod 2"),
+        (NftPart::Fib, "fib", "ip saddr @node-addresses"),
+        (NftPart::Reject, "reject", "@refused drop"),
+        (NftPart::DynamicMaps, "@affinity ", "jhash ip saddr mod 2"),
     ];
     for (missing, word, instead) in cases {
-        let rules = without(missing);
+        let rules = without(&[missing]);
         assert!(!rules.contains(word), "{word}: {rules}");
         assert!(rules.contains(instead), "{instead}: {rules}");
     }
-    let whole = without(|_| {});
+    let whole = without(&[]);
     for word in ["numgen inc", "jhash", "fib", "reject", "update @affinity "] {
         assert!(whole.contains(word), "{word}: {whole}");
     }

@@ -18,7 +18,7 @@ use crate::{
 
 fn first(ports: &[Arc<ServicePort>], applied: &mut Applied, sets: &Sets) -> usize {
     let change = Change::new(applied, ports.iter().map(|port| (&port.name, Some(port))));
-    let batch = Batch::whole(change, applied, sets, false, Vec::new());
+    let batch = Batch::whole(change, applied, sets, None);
     let size = batch.transaction.encoded();
     batch.change.commit(applied);
     size

@@ -251,14 +251,14 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
         Rules::open().unwrap().run(&transaction, None).unwrap();
         let now = port(&[3, 5]);
         table.follow(&now, &changed(&[&now[0]]));
-        table.table.forget().unwrap();
+        table.table.delete_stale_clients().unwrap();
         assert_eq!(clients(), all[1..]);
         // One that comes back before the map is searched again is not forgotten.
         let [without, with] = [port(&[5]), port(&[3, 5])];
         for now in [without, with] {
             table.follow(&now, &changed(&[&now[0]]));
         }
-        table.table.forget().unwrap();
+        table.table.delete_stale_clients().unwrap();
         // Another process, which knows one endpoint less.
         let mut table = Watched::open(FAMILY);
         table.full(&port(&[5, 7]));

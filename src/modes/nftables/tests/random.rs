@@ -7,6 +7,7 @@ use super::{
     world::{ip, scheduled, sticky},
 };
 use crate::{
+    kernel::probe::NftPart,
     modes::detect_local::DetectLocal,
     net::{Family, Protocol},
     services::{
@@ -185,13 +186,11 @@ pub fn options(family: Family, choices: u128) -> Options {
         },
         node_ip: Some(node.parse().unwrap()),
         masquerade_all: choices.flag(),
-        features: Features {
-            numgen: choices.below(4) < 3,
-            hash: true,
-            fib: choices.below(4) < 3,
-            reject: choices.below(4) < 3,
-            dynamic_maps: choices.below(4) < 3,
-            counters: true,
+        features: {
+            use NftPart::{DynamicMaps, Fib, Numgen, Reject};
+            let missing = [Numgen, Fib, Reject, DynamicMaps].into_iter();
+            let missing: Vec<NftPart> = missing.filter(|_| choices.below(4) == 3).collect();
+            Features::ALL.without(&missing)
         },
         counted: if choices.below(4) == 3 {
             Namespaces::All

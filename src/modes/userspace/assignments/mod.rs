@@ -90,8 +90,8 @@ impl Assignments {
         affinities.for_each(|affinity| affinity.drop_expired());
     }
 
-    /// Forgets the clients of a ServicePort that is gone.
-    pub fn forget(&self, name: &ServicePortName) {
+    /// Drops the clients of a ServicePort that is gone.
+    pub fn remove(&self, name: &ServicePortName) {
         self.0.lock().affinities.remove(name);
     }
 
@@ -222,7 +222,7 @@ impl Assignments {
         }
     }
 
-    /// Forgets what another process had assigned of Services of `family` that do not
+    /// Drops what another process had assigned of Services of `family` that do not
     /// exist.
     pub fn drop_inherited(&self, family: Family) {
         let mut known = self.0.lock();

@@ -52,19 +52,19 @@ fn recorded() -> [(Subject, Assignment); 2] {
 
 #[test]
 fn what_is_written_is_what_was_recorded_of_this_version() {
-    let said = conversation(PROTOCOL, VERSION);
-    assert_eq!(said.len(), 2);
-    for ((subject, assignment), said) in recorded().iter().zip(&said) {
+    let messages = conversation(PROTOCOL, VERSION);
+    assert_eq!(messages.len(), 2);
+    for ((subject, assignment), message) in recorded().iter().zip(&messages) {
         let records = record::encode(subject, &[*assignment]);
-        assert_same(&records.concat(), said, PROTOCOL);
+        assert_same(&records.concat(), message, PROTOCOL);
     }
 }
 
 #[test]
 fn records_of_each_version_are_read() {
     for version in 1..=VERSION {
-        let said = conversation(PROTOCOL, version);
-        let read = said.iter().map(|said| record::parse(&said.bytes));
+        let messages = conversation(PROTOCOL, version);
+        let read = messages.iter().map(|message| record::parse(&message.bytes));
         let expected = recorded().map(|(subject, one)| Some((subject, vec![one])));
         assert_eq!(read.collect::<Vec<_>>(), expected, "version {version}");
     }
@@ -84,17 +84,25 @@ fn flows_are_written_and_read_as_they_were_recorded() {
         subject,
         assignment,
     };
-    let said = conversation("flows", VERSION);
-    let said = said
+    let messages = conversation("flows", VERSION);
+    let message = messages
         .iter()
-        .find(|said| said.what == "flow")
+        .find(|message| message.what == "flow")
         .expect("a flow");
-    assert_same(&record.encode().expect("a short name"), said, "flows");
-    assert_eq!(FlowRecord::parse(&said.bytes), Some(record));
-    for length in 0..said.bytes.len() {
-        assert_eq!(FlowRecord::parse(&said.bytes[..length]), None, "{length}");
+    assert_same(&record.encode().expect("a short name"), message, "flows");
+    assert_eq!(FlowRecord::parse(&message.bytes), Some(record));
+    for length in 0..message.bytes.len() {
+        assert_eq!(
+            FlowRecord::parse(&message.bytes[..length]),
+            None,
+            "{length}"
+        );
     }
-    let twice = [&said.bytes[..], &said.bytes[said.bytes.len() - 63..]].concat();
+    let twice = [
+        &message.bytes[..],
+        &message.bytes[message.bytes.len() - 63..],
+    ]
+    .concat();
     assert_eq!(FlowRecord::parse(&twice), None, "it has one client");
 }
 

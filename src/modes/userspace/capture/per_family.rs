@@ -27,7 +27,7 @@ pub struct Capture {
 
 /// Capture of one family.
 struct FamilyCapture {
-    way: Way,
+    active: ActiveMethod,
     /// Whether it was reported that another process changed something, and no sync has
     /// succeeded since: the next one is tried when it is due.
     is_reported: bool,
@@ -35,17 +35,17 @@ struct FamilyCapture {
 }
 
 /// How a family is captured.
-enum Way {
+enum ActiveMethod {
     Redirect(Box<Redirect>),
     Local(Box<Local>),
 }
 
-impl Way {
+impl ActiveMethod {
     /// Returns how many transactions of rules the last sync took.
     fn transactions(&self) -> u32 {
         match self {
-            Way::Redirect(redirect) => redirect.transactions(),
-            Way::Local(_) => 0,
+            ActiveMethod::Redirect(redirect) => redirect.transactions(),
+            ActiveMethod::Local(_) => 0,
         }
     }
 }
@@ -59,9 +59,11 @@ impl Capture {
     pub fn new(choice: Choice, kernel: &Kernel) -> Result<Self, Error> {
         let family = |family| -> Result<FamilyCapture, Error> {
             Ok(FamilyCapture {
-                way: match choice.methods.get(family) {
-                    Method::Redirect => Way::Redirect(Box::new(Redirect::new(family, kernel)?)),
-                    Method::Local => Way::Local(Box::new(Local::new(family, kernel)?)),
+                active: match choice.methods.get(family) {
+                    Method::Redirect => {
+                        ActiveMethod::Redirect(Box::new(Redirect::new(family, kernel)?))
+                    }
+                    Method::Local => ActiveMethod::Local(Box::new(Local::new(family, kernel)?)),
                 },
                 is_reported: false,
                 logged: LogOnce::default(),
@@ -86,9 +88,9 @@ impl Capture {
     /// Returns the engine that the rules of each family are in.
     pub fn engines(&self) -> Vec<(Family, Engine)> {
         let families = self.families.iter();
-        let engines = families.filter_map(|(family, capture)| match &capture.way {
-            Way::Redirect(redirect) => Some((family, redirect.engine())),
-            Way::Local(_) => None,
+        let engines = families.filter_map(|(family, capture)| match &capture.active {
+            ActiveMethod::Redirect(redirect) => Some((family, redirect.engine())),
+            ActiveMethod::Local(_) => None,
         });
         engines.collect()
     }
@@ -101,18 +103,18 @@ impl Capture {
     /// Returns why `family` cannot be captured on this node, which does not have it; `None`: it
     /// can be.
     pub fn why_unserved(&self, family: Family) -> Option<String> {
-        match self.families.get(family).way {
-            Way::Redirect(_) => None,
-            Way::Local(_) => Local::why_unavailable(family),
+        match self.families.get(family).active {
+            ActiveMethod::Redirect(_) => None,
+            ActiveMethod::Local(_) => Local::why_unavailable(family),
         }
     }
 
     /// Returns whether node ports of `family` are captured at each loopback address, not
     /// only at those that the node has.
     pub fn redirects_loopback(&self, family: Family) -> bool {
-        match &self.families.get(family).way {
-            Way::Redirect(redirect) => redirect.matches_local_addresses(),
-            Way::Local(_) => false,
+        match &self.families.get(family).active {
+            ActiveMethod::Redirect(redirect) => redirect.matches_local_addresses(),
+            ActiveMethod::Local(_) => false,
         }
     }
 
@@ -121,10 +123,10 @@ impl Capture {
     ///
     /// # Errors
     /// When the kernel could not be asked.
-    pub async fn left(&self, family: Family) -> Result<Vec<(Frontend, u16)>, Error> {
-        match &self.families.get(family).way {
-            Way::Redirect(redirect) => redirect.left().await,
-            Way::Local(_) => Ok(Vec::new()),
+    pub async fn previous_ports(&self, family: Family) -> Result<Vec<(Frontend, u16)>, Error> {
+        match &self.families.get(family).active {
+            ActiveMethod::Redirect(redirect) => redirect.previous_ports().await,
+            ActiveMethod::Local(_) => Ok(Vec::new()),
         }
     }
 
@@ -149,7 +151,7 @@ impl Capture {
         let mut scopes = scopes.clone();
         let mut before = PerFamily::default();
         for (family, capture) in self.families.iter_mut() {
-            let Way::Redirect(redirect) = &mut capture.way else {
+            let ActiveMethod::Redirect(redirect) = &mut capture.active else {
                 continue;
             };
             *before.get_mut(family) = redirect.before();
@@ -168,13 +170,13 @@ impl Capture {
         // nf_tables counts changes of both families together.
         let families = self.families.iter();
         let made = families
-            .map(|(_, capture)| capture.way.transactions())
+            .map(|(_, capture)| capture.active.transactions())
             .sum();
         for (family, capture) in self.families.iter_mut() {
             if matches!(outcomes.get(family), Some(Ok(_))) {
                 capture.is_reported = false;
             }
-            if let Way::Redirect(redirect) = &mut capture.way {
+            if let ActiveMethod::Redirect(redirect) = &mut capture.active {
                 redirect.after(*before.get(family), made);
             }
         }
@@ -189,9 +191,9 @@ impl Capture {
         let served = &self.node_ports;
         let mut compared = PerFamily::each(|_| Ok(Differing::new()));
         for (family, capture) in self.families.iter_mut() {
-            *compared.get_mut(family) = match &mut capture.way {
-                Way::Redirect(redirect) => redirect.differences(desired, served).await,
-                Way::Local(local) => local.differences(desired),
+            *compared.get_mut(family) = match &mut capture.active {
+                ActiveMethod::Redirect(redirect) => redirect.differences(desired, served).await,
+                ActiveMethod::Local(local) => local.differences(desired),
             };
         }
         compared
@@ -200,27 +202,27 @@ impl Capture {
     /// Returns the objects of the kernel that capture `frontend`, in the words of
     /// [`Capture::compare`].
     pub fn objects(&mut self, frontend: &Frontend) -> Vec<String> {
-        match &mut self.families.get_mut(frontend.family).way {
-            Way::Redirect(redirect) => redirect.objects(frontend),
-            Way::Local(local) => local.objects(frontend),
+        match &mut self.families.get_mut(frontend.family).active {
+            ActiveMethod::Redirect(redirect) => redirect.objects(frontend),
+            ActiveMethod::Local(local) => local.objects(frontend),
         }
     }
 }
 
 impl FamilyCapture {
     fn method(&self) -> Method {
-        match self.way {
-            Way::Redirect(_) => Method::Redirect,
-            Way::Local(_) => Method::Local,
+        match self.active {
+            ActiveMethod::Redirect(_) => Method::Redirect,
+            ActiveMethod::Local(_) => Method::Local,
         }
     }
 
     /// Returns false if another process changed what is in force.
     fn is_unmodified(&mut self) -> bool {
-        match &mut self.way {
-            Way::Redirect(redirect) => redirect.is_unmodified(),
+        match &mut self.active {
+            ActiveMethod::Redirect(redirect) => redirect.is_unmodified(),
             // A full sync will say why the kernel cannot be asked.
-            Way::Local(local) => local.is_unmodified().unwrap_or(false),
+            ActiveMethod::Local(local) => local.is_unmodified().unwrap_or(false),
         }
     }
 
@@ -232,9 +234,11 @@ impl FamilyCapture {
     ) -> Option<Result<Report, Error>> {
         let scope = scope?;
         let mut report = Report::default();
-        let synced = match &mut self.way {
-            Way::Redirect(redirect) => redirect.sync(desired, scope, served, &mut report).await,
-            Way::Local(local) => local.sync(desired, scope, &mut report),
+        let synced = match &mut self.active {
+            ActiveMethod::Redirect(redirect) => {
+                redirect.sync(desired, scope, served, &mut report).await
+            }
+            ActiveMethod::Local(local) => local.sync(desired, scope, &mut report),
         };
         if let Err(error) = synced {
             return Some(Err(error));

@@ -3,7 +3,7 @@
 
 mod admission;
 mod ended;
-pub mod given;
+pub mod inherited;
 mod on_worker;
 pub mod redirect_ports;
 
@@ -30,7 +30,7 @@ use super::{
     },
 };
 use crate::{
-    hold::{Given, Held},
+    hold::{Held, InheritedSocket},
     kernel::socket::{
         bound::BoundAddress,
         filter::Filter,
@@ -290,7 +290,7 @@ impl ListenerSet {
     }
 
     /// Listens on an address, on every worker if descriptors allow, and with all that was
-    /// `given` there: a socket that is left out would get connections, too.
+    /// `inherited` there: a socket that is left out would get connections, too.
     ///
     /// # Errors
     /// When the address cannot be bound; `AddrInUse` when another program has bound it.
@@ -299,11 +299,11 @@ impl ListenerSet {
         shared: &Arc<Shared>,
         workers: &Workers,
         bind: Bind,
-        given: Vec<Given>,
+        inherited: Vec<InheritedSocket>,
     ) -> io::Result<()> {
         let spread = shared.descriptors.sockets_each(workers.count());
-        let fresh = spread.saturating_sub(given.len());
-        let count = given.len() + fresh;
+        let fresh = spread.saturating_sub(inherited.len());
+        let count = inherited.len() + fresh;
         // The local port's own descriptor counts for one of the listeners.
         let own = usize::from(self.local_port_at(bind.address).is_some());
         let descriptors = shared.descriptors.take_for_service(count - own)?;
@@ -311,7 +311,7 @@ impl ListenerSet {
             group: Arc::clone(&self.group),
             called: self.called(bind.address),
             // Waiting connections may have a filter of the process before.
-            filtered: (!self.filter.is_empty() || !given.is_empty()).into(),
+            filtered: (!self.filter.is_empty() || !inherited.is_empty()).into(),
         });
         // Should anything fail, its drop closes what is open by then.
         let mut listeners = Listeners {
@@ -323,12 +323,12 @@ impl ListenerSet {
             descriptors: Some(descriptors),
         };
         let on = workers.some(shared.next_worker(count), count);
-        let (given, releases): (Vec<_>, Vec<_>) = given.into_iter().map(Given::into_parts).unzip();
-        let given = given
-            .into_iter()
-            .map(|socket| listening::adopt(socket, bind));
-        let given = given.collect::<io::Result<Vec<_>>>()?;
-        if let Some(socket) = given.first() {
+        let parts = inherited.into_iter().map(InheritedSocket::into_parts);
+        let (sockets, releases): (Vec<_>, Vec<_>) = parts.unzip();
+        let adopt = |socket| listening::adopt(socket, bind);
+        let sockets = sockets.into_iter().map(adopt);
+        let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
+        if let Some(socket) = sockets.first() {
             // The process before may have handed what is new to another one.
             let _ = reuseport::reset(socket);
         }
@@ -337,12 +337,13 @@ impl ListenerSet {
                 // All are bound before the first one listens, so that an
                 // address that is taken leaves nothing behind.
                 let bound = several(fresh, || listening::tcp(bind))?;
-                self.listen(&mut listeners, on, given.into_iter().chain(bound), &address)?;
+                let sockets = sockets.into_iter().chain(bound);
+                self.listen(&mut listeners, on, sockets, &address)?;
             }
             (Protocol::Udp, Some(associations)) => {
                 let bound = several(fresh, || listening::udp(bind))?;
-                let given = given.into_iter().map(std::net::UdpSocket::from);
-                for (worker, socket) in on.zip(given.chain(bound)) {
+                let sockets = sockets.into_iter().map(std::net::UdpSocket::from);
+                for (worker, socket) in on.zip(sockets.chain(bound)) {
                     let listener = self.on_udp(&listeners, worker, socket, associations)?;
                     listeners.on.push(listener);
                 }
@@ -385,17 +386,22 @@ impl ListenerSet {
     /// Serves the connections that wait at a socket of an ended process, and closes it:
     /// its address is not that of this group any more, or this process has sockets of
     /// its own there.
-    pub fn serve_rest_of(&self, shared: &Arc<Shared>, workers: &Workers, given: Given) {
+    pub fn serve_rest_of(
+        &self,
+        shared: &Arc<Shared>,
+        workers: &Workers,
+        inherited: InheritedSocket,
+    ) {
         if self.name.port.protocol != Protocol::Tcp {
-            return given.close();
+            return inherited.close();
         }
-        let bound = given.description().address;
+        let bound = inherited.description().address;
         let address = tcp::ListenerAddress {
             group: Arc::clone(&self.group),
             called: self.called(bound),
             filtered: true.into(),
         };
-        let (socket, release) = given.into_parts();
+        let (socket, release) = inherited.into_parts();
         let Ok(socket) = listening::adopt(socket, Bind::of_node(bound)) else {
             return;
         };

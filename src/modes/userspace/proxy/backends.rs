@@ -39,11 +39,11 @@ impl Endpoint {
     }
 
     /// Counts bytes that went from the client, and to it.
-    pub fn carried(&self, from_client: usize, to_client: usize) {
-        let carried = self.load.carried();
+    pub fn count_bytes(&self, from_client: usize, to_client: usize) {
+        let traffic = self.load.traffic();
         let counts = [
-            (&carried.from_clients, from_client),
-            (&carried.to_clients, to_client),
+            (&traffic.from_clients, from_client),
+            (&traffic.to_clients, to_client),
         ];
         for (count, bytes) in counts {
             // All workers write the same counts: most calls have nothing to add.
@@ -69,13 +69,13 @@ impl Lease {
 
     /// Records that the endpoint took the connection.
     pub fn connected(&self) {
-        let carried = self.endpoint.load.carried();
-        carried.connections.fetch_add(1, Relaxed);
+        let traffic = self.endpoint.load.traffic();
+        traffic.connections.fetch_add(1, Relaxed);
     }
 
     /// Counts bytes that went from the client, and to it.
-    pub fn carried(&self, from_client: usize, to_client: usize) {
-        self.endpoint.carried(from_client, to_client);
+    pub fn count_bytes(&self, from_client: usize, to_client: usize) {
+        self.endpoint.count_bytes(from_client, to_client);
     }
 
     /// Records that one direction ended: like ip_vs, which counts connections past

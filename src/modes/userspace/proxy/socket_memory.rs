@@ -35,7 +35,7 @@ struct Watched {
     most: u64,
     since: Instant,
     /// When the last check was made, in microseconds.
-    looked: AtomicU64,
+    checked: AtomicU64,
     /// How many bytes were in use then.
     bytes: AtomicU64,
 }
@@ -49,7 +49,7 @@ impl SocketMemory {
                 usage: Usage::of(limit)?,
                 most,
                 since: Instant::now(),
-                looked: AtomicU64::new(0),
+                checked: AtomicU64::new(0),
                 bytes: AtomicU64::new(most),
             })
         });
@@ -67,15 +67,15 @@ impl Watched {
         let now = self.since.elapsed().as_micros() as u64;
         let is_far_away = self.bytes.load(Relaxed) < self.most / 2;
         let fresh = if is_far_away { FRESH_FAR_AWAY } else { FRESH };
-        let looked = self.looked.load(Relaxed);
-        let is_due = now.saturating_sub(looked) >= fresh;
-        let looks = is_due
+        let checked = self.checked.load(Relaxed);
+        let is_due = now.saturating_sub(checked) >= fresh;
+        let checks = is_due
             && self
-                .looked
-                .compare_exchange(looked, now, Relaxed, Relaxed)
+                .checked
+                .compare_exchange(checked, now, Relaxed, Relaxed)
                 .is_ok();
         // If it cannot be read, the last number holds.
-        if looks && let Ok(bytes) = self.usage.bytes() {
+        if checks && let Ok(bytes) = self.usage.bytes() {
             self.bytes.store(bytes, Relaxed);
         }
         self.bytes.load(Relaxed) > self.most

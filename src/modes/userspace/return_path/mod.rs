@@ -150,7 +150,7 @@ impl ReturnPath {
         if !families.v4 && !families.v6 {
             return Vec::new();
         }
-        self.transparent.forget_paths();
+        self.transparent.clear_paths();
         match self.purpose {
             Purpose::ShowClients => {}
             Purpose::Nothing => return Vec::new(),

@@ -19,7 +19,7 @@ fn proxy(targets: &[SocketAddr]) -> Option<Proxy> {
     Some(Proxy::with_rings(rings, node, UDP_TIMEOUT, tcp, targets))
 }
 
-fn carried(proxy: &Proxy) -> u64 {
+fn moved_by_rings(proxy: &Proxy) -> u64 {
     proxy.shared.counters.connections_by_io_uring.get()
 }
 
@@ -120,7 +120,7 @@ fn whatever_connections_do_their_bytes_arrive_in_order_and_end_as_they_were_ende
             });
         }
     });
-    assert!(carried(&proxy) > 0, "no ring was used");
+    assert!(moved_by_rings(&proxy) > 0, "no ring was used");
     until("the end of all", || {
         proxy.shared.counters.connections.get() == 0
     });
@@ -143,8 +143,8 @@ fn backend_until(
 fn busy_clients(proxy: &Proxy) -> Vec<TcpStream> {
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| proxy.connect()).collect();
     let begun = Instant::now();
-    let before = carried(proxy);
-    while carried(proxy) < before + clients.len() as u64 {
+    let before = moved_by_rings(proxy);
+    while moved_by_rings(proxy) < before + clients.len() as u64 {
         assert!(begun.elapsed() < DEADLINE, "no ring was used");
         for client in &mut clients {
             client.write_all(b"question").unwrap();

@@ -91,15 +91,15 @@ fn who_follows_a_service_port_is_told_each_endpoint_of_a_client() {
     assert_eq!(ask(&client, b"question"), b"question");
     let tries = proxy.dials(Protocol::Udp, Some(begun.next)).items;
     let own = client.local_addr().unwrap();
-    let told = tries.iter();
-    let told = told.map(|dial| (dial.client, dial.endpoint, dial.error.is_none()));
+    let reported = tries.iter();
+    let reported = reported.map(|dial| (dial.client, dial.endpoint, dial.error.is_none()));
     // A flow begins before the endpoint may refuse it.
     let expected = [
         (own, closed, true),
         (own, closed, false),
         (own, second, true),
     ];
-    assert_eq!(told.collect::<Vec<_>>(), expected, "{tries:?}");
+    assert_eq!(reported.collect::<Vec<_>>(), expected, "{tries:?}");
     assert!(tries[2].from.is_some_and(|from| from != own), "{tries:?}");
 }
 

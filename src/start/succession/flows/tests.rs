@@ -27,15 +27,15 @@ async fn next(channel: &Channel) -> Vec<u8> {
 #[tokio::test]
 async fn flows_come_as_a_predecessor_of_each_version_sends_them() {
     for version in 1..=VERSION {
-        let said = conversation(PROTOCOL, version);
+        let messages = conversation(PROTOCOL, version);
         let (ours, theirs) = Channel::pair().expect("a pair");
-        let (by_successor, by_predecessor) = said
+        let (by_successor, by_predecessor) = messages
             .iter()
-            .partition::<Vec<_>, _>(|said| said.by == "successor");
+            .partition::<Vec<_>, _>(|message| message.by == "successor");
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-        for said in by_predecessor {
-            let socket = said.with_socket.then(|| socket.as_fd());
-            let sent = theirs.send(&said.bytes, socket).await;
+        for message in by_predecessor {
+            let socket = message.with_socket.then(|| socket.as_fd());
+            let sent = theirs.send(&message.bytes, socket).await;
             sent.expect("it is read");
         }
         let assignments = Arc::<Assignments>::default();
@@ -56,11 +56,14 @@ async fn flows_come_as_a_predecessor_of_each_version_sends_them() {
 
 #[tokio::test]
 async fn a_successor_is_told_that_there_are_no_more_and_again_when_it_serves() {
-    let said = conversation(PROTOCOL, VERSION);
-    let all = said.iter().find(|said| said.what == "all").expect("all");
-    let taken = said
+    let messages = conversation(PROTOCOL, VERSION);
+    let all = messages
         .iter()
-        .find(|said| said.what == "taken")
+        .find(|message| message.what == "all")
+        .expect("all");
+    let taken = messages
+        .iter()
+        .find(|message| message.what == "taken")
         .expect("taken");
     let (ours, theirs) = Channel::pair().expect("a pair");
     let connections = IntGauge::new("connections", "open").expect("a gauge");

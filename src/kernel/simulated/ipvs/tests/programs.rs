@@ -50,8 +50,8 @@ pub fn transcript() -> String {
     text
 }
 
-/// Says what came of something.
-fn said<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
+/// Returns the result as text.
+fn text_of<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
     match outcome {
         Ok(value) => format!("{value:?}"),
         Err(error) => match error.errno() {
@@ -63,8 +63,8 @@ fn said<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
 
 fn each(outcomes: Result<Vec<Result<(), Error>>, Error>) -> String {
     let outcomes = outcomes.expect("the socket");
-    let said: Vec<String> = outcomes.into_iter().map(said).collect();
-    said.join(", ")
+    let texts: Vec<String> = outcomes.into_iter().map(text_of).collect();
+    texts.join(", ")
 }
 
 impl Kernel {
@@ -144,19 +144,19 @@ impl Kernel {
                 let changes: Vec<Change> = (0..count).map(|_| self.change()).collect();
                 format!("change {}", each(self.ipvs.apply(&changes)))
             }
-            7 => format!("check {}", said(self.ipvs.check())),
+            7 => format!("check {}", text_of(self.ipvs.check())),
             8 => {
                 let id = self.id();
-                format!("totals {}", said(self.ipvs.totals(&id)))
+                format!("totals {}", text_of(self.ipvs.totals(&id)))
             }
             9 => {
                 let scheduler = self.random.one(&["lc", "wlc", "nosuch"]);
                 let tried = self.ipvs.try_scheduler(scheduler);
-                format!("try {}", said(tried.map(|missing| missing.is_none())))
+                format!("try {}", text_of(tried.map(|missing| missing.is_none())))
             }
-            10 => format!("link {}", said(links::add_dummy(&mut self.route, LINK))),
+            10 => format!("link {}", text_of(links::add_dummy(&mut self.route, LINK))),
             11 if self.random.chance(300) => {
-                format!("unlink {}", said(links::delete(&mut self.route, LINK)))
+                format!("unlink {}", text_of(links::delete(&mut self.route, LINK)))
             }
             11..14 => {
                 let some = self.addresses();

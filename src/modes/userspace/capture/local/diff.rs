@@ -28,9 +28,9 @@ pub struct Applied {
     key: RandomState,
 }
 
-/// What to do, in this order.
+/// The steps from what is in the kernel to what is desired, in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Difference {
+pub struct Steps {
     /// To be removed first, because it is in the way of what is added.
     pub blocking: Vec<Object>,
     /// Objects that must be added.
@@ -82,33 +82,31 @@ impl Applied {
         delivery.map_or_else(Vec::new, |d| plan::objects(frontend, *d, environment))
     }
 
-    /// Updates this to what is desired for `changed`, and returns the difference.
+    /// Updates this to what is desired for `changed`, and returns the steps to it.
     pub fn update(
         &mut self,
         desired: &Desired,
         changed: &BTreeSet<Frontend>,
         environment: &Environment,
         report: &mut Report,
-    ) -> Difference {
-        let mut difference = Difference::default();
+    ) -> Steps {
+        let mut steps = Steps::default();
         for frontend in changed {
-            difference
-                .remove
-                .extend(self.objects(frontend, environment));
+            steps.remove.extend(self.objects(frontend, environment));
             self.deliveries.remove(frontend);
             if let Some(delivery) = delivery(frontend, desired, environment, report) {
                 let new = self.insert(*frontend, delivery, environment);
-                difference.add.extend(new);
+                steps.add.extend(new);
             }
         }
         // An object that is used before and after always has a user.
         let is_unused = |object: &Object| self.users.release(&self.key.hash_one(object));
-        difference.remove.retain(is_unused);
-        difference
+        steps.remove.retain(is_unused);
+        steps
     }
 
-    /// Returns the difference between what was `observed` and all of this.
-    pub fn reconcile(&self, observed: Vec<Object>, environment: &Environment) -> Difference {
+    /// Returns the steps from what was `observed` to all of this.
+    pub fn reconcile(&self, observed: Vec<Object>, environment: &Environment) -> Steps {
         let (present, surplus): (Vec<_>, Vec<_>) = observed
             .into_iter()
             .partition(|object| self.users(object) > 0);
@@ -128,7 +126,7 @@ impl Applied {
         let (blocking, remove): (Vec<_>, Vec<_>) = surplus
             .into_iter()
             .partition(|o| place(o).is_some_and(|p| places.contains(&p)));
-        Difference {
+        Steps {
             blocking,
             add: missing.into_iter().collect(),
             remove,

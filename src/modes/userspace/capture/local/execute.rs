@@ -3,7 +3,7 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use super::{
-    diff::Difference,
+    diff::Steps,
     plan::{self, Object},
 };
 use crate::{
@@ -12,14 +12,14 @@ use crate::{
     net::Family,
 };
 
-/// Carries out a difference; returns what the kernel refused to add.
+/// Runs steps; returns what the kernel refused to add.
 ///
 /// # Errors
 /// When the kernel could not be asked, or something could not be removed.
-pub fn run(socket: &mut Socket, loopback: u32, difference: Difference) -> Result<Refused, Error> {
-    remove(socket, loopback, difference.blocking)?;
-    let refused = insert(socket, loopback, difference.add)?;
-    remove(socket, loopback, difference.remove)?;
+pub fn run(socket: &mut Socket, loopback: u32, steps: Steps) -> Result<Refused, Error> {
+    remove(socket, loopback, steps.blocking)?;
+    let refused = insert(socket, loopback, steps.add)?;
+    remove(socket, loopback, steps.remove)?;
     Ok(refused)
 }
 

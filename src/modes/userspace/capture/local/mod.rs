@@ -194,8 +194,8 @@ impl Local {
         if let Some(environment) = environment.filter(|_| !compares) {
             let changed = scope.changed.iter().filter(|f| f.family == self.family);
             let changed: BTreeSet<_> = changed.copied().collect();
-            let difference = self.applied.update(desired, &changed, &environment, report);
-            let refused = execute::run(&mut self.socket, environment.loopback, difference)?;
+            let steps = self.applied.update(desired, &changed, &environment, report);
+            let refused = execute::run(&mut self.socket, environment.loopback, steps)?;
             self.finish(&refused, changed.iter(), environment, report);
             return Ok(());
         }
@@ -292,8 +292,8 @@ impl Local {
         self.empty = false;
         self.applied = Applied::of(desired, &environment, report);
         let observed = observe::installed(&mut self.socket, family)?;
-        let difference = self.applied.reconcile(observed, &environment);
-        let refused = execute::run(&mut self.socket, environment.loopback, difference)?;
+        let steps = self.applied.reconcile(observed, &environment);
+        let refused = execute::run(&mut self.socket, environment.loopback, steps)?;
         let all: Vec<_> = self.applied.frontends().copied().collect();
         report.is_of_all = true;
         self.finish(&refused, all.iter(), environment, report);

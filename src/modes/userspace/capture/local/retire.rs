@@ -89,7 +89,18 @@ pub fn prepare(family: Family) -> Result<Option<Prepared>, Error> {
     for family in Family::ALL {
         listening.extend(connections::listening(&mut socket, family)?);
     }
-    let tuple = |open: &Connection| tuple(open, listening.contains(&open.local.port()));
+    // As the client sees it, which is the other end if this one is that of a server.
+    let tuple = |open: &Connection| {
+        let (source, destination) = if listening.contains(&open.local.port()) {
+            (open.remote, open.local)
+        } else {
+            (open.local, open.remote)
+        };
+        Tuple {
+            source,
+            destination,
+        }
+    };
     let tuples: Vec<_> = open.iter().map(tuple).collect();
     let mut netfilter = Socket::open(netlink::Protocol::Netfilter)?;
     let added = entries::add_established(&mut netfilter, family, &tuples)?;
@@ -120,13 +131,13 @@ fn retire_one(family: Family) -> Result<usize, Error> {
     }
     let open = preserved.connections + usize::from(!datagrams.is_empty());
     keep(&mut socket, family, preserved, &datagrams)?;
-    forget_datagrams(family, &datagrams)?;
+    delete_flows_to(family, &datagrams)?;
     Ok(open)
 }
 
 /// Deletes the entries of UDP flows to these addresses and ports which nothing translates:
 /// they would send their clients to the process that no longer serves.
-fn forget_datagrams(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<(), Error> {
+fn delete_flows_to(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<(), Error> {
     if datagrams.is_empty() {
         return Ok(());
     }
@@ -181,21 +192,6 @@ pub fn cleanup(family: Family) -> Result<(), Error> {
 fn open(family: Family) -> Result<Vec<Connection>, Error> {
     let mut socket = Socket::open(netlink::Protocol::SocketDiagnosis)?;
     Ok(connections::tcp(&mut socket, family)?)
-}
-
-/// Returns a connection as its client sees it, which is the other end if this one is that of
-/// a server.
-fn tuple(connection: &Connection, is_server: bool) -> Tuple {
-    let Connection { local, remote } = *connection;
-    let (source, destination) = if is_server {
-        (remote, local)
-    } else {
-        (local, remote)
-    };
-    Tuple {
-        source,
-        destination,
-    }
 }
 
 /// Returns the addresses and ports that packets of `protocol` are captured for.

@@ -37,7 +37,7 @@ pub struct Applied {
 
 /// The steps from what is in force to what is desired.
 #[derive(Debug, Default)]
-pub struct Difference {
+pub struct Steps {
     /// The steps from one to the other.
     pub ops: Vec<Op>,
     /// The frontends whose rules are to be added or deleted.
@@ -173,9 +173,9 @@ impl Applied {
         desired: &Desired,
         changed: &[Frontend],
         report: &mut Report,
-    ) -> Difference {
+    ) -> Steps {
         let Some(environment) = self.environment.clone() else {
-            return Difference::default();
+            return Steps::default();
         };
         let family = environment.family;
         let frontends: BTreeSet<_> = changed.iter().filter(|f| f.family == family).collect();
@@ -191,7 +191,7 @@ impl Applied {
         let filter = self.trees.filter(&environment, Some(&changed));
 
         let mut released = Vec::new();
-        let mut difference = Difference::default();
+        let mut difference = Steps::default();
         for (frontend, target) in new {
             let old = self.rules(frontend);
             let replaced = self.trees.remove(frontend);

@@ -20,8 +20,8 @@
 mod applied;
 mod chains;
 mod key;
-mod left;
 mod plan;
+mod previous_ports;
 mod stale;
 #[cfg(test)]
 mod tests;
@@ -133,10 +133,10 @@ impl Redirect {
     ///
     /// # Errors
     /// When the kernel could not be asked.
-    pub async fn left(&self) -> Result<Vec<(Frontend, u16)>, Error> {
+    pub async fn previous_ports(&self) -> Result<Vec<(Frontend, u16)>, Error> {
         let family = self.writer.family();
         let mut found = Vec::new();
-        let line = |_: Table, line: &str| found.extend(left::captured(line, family));
+        let line = |_: Table, line: &str| found.extend(previous_ports::captured(line, family));
         let tables = &[Table::Nat];
         self.writer.observe(plan::interest, tables, line).await?;
         Ok(found)
@@ -209,19 +209,19 @@ impl Redirect {
     /// When a rule that jumps there, or an entry of connection tracking, could not be removed in one
     /// of them; they are removed in the others all the same.
     pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
-        let (mut left, mut outcome) = (Vec::new(), Ok(()));
+        let (mut remaining, mut outcome) = (Vec::new(), Ok(()));
         for &family in families {
             match OWNED.unlink(family).await {
                 Ok(true) => {
-                    let forgotten = stale::forget_redirected(family).map_err(Error::from);
-                    outcome = outcome.and(forgotten);
-                    left.push(family);
+                    let deleted = stale::delete_redirected(family).map_err(Error::from);
+                    outcome = outcome.and(deleted);
+                    remaining.push(family);
                 }
                 Ok(false) => {}
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
         }
-        outcome.map(|()| left)
+        outcome.map(|()| remaining)
     }
 
     /// Returns whether there are rules in some family, other than what is `preserved`.
@@ -341,7 +341,7 @@ impl Redirect {
         self.run(transaction, is_empty, report).await?;
         report.is_of_all = true;
         self.in_force &= is_current;
-        self.forget_stale(report).await;
+        self.delete_stale_flows(report).await;
         Ok(())
     }
 
@@ -362,7 +362,7 @@ impl Redirect {
         let transaction = Transaction::common(family, difference.ops);
         let is_empty = |_, _: &str| false;
         self.run(transaction, is_empty, report).await?;
-        self.forget_stale(report).await;
+        self.delete_stale_flows(report).await;
         Ok(())
     }
 
@@ -392,14 +392,14 @@ impl Redirect {
     }
 
     /// Deletes the flows that go elsewhere than the rules in force would send them.
-    async fn forget_stale(&mut self, report: &mut Report) {
-        let forgotten = self.stale.forget(self.writer.family(), &self.applied).await;
+    async fn delete_stale_flows(&mut self, report: &mut Report) {
+        let deleted = self.stale.delete(self.writer.family(), &self.applied).await;
         let failed = if self.stale.is_due() {
             &mut report.unfinished
         } else {
             &mut report.messages
         };
-        failed.extend(forgotten.err());
+        failed.extend(deleted.err());
     }
 
     /// Returns what an operator should know of what is missing here.

@@ -65,7 +65,7 @@ impl Stale {
     ///
     /// # Errors
     /// With what is wrong meanwhile, and why.
-    pub async fn forget(&mut self, family: Family, applied: &Applied) -> Result<(), String> {
+    pub async fn delete(&mut self, family: Family, applied: &Applied) -> Result<(), String> {
         let matches = self.matches(applied);
         match stale::delete(family, matches).await {
             Ok(count) => {
@@ -94,7 +94,7 @@ impl Stale {
 ///
 /// # Errors
 /// When the addresses of this node or the flows cannot be read.
-pub fn forget_redirected(family: Family) -> Result<(), netlink::Error> {
+pub fn delete_redirected(family: Family) -> Result<(), netlink::Error> {
     let mut route = Socket::open(netlink::Protocol::Route)?;
     let own: HashSet<_> = addresses::list(&mut route)?
         .into_iter()

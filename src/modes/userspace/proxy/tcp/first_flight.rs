@@ -3,7 +3,7 @@
 
 /// More than this is not kept: a client that sends so much unasked has a backend that
 /// takes it.
-const KEPT: usize = 4 * 1024;
+const CAPACITY: usize = 4 * 1024;
 
 /// The client's first bytes, and whether an end came after them.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub struct FirstFlight {
 impl FirstFlight {
     /// Adds what the client sent; returns false if it is too much to be kept.
     pub fn push(&mut self, bytes: &[u8]) -> bool {
-        if self.bytes.len() + bytes.len() > KEPT {
+        if self.bytes.len() + bytes.len() > CAPACITY {
             return false;
         }
         self.bytes.extend_from_slice(bytes);

@@ -1,10 +1,10 @@
 //! The TCP data path: accept, pick, connect, relay.
 
 mod budget;
-mod carry;
 mod dial;
 mod direction;
 mod first_flight;
+mod forwarding;
 mod messages;
 mod pending;
 mod relay;
@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     kernel::socket::{
-        poller::Left,
+        poller::Remaining,
         stream::{self, Stream},
     },
     net::Protocol,
@@ -86,16 +86,20 @@ impl AsFd for Listener {
 /// Accepts connections of a `listener` that has some, though not so many that
 /// others would wait for long. Returns whether there may be more. Runs inside the runtime
 /// of the worker of `placement`.
-pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Listener>) -> Left {
+pub async fn accept(
+    shared: &Arc<Shared>,
+    placement: &Placement,
+    listener: &Arc<Listener>,
+) -> Remaining {
     let group = &listener.address.group;
     let limits = group.limits(shared.limits);
     for _ in 0..TURN {
         if leaves_to_others(shared, group) {
             shared.counters.accept_paused.inc();
-            return Left::Waiting;
+            return Remaining::Waiting;
         }
         let Some(place) = shared.place(group, limits) else {
-            return Left::Waiting;
+            return Remaining::Waiting;
         };
         match accepted(listener) {
             Ok((client, flow)) => {
@@ -121,16 +125,16 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
             Err(e) if descriptors::exhausted(&e) => {
                 shared.counters.accept_paused.inc();
                 tokio::time::sleep(EXHAUSTED_PAUSE).await;
-                return Left::More;
+                return Remaining::More;
             }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Left::Nothing,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Remaining::Nothing,
             // It no longer listens: another program closed it in the kernel (`ss -K`).
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Left::Ended,
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Remaining::Ended,
             // The client gave up before it was accepted (accept(2)).
-            Err(_) => return Left::More,
+            Err(_) => return Remaining::More,
         }
     }
-    Left::More
+    Remaining::More
 }
 
 /// Returns whether new connections of `group` wait in the kernel, so that a flood of it
@@ -288,7 +292,7 @@ async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
         let begun = Instant::now();
         dialed.lease.connected();
         let mut relay = Relay::new(&header, first);
-        let end = carry::carry((shared, group), &mut relay, client, &mut dialed).await;
+        let end = forwarding::forward((shared, group), &mut relay, client, &mut dialed).await;
         match end {
             End::Closed => return,
             End::Reset => {

@@ -207,12 +207,12 @@ impl Relay {
     /// Goes on from what the ring left.
     pub fn take_up(
         &mut self,
-        left: &ring::Left,
+        remainder: &ring::Remainder,
         client: &Stream,
         backend: &Stream,
         budget: Budget<'_>,
     ) {
-        let ring::Left { out, back, idle } = left;
+        let ring::Remainder { out, back, idle } = remainder;
         // Recorded, because its reset is not seen again while the backend takes nothing.
         self.client_gone |= out.failed;
         self.out.take_up(out, backend, budget.buffered);

@@ -35,13 +35,13 @@ use crate::kernel::io_uring::Ring;
 const TURN: usize = 16;
 
 /// How long to wait after a system call that failed for want of memory, and, at first, before
-/// looking at what the kernel may have put off.
+/// checking what the kernel may have put off.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// How often to check whether something came that the kernel did not report: on architectures other
 /// than x86-64 nothing orders its mark that there is something before its check whether to report
 /// it (`io_req_local_work_add` in io_uring/io_uring.c).
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 thread_local! {
     static OWN: RefCell<Option<Rc<Driver>>> = const { RefCell::new(None) };
@@ -60,7 +60,7 @@ pub struct Driver {
 
 /// What the ring left of a connection.
 #[derive(Debug)]
-pub struct Left {
+pub struct Remainder {
     /// The direction from the client to the backend.
     pub out: Rest,
     /// The direction from the backend to the client.
@@ -82,7 +82,7 @@ pub struct Rest {
 
 /// A connection that the ring moves as long as this lives.
 #[derive(Debug)]
-pub struct Carried {
+pub struct RingConnection {
     driver: Rc<Driver>,
     number: Cell<Option<usize>>,
 }
@@ -99,16 +99,16 @@ impl Driver {
 
     /// Moves messages between a client and its `endpoint`, whose sockets nothing else reads or
     /// writes meanwhile.
-    pub fn carry(
+    pub fn forward(
         self: Rc<Self>,
         client: Rc<TcpStream>,
         backend: Rc<TcpStream>,
         endpoint: Endpoint,
-    ) -> Carried {
+    ) -> RingConnection {
         let mut state = self.state.borrow_mut();
         let number = state.begin(Connection::new(&client, &backend, endpoint));
         drop(state);
-        Carried {
+        RingConnection {
             driver: self,
             number: Cell::new(Some(number)),
         }
@@ -142,7 +142,7 @@ impl Driver {
             return Some(patience);
         }
         let is_ordered = cfg!(target_arch = "x86_64");
-        (!is_ordered).then_some(LOOK)
+        (!is_ordered).then_some(CHECK_INTERVAL)
     }
 }
 
@@ -178,7 +178,7 @@ pub async fn run(ring: Ring) {
             Ok(Ok(())) => patience = PAUSE,
             // The runtime is ending.
             Ok(Err(_)) => return,
-            Err(_) => patience = (2 * patience).min(LOOK),
+            Err(_) => patience = (2 * patience).min(CHECK_INTERVAL),
         }
         while let Err(error) = driver.serve().await {
             // No more connections are given to it.
@@ -190,9 +190,9 @@ pub async fn run(ring: Ring) {
     }
 }
 
-impl Carried {
+impl RingConnection {
     /// Waits until the relay is to go on, with what is left.
-    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Left> {
+    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Remainder> {
         let mut state = self.driver.state.borrow_mut();
         let Some(number) = self.number.get() else {
             return Poll::Pending;
@@ -215,7 +215,7 @@ impl Carried {
     }
 }
 
-impl Carried {
+impl RingConnection {
     /// Gives the connection back to the relay if nothing was received since this was last called.
     pub fn give_back_if_idle(&self) {
         let Some(number) = self.number.get() else {
@@ -232,7 +232,7 @@ impl Carried {
     }
 }
 
-impl Drop for Carried {
+impl Drop for RingConnection {
     fn drop(&mut self) {
         let Some(number) = self.number.take() else {
             return;

@@ -136,8 +136,8 @@ impl Transparent {
         self.shown.get(family).store(shown, Relaxed);
     }
 
-    /// Forgets what was known of routes and links.
-    pub fn forget_paths(&self) {
+    /// Drops what was known of routes and links.
+    pub fn clear_paths(&self) {
         *self.paths.lock() = None;
     }
 }

@@ -41,7 +41,7 @@ pub type Key = (SocketAddr, IpAddr);
 
 /// Bytes of the first datagram that are kept until the backend answers, so
 /// that a refusal costs the client nothing; longer ones are not kept.
-const KEPT: usize = 2048;
+const LONGEST_REPEATED: usize = 2048;
 
 /// The number of datagrams that may be all that a client has to ask: a name server is
 /// asked for the addresses of both families at once.
@@ -177,7 +177,7 @@ impl Associations {
         }
         match datagram::send_connected(&association.backend, bytes) {
             Ok(()) => {
-                association.lease.carried(bytes.len(), 0);
+                association.lease.count_bytes(bytes.len(), 0);
                 association.keep(bytes);
             }
             // The error belongs to an earlier datagram (udp(7)): this one was
@@ -241,7 +241,7 @@ impl Associations {
         tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
         // What ended others meanwhile did not see this one.
         if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
-            self.forget(&association);
+            self.remove(&association);
         }
         Some(association)
     }
@@ -263,7 +263,7 @@ impl Associations {
         self.shared.counters.dial_failures.inc();
         self.remember(old.key, endpoint, Err(&"it refused a datagram"));
         let again = self.group.routing().retry == Retry::FirstFlight;
-        if !self.forget(old) || !again {
+        if !self.remove(old) || !again {
             return;
         }
         let mut tried = std::mem::take(&mut *old.tried.lock());
@@ -280,7 +280,7 @@ impl Associations {
     }
 
     /// Ends the association. Returns whether its client has no other one.
-    fn forget(&self, association: &Arc<Association>) -> bool {
+    fn remove(&self, association: &Arc<Association>) -> bool {
         if association.leaves.load(Relaxed) {
             association.end();
             let mut leaving = self.leaving.lock();
@@ -316,7 +316,7 @@ impl Associations {
                         association.place.used();
                         let sent = datagram::send_from(&association.listener.socket, bytes, called, client);
                         match sent {
-                            Ok(()) => association.lease.carried(0, bytes.len()),
+                            Ok(()) => association.lease.count_bytes(0, bytes.len()),
                             Err(_) => self.shared.counters.datagrams_dropped.inc(),
                         }
                     });
@@ -342,7 +342,7 @@ impl Associations {
                 }
             }
         }
-        self.forget(&association);
+        self.remove(&association);
         self.shared.counters.udp_associations.dec();
     }
 
@@ -363,7 +363,7 @@ impl Associations {
         }
     }
 
-    /// Ends and forgets the associations of clients that came in at `listener`: as long
+    /// Ends the associations of clients that came in at `listener`: as long
     /// as one is kept here, the socket stays open, even if nothing runs any more.
     pub(super) fn end_at(&self, listener: &Arc<Listener>) {
         let came_in_there = |a: &Association| Arc::ptr_eq(&a.listener, listener);
@@ -416,7 +416,7 @@ impl Association {
 
     /// Keeps the first datagram while the backend has not answered.
     fn keep(&self, bytes: &[u8]) {
-        if !self.answered.load(Relaxed) && bytes.len() <= KEPT {
+        if !self.answered.load(Relaxed) && bytes.len() <= LONGEST_REPEATED {
             let mut unanswered = self.unanswered.lock();
             if unanswered.is_empty() {
                 unanswered.extend_from_slice(bytes);

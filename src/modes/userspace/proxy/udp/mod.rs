@@ -34,7 +34,7 @@ use crate::{
     kernel::socket::{
         datagram,
         local_ports::{Failure, LocalPorts, PortLease},
-        poller::Left,
+        poller::Remaining,
     },
     log_once::LoggedFlag,
     sched::Flow,
@@ -151,7 +151,7 @@ impl AsFd for Listener {
 
 /// Takes datagrams that clients sent to a `listener`, but not so many that others would
 /// wait for long. Returns whether there may be more. Runs inside a worker's runtime.
-pub fn receive(listener: &Arc<Listener>) -> Left {
+pub fn receive(listener: &Arc<Listener>) -> Remaining {
     for _ in 0..TURN {
         let step = BUFFERS.with_borrow_mut(|b| {
             let got = datagram::receive(&listener.socket, &mut b.datagram, &mut b.control)?;
@@ -161,10 +161,10 @@ pub fn receive(listener: &Arc<Listener>) -> Left {
             io::Result::Ok(())
         });
         if step.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
-            return Left::Nothing;
+            return Remaining::Nothing;
         }
     }
-    Left::More
+    Remaining::More
 }
 
 /// What wakes a task that waits for answers: a refusal comes as an error without

@@ -143,7 +143,7 @@ async fn a_reset_behind_what_the_ring_left_ends_the_connection_after_it() {
             descriptors: &descriptors,
             buffered: &buffered,
         };
-        let left = ring::Left {
+        let left = ring::Remainder {
             out: ring::Rest {
                 bytes: b"question".to_vec(),
                 refused: None,

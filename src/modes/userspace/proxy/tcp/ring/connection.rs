@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, net::TcpStream, rc::Rc, task::Waker};
 
-use super::{super::super::backends::Endpoint, Left, Rest};
+use super::{super::super::backends::Endpoint, Remainder, Rest};
 use crate::kernel::io_uring::{Buffer, Ring};
 
 /// A connection that the ring moves.
@@ -126,11 +126,11 @@ impl Connection {
 
     /// Returns what is left of it, of which nothing is under way any more, and gives its buffers
     /// back to the `ring`.
-    pub fn left(mut self, ring: &mut Ring) -> Left {
+    pub fn into_remainder(mut self, ring: &mut Ring) -> Remainder {
         for way in [&mut self.out, &mut self.back] {
             way.keep_waiting(ring);
         }
-        Left {
+        Remainder {
             out: self.out.rest,
             back: self.back.rest,
             idle: self.end == Some(Ending::Idle),
@@ -148,8 +148,8 @@ impl Connection {
     /// Counts `length` bytes that were received.
     pub fn count(&self, request: Request, length: usize) {
         match request {
-            Request::ReceiveBack => self.endpoint.carried(0, length),
-            _ => self.endpoint.carried(length, 0),
+            Request::ReceiveBack => self.endpoint.count_bytes(0, length),
+            _ => self.endpoint.count_bytes(length, 0),
         }
     }
 

@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use super::{
     super::messages,
-    Left, TURN,
+    Remainder, TURN,
     connection::{Connection, Ending, Received, Receiving, Request},
 };
 use crate::kernel::io_uring::{Completion, Ring, SIZE};
@@ -238,7 +238,7 @@ impl State {
         }
     }
 
-    /// Receives from the sender of a direction again, unless that is done, or is not wanted any
+    /// Receives from the sender of a direction again, unless that is done, or is not needed any
     /// more. Returns whether it asked for that.
     fn receive(&mut self, number: usize, request: Request) -> bool {
         let Some((connection, ring)) = self.connection(number) else {
@@ -264,7 +264,7 @@ impl State {
         }
     }
 
-    /// Cancels what is not wanted any more; once nothing is under way, tells who waits, or
+    /// Cancels what is not needed any more; once nothing is under way, tells who waits, or
     /// forgets the connection.
     pub fn settle(&mut self, number: usize) {
         let Some((connection, ring)) = self.connection(number) else {
@@ -304,10 +304,10 @@ impl State {
     }
 
     /// Takes a connection out, with what was left of it.
-    pub fn take(&mut self, number: usize) -> Option<Left> {
+    pub fn take(&mut self, number: usize) -> Option<Remainder> {
         let connection = self.connections.get_mut(number)?.take()?;
         self.free.push(number);
-        Some(connection.left(&mut self.ring))
+        Some(connection.into_remainder(&mut self.ring))
     }
 
     /// Returns the connection of this number, and the ring.

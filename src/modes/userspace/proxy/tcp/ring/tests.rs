@@ -33,7 +33,7 @@ fn pair() -> (Rc<TcpStream>, TcpStream) {
 
 /// A connection that a ring moves, and its client and backend.
 struct Lab {
-    carried: Carried,
+    moved: RingConnection,
     client: TcpStream,
     backend: TcpStream,
     /// The proxy's ends.
@@ -52,15 +52,15 @@ impl Lab {
         let near = [to_client, to_backend];
         let [client_side, backend_side] = near.each_ref().map(Rc::clone);
         Lab {
-            carried: driver.carry(client_side, backend_side, Endpoint::from(&server)),
+            moved: driver.forward(client_side, backend_side, Endpoint::from(&server)),
             client,
             backend,
             near,
         }
     }
 
-    async fn left(&self) -> Left {
-        let left = poll_fn(|cx| self.carried.poll(cx));
+    async fn left(&self) -> Remainder {
+        let left = poll_fn(|cx| self.moved.poll(cx));
         timeout(DEADLINE, left).await.expect("it is given back")
     }
 
@@ -146,7 +146,7 @@ fn a_reset_is_behind_what_was_sent_before_it() {
             let Lab {
                 client,
                 backend,
-                carried,
+                moved,
                 ..
             } = lab;
             let (resets, other) = if by_client {
@@ -160,7 +160,7 @@ fn a_reset_is_behind_what_was_sent_before_it() {
                 .set_linger(Some(Duration::ZERO))
                 .unwrap();
             drop(resets);
-            let left = timeout(DEADLINE, poll_fn(|cx| carried.poll(cx)))
+            let left = timeout(DEADLINE, poll_fn(|cx| moved.poll(cx)))
                 .await
                 .expect("an end");
             assert_eq!((left.out.failed, left.back.failed), (by_client, !by_client));
@@ -234,13 +234,13 @@ fn what_is_abandoned_is_closed_and_its_place_is_used_again() {
     with_ring(async || {
         for _ in 0..3 {
             let Lab {
-                carried,
+                moved,
                 client,
                 backend,
                 near,
             } = Lab::new();
-            assert_eq!(carried.number.get(), Some(0));
-            drop((carried, near));
+            assert_eq!(moved.number.get(), Some(0));
+            drop((moved, near));
             for mut stream in [client, backend] {
                 stream.set_nonblocking(true).unwrap();
                 let closed = async {
@@ -315,9 +315,9 @@ fn what_is_idle_is_given_back() {
         for _ in 0..3 {
             (&lab.client).write_all(b"question").unwrap();
             Lab::expect(&lab.backend, b"question").await;
-            lab.carried.give_back_if_idle();
+            lab.moved.give_back_if_idle();
         }
-        lab.carried.give_back_if_idle();
+        lab.moved.give_back_if_idle();
         let left = lab.left().await;
         assert!(left.idle && !left.out.failed && left.out.bytes.is_empty());
     });

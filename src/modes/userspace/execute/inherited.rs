@@ -8,7 +8,7 @@ use super::{
     super::{
         listeners::{
             ListenerSet,
-            given::GivenSockets,
+            inherited::InheritedSockets,
             redirect_ports::{RedirectPort, RedirectPorts},
         },
         plan::{GroupKind, GroupName},
@@ -24,13 +24,13 @@ use crate::{
 /// Returns the local port that an ended process had for a group, if its clients do not
 /// call it: the rules that it left redirect there.
 pub fn local_port(
-    given: &GivenSockets,
+    inherited: &InheritedSockets,
     ports: &mut RedirectPorts,
     name: &GroupName,
     group: &ListenerSet,
 ) -> Option<RedirectPort> {
     let (protocol, family) = (name.port.protocol, name.port.family);
-    let address = given.local_port(protocol, family, name.label())?;
+    let address = inherited.local_port(protocol, family, name.label())?;
     if group.is_called_at(address.port()) {
         return None;
     }
@@ -40,7 +40,7 @@ pub fn local_port(
 impl Executor {
     /// Takes what the holder gave of ended processes since the last call: groups that
     /// listen where the sockets are get them.
-    pub fn take_given(&mut self) {
+    pub fn take_inherited(&mut self) {
         self.assignments.inherit(self.shared.holding.take_notes());
         // No other process that would have to be told reads their answers any more.
         let (unread, _) = unbounded_channel();
@@ -48,8 +48,8 @@ impl Executor {
             self.assignments.inherit_flow(&record, socket, &unread);
         }
         self.assignments.give_passed();
-        for given in self.shared.holding.take_given() {
-            if let Some(port) = self.given.add(given) {
+        for inherited in self.shared.holding.take_inherited() {
+            if let Some(port) = self.inherited.add(inherited) {
                 self.ports.keep(port);
             }
         }
@@ -57,10 +57,10 @@ impl Executor {
 
     /// Closes those of `family` that no group has taken. Waiting connections of a Service
     /// that is still there are served.
-    pub fn close_given(&mut self, family: Family) {
+    pub fn close_inherited(&mut self, family: Family) {
         self.assignments.drop_inherited(family);
-        let left = self.given.take_family(family);
-        if left.is_empty() {
+        let unclaimed = self.inherited.take_family(family);
+        if unclaimed.is_empty() {
             return;
         }
         let groups = self.groups.iter();
@@ -69,8 +69,8 @@ impl Executor {
             .map(|(name, group)| ((name.port.protocol, name.label()), group))
             .collect();
         let mut ports = HashSet::new();
-        for given in left {
-            let description = given.description();
+        for inherited in unclaimed {
+            let description = inherited.description();
             let (protocol, address) = (description.protocol, description.address);
             let label = (&*description.label).into();
             let group = groups.get(&(protocol, label));
@@ -78,8 +78,8 @@ impl Executor {
                 ports.insert(BoundAddress { protocol, address });
             }
             match group {
-                Some(group) => group.serve_rest_of(&self.shared, &self.workers, given),
-                None => given.close(),
+                Some(group) => group.serve_rest_of(&self.shared, &self.workers, inherited),
+                None => inherited.close(),
             }
         }
         drop(groups);

@@ -21,7 +21,7 @@ use crate::{
 
 /// The ports of earlier processes.
 #[derive(Debug, Default)]
-pub struct LeftPorts {
+pub struct PreviousPorts {
     /// The local port, with the wildcard address, to which the rules of each frontend redirect.
     ports: HashMap<Frontend, BoundAddress>,
     frontends: HashMap<BoundAddress, Vec<Frontend>>,
@@ -39,7 +39,7 @@ enum EarlierProcess {
     Runs,
 }
 
-impl LeftPorts {
+impl PreviousPorts {
     /// Returns the local port that an earlier process had for frontends of this group alone, if
     /// its clients do not call it and no group had it again.
     pub fn local_port(
@@ -68,36 +68,43 @@ impl LeftPorts {
 impl Executor {
     /// Records where the rules of an earlier process redirect to, before there are groups
     /// of this family.
-    pub fn take_left(
+    pub fn take_previous_ports(
         &mut self,
         family: Family,
-        left: Vec<(Frontend, u16)>,
+        redirects: Vec<(Frontend, u16)>,
         others: &OtherProcesses,
     ) {
-        self.left.of = if others.has_predecessor() {
+        self.previous.of = if others.has_predecessor() {
             EarlierProcess::Runs
         } else {
             EarlierProcess::Ended
         };
-        for (frontend, port) in left {
+        for (frontend, port) in redirects {
             let port = BoundAddress {
                 protocol: frontend.protocol,
                 address: (family.unspecified(), port).into(),
             };
             self.ports.keep(port);
-            self.left.ports.insert(frontend, port);
-            self.left.frontends.entry(port).or_default().push(frontend);
+            self.previous.ports.insert(frontend, port);
+            self.previous
+                .frontends
+                .entry(port)
+                .or_default()
+                .push(frontend);
         }
     }
 
     /// Lets other groups have the ports that no group of `family` has again: nothing is
     /// redirected there any more.
-    pub fn give_up_left(&mut self, family: Family) {
-        self.left.ports.retain(|one, _| one.family != family);
+    pub fn give_up_previous_ports(&mut self, family: Family) {
+        self.previous.ports.retain(|one, _| one.family != family);
         let is_of_family = |port: &BoundAddress| Family::of(&port.address.ip()) == family;
-        let left = self.left.frontends.extract_if(|port, _| is_of_family(port));
-        let left: Vec<BoundAddress> = left.map(|(port, _)| port).collect();
-        self.left.had.retain(|port| !is_of_family(port));
-        self.give_up(left);
+        let unused = self
+            .previous
+            .frontends
+            .extract_if(|port, _| is_of_family(port));
+        let unused: Vec<BoundAddress> = unused.map(|(port, _)| port).collect();
+        self.previous.had.retain(|port| !is_of_family(port));
+        self.give_up(unused);
     }
 }

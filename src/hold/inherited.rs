@@ -8,11 +8,11 @@ use crate::{kernel::socket::records, net::Protocol};
 /// Has the holder close what need not be kept any more.
 pub(super) trait Released: fmt::Debug + Send + Sync {
     /// Is called when the process has closed the socket that the holder keeps under `number`.
-    fn held(&self, number: u64);
+    fn closed(&self, number: u64);
 
     /// Is called when the process does not need the socket any more that the holder gave it under
     /// `number` on a `connection`.
-    fn given(&self, connection: u64, number: u64);
+    fn unneeded(&self, connection: u64, number: u64);
 }
 
 /// A socket that the holder keeps, until this is dropped.
@@ -24,19 +24,19 @@ pub struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.released.held(self.number);
+        self.released.closed(self.number);
     }
 }
 
 /// A socket of an ended process.
 #[derive(Debug)]
-pub struct Given {
+pub struct InheritedSocket {
     pub(super) description: SocketDescription,
     pub(super) socket: OwnedFd,
     pub(super) release: Release,
 }
 
-impl Given {
+impl InheritedSocket {
     /// Returns its description, which was checked against the socket.
     pub fn description(&self) -> &SocketDescription {
         &self.description
@@ -66,6 +66,6 @@ pub struct Release {
 
 impl Drop for Release {
     fn drop(&mut self) {
-        self.released.given(self.connection, self.number);
+        self.released.unneeded(self.connection, self.number);
     }
 }

@@ -5,7 +5,7 @@ use std::{mem, net::SocketAddr, sync::Arc};
 use hashbrown::HashMap;
 
 use crate::{
-    hold::Given,
+    hold::InheritedSocket,
     kernel::socket::bound::BoundAddress,
     net::{Family, Protocol},
 };
@@ -15,17 +15,17 @@ type Purpose = (Protocol, Family, Arc<str>);
 
 /// The sockets that no service group has taken.
 #[derive(Debug, Default)]
-pub struct GivenSockets {
-    sockets: HashMap<BoundAddress, Vec<Given>>,
+pub struct InheritedSockets {
+    sockets: HashMap<BoundAddress, Vec<InheritedSocket>>,
     /// The local ports among them.
     local_ports: HashMap<Purpose, SocketAddr>,
 }
 
-impl GivenSockets {
+impl InheritedSockets {
     /// Adds a socket. Returns where it is if it has a local port of redirect capture,
     /// which no other group may take.
-    pub fn add(&mut self, given: Given) -> Option<BoundAddress> {
-        let description = given.description();
+    pub fn add(&mut self, inherited: InheritedSocket) -> Option<BoundAddress> {
+        let description = inherited.description();
         let (protocol, address) = (description.protocol, description.address);
         let (bound, ip) = (BoundAddress { protocol, address }, address.ip());
         if ip.is_unspecified() {
@@ -33,7 +33,7 @@ impl GivenSockets {
             let purpose = (protocol, Family::of(&ip), label);
             self.local_ports.insert(purpose, address);
         }
-        self.sockets.entry(bound).or_default().push(given);
+        self.sockets.entry(bound).or_default().push(inherited);
         ip.is_unspecified().then_some(bound)
     }
 
@@ -52,19 +52,19 @@ impl GivenSockets {
     }
 
     /// Returns the sockets at an address.
-    pub fn take(&mut self, protocol: Protocol, address: SocketAddr) -> Vec<Given> {
+    pub fn take(&mut self, protocol: Protocol, address: SocketAddr) -> Vec<InheritedSocket> {
         let taken = self.sockets.remove(&BoundAddress { protocol, address });
         taken.unwrap_or_default()
     }
 
     /// Returns all sockets of `family`.
-    pub fn take_family(&mut self, family: Family) -> Vec<Given> {
+    pub fn take_family(&mut self, family: Family) -> Vec<InheritedSocket> {
         let (taken, rest) = mem::take(&mut self.sockets)
             .into_iter()
             .partition(|(bound, _)| Family::of(&bound.address.ip()) == family);
         self.sockets = rest;
         self.local_ports.retain(|(_, of, _), _| *of != family);
-        let taken: HashMap<BoundAddress, Vec<Given>> = taken;
+        let taken: HashMap<BoundAddress, Vec<InheritedSocket>> = taken;
         taken.into_values().flatten().collect()
     }
 }

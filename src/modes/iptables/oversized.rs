@@ -12,39 +12,39 @@ use crate::kernel::xtables::{
 };
 
 /// Returns whether groups weigh more than `limit` together.
-pub fn are_heavy<'a>(groups: impl IntoIterator<Item = &'a PortSteps>, limit: usize) -> bool {
+pub fn are_oversized<'a>(groups: impl IntoIterator<Item = &'a PortSteps>, limit: usize) -> bool {
     let weights = groups.into_iter().map(Group::weight);
     weights.sum::<usize>() > limit
 }
 
 /// Returns the groups of a change with those of ServicePorts that weigh more than `limit` after
-/// those of others, and in pieces; `None`: there are none. What has no owner stays first and last.
-pub fn heavy_last(groups: &[PortSteps], limit: usize) -> Option<Vec<PortSteps>> {
-    let is_heavy = |group: &&PortSteps| group.owner.is_some() && are_heavy([*group], limit);
-    groups.iter().find(is_heavy)?;
-    let (heavy, others): (Vec<_>, Vec<_>) = groups.iter().partition(is_heavy);
+/// those of others, and divided; `None`: there are none. What has no owner stays first and last.
+pub fn oversized_last(groups: &[PortSteps], limit: usize) -> Option<Vec<PortSteps>> {
+    let is_oversized = |group: &&PortSteps| group.owner.is_some() && are_oversized([*group], limit);
+    groups.iter().find(is_oversized)?;
+    let (oversized, others): (Vec<_>, Vec<_>) = groups.iter().partition(is_oversized);
     let ports = others.iter().rposition(|group| group.owner.is_some());
     let (first, last) = others.split_at(ports.map_or(others.len().min(1), |at| at + 1));
-    let pieces = heavy.into_iter().flat_map(|group| {
-        let Pieces {
+    let parts = oversized.into_iter().flat_map(|group| {
+        let Divided {
             before,
             main,
             after,
-        } = Pieces::of(group, limit);
+        } = Divided::of(group, limit);
         before.into_iter().chain([main]).chain(after)
     });
     let copied = |groups: &[&PortSteps]| groups.iter().copied().cloned().collect::<Vec<_>>();
     Some(
         copied(first)
             .into_iter()
-            .chain(pieces)
+            .chain(parts)
             .chain(copied(last))
             .collect(),
     )
 }
 
 /// The steps of one ServicePort, divided where nothing is different for its clients meanwhile.
-pub struct Pieces {
+pub struct Divided {
     /// Chains of endpoints, which others jump to later.
     pub before: Vec<PortSteps>,
     /// All that belongs together.
@@ -53,9 +53,9 @@ pub struct Pieces {
     pub after: Vec<PortSteps>,
 }
 
-impl Pieces {
-    /// Divides `group`; no piece but the main one weighs more than `limit`.
-    pub fn of(group: &PortSteps, limit: usize) -> Pieces {
+impl Divided {
+    /// Divides `group`; no part but the main one weighs more than `limit`.
+    pub fn of(group: &PortSteps, limit: usize) -> Divided {
         let Group { owner, ops } = group;
         let is_of_endpoint = |op: &Op| op.table == Table::Nat && distance(&op.chain) == ENDPOINT;
         let comes = |op: &&Op| is_of_endpoint(op) && matches!(op.action, Action::Fill(_));
@@ -68,7 +68,7 @@ impl Pieces {
         };
         let most = (limit / CHAIN).max(1);
         let divided = |ops: &[&Op]| ops.chunks(most).map(group).collect();
-        Pieces {
+        Divided {
             before: divided(&comes),
             main: group(&main),
             after: divided(&goes),
@@ -108,15 +108,15 @@ mod tests {
         let comes = ["1", "2", "3", "4", "5"].map(|n| fill(&format!("KUBE-SEP-{n}")));
         let goes = ["6", "7"].map(|n| delete(&format!("KUBE-SEP-{n}")));
         let between = [fill("KUBE-SVC-A"), delete("KUBE-EXT-A")];
-        let heavy = Group::of(owner("a"), [&comes[..], &goes, &between].concat());
-        let light = Group::of(owner("b"), vec![fill("KUBE-SVC-B")]);
+        let oversized = Group::of(owner("a"), [&comes[..], &goes, &between].concat());
+        let small = Group::of(owner("b"), vec![fill("KUBE-SVC-B")]);
         let all = [
             Group::common(Vec::new()),
-            heavy,
-            light,
+            oversized,
+            small,
             Group::common(vec![delete("LAST")]),
         ];
-        let found = heavy_last(&all, LIMIT).expect("one is heavy");
+        let found = oversized_last(&all, LIMIT).expect("one is oversized");
         let expected: [&[&str]; 7] = [
             &[],
             &["KUBE-SVC-B"],
@@ -133,8 +133,8 @@ mod tests {
         assert!(owners, "{found:?}");
         // Alone it comes between what has no owner, too.
         let all = [all[0].clone(), all[1].clone(), all[3].clone()];
-        let found = heavy_last(&all, LIMIT).expect("one is heavy");
+        let found = oversized_last(&all, LIMIT).expect("one is oversized");
         assert_eq!(chains(&found).last(), Some(&vec!["LAST"]));
-        assert!(heavy_last(&all, 100 * LIMIT).is_none());
+        assert!(oversized_last(&all, 100 * LIMIT).is_none());
     }
 }

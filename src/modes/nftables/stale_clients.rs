@@ -23,33 +23,33 @@ use crate::{
 /// After a search, there is none for this many times as long as it took.
 const PAUSE_FACTOR: u32 = 10;
 
-/// What clients are to be forgotten.
+/// The clients whose entries are to be deleted.
 #[derive(Debug, Default)]
-pub struct Forgotten {
+pub struct StaleClients {
     routes: Routes,
     not_before: Option<Instant>,
-    /// Whether they are not forgotten yet, and may still be sent there.
+    /// Whether their entries were not deleted at once, so that they may still be sent there.
     is_late: bool,
-    /// Whether some were forgotten late.
+    /// Whether entries were deleted late.
     were_late: bool,
 }
 
-impl Forgotten {
+impl StaleClients {
     /// Adds what a change that is in force removed: no new entries for it are made any
     /// more.
     pub fn after(&mut self, change: &mut Change) {
-        self.routes.extend(std::mem::take(&mut change.forgotten));
+        self.routes.extend(std::mem::take(&mut change.stale));
         self.routes.remove(&change.preserved);
     }
 
-    /// Forgets them: the map of clients was written anew, without them.
+    /// Drops them: the map of clients was written anew, without them.
     pub fn clear(&mut self) {
         self.routes = Routes::default();
         self.were_late |= std::mem::take(&mut self.is_late);
     }
 
-    /// Returns true if clients were forgotten since the last time, but not at once: UDP flows that
-    /// they began meanwhile are translated to endpoints that are gone.
+    /// Returns true if entries were deleted since the last time, but not at once: UDP flows that
+    /// these clients began meanwhile are translated to endpoints that are gone.
     pub fn take_late(&mut self) -> bool {
         std::mem::take(&mut self.were_late)
     }

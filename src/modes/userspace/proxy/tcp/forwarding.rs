@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(30);
 struct Mover<'a> {
     relay: &'a mut Relay,
     /// The worker's ring, instead of the relay.
-    ring: Option<ring::Carried>,
+    ring: Option<ring::RingConnection>,
     /// Whether the backend has answered. That it took the connection says little: a
     /// backend that is about to die, or whose program does not accept, takes it, too.
     answered: bool,
@@ -43,7 +43,7 @@ struct Mover<'a> {
 enum Step {
     Relay(Progress),
     /// The relay goes on from what the ring left.
-    Left(ring::Left),
+    Remainder(ring::Remainder),
 }
 
 impl Mover<'_> {
@@ -55,11 +55,11 @@ impl Mover<'_> {
         (shared, group): (&Shared, &ServiceGroup),
     ) -> Poll<Step> {
         if let Some(ring) = &self.ring {
-            return Poll::Ready(Step::Left(ready!(ring.poll(cx))));
+            return Poll::Ready(Step::Remainder(ready!(ring.poll(cx))));
         }
         let progress = self.relay.poll(cx, client, &dialed.stream, shared.into());
         let (from_client, to_client) = self.relay.take_counts();
-        dialed.lease.carried(from_client, to_client);
+        dialed.lease.count_bytes(from_client, to_client);
         if !self.answered && self.relay.is_answered() {
             self.answered = true;
             group.answered(dialed.lease.endpoint().address);
@@ -82,7 +82,7 @@ impl Mover<'_> {
         if let Some(driver) = ring::of_this_worker() {
             let endpoint = dialed.lease.endpoint().clone();
             let (client, backend) = (client.unwatch(), dialed.stream.unwatch());
-            self.ring = Some(driver.carry(client, backend, endpoint));
+            self.ring = Some(driver.forward(client, backend, endpoint));
             shared.counters.connections_by_io_uring.inc();
         }
     }
@@ -90,13 +90,14 @@ impl Mover<'_> {
     /// Makes the relay move them again. Returns false if the kernel has no memory to watch them.
     fn use_relay(
         &mut self,
-        left: &ring::Left,
+        remainder: &ring::Remainder,
         client: &mut Stream,
         backend: &mut Stream,
         shared: &Shared,
     ) -> bool {
         self.ring = None;
-        self.relay.take_up(left, client, backend, shared.into());
+        self.relay
+            .take_up(remainder, client, backend, shared.into());
         client.watch().is_ok() && backend.watch().is_ok()
     }
 }
@@ -119,7 +120,7 @@ fn ends_stalled(shared: &Shared, group: &ServiceGroup) -> bool {
 }
 
 /// Moves bytes until the connection ends.
-pub async fn carry(
+pub async fn forward(
     (shared, group): (&Shared, &ServiceGroup),
     relay: &mut Relay,
     client: &mut Stream,
@@ -186,8 +187,8 @@ pub async fn carry(
                 closed = Some(side);
             }
             Step::Relay(Progress::Messages) => mover.use_ring(client, dialed, shared),
-            Step::Left(left) => {
-                if !mover.use_relay(&left, client, &mut dialed.stream, shared) {
+            Step::Remainder(remainder) => {
+                if !mover.use_relay(&remainder, client, &mut dialed.stream, shared) {
                     return End::Reset;
                 }
             }
