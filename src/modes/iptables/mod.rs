@@ -13,7 +13,7 @@ mod count;
 mod counters;
 mod diff;
 mod execute;
-mod explain;
+pub(super) mod explain;
 mod family;
 mod observe;
 mod pieces;

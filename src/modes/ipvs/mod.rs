@@ -14,7 +14,7 @@ mod desired;
 mod diff;
 mod drain;
 mod execute;
-mod explain;
+pub(super) mod explain;
 mod family;
 mod objects;
 mod observe;

@@ -12,7 +12,7 @@ mod cleanup;
 mod compare;
 mod diff;
 mod execute;
-mod explain;
+pub(super) mod explain;
 mod family;
 mod forget;
 mod observe;

@@ -11,7 +11,7 @@ pub mod capture;
 mod cleanup;
 mod diff;
 mod execute;
-mod explain;
+pub(super) mod explain;
 mod handover;
 mod listeners;
 mod loads;
