@@ -27,7 +27,7 @@ pub mod yielding;
 pub use comparison::{Compared, Difference, Found};
 pub use explain::{Explanation, Packet};
 pub use failed::FailedPorts;
-pub use metrics::{Metrics, Unwritten};
+pub use metrics::{Metrics, Unwritten, UnwrittenCounter};
 pub use unsupported::{Reason, Unsupported};
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};

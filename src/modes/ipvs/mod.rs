@@ -62,9 +62,16 @@ use crate::{
         xtables::{self, Engine},
     },
     log_once::LogOnce,
-    modes::{Metrics, repairs::Repairs},
+    modes::{Metrics, Unwritten, UnwrittenCounter, repairs::Repairs},
     net::{Family, ModeName, PerFamily},
     node::{ActedOn, NodePorts},
+/// What kube-proxy counts in this mode.
+pub const UNWRITTEN: [UnwrittenCounter; 1] = [(
+    Unwritten::Rules,
+    "iptables_restore",
+    "Rules that could not be written.",
+)];
+
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
