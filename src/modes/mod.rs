@@ -6,6 +6,7 @@ pub mod comparison;
 mod detect_local;
 pub mod explain;
 mod failed;
+pub mod handover;
 pub mod iptables;
 pub mod ipvs;
 pub mod localhost;

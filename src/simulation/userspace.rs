@@ -33,10 +33,13 @@ use crate::{
         },
         xtables::Engine,
     },
-    modes::userspace::{
-        Capture, ConnectionLimits, Counters, DialLimits, Handover, Listening, Options, Userspace,
-        capture::{Requested, choose},
-        cleanup,
+    modes::{
+        handover::Handover,
+        userspace::{
+            Capture, ConnectionLimits, Counters, DialLimits, Listening, Options, Userspace,
+            capture::{Requested, choose},
+            cleanup,
+        },
     },
     net::{Family, Protocol},
     node::NodePorts,

@@ -11,14 +11,14 @@ use crate::{
     kernel::probe::{Ability, Kernel},
     modes::{
         UnwrittenCounter,
+        handover::Handover,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
         localhost::LocalhostNodePorts,
         nftables::{self, Nftables},
         offloaded::Offloaded,
         userspace::{
-            self, Capture, Counters, Handover, NodePortRelay, RelayMetrics, Rings, Userspace,
-            capture,
+            self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Userspace, capture,
         },
         yielding::Yielding,
     },

@@ -36,8 +36,8 @@ use crate::{
     },
     log_once::LogOnce,
     modes::{
-        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, progress::SyncProgress,
-        userspace::Handover,
+        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, handover::Handover,
+        progress::SyncProgress,
     },
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,

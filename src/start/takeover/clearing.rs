@@ -15,7 +15,7 @@ use tokio::{
 
 use super::stale_state::{Running, StaleState, rules_of_programs_may_be_there};
 use crate::{
-    kernel::xtables::clear_traces, log_once::LogOnce, modes::userspace::Handover, net::Family,
+    kernel::xtables::clear_traces, log_once::LogOnce, modes::handover::Handover, net::Family,
 };
 
 /// How long stale state stays because connections need it.
