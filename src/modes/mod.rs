@@ -2,6 +2,7 @@
 //! implementations.
 
 mod checks;
+pub mod cleanup;
 pub mod comparison;
 mod detect_local;
 pub mod explain;
@@ -129,9 +130,9 @@ pub enum SyncError {
     /// The table of nftables mode could not be put into the kernel.
     #[error(transparent)]
     Nftables(#[from] nftables::Error),
-    /// The node's addresses cannot be listed.
+    /// The kernel refused, or could not be asked, as for the node's addresses.
     #[error(transparent)]
-    Addresses(#[from] netlink::Error),
+    Netlink(#[from] netlink::Error),
     /// What both families need failed.
     #[error(transparent)]
     OfBoth(Arc<SyncError>),

@@ -34,11 +34,12 @@ use crate::{
         xtables::Engine,
     },
     modes::{
+        cleanup::{Cleanup, Running},
         handover::Handover,
         userspace::{
-            Capture, ConnectionLimits, Counters, DialLimits, Listening, Options, Userspace,
+            Capture, ConnectionLimits, Counters, DialLimits, Installed, Listening, Options,
+            Userspace,
             capture::{Requested, choose},
-            cleanup,
         },
     },
     net::{Family, Protocol},
@@ -130,7 +131,8 @@ impl<C: Captures + Rules> Subject for C {
     }
 
     async fn cleanup(&self) -> Result<(), String> {
-        cleanup().await.map_err(|error| error.to_string())
+        let cleaned = Installed.cleanup(&Running::default()).await;
+        cleaned.map_err(|error| error.to_string())
     }
 }
 

@@ -28,7 +28,7 @@ mod unsupported;
 use std::time::Duration;
 
 pub use self::{
-    cleanup::{chains, cleanup_except, is_kubelets, is_there, retire, rules_may_be_there, serves},
+    cleanup::{Installed, chains, is_kubelets, may_serve},
     observe::interest,
     setup::Setup,
     traffic::{Counts, Traffic},

@@ -27,7 +27,7 @@ use std::{io, sync::Arc, time::Duration};
 use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
-    cleanup::{KUBE_PROXY, cleanup, may_be_there, may_serve, retire},
+    cleanup::{Installed, KUBE_PROXY, may_serve},
     traffic::{Carried, Traffic},
 };
 use super::{

@@ -37,7 +37,7 @@ pub(crate) use self::execute::listening::Listening;
 pub use self::{
     assignments::{Assignments, FlowToPass, LONGEST_FLOW, MOST_RECORDS},
     capture::Capture,
-    cleanup::{cleanup, cleanup_except, is_there, prepare_successor, retire, rules_may_be_there},
+    cleanup::{Installed, prepare_successor},
     loads::{EndpointLoad, Limited, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, workers},
