@@ -1,5 +1,5 @@
-//! Which module may use which: the table in ARCHITECTURE.md holds for the `use` lines of
-//! the code, and files do not use each other in a cycle. `sizes`: no file or function is
+//! Which module may use which: the table in ARCHITECTURE.md holds for the paths in the code, no
+//! mode names another one, and files do not use each other in a cycle. `sizes`: no file or function is
 //! too long. `tiers`: what `make unit` runs.
 
 mod map;
@@ -56,13 +56,30 @@ fn without_tests(text: &str) -> &str {
     inline.next().map_or(text, |(at, _)| &text[..at])
 }
 
+/// Returns `text` without its tests and comments.
+fn code(text: &str) -> String {
+    let lines = without_tests(text).lines();
+    let lines = lines.map(|line| line.split("//").next().unwrap_or_default());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the paths that the code of `text` names: those of its `use` lines, and anywhere else
+/// those from the root of the crate or from a parent.
+fn named(text: &str) -> Vec<Vec<String>> {
+    let code = code(text);
+    let is_of_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+    let words = code.split(|c| !is_of_path(c));
+    let paths = words.filter(|word| word.starts_with("crate::") || word.starts_with("super::"));
+    let paths = paths.map(|path| {
+        let names = path.split(':').filter(|name| !name.is_empty());
+        names.map(str::to_owned).collect()
+    });
+    used(text).into_iter().chain(paths).collect()
+}
+
 /// Returns the paths that the `use` lines of `text` name, without those of its tests.
 fn used(text: &str) -> Vec<Vec<String>> {
-    let code = without_tests(text);
-    let lines = code
-        .lines()
-        .map(|line| line.split("//").next().unwrap_or_default());
-    let code = lines.collect::<Vec<_>>().join("\n");
+    let code = code(text);
     let mut found = Vec::new();
     let begins = |line: &str| {
         let line = line.trim_start();
@@ -177,7 +194,7 @@ fn modules_use_only_those_of_the_table_and_no_arrow_runs_back() {
         let text = fs::read_to_string(&path).expect("a source file");
         let Some(top) = module.first() else { continue };
         let uses = found.entry(top.clone()).or_default();
-        let paths = used(&text);
+        let paths = named(&text);
         let others = paths.iter().filter_map(|used| resolved(used, &module));
         uses.extend(others.filter_map(|other| other.first().cloned()));
         uses.remove(top);
@@ -193,6 +210,32 @@ fn modules_use_only_those_of_the_table_and_no_arrow_runs_back() {
     }
     let table: BTreeMap<_, _> = table.into_iter().collect();
     assert_eq!(found, table, "left: the code; right: ARCHITECTURE.md");
+}
+
+/// A mode is a folder of `src/modes` with a plan.
+#[test]
+fn no_mode_names_another_one() {
+    let mode = |module: &Module| match &module[..] {
+        [modes, mode, ..] if modes == "modes" => {
+            let folder = root().join("src/modes").join(mode);
+            folder.join("plan").is_dir().then(|| mode.clone())
+        }
+        _ => None,
+    };
+    let (mut modes, mut wrong) = (BTreeSet::new(), Vec::new());
+    for (module, path) in files() {
+        let Some(own) = mode(&module) else { continue };
+        let text = fs::read_to_string(&path).expect("a source file");
+        for path in named(&text) {
+            let other = resolved(&path, &module).and_then(|other| mode(&other));
+            if other.is_some_and(|other| other != own) {
+                wrong.push(format!("{} names {}", module.join("::"), path.join("::")));
+            }
+        }
+        modes.insert(own);
+    }
+    assert!(modes.len() > 3, "modes were not found: {modes:?}");
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 /// Returns the nodes that are reached from `node` over one arrow of `uses` or more.
@@ -237,8 +280,8 @@ fn no_files_use_each_other_in_a_circle() {
     let mut uses = BTreeMap::<Module, BTreeSet<Module>>::new();
     for (module, path) in &files {
         let text = fs::read_to_string(path).expect("a source file");
-        for used in used(&text) {
-            let other = resolved(&used, module).and_then(|path| file(&path));
+        for path in named(&text) {
+            let other = resolved(&path, module).and_then(|path| file(&path));
             // A module and what it contains belong together.
             let other =
                 other.filter(|other| !other.starts_with(module) && !module.starts_with(other));
@@ -261,6 +304,13 @@ fn circles_of_any_length_are_found() {
     let found = circles(&uses);
     let expected = [vec!["a", "b", "c"], vec!["e", "f"]];
     assert!(found.iter().eq(&expected), "{found:?}");
+}
+
+#[test]
+fn paths_anywhere_in_the_code_are_named() {
+    let text = "fn f(x: crate::b::C) -> Vec<super::super::d::E> {} // crate::f\n";
+    let found: Vec<String> = named(text).iter().map(|path| path.join("::")).collect();
+    assert_eq!(found, ["crate::b::C", "super::super::d::E"]);
 }
 
 #[test]

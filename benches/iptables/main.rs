@@ -33,9 +33,10 @@ use prometheus::Registry;
 use tokio::runtime::Runtime;
 use tripod::{
     cli,
-    kernel::{probe::Kernel, xtables::remove::Preserved},
+    kernel::probe::Kernel,
     modes::{
         Mode,
+        cleanup::{Cleanup, Running},
         iptables::{self, Iptables, Setup, plan::DispatchChoice},
     },
     net::PerFamily,
@@ -316,7 +317,7 @@ fn connecting(engine: &str, services: u32) {
         );
         bench
             .runtime
-            .block_on(iptables::cleanup_except(&Preserved::nothing()))
+            .block_on(iptables::Installed.cleanup(&Running::default()))
             .expect("clean");
         for program in ["iptables", "ip6tables"] {
             sh(&format!(

@@ -17,6 +17,7 @@ use tripod::{
     kernel::probe::Kernel,
     modes::{
         Mode, Outcomes,
+        cleanup::{self, Cleanup},
         iptables::{self, Iptables, plan::DispatchChoice},
         nftables::{self, Nftables, TABLE},
     },
@@ -114,7 +115,9 @@ impl Node {
 
     /// Removes the tables of nftables mode.
     pub fn clean(self) {
-        nftables::cleanup(TABLE).expect("clean");
+        let nothing_runs = cleanup::Running::default();
+        let cleaned = nftables::Installed(TABLE).cleanup(&nothing_runs);
+        self.runtime.block_on(cleaned).expect("clean");
     }
 }
 

@@ -22,3 +22,7 @@ pub enum Unwritten {
     /// The removal of what nothing needs.
     Remnants,
 }
+
+/// A counter of such changes that kube-proxy has in the same mode: what it counts, its name without
+/// what all such names begin and end with, and its description.
+pub type UnwrittenCounter = (Unwritten, &'static str, &'static str);

@@ -2,10 +2,12 @@
 //! implementations.
 
 mod checks;
+pub mod cleanup;
 pub mod comparison;
 mod detect_local;
 pub mod explain;
 mod failed;
+pub mod handover;
 pub mod iptables;
 pub mod ipvs;
 pub mod localhost;
@@ -27,7 +29,7 @@ pub mod yielding;
 pub use comparison::{Compared, Difference, Found};
 pub use explain::{Explanation, Packet};
 pub use failed::FailedPorts;
-pub use metrics::{Metrics, Unwritten};
+pub use metrics::{Metrics, Unwritten, UnwrittenCounter};
 pub use unsupported::{Reason, Unsupported};
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -128,9 +130,9 @@ pub enum SyncError {
     /// The table of nftables mode could not be put into the kernel.
     #[error(transparent)]
     Nftables(#[from] nftables::Error),
-    /// The node's addresses cannot be listed.
+    /// The kernel refused, or could not be asked, as for the node's addresses.
     #[error(transparent)]
-    Addresses(#[from] netlink::Error),
+    Netlink(#[from] netlink::Error),
     /// What both families need failed.
     #[error(transparent)]
     OfBoth(Arc<SyncError>),

@@ -4,8 +4,8 @@
 //! write would each take the rules of the other for damage, and repair it without end.
 
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncReport, progress::SyncProgress,
-    userspace::Handover,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncReport, handover::Handover,
+    progress::SyncProgress,
 };
 use crate::{
     kernel::xtables::Engine,

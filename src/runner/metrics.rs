@@ -4,7 +4,10 @@
 //! A sync counts for each family that it concerned, as in kube-proxy, which syncs
 //! each by itself.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use prometheus::{
     Gauge, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -13,8 +16,8 @@ use prometheus::{
 use super::unwritten::UnwrittenRules;
 use crate::{
     family_metrics::{FAMILY, counter, histogram, registered},
-    modes::{self, Unwritten},
-    net::{Family, ModeName},
+    modes::{self, Unwritten, UnwrittenCounter},
+    net::Family,
     services::{ServicePort, TrafficPolicy},
 };
 
@@ -194,19 +197,19 @@ impl Metrics {
         })
     }
 
-    /// Returns the same metrics with those that kube-proxy shows in `mode` alone.
+    /// Returns the same metrics with these `counters`, which kube-proxy shows in one mode alone.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
     pub(crate) fn of_mode(
         &self,
         registry: &Registry,
-        mode: ModeName,
-    ) -> prometheus::Result<Metrics> {
-        Ok(Metrics {
-            unwritten: UnwrittenRules::register(registry, mode)?,
+        counters: &[UnwrittenCounter],
+    ) -> prometheus::Result<Arc<Metrics>> {
+        Ok(Arc::new(Metrics {
+            unwritten: UnwrittenRules::register(registry, counters)?,
             ..self.clone()
-        })
+        }))
     }
 
     /// Records that a sync of `family` was requested.

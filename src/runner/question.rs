@@ -15,7 +15,9 @@ use crate::{
 
 pub use crate::modes::{
     Compared, Difference, Explanation, Found, Packet, SyncError,
-    explain::{Caller, Connection, Origin, Stale, Verdict, connections, dropping_chains, stale},
+    explain::{
+        Caller, Carrier, Connection, Origin, Stale, Verdict, connections, dropping_chains, stale,
+    },
 };
 
 /// Maximum number of questions that wait. Each may require reading all that the kernel holds.

@@ -6,51 +6,33 @@ use prometheus::{IntCounterVec, Registry};
 
 use crate::{
     family_metrics::counter,
-    modes::Unwritten,
-    net::{Family, ModeName},
+    modes::{Unwritten, UnwrittenCounter},
+    net::Family,
 };
 
-/// The counters of one mode; `None` where kube-proxy has none for it.
+/// The counters of one mode.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UnwrittenRules {
-    rules: Option<IntCounterVec>,
-    remnants: Option<IntCounterVec>,
-}
+pub(super) struct UnwrittenRules(Vec<(Unwritten, IntCounterVec)>);
 
 impl UnwrittenRules {
-    /// Returns the counters of `mode`, at zero, which `registry` shows.
+    /// Returns these `counters`, at zero, which `registry` shows.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
-    pub(super) fn register(registry: &Registry, mode: ModeName) -> prometheus::Result<Self> {
-        let shown = |what: &str, help: &str| {
-            let name = format!("kubeproxy_sync_proxy_rules_{what}_failures_total");
-            counter(registry, &name, help).map(Some)
-        };
-        Ok(match mode {
-            ModeName::Ipvs => UnwrittenRules {
-                rules: shown("iptables_restore", "Rules that could not be written.")?,
-                remnants: None,
-            },
-            ModeName::Nftables => UnwrittenRules {
-                rules: shown("nftables_sync", "Changes that could not be written.")?,
-                remnants: shown(
-                    "nftables_cleanup",
-                    "Removals of what is no longer needed that failed.",
-                )?,
-            },
-            ModeName::Iptables | ModeName::Userspace => UnwrittenRules::default(),
-        })
+    pub(super) fn register(
+        registry: &Registry,
+        counters: &[UnwrittenCounter],
+    ) -> prometheus::Result<Self> {
+        let counters = counters.iter().map(|(what, name, help)| {
+            let name = format!("kubeproxy_sync_proxy_rules_{name}_failures_total");
+            Ok((*what, counter(registry, &name, help)?))
+        });
+        Ok(UnwrittenRules(counters.collect::<prometheus::Result<_>>()?))
     }
 
     pub(super) fn count(&self, family: Family, what: Unwritten) {
-        let counter = match what {
-            Unwritten::Rules => &self.rules,
-            Unwritten::Remnants => &self.remnants,
-        };
-        if let Some(counter) = counter {
-            counter.with_label_values(&[family.name()]).inc();
-        }
+        let counters = self.0.iter().filter(|(of, _)| *of == what);
+        counters.for_each(|(_, counter)| counter.with_label_values(&[family.name()]).inc());
     }
 }
 
@@ -59,18 +41,18 @@ mod tests {
     use prometheus::TextEncoder;
 
     use super::*;
+    use crate::modes::{ipvs, nftables};
 
     #[test]
     fn each_mode_has_the_counters_that_kube_proxy_has() {
-        let cases: [(_, &[&str]); 4] = [
-            (ModeName::Ipvs, &["iptables_restore"]),
-            (ModeName::Nftables, &["nftables_cleanup", "nftables_sync"]),
-            (ModeName::Iptables, &[]),
-            (ModeName::Userspace, &[]),
+        let cases: [(&[_], &[&str]); 3] = [
+            (&ipvs::UNWRITTEN, &["iptables_restore"]),
+            (&nftables::UNWRITTEN, &["nftables_cleanup", "nftables_sync"]),
+            (&[], &[]),
         ];
-        for (mode, expected) in cases {
+        for (counters, expected) in cases {
             let registry = Registry::new();
-            let unwritten = UnwrittenRules::register(&registry, mode).unwrap();
+            let unwritten = UnwrittenRules::register(&registry, counters).unwrap();
             unwritten.count(Family::V6, Unwritten::Rules);
             unwritten.count(Family::V6, Unwritten::Remnants);
             let text = TextEncoder::new().encode_to_string(&registry.gather());
@@ -85,7 +67,7 @@ mod tests {
                 };
                 [of("IPv4", 0), of("IPv6", 1)]
             });
-            assert_eq!(shown, lines.collect::<Vec<_>>(), "{mode}");
+            assert_eq!(shown, lines.collect::<Vec<_>>(), "{counters:?}");
         }
     }
 }

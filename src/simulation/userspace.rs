@@ -33,10 +33,14 @@ use crate::{
         },
         xtables::Engine,
     },
-    modes::userspace::{
-        Capture, ConnectionLimits, Counters, DialLimits, Handover, Listening, Options, Userspace,
-        capture::{Requested, choose},
-        cleanup,
+    modes::{
+        cleanup::{Cleanup, Running},
+        handover::Handover,
+        userspace::{
+            Capture, ConnectionLimits, Counters, DialLimits, Installed, Listening, Options,
+            Userspace,
+            capture::{Requested, choose},
+        },
     },
     net::{Family, Protocol},
     node::NodePorts,
@@ -127,7 +131,8 @@ impl<C: Captures + Rules> Subject for C {
     }
 
     async fn cleanup(&self) -> Result<(), String> {
-        cleanup().await.map_err(|error| error.to_string())
+        let cleaned = Installed.cleanup(&Running::default()).await;
+        cleaned.map_err(|error| error.to_string())
     }
 }
 

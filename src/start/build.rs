@@ -10,14 +10,15 @@ use crate::{
     hold::Holding,
     kernel::probe::{Ability, Kernel},
     modes::{
+        UnwrittenCounter,
+        handover::Handover,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
         localhost::LocalhostNodePorts,
         nftables::{self, Nftables},
         offloaded::Offloaded,
         userspace::{
-            self, Capture, Counters, Handover, NodePortRelay, RelayMetrics, Rings, Userspace,
-            capture,
+            self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Userspace, capture,
         },
         yielding::Yielding,
     },
@@ -43,7 +44,7 @@ impl NodeContext<'_> {
     /// # Errors
     /// When it turns out that it cannot run here.
     pub(super) fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
-        let metrics = Arc::new(self.metrics.of_mode(self.registry, name)?);
+        let metrics = |counters: &[UnwrittenCounter]| self.metrics.of_mode(self.registry, counters);
         Ok(match name {
             ModeName::Ipvs => {
                 let Settings {
@@ -57,7 +58,7 @@ impl NodeContext<'_> {
                     ..ipvs::Options::new(configuration, effective)
                 };
                 let node_ports = Arc::clone(self.node_ports);
-                let mode = Ipvs::new(options, self.kernel, node_ports, metrics)?;
+                let mode = Ipvs::new(options, self.kernel, node_ports, metrics(&ipvs::UNWRITTEN)?)?;
                 let relay = self.localhost(effective.scheduler)?;
                 let mode = Yielding::new(Offloaded::new(mode), handover(relay.as_ref()));
                 Running::Ipvs(LocalhostNodePorts::new(mode, relay))
@@ -68,7 +69,7 @@ impl NodeContext<'_> {
                     configured: self.settings.effective.clone(),
                     node_ports: Arc::clone(self.node_ports),
                     counted: self.settings.own.counted(),
-                    metrics,
+                    metrics: metrics(&nftables::UNWRITTEN)?,
                 };
                 let mode = Nftables::new(setup, self.kernel)?;
                 let relay = self.localhost(SchedulerName::Random)?;
@@ -81,7 +82,7 @@ impl NodeContext<'_> {
                     configured: self.settings.effective.clone(),
                     node_ports: Arc::clone(self.node_ports),
                     dispatch: self.settings.own.iptables_dispatch,
-                    metrics,
+                    metrics: metrics(&[])?,
                 };
                 let mode = Iptables::new(setup, self.kernel, self.registry)?;
                 Running::Iptables(Box::new(Yielding::new(mode, Handover::of_rules())))

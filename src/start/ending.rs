@@ -16,7 +16,7 @@ use crate::{
     cli::Settings,
     config::{self, ConfigFile},
     hold::Holding,
-    modes::userspace::Handover,
+    modes::handover::Handover,
     serve,
 };
 

@@ -3,15 +3,9 @@
 use crate::{
     kernel::xtables::Engine,
     modes::{
-        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError,
-        iptables::Iptables,
-        ipvs::Ipvs,
-        localhost::LocalhostNodePorts,
-        nftables::Nftables,
-        offloaded::Offloaded,
-        progress::SyncProgress,
-        userspace::{Handover, Userspace},
-        yielding::Yielding,
+        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, handover::Handover,
+        iptables::Iptables, ipvs::Ipvs, localhost::LocalhostNodePorts, nftables::Nftables,
+        offloaded::Offloaded, progress::SyncProgress, userspace::Userspace, yielding::Yielding,
     },
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,

@@ -56,7 +56,7 @@ use crate::{
         records::{self, Channel},
         unix,
     },
-    modes::userspace::{Handover, Predecessor},
+    modes::handover::{Handover, Predecessor},
     net::{Family, PerFamily},
     runner::AfterSync,
     serve::{Listeners, Successors},

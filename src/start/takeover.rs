@@ -25,7 +25,7 @@ pub(super) use self::stale_state::rules_of_programs_may_be_there;
 use self::{
     clearing::{Clearing, PAUSE, Pass, Work, present},
     sockets::Removed,
-    stale_state::{Running, StaleState},
+    stale_state::StaleState,
 };
 use super::{Done, programs::Programs};
 use crate::{
@@ -36,8 +36,8 @@ use crate::{
     },
     log_once::LogOnce,
     modes::{
-        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, progress::SyncProgress,
-        userspace::Handover,
+        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, cleanup::Running,
+        handover::Handover, progress::SyncProgress,
     },
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
@@ -164,8 +164,9 @@ impl<M: Mode> TakeOver<M> {
 
     fn running(&self) -> Running {
         Running {
-            mode: self.mode.name(),
+            mode: Some(self.mode.name()),
             engines: self.mode.engines(),
+            exclude: Arc::clone(&self.exclude),
         }
     }
 
@@ -187,7 +188,6 @@ impl<M: Mode> TakeOver<M> {
         let work = Work {
             stale: self.stale.clone(),
             running: self.running(),
-            exclude: Arc::clone(&self.exclude),
             since,
             handover: self.handover.clone(),
             logged: Arc::clone(&self.logged),
@@ -209,7 +209,7 @@ impl<M: Mode> Mode for TakeOver<M> {
             let found = present(self.stale.clone(), self.running()).await;
             miss(&self.programs, &found).await;
             if found.contains(&StaleState::Of(ModeName::Userspace)) {
-                open_connections::prepare(&self.running()).await;
+                open_connections::prepare(self.running()).await;
             }
             self.found = Some(found);
         }
@@ -312,10 +312,13 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
         return Err(going_back::TOO_EARLY.into());
     }
     let mut failed = Vec::new();
-    let exclude = &settings.effective.ipvs_exclude;
+    let nothing_runs = Running {
+        exclude: settings.effective.ipvs_exclude.clone().into(),
+        ..Running::default()
+    };
     let removed = StaleState::ALL.into_iter();
     for state in removed.filter(|state| what == Cleanup::Everything || state.is_only_of_tripod()) {
-        if let Err(error) = state.cleanup(None, exclude).await {
+        if let Err(error) = state.cleanup(&nothing_runs).await {
             failed.push(format!("{state}: {error}"));
         }
     }

@@ -3,8 +3,10 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use tripod::{
-    kernel::xtables::remove::Preserved,
-    modes::iptables,
+    modes::{
+        cleanup::{Cleanup, Running},
+        iptables,
+    },
     services::{ServiceMap, ServicePort, SessionAffinity},
 };
 
@@ -97,7 +99,7 @@ fn a_refused_service_is_named_and_harms_no_other() {
             assert_eq!(failed(rig.sync(Some(&more), &better)), [""; 0]);
             assert_eq!((rules("good"), rules("bad")), (40, 1));
             rig.runtime
-                .block_on(iptables::cleanup_except(&Preserved::nothing()))
+                .block_on(iptables::Installed.cleanup(&Running::default()))
                 .expect("a clean-up");
             for program in ["iptables", "ip6tables"] {
                 sh(&format!(

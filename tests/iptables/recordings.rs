@@ -1,6 +1,12 @@
 //! What is in the kernel after a sync, compared with what kube-proxy 1.36 left there.
 
-use tripod::{kernel::xtables::remove::Preserved, modes::iptables, services::ServiceMap};
+use tripod::{
+    modes::{
+        cleanup::{Cleanup, Running},
+        iptables,
+    },
+    services::ServiceMap,
+};
 
 use super::rig::{ENGINES, Rig, hint, map_of, sh};
 use crate::lab::{
@@ -74,7 +80,7 @@ fn in_kernel(engine: &str) {
     for _ in 0..2 {
         let cleaned = rig
             .runtime
-            .block_on(iptables::cleanup_except(&Preserved::nothing()));
+            .block_on(iptables::Installed.cleanup(&Running::default()));
         cleaned.expect("a clean-up");
         for program in ["iptables", "ip6tables"] {
             let left = sh(&format!("{program}-{engine}-save"));

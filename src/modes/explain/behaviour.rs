@@ -10,11 +10,38 @@ use crate::{
     services::Node,
 };
 
+/// What differs in the way of packets from mode to mode, on whichever node.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// The mode.
+    pub mode: ModeName,
+    /// What carries connections.
+    pub carrier: Carrier,
+    /// An address that is both an external and a load-balancer IP of a Service counts as an
+    /// external IP, to which source ranges do not apply.
+    pub external_ips_first: bool,
+    /// What the node sends to external and load-balancer IPs is refused, too, if no endpoint gets
+    /// it; if not, it is routed as usual.
+    pub refuses_own: bool,
+}
+
+/// What carries connections to endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// Connection tracking, as rules have it translate the first packet. Rules refuse, too.
+    Rules,
+    /// IPVS, which refuses by itself, and knows where those connections go on that connection
+    /// tracking does not translate.
+    Ipvs,
+    /// Sockets of this process, which refuse by themselves.
+    Sockets,
+}
+
 /// What differs in the way of packets from mode to mode, and from node to node.
 #[derive(Clone, Debug)]
 pub struct Behaviour {
-    /// The mode that runs.
-    pub mode: ModeName,
+    /// What is the same on every node.
+    pub properties: &'static Properties,
     /// Why no Service of the IP family is served; `None`: they are.
     pub unserved: Option<String>,
     /// How this node's pods are distinguished.

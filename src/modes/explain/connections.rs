@@ -4,14 +4,14 @@
 
 use std::{fmt, io, net::SocketAddr};
 
-use super::{Caller, Explanation, Packet, Verdict};
+use super::{Caller, Carrier, Explanation, Packet, Verdict};
 use crate::{
     kernel::{
         conntrack::flows::{self, Flow, Match, Reply},
         ipvs::connections::real_servers,
         netlink::{self, Error, Socket},
     },
-    net::{Family, ModeName, Protocol},
+    net::{Family, Protocol},
     services::{NotUsed, ServicePort},
 };
 
@@ -52,12 +52,12 @@ impl fmt::Display for Stale {
 }
 
 /// Returns the connections to the destination of `packet`, and from its caller where that
-/// is an address, sorted by client, while `mode` runs. The kernel's tables are read on a thread
-/// of their own.
+/// is an address, sorted by client, where `carrier` carries them. The kernel's tables are read on
+/// a thread of their own.
 ///
 /// # Errors
 /// When the kernel refuses, as without ctnetlink or CAP_NET_ADMIN.
-pub async fn connections(packet: Packet, mode: ModeName) -> Result<Vec<Connection>, Error> {
+pub async fn connections(packet: Packet, carrier: Carrier) -> Result<Vec<Connection>, Error> {
     // The socket belongs to the network namespace of the thread that opens it.
     let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
     let work = move || {
@@ -76,7 +76,7 @@ pub async fn connections(packet: Packet, mode: ModeName) -> Result<Vec<Connectio
         let found = flows.iter().filter(is_of_caller).map(connection);
         let mut found: Vec<_> = found.collect();
         found.sort_by_key(|connection| connection.client);
-        if mode == ModeName::Ipvs {
+        if carrier == Carrier::Ipvs {
             ask_ipvs(&mut found, packet.protocol, destination)?;
         }
         Ok(found)
@@ -126,25 +126,25 @@ fn connection(flow: &Flow) -> Connection {
     }
 }
 
-/// Returns why new connections would not go where `connection` to `port` goes in `mode`,
+/// Returns why new connections would not go where `connection` to `port` goes,
 /// where `explanation` is that of `packet`, the first of such a connection; `None`: they
 /// may, or it is not known.
 pub fn stale(
     connection: &Connection,
     packet: &Packet,
-    mode: ModeName,
     explanation: &Explanation,
     port: &ServicePort,
 ) -> Option<Stale> {
+    let carrier = explanation.properties.carrier;
     // This process has the connection to the endpoint, or nothing is sent any more.
-    if mode == ModeName::Userspace || ENDED.contains(&connection.state) {
+    if carrier == Carrier::Sockets || ENDED.contains(&connection.state) {
         return None;
     }
     let Some(at) = connection.translated_to else {
         // IPVS takes up a UDP client by its next datagram, a connection by its first packet
         // alone (`tcp_conn_schedule`, `sctp_conn_schedule`). This process may relay what is
         // sent to loopback addresses.
-        let is_taken_up = mode == ModeName::Ipvs && packet.protocol == Protocol::Udp;
+        let is_taken_up = carrier == Carrier::Ipvs && packet.protocol == Protocol::Udp;
         let is_relayed = packet.destination().ip().is_loopback();
         let is_forwarded = explanation.verdict == Verdict::Forwarded;
         let stays = is_forwarded && !is_taken_up && !is_relayed;

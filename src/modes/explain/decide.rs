@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use hashbrown::HashSet;
 
 use super::{
-    Behaviour, Caller, Candidate, Explanation, Loopback, Origin, OtherPorts, Packet, Pods,
-    Selection, Verdict, endpoints,
+    Behaviour, Caller, Candidate, Carrier, Explanation, Loopback, Origin, OtherPorts, Packet, Pods,
+    Properties, Selection, Verdict, endpoints,
     frontend::{self, Frontend, is_own},
     ranges::{self, Admission},
 };
 use crate::{
-    net::{Family, ModeName, Protocol},
+    net::{Family, Protocol},
     services::{
         AddressKind, Endpoint, Reach, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,
     },
@@ -39,6 +39,7 @@ pub fn decide(
         selection,
         packet,
         explanation: Explanation {
+            properties: behaviour.properties,
             origin: origin(behaviour, packet),
             served_by: None,
             verdict: Verdict::NotServed,
@@ -54,7 +55,7 @@ pub fn decide(
     }
     if let Some(why) = &behaviour.unserved {
         let family = Family::of(&packet.to.ip());
-        let mode = behaviour.mode;
+        let mode = behaviour.properties.mode;
         let why = format!("{mode} mode serves no {family} Services on this node: {why}");
         way.end(Verdict::NotServed, why);
         return way.explanation;
@@ -203,7 +204,7 @@ impl Way<'_> {
             OtherPorts::RefusedAtClusterIps => role == AddressKind::ClusterIp,
             OtherPorts::RefusedEverywhere => true,
         };
-        let mode = self.behaviour.mode;
+        let mode = self.behaviour.properties.mode;
         if is_refused && !self.behaviour.rules.refuse {
             let why = format!("{mode} mode drops what is sent to other ports of it: {NO_REFUSAL}");
             self.end(Verdict::Dropped, why);
@@ -235,12 +236,13 @@ impl Way<'_> {
         self.explanation.served_by = Some((port.name.clone(), role));
         let name = &port.name;
         self.step(format!("it is the {role} of {name} ({})", name.protocol));
-        if self.behaviour.mode == ModeName::Userspace && name.protocol == Protocol::Sctp {
+        let Properties { mode, carrier, .. } = self.behaviour.properties;
+        if *carrier == Carrier::Sockets && name.protocol == Protocol::Sctp {
             let verdict = match role {
                 AddressKind::NodePort => Verdict::Refused,
                 _ => Verdict::Dropped,
             };
-            return self.end(verdict, "userspace mode does not carry SCTP");
+            return self.end(verdict, format!("{mode} mode does not carry SCTP"));
         }
         if role == AddressKind::NodePort {
             self.name_unserved_check(port);
@@ -273,7 +275,8 @@ impl Way<'_> {
 
     /// Returns whether a policy of Local leaves such a packet the `local` endpoints alone.
     fn stays_here(&mut self, role: AddressKind, local: &[&Endpoint]) -> bool {
-        let is_of_all = self.behaviour.mode == ModeName::Ipvs && !local.is_empty();
+        let is_ipvs = self.behaviour.properties.carrier == Carrier::Ipvs;
+        let is_of_all = is_ipvs && !local.is_empty();
         let (stays, why) = if role == AddressKind::ClusterIp {
             (
                 true,
@@ -371,7 +374,7 @@ impl Way<'_> {
     /// Returns whether the source ranges of `port` let the caller in.
     fn is_let_in(&mut self, port: &ServicePort, role: AddressKind) -> bool {
         let origin = self.explanation.origin;
-        let mode = self.behaviour.mode;
+        let mode = self.behaviour.properties.mode;
         match ranges::admission(port, role, self.behaviour, self.packet, origin) {
             Admission::Unguarded => return true,
             Admission::ExternalIpFirst => {
@@ -414,15 +417,16 @@ impl Way<'_> {
         policy: TrafficPolicy,
         none: &str,
     ) {
-        let mode = self.behaviour.mode;
+        let properties = self.behaviour.properties;
+        let has_rules = properties.carrier == Carrier::Rules;
         let elsewhere = policy == TrafficPolicy::Local && port.endpoints.any_takes_connections();
         let is_internal = role == AddressKind::ClusterIp;
-        let is_refused = is_internal && matches!(mode, ModeName::Ipvs | ModeName::Userspace);
+        let is_refused = is_internal && !has_rules;
         if elsewhere && !is_refused && !self.is_relayed() {
             let why = format!("no endpoint is on this node, so that it gets no answer: {none}");
             return self.end(Verdict::Dropped, why);
         }
-        let passes = mode == ModeName::Iptables
+        let passes = !properties.refuses_own
             && self.explanation.origin == Origin::Node
             && matches!(role, AddressKind::ExternalIp | AddressKind::LoadBalancerIp);
         if passes {
@@ -432,9 +436,7 @@ impl Way<'_> {
             );
             return self.end(Verdict::NotServed, why);
         }
-        let by_rules =
-            matches!(mode, ModeName::Iptables | ModeName::Nftables) && !self.is_relayed();
-        if by_rules && !self.behaviour.rules.refuse {
+        if has_rules && !self.is_relayed() && !self.behaviour.rules.refuse {
             let why = format!("no endpoint takes connections: {none}; {NO_REFUSAL}");
             return self.end(Verdict::Dropped, why);
         }

@@ -16,12 +16,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use self::decide::decide;
 pub use self::{
-    behaviour::{Behaviour, Loopback, OtherPorts, Pods, Rules, Selection},
+    behaviour::{Behaviour, Carrier, Loopback, OtherPorts, Pods, Properties, Rules, Selection},
     connections::{Connection, Stale, connections, stale},
     policies::dropping_chains,
 };
 use crate::{
-    kernel::netlink,
+    kernel::{netlink, xtables::info::FilterChain},
     net::{Family, Protocol},
     services::{AddressKind, Endpoint, ServiceMap, ServicePort, ServicePortName},
 };
@@ -141,6 +141,8 @@ pub struct Candidate {
 /// What becomes of a packet, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
+    /// The properties of the mode.
+    pub properties: &'static Properties,
     /// Whose packet it is taken for.
     pub origin: Origin,
     /// The ServicePort that owns the destination, and which kind of address of it that is.
@@ -156,6 +158,24 @@ pub struct Explanation {
     /// What the kernel, or this process, is to hold for the ServicePort, in the words of
     /// [`Difference::object`](crate::modes::Difference::object).
     pub objects: Vec<String>,
+}
+
+impl Explanation {
+    /// Returns the chains of table filter that such a packet and its answers pass. What the node
+    /// itself sends passes none.
+    pub fn passed(&self) -> &'static [FilterChain] {
+        match (self.verdict, self.properties.carrier) {
+            _ if self.origin == Origin::Node => &[],
+            // The packet goes to a socket of Tripod.
+            (Verdict::Answered, _) | (Verdict::Forwarded, Carrier::Sockets) => {
+                &[FilterChain::Input]
+            }
+            // IPVS is behind INPUT, and the answers of real servers pass FORWARD.
+            (Verdict::Forwarded, Carrier::Ipvs) => &[FilterChain::Input, FilterChain::Forward],
+            (Verdict::Forwarded, Carrier::Rules) => &[FilterChain::Forward],
+            _ => &[],
+        }
+    }
 }
 
 /// Returns the endpoints of `port` at `indices` that take new connections.

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{Behaviour, Caller, Origin, Packet, Pods, frontend::is_own};
+use super::{Behaviour, Caller, Carrier, Origin, Packet, Pods, frontend::is_own};
 use crate::{
-    net::{Family, ModeName},
+    net::Family,
     services::{AddressKind, ServicePort},
 };
 
@@ -41,21 +41,19 @@ pub(super) fn admission(
     if port.load_balancer_source_ranges.is_empty() || !port.load_balancer_ips.contains(&to) {
         return Admission::Unguarded;
     }
-    // Without endpoints everyone is refused; only ipvs mode has the rules for the ranges even then.
-    let guards = match behaviour.mode {
-        ModeName::Ipvs => true,
-        ModeName::Nftables | ModeName::Iptables => port.endpoints.any_takes_connections(),
-        ModeName::Userspace => [&port.endpoints.cluster, &port.endpoints.local]
+    // Without endpoints everyone is refused; only before IPVS are there rules for the ranges even
+    // then.
+    let guards = match behaviour.properties.carrier {
+        Carrier::Ipvs => true,
+        Carrier::Rules => port.endpoints.any_takes_connections(),
+        Carrier::Sockets => [&port.endpoints.cluster, &port.endpoints.local]
             .into_iter()
             .any(|indices| !super::endpoints(port, indices).is_empty()),
     };
     if !guards {
         return Admission::Unguarded;
     }
-    // Modes that use sets look up the ranges before all else; in the others the rules, or sockets,
-    // of the external IP come first.
-    let by_role = matches!(behaviour.mode, ModeName::Iptables | ModeName::Userspace);
-    if by_role && role != AddressKind::LoadBalancerIp {
+    if behaviour.properties.external_ips_first && role != AddressKind::LoadBalancerIp {
         return Admission::ExternalIpFirst;
     }
     let ranges = Ranges {
@@ -101,17 +99,15 @@ impl Ranges<'_> {
         let is_called = source == self.to;
         let node_ip = self.behaviour.node_ip;
         let has_node_ip = || node_ip.is_some_and(|ip| self.contain(ip));
-        match self.behaviour.mode {
+        match self.behaviour.properties.carrier {
             // Packets of the node do not pass the rules of the ranges. Those that stand in
             // for them are left out where the node's own address is in the ranges.
-            ModeName::Ipvs => {
+            Carrier::Ipvs => {
                 let is_dummy = is_called && !is_own(self.behaviour, source);
                 has_node_ip() || !is_dummy && self.contain(source)
             }
-            ModeName::Nftables | ModeName::Iptables => {
-                self.contain(source) || is_called && has_node_ip()
-            }
-            ModeName::Userspace => {
+            Carrier::Rules => self.contain(source) || is_called && has_node_ip(),
+            Carrier::Sockets => {
                 let is_itself = is_called || source.is_loopback();
                 let mut own = self.behaviour.own.iter();
                 self.contain(source) || is_itself && own.any(|ip| self.contain(*ip))

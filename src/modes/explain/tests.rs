@@ -6,6 +6,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
+    modes::{iptables, ipvs, nftables, userspace},
     net::ModeName,
     node::Served,
     services::{
@@ -18,9 +19,18 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+fn properties(mode: ModeName) -> &'static Properties {
+    match mode {
+        ModeName::Ipvs => &ipvs::explain::PROPERTIES,
+        ModeName::Nftables => &nftables::explain::PROPERTIES,
+        ModeName::Iptables => &iptables::explain::PROPERTIES,
+        ModeName::Userspace => &userspace::explain::PROPERTIES,
+    }
+}
+
 fn behaviour(pods: Pods) -> Behaviour {
     Behaviour {
-        mode: ModeName::Nftables,
+        properties: properties(ModeName::Nftables),
         unserved: None,
         pods,
         own: vec![ip("192.0.2.1")],
@@ -184,13 +194,17 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
     let map = map();
     let port = map.iter().next().expect("a ServicePort");
     let to = |text: &str| text.parse().unwrap();
-    let explained = |at: &str| {
-        let packet = Packet {
-            to: to(at),
-            protocol: Protocol::Tcp,
-            from: Caller::Pod,
+    let packet = Packet {
+        to: to("10.96.0.1:80"),
+        protocol: Protocol::Tcp,
+        from: Caller::Pod,
+    };
+    let explained = |mode| {
+        let behaviour = Behaviour {
+            properties: properties(mode),
+            ..behaviour(pods())
         };
-        (packet, decided(&map, &behaviour(pods()), &packet))
+        decided(&map, &behaviour, &packet)
     };
     let cases = [
         (ModeName::Nftables, Some("10.244.1.1:8080"), None),
@@ -210,14 +224,14 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
             translated_to: translated_to.map(to),
             state: "ESTABLISHED",
         };
-        let (packet, explanation) = explained("10.96.0.1:80");
-        let found = stale(&connection, &packet, mode, &explanation, port);
+        let explanation = explained(mode);
+        let found = stale(&connection, &packet, &explanation, port);
         assert_eq!(found, expected, "{mode}, {translated_to:?}");
         let ended = Connection {
             state: "TIME_WAIT",
             ..connection
         };
-        let found = stale(&ended, &packet, mode, &explanation, port);
+        let found = stale(&ended, &packet, &explanation, port);
         assert_eq!(found, None, "{mode}, {translated_to:?}");
     }
     // IPVS takes up a UDP client by its next datagram, rules do not.
@@ -226,7 +240,6 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
         translated_to: None,
         state: "",
     };
-    let (packet, explanation) = explained("10.96.0.1:80");
     let packet = Packet {
         protocol: Protocol::Udp,
         ..packet
@@ -235,7 +248,7 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
         (ModeName::Ipvs, None),
         (ModeName::Nftables, Some(Stale::Untranslated)),
     ] {
-        let found = stale(&client, &packet, mode, &explanation, port);
+        let found = stale(&client, &packet, &explained(mode), port);
         assert_eq!(found, expected, "{mode}");
     }
 }
@@ -263,7 +276,7 @@ fn an_endpoint_that_is_the_address_of_a_service_is_named() {
 #[test]
 fn what_rules_cannot_do_here_is_said() {
     let nothing = |mode| Behaviour {
-        mode,
+        properties: properties(mode),
         rules: Rules {
             refuse: false,
             remember: false,

@@ -12,7 +12,11 @@ use crate::{
             words::Line,
         },
     },
-    net::Family,
+    modes::{
+        SyncError,
+        cleanup::{Cleanup, Running, translated},
+    },
+    net::{Family, ModeName},
 };
 
 /// How the one rule of KUBE-FIREWALL begins that kube-proxy writes too; any
@@ -32,36 +36,46 @@ const OWNED: Owned = Owned {
     }),
 };
 
-/// Removes everything that iptables mode ever installs, in both engines of the kernel
-/// and both families, also what kube-proxy's left, except what is `preserved` because a
-/// mode that runs has it. Nothing of others is changed; twice is harmless.
-///
-/// # Errors
-/// When something of it could not be removed; the rest is.
-pub async fn cleanup_except(preserved: &Preserved) -> Result<(), Error> {
-    let removed = OWNED.remove(&Family::ALL, preserved).await;
-    if !preserved.has_all_of_some() {
-        for account in [names::INVALID_DROPPED, names::LOCALHOST_ACCEPTED] {
-            // Without the kernel's counters there is none; one that another process
-            // counts with stays (EBUSY).
-            let _ = nfacct::delete(account);
-        }
+/// What iptables mode installs, in both engines of the kernel.
+pub struct Installed;
+
+impl Cleanup for Installed {
+    async fn is_there(&self, running: &Running) -> Result<bool, SyncError> {
+        let preserved = running.preserved(ModeName::Iptables);
+        Ok(OWNED.is_there(&preserved).await.map_err(Error::from)?)
     }
-    removed.map_err(Error::from)
-}
 
-/// Returns whether chains of iptables mode are there, other than what is `preserved`.
-///
-/// # Errors
-/// When that is not known.
-pub async fn is_there(preserved: &Preserved) -> Result<bool, Error> {
-    Ok(OWNED.is_there(preserved).await?)
-}
+    /// Removes the rules that jump to its chains, and leaves the chains.
+    ///
+    /// Connection tracking and nat work in a network namespace for as long as some
+    /// rule asks for them (`nf_ct_netns_put`), and without them every connection
+    /// ends that needs translation.
+    async fn retire(&self, running: &Running) -> Result<usize, SyncError> {
+        let mut left = Vec::new();
+        for family in running.without_rules() {
+            if OWNED.unlink(family).await.map_err(Error::from)? {
+                left.push(family);
+            }
+        }
+        Ok(translated(&left)?)
+    }
 
-/// Returns whether chains of iptables mode may be there, without running a program; see
-/// [`Owned::may_be_there`].
-pub fn rules_may_be_there() -> bool {
-    OWNED.may_be_there()
+    async fn cleanup(&self, running: &Running) -> Result<(), SyncError> {
+        let preserved = running.preserved(ModeName::Iptables);
+        let removed = OWNED.remove(&Family::ALL, &preserved).await;
+        if !preserved.has_all_of_some() {
+            for account in [names::INVALID_DROPPED, names::LOCALHOST_ACCEPTED] {
+                // Without the kernel's counters there is none; one that another process
+                // counts with stays (EBUSY).
+                let _ = nfacct::delete(account);
+            }
+        }
+        Ok(removed.map_err(Error::from)?)
+    }
+
+    fn may_need_programs(&self) -> bool {
+        OWNED.may_be_there()
+    }
 }
 
 /// Returns the chains of iptables mode that are there, whoever installed them.
@@ -72,32 +86,11 @@ pub async fn chains() -> Result<Vec<OwnedChain>, xtables::Error> {
     OWNED.list(&Preserved::nothing()).await
 }
 
-/// Returns whether packets come to the rules of Services, whoever wrote them: in iptables mode,
-/// and in ipvs mode of kube-proxy.
-///
-/// # Errors
-/// When, as far as can be read, none do, and not everything can be read.
-pub async fn serves() -> Result<bool, xtables::Error> {
-    OWNED.is_led_to(Table::Nat, names::SERVICES).await
-}
-
-/// Removes the rules that jump to its chains in these families, and leaves the chains.
-/// Returns the families that have some.
-///
-/// Connection tracking and nat work in a network namespace for as long as some
-/// rule asks for them (`nf_ct_netns_put`), and without them every connection
-/// ends that needs translation.
-///
-/// # Errors
-/// When a rule that jumps there could not be removed.
-pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
-    let mut left = Vec::new();
-    for &family in families {
-        if OWNED.unlink(family).await? {
-            left.push(family);
-        }
-    }
-    Ok(left)
+/// Returns whether packets come to the rules of Services, or may: not everything can be read.
+/// Whoever wrote them: iptables mode, or ipvs mode of kube-proxy.
+pub async fn may_serve() -> bool {
+    let led_to = OWNED.is_led_to(Table::Nat, names::SERVICES).await;
+    led_to.unwrap_or(true)
 }
 
 /// Returns true for a line of `iptables-save` that only the kubelet causes; where it
@@ -143,19 +136,19 @@ mod tests {
     #[test]
     fn chains_to_which_nothing_leads_serve_nobody() {
         in_namespace(|| {
-            let serves = || block_on(serves()).unwrap();
+            let serves = || block_on(may_serve());
             assert!(!serves());
             sh("iptables -t nat -N KUBE-SERVICES; iptables -t nat -A KUBE-SERVICES -j RETURN");
             assert!(!serves());
             sh("iptables -t nat -A PREROUTING -j KUBE-SERVICES");
             assert!(serves());
-            block_on(retire(&[Family::V4])).unwrap();
+            block_on(Installed.retire(&Running::default())).unwrap();
             assert!(!serves() && sh("iptables-save").contains(":KUBE-SERVICES"));
         });
     }
 
-    fn cleaned() -> Result<(), Error> {
-        block_on(cleanup_except(&Preserved::nothing()))
+    fn cleaned() -> Result<(), SyncError> {
+        block_on(Installed.cleanup(&Running::default()))
     }
 
     #[test]

@@ -5,11 +5,23 @@ use crate::{
     kernel::{extension::Extension, netlink::Error},
     modes::{
         comparison,
-        explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
+        explain::{
+            Behaviour, Carrier, Explain, Loopback, OtherPorts, Pods, Properties, Rules, Selection,
+        },
     },
     net::{Family, ModeName},
     node,
     services::{Changes, ServiceMap, ServicePort, SessionAffinity},
+};
+
+/// What iptables mode does on every node.
+pub(in crate::modes) const PROPERTIES: Properties = Properties {
+    mode: ModeName::Iptables,
+    carrier: Carrier::Rules,
+    // Its rules come first.
+    external_ips_first: true,
+    // Rules that refuse are for packets that come to the node.
+    refuses_own: false,
 };
 
 impl Explain for Iptables {
@@ -20,7 +32,7 @@ impl Explain for Iptables {
         let serves_localhost = (options.as_ref()).is_some_and(plan::Options::serves_localhost);
         let this_node = map.this_node();
         Ok(Behaviour {
-            mode: ModeName::Iptables,
+            properties: &PROPERTIES,
             unserved: options.is_none().then(Behaviour::unable),
             pods: Pods::new(&setup.configured.detect_local, this_node),
             own: node::addresses::own()?,

@@ -14,7 +14,7 @@ mod count;
 mod counters;
 mod diff;
 mod execute;
-mod explain;
+pub(super) mod explain;
 mod family;
 mod observe;
 mod oversized;
@@ -29,7 +29,7 @@ mod unsupported;
 use std::time::Duration;
 
 pub use self::{
-    cleanup::{chains, cleanup_except, is_kubelets, is_there, retire, rules_may_be_there, serves},
+    cleanup::{Installed, chains, is_kubelets, may_serve},
     observe::interest,
     setup::Setup,
     traffic::{Counts, Traffic},

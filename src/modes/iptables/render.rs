@@ -5,22 +5,55 @@ use std::{
     fmt::{self, Write},
 };
 
-use super::plan::{self, Options};
+use super::{
+    applied::Size,
+    plan::{self, Options},
+};
 use crate::{
     kernel::xtables::{
+        self,
         desired::{Chain, Contents, Entry, FixedChain, RuleSet},
         transaction::{Action, Op, Transaction},
     },
+    modes::render::choices::Choices,
+    net::Family,
     services::ServiceMap,
 };
+
+/// Writes one input for each family's program, each after a line that names the program, and lines
+/// for what must be there before.
+///
+/// # Errors
+/// Only those of `out`.
+pub fn render(map: &ServiceMap, choices: &Choices<'_>, out: &mut impl Write) -> fmt::Result {
+    for family in Family::ALL {
+        let options = Options::new(
+            choices.configuration,
+            choices.effective,
+            family,
+            map.this_node(),
+            choices.served,
+            choices.kernel.features(family),
+        );
+        let options = options.of_size(Size::of(map, family), choices.dispatch, None);
+        let program = xtables::program_prefix(family);
+        writeln!(out, "# {program}-restore --noflush")?;
+        for account in plan::accounts(&options) {
+            writeln!(out, "# needs: nfacct add {account}")?;
+        }
+        write_rules(map, &options, out)?;
+    }
+    Ok(())
+}
 
 /// Writes the rules for the ServicePorts of the options' family, all tables.
 /// Chains of the kernel's own are not declared: with `--noflush` the input
 /// leaves alone what is in them, and only adds its jumps.
-///
-/// # Errors
-/// Only those of `out`.
-pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt::Result {
+pub(super) fn write_rules(
+    map: &ServiceMap,
+    options: &Options,
+    out: &mut impl Write,
+) -> fmt::Result {
     let family = options.family;
     let ports = map.sorted().into_iter();
     let ports = ports.filter(|port| port.name.family == family);

@@ -45,20 +45,25 @@ impl Setup {
         size: Size,
         now: Option<&Options>,
     ) -> Options {
-        let options = Options::new(
+        Options::new(
             &self.configuration,
             &self.configured,
             family,
             node,
             &self.node_ports.served(),
             features,
-        );
+        )
+        .of_size(size, self.dispatch, now)
+    }
+}
+
+impl Options {
+    /// Returns these options for a family of this `size`, where rules depend on `now` at present.
+    pub fn of_size(self, size: Size, dispatch: DispatchChoice, now: Option<&Options>) -> Options {
         Options {
             large_cluster: is_large_cluster(size.endpoints, now),
-            dispatch: self
-                .dispatch
-                .dispatch(size.ports, now.map(|now| now.dispatch)),
-            ..options
+            dispatch: dispatch.dispatch(size.ports, now.map(|now| now.dispatch)),
+            ..self
         }
     }
 }

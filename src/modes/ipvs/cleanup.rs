@@ -23,7 +23,11 @@ use crate::{
             rule::Table,
         },
     },
-    net::Family,
+    modes::{
+        SyncError,
+        cleanup::{Cleanup, Running},
+    },
+    net::{Family, ModeName},
 };
 
 /// Returns whether the kernel has IPVS, which it shows by this file.
@@ -38,24 +42,48 @@ pub const OWNED: Owned = Owned {
     shared: None,
 };
 
-/// Chains that iptables mode has too, by the same names.
-pub const SHARED_CHAINS: [(Table, &str); 5] = [
-    (Table::Filter, "KUBE-FORWARD"),
-    (Table::Filter, "KUBE-PROXY-FIREWALL"),
-    (Table::Nat, "KUBE-SERVICES"),
-    (Table::Nat, "KUBE-POSTROUTING"),
-    (Table::Nat, "KUBE-MARK-MASQ"),
-];
+/// What ipvs mode installs.
+pub struct Installed;
+
+impl Cleanup for Installed {
+    async fn is_there(&self, running: &Running) -> Result<bool, SyncError> {
+        if running.is(ModeName::Ipvs) {
+            return Ok(false);
+        }
+        if links::index_if_there(LINK)?.is_some() {
+            return Ok(true);
+        }
+        let preserved = running.preserved(ModeName::Ipvs);
+        Ok(OWNED.is_there(&preserved).await.map_err(Error::Chains)?)
+    }
+
+    async fn retire(&self, running: &Running) -> Result<usize, SyncError> {
+        if running.is(ModeName::Ipvs) {
+            return Ok(0);
+        }
+        let preceded = running.with_local_capture();
+        Ok(retire(&running.exclude, &preceded)? as usize)
+    }
+
+    async fn cleanup(&self, running: &Running) -> Result<(), SyncError> {
+        let preserved = running.preserved(ModeName::Ipvs);
+        let removed = if running.is(ModeName::Ipvs) {
+            remove_rules(&preserved).await
+        } else {
+            remove_except(&running.exclude, &preserved).await
+        };
+        Ok(removed?)
+    }
+
+    fn may_need_programs(&self) -> bool {
+        OWNED.may_be_there()
+    }
+}
 
 /// Removes the dummy link, the virtual servers at its addresses and those at this
-/// node's own that the sets name, except what is in `exclude`, the rules, and the sets:
-/// also those that an earlier process or kube-proxy left. Rules that are `preserved`,
-/// because a mode that runs has them, stay. What is not there is fine, also where this
-/// kernel has no IPVS or no ipset.
-///
-/// # Errors
-/// The first thing that could not be removed, after all others were tried.
-pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<(), Error> {
+/// node's own that the sets name, except what is in `exclude`, the rules that are not
+/// `preserved`, and the sets. This kernel may have no IPVS or no ipset.
+async fn remove_except(exclude: &[IpNet], preserved: &Preserved) -> Result<(), Error> {
     let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
@@ -65,7 +93,7 @@ pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<
     if has_ipvs() {
         outcome = outcome.and(remove_servers(&servers).map_err(Error::from));
     }
-    outcome = outcome.and(cleanup_rules(preserved).await);
+    outcome = outcome.and(remove_rules(preserved).await);
     if let Some(sets) = &mut sets {
         outcome = outcome.and(sets.destroy(TEMPORARY).map_err(Error::from));
         for family in Family::ALL {
@@ -78,35 +106,14 @@ pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<
     outcome
 }
 
-/// Removes the rules only, except what is `preserved`: for another engine than the one
-/// that this mode, which runs, has its rules in.
-///
-/// # Errors
-/// The first program that failed, after all others did their part.
-pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
+/// Removes the rules, except what is `preserved`.
+async fn remove_rules(preserved: &Preserved) -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in Family::ALL {
         let removed = OWNED.remove(&[family], preserved).await;
         outcome = outcome.and(removed.map_err(|source| Error::Rules { family, source }));
     }
     outcome
-}
-
-/// Returns whether the dummy link is there, or rules other than what is `preserved`.
-///
-/// # Errors
-/// When that is not known.
-pub async fn is_there(preserved: &Preserved) -> Result<bool, Error> {
-    if links::index_if_there(LINK)?.is_some() {
-        return Ok(true);
-    }
-    OWNED.is_there(preserved).await.map_err(Error::Chains)
-}
-
-/// Returns whether chains of ipvs mode may be there, without running a program; see
-/// [`Owned::may_be_there`].
-pub fn rules_may_be_there() -> bool {
-    OWNED.may_be_there()
 }
 
 /// Returns the chains of ipvs mode that are there, whoever installed them.
@@ -117,8 +124,7 @@ pub async fn chains() -> Result<Vec<OwnedChain>, xtables::Error> {
     OWNED.list(&Preserved::nothing()).await
 }
 
-/// Returns the virtual servers that [`retire`] and [`cleanup_except`] take for those of
-/// ipvs mode.
+/// Returns the virtual servers that are retired and removed as those of ipvs mode.
 ///
 /// # Errors
 /// When IPVS, sets or addresses cannot be read.
@@ -141,10 +147,7 @@ pub fn virtual_servers(exclude: &[IpNet]) -> Result<Vec<ServerId>, Error> {
 /// In the `preceded` families, IPVS gets packets before the mode that runs. There, a virtual server
 /// that takes no new connections would refuse them, so that it is deleted at once, and its
 /// connections end.
-///
-/// # Errors
-/// When IPVS cannot be read or changed.
-pub fn retire(exclude: &[IpNet], preceded: &[Family]) -> Result<u32, Error> {
+fn retire(exclude: &[IpNet], preceded: &[Family]) -> Result<u32, Error> {
     let servers = virtual_servers(exclude)?;
     if servers.is_empty() {
         return Ok(0);

@@ -3,17 +3,28 @@
 use super::{Ipvs, objects};
 use crate::{
     kernel::netlink::Error,
-    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
+    modes::explain::{
+        Behaviour, Carrier, Explain, Loopback, OtherPorts, Pods, Properties, Rules, Selection,
+    },
     net::{Family, ModeName},
     node,
     services::{ServiceMap, ServicePort},
+};
+
+/// What ipvs mode does on every node.
+pub(in crate::modes) const PROPERTIES: Properties = Properties {
+    mode: ModeName::Ipvs,
+    carrier: Carrier::Ipvs,
+    // Sets of ranges are looked up before all else.
+    external_ips_first: false,
+    refuses_own: true,
 };
 
 impl Explain for Ipvs {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let this_node = map.this_node();
         Ok(Behaviour {
-            mode: ModeName::Ipvs,
+            properties: &PROPERTIES,
             unserved: None,
             pods: Pods::new(&self.options.detect_local, this_node),
             own: node::addresses::own()?,

@@ -14,7 +14,7 @@ mod desired;
 mod diff;
 mod drain;
 mod execute;
-mod explain;
+pub(super) mod explain;
 mod family;
 mod objects;
 mod observe;
@@ -35,10 +35,7 @@ use std::{
 use tokio::time::Instant;
 
 pub use self::{
-    cleanup::{
-        SHARED_CHAINS, chains, cleanup_except, cleanup_rules, is_there, retire, rules_may_be_there,
-        virtual_servers,
-    },
+    cleanup::{Installed, chains, virtual_servers},
     plan::Options,
     saved::saved,
 };
@@ -62,11 +59,18 @@ use crate::{
         xtables::{self, Engine},
     },
     log_once::LogOnce,
-    modes::{Metrics, repairs::Repairs},
+    modes::{Metrics, Unwritten, UnwrittenCounter, repairs::Repairs},
     net::{Family, ModeName, PerFamily},
     node::{ActedOn, NodePorts},
     services::{ServiceMap, ServicePort, ServicePortName},
 };
+
+/// What kube-proxy counts in this mode.
+pub const UNWRITTEN: [UnwrittenCounter; 1] = [(
+    Unwritten::Rules,
+    "iptables_restore",
+    "Rules that could not be written.",
+)];
 
 /// How often it is checked whether another process changed what is ours.
 const CHECK: Duration = Duration::from_secs(1);

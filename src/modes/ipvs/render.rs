@@ -8,30 +8,27 @@ use std::{
 
 use super::{
     desired::{Desired, Dirty},
-    plan::{LINK, NodeContext, Set, interest, rules},
+    plan::{LINK, NodeContext, Options, Set, interest, rules},
 };
 use crate::{
     kernel::{
         ipset::Kind,
         ipvs::{self, FALL_BACK, Forwarding, HASH_PORTS, RealServer},
-        probe::Kernel,
         xtables::{self, difference::difference, observed::Observed},
     },
+    modes::{localhost, render::choices::Choices},
     net::{Family, PerFamily, Protocol},
     services::ServiceMap,
 };
 
-/// Writes what `map` needs on this `node`, each program's input after a line that names
-/// the program.
+/// Writes what `map` needs, each program's input after a line that names the program.
 ///
 /// # Errors
 /// Only those of `out`.
-pub fn render(
-    map: &ServiceMap,
-    node: NodeContext,
-    kernel: &Kernel,
-    out: &mut impl Write,
-) -> fmt::Result {
+pub fn render(map: &ServiceMap, choices: &Choices<'_>, out: &mut impl Write) -> fmt::Result {
+    let options = Options::new(choices.configuration, choices.effective);
+    let addresses = choices.addresses.to_vec();
+    let node = NodeContext::new(&options, map.this_node(), choices.served, addresses);
     let ports = map.sorted();
     let mut desired = Desired::new(node);
     let mut dirty = Dirty::default();
@@ -63,12 +60,8 @@ pub fn render(
             "# {}-restore --noflush",
             xtables::program_prefix(family)
         )?;
-        let rules = rules(
-            family,
-            node,
-            &kernel.features(family),
-            *non_empty.get(family),
-        );
+        let features = choices.kernel.features(family);
+        let rules = rules(family, node, &features, *non_empty.get(family));
         let nothing = Observed::new(interest);
         write!(out, "{}", difference(&nothing, &rules, family))?;
     }
@@ -86,7 +79,7 @@ pub fn render(
     for &address in &dirty.addresses {
         write_address(out, address)?;
     }
-    Ok(())
+    localhost::render(map, choices.loopback, out)
 }
 
 /// Writes how a set with room for that number of members is made, in the words of `ipset save`.

@@ -1,23 +1,76 @@
 //! What the mode ever installed, and what kube-proxy's nftables mode leaves.
 
+use super::TABLE;
 use crate::{
     kernel::{netlink::Error, nftables::Rules},
-    net::Family,
+    modes::{
+        SyncError,
+        cleanup::{Cleanup, Running, translated},
+    },
+    net::{Family, ModeName},
 };
 
 /// What kube-proxy calls its tables, one of each family.
 pub const KUBE_PROXY: &str = "kube-proxy";
 
-/// Returns whether a family has a table of that name, or may have one: that is not known.
-pub fn may_be_there(table: &str) -> bool {
-    match Rules::with_table(table, &Family::ALL) {
-        Ok(found) => found.is_some_and(|(_, families)| !families.is_empty()),
-        Err(_) => true,
+/// What is in the tables of this name, one of each family.
+#[derive(Clone, Copy)]
+pub struct Installed(pub &'static str);
+
+impl Installed {
+    /// Returns the rules, and those of `families` that have a table that `running` does not have.
+    fn find(
+        self,
+        running: &Running,
+        families: &[Family],
+    ) -> Result<Option<(Rules, Vec<Family>)>, Error> {
+        let is_of_running = self.0 == TABLE && running.is(ModeName::Nftables);
+        if is_of_running || families.is_empty() {
+            return Ok(None);
+        }
+        Rules::with_table(self.0, families)
+    }
+}
+
+impl Cleanup for Installed {
+    async fn is_there(&self, running: &Running) -> Result<bool, SyncError> {
+        let found = self.find(running, &Family::ALL)?;
+        Ok(found.is_some_and(|(_, families)| !families.is_empty()))
+    }
+
+    /// Deletes the rules of the base chains, so that no packet reaches the others, and leaves the
+    /// tables: without rules that ask for it, the kernel would track no connections.
+    async fn retire(&self, running: &Running) -> Result<usize, SyncError> {
+        let Some((mut rules, families)) = self.find(running, &running.without_rules())? else {
+            return Ok(0);
+        };
+        for &family in &families {
+            rules.unlink_table(family, self.0)?;
+        }
+        Ok(translated(&families)?)
+    }
+
+    async fn cleanup(&self, running: &Running) -> Result<(), SyncError> {
+        let Some((mut rules, families)) = self.find(running, &Family::ALL)? else {
+            return Ok(());
+        };
+        let mut outcome = Ok(());
+        for family in families {
+            match rules.delete_table(family, self.0) {
+                Ok(_) => tracing::info!("removed the {family} table {} of nf_tables", self.0),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        Ok(outcome?)
+    }
+
+    fn may_need_programs(&self) -> bool {
+        false
     }
 }
 
 /// Returns whether packets come to rules of a table of that name, or may: that is not known. A
-/// table that was [retired](retire) has none in its base chains.
+/// table that was [retired](Cleanup::retire) has none in its base chains.
 pub fn may_serve(table: &str) -> bool {
     let Ok(found) = Rules::with_table(table, &Family::ALL) else {
         return true;
@@ -34,62 +87,28 @@ pub fn may_serve(table: &str) -> bool {
     })
 }
 
-/// Removes the tables of that name.
-///
-/// # Errors
-/// When one could not be removed; the other is removed all the same.
-pub fn cleanup(table: &str) -> Result<(), Error> {
-    let mut outcome = Ok(());
-    let Some((mut rules, families)) = Rules::with_table(table, &Family::ALL)? else {
-        return Ok(());
-    };
-    for family in families {
-        match rules.delete_table(family, table) {
-            Ok(_) => {
-                tracing::info!("removed the {family} table {table} of nf_tables");
-            }
-            Err(error) => outcome = outcome.and(Err(error)),
-        }
-    }
-    outcome
-}
-
-/// Deletes the rules of the base chains of these families' tables, so that no packet reaches the
-/// others, and leaves the tables; see [`iptables::retire`](crate::modes::iptables::retire). Returns
-/// the families that have a table.
-///
-/// # Errors
-/// When the kernel refuses.
-pub fn retire(table: &str, families: &[Family]) -> Result<Vec<Family>, Error> {
-    let Some((mut rules, found)) = Rules::with_table(table, families)? else {
-        return Ok(Vec::new());
-    };
-    for &family in &found {
-        rules.unlink_table(family, table)?;
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::namespace::{in_namespace, sh, without_net_admin};
+    use crate::kernel::namespace::{block_on, in_namespace, sh, without_net_admin};
 
     #[test]
     fn a_table_that_may_not_be_listed_may_be_there() {
         in_namespace(|| {
-            assert!(!may_be_there(KUBE_PROXY));
-            assert!(without_net_admin(|| may_be_there(KUBE_PROXY)));
+            let (installed, nothing) = (Installed(KUBE_PROXY), Running::default());
+            let may_be_there = || block_on(installed.is_there(&nothing)).unwrap_or(true);
+            assert!(!may_be_there());
+            assert!(without_net_admin(may_be_there));
             sh("nft add table ip6 kube-proxy");
-            assert!(may_be_there(KUBE_PROXY) && !may_serve(KUBE_PROXY));
+            assert!(may_be_there() && !may_serve(KUBE_PROXY));
             sh(
                 "nft add chain ip6 kube-proxy services '{ type nat hook prerouting priority -100; }'",
             );
             assert!(!may_serve(KUBE_PROXY));
             sh("nft add rule ip6 kube-proxy services counter");
             assert!(may_serve(KUBE_PROXY) && without_net_admin(|| may_serve(KUBE_PROXY)));
-            retire(KUBE_PROXY, &Family::ALL).unwrap();
-            assert!(may_be_there(KUBE_PROXY) && !may_serve(KUBE_PROXY));
+            block_on(installed.retire(&nothing)).unwrap();
+            assert!(may_be_there() && !may_serve(KUBE_PROXY));
         });
     }
 }

@@ -3,10 +3,21 @@
 use super::{Nftables, plan};
 use crate::{
     kernel::{netlink::Error, probe::NftPart},
-    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
+    modes::explain::{
+        Behaviour, Carrier, Explain, Loopback, OtherPorts, Pods, Properties, Rules, Selection,
+    },
     net::{Family, ModeName},
     node,
     services::{Changes, ServiceMap, ServicePort},
+};
+
+/// What nftables mode does on every node.
+pub(in crate::modes) const PROPERTIES: Properties = Properties {
+    mode: ModeName::Nftables,
+    carrier: Carrier::Rules,
+    // Sets of ranges are looked up before all else.
+    external_ips_first: false,
+    refuses_own: true,
 };
 
 impl Explain for Nftables {
@@ -15,7 +26,7 @@ impl Explain for Nftables {
         let options = served.map(|of| of.options(&self.setup, map, &Changes::default()));
         let this_node = map.this_node();
         Ok(Behaviour {
-            mode: ModeName::Nftables,
+            properties: &PROPERTIES,
             unserved: options.is_none().then(Behaviour::unable),
             pods: Pods::new(&self.setup.configured.detect_local, this_node),
             own: node::addresses::own()?,

@@ -12,7 +12,7 @@ mod cleanup;
 mod compare;
 mod diff;
 mod execute;
-mod explain;
+pub(super) mod explain;
 mod family;
 mod observe;
 pub mod plan;
@@ -27,7 +27,7 @@ use std::{io, sync::Arc, time::Duration};
 use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
-    cleanup::{KUBE_PROXY, cleanup, may_be_there, may_serve, retire},
+    cleanup::{Installed, KUBE_PROXY, may_serve},
     traffic::{EndpointTraffic, Traffic},
 };
 use super::{
@@ -43,11 +43,25 @@ use crate::{
         xtables::Engine,
     },
     log_once::LogOnce,
-    modes::Metrics,
+    modes::{Metrics, Unwritten, UnwrittenCounter},
     net::{Family, ModeName, PerFamily},
     node::NodePorts,
     services::{Changes, Namespaces, ServiceMap},
 };
+
+/// What kube-proxy counts in this mode.
+pub const UNWRITTEN: [UnwrittenCounter; 2] = [
+    (
+        Unwritten::Rules,
+        "nftables_sync",
+        "Changes that could not be written.",
+    ),
+    (
+        Unwritten::Remnants,
+        "nftables_cleanup",
+        "Removals of what is no longer needed that failed.",
+    ),
+];
 
 /// nftables mode needs all of these, and besides either numgen or hash.
 pub const REQUIRED: [NftPart; 5] = [

@@ -5,15 +5,36 @@ use std::fmt::{self, Write};
 use super::{
     applied::Applied,
     diff::{Batch, Change},
-    plan::{Options, Sets},
+    plan::{Options, Sets, features},
 };
-use crate::services::{ServiceMap, ServicePort};
+use crate::{
+    modes::{localhost, render::choices::Choices},
+    net::Family,
+    services::{ServiceMap, ServicePort},
+};
 
-/// Writes the table of the options' family with all ServicePorts of that family.
+/// Writes the table of each family, and what listens on loopback addresses.
 ///
 /// # Errors
 /// When `text` takes no more.
-pub fn render(map: &ServiceMap, options: &Options, text: &mut impl Write) -> fmt::Result {
+pub fn render(map: &ServiceMap, choices: &Choices<'_>, text: &mut impl Write) -> fmt::Result {
+    for family in Family::ALL {
+        let options = Options::new(
+            choices.configuration,
+            choices.effective,
+            family,
+            map,
+            choices.served,
+            choices.counted,
+            features(choices.kernel, family),
+        );
+        write_table(map, &options, text)?;
+    }
+    localhost::render(map, choices.loopback, text)
+}
+
+/// Writes the table of the options' family with all ServicePorts of that family.
+fn write_table(map: &ServiceMap, options: &Options, text: &mut impl Write) -> fmt::Result {
     let of_family = map.iter().filter(|port| port.name.family == options.family);
     let mut ports: Vec<_> = of_family.collect();
     let name = |port: &ServicePort| port.name.clone();

@@ -24,7 +24,6 @@ use super::{
     assignments::Assignments,
     capture::{Desired, Extent, Scopes, Target},
     diff::{Applied, AppliedGroup, Closing, Place, Release, Step, Steps, diff},
-    handover::OtherProcesses,
     listeners::{InUse, ListenerSet, inherited::InheritedSockets, redirect_ports::RedirectPorts},
     loads::Loads,
     options::Options,
@@ -33,7 +32,7 @@ use super::{
 };
 use crate::{
     kernel::socket::listening::Bind,
-    modes::progress::SyncProgress,
+    modes::{handover::OtherProcesses, progress::SyncProgress},
     net::{Family, Frontend, PerFamily},
     services::{ServiceMap, ServicePort, ServicePortName},
 };

@@ -3,10 +3,21 @@
 use super::{Userspace, capture::Method, plan};
 use crate::{
     kernel::netlink::Error,
-    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Rules, Selection},
+    modes::explain::{
+        Behaviour, Carrier, Explain, Loopback, OtherPorts, Pods, Properties, Rules, Selection,
+    },
     net::{Family, Frontend, ModeName},
     node,
     services::{ServiceMap, ServicePort},
+};
+
+/// What userspace mode does on every node.
+pub(in crate::modes) const PROPERTIES: Properties = Properties {
+    mode: ModeName::Userspace,
+    carrier: Carrier::Sockets,
+    // Its sockets come first.
+    external_ips_first: true,
+    refuses_own: true,
 };
 
 impl Explain for Userspace {
@@ -15,7 +26,7 @@ impl Explain for Userspace {
         let methods = self.capture.methods();
         let method = *methods.get(family);
         Ok(Behaviour {
-            mode: ModeName::Userspace,
+            properties: &PROPERTIES,
             unserved: self.unserved.why(family).cloned(),
             pods: Pods::new(&self.options.detect_local, this_node),
             own: node::addresses::own()?,

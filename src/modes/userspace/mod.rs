@@ -6,13 +6,12 @@
 //! packets to them. What relays the bytes (`proxy`) runs on the workers, sees service
 //! groups only, and reads them without locks.
 
-mod assignments;
+pub(super) mod assignments;
 pub mod capture;
 mod cleanup;
 mod diff;
 mod execute;
-mod explain;
-mod handover;
+pub(super) mod explain;
 mod listeners;
 mod loads;
 mod node_port_relay;
@@ -38,8 +37,7 @@ pub(crate) use self::execute::listening::Listening;
 pub use self::{
     assignments::{Assignments, FlowToPass, LONGEST_FLOW, MOST_RECORDS},
     capture::Capture,
-    cleanup::{cleanup, cleanup_except, is_there, prepare_successor, retire, rules_may_be_there},
-    handover::{Handover, Predecessor, Successor},
+    cleanup::{Installed, prepare_successor},
     loads::{EndpointLoad, Limited, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, workers},
@@ -56,7 +54,6 @@ pub use self::{
 use self::{
     capture::{Extent, Method, Scope, Scopes},
     execute::Executor,
-    handover::OtherProcesses,
     pending::Pending,
     plan::listen::NodeContext,
     return_path::ReturnPath,
@@ -64,7 +61,11 @@ use self::{
 };
 use super::{
     Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport,
-    both_failed, explain::Explain, progress::SyncProgress, state::FamilyState,
+    both_failed,
+    explain::Explain,
+    handover::{Handover, OtherProcesses},
+    progress::SyncProgress,
+    state::FamilyState,
 };
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},

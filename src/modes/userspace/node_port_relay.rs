@@ -15,14 +15,17 @@ use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 use super::{
     capture::Method,
     execute::Executor,
-    handover::{Handover, OtherProcesses},
     options::Options,
     plan::{self, listen::NodeContext},
     proxy::counters::Counters,
 };
 use crate::{
     family_metrics::{FAMILY, counter, registered},
-    modes::{Asked, Difference, SyncReport, state::FamilyState},
+    modes::{
+        Asked, Difference, SyncReport,
+        handover::{Handover, OtherProcesses},
+        state::FamilyState,
+    },
     net::{Family, PerFamily},
     node::Served,
     sched::SchedulerName,

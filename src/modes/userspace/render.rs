@@ -3,17 +3,16 @@
 use std::fmt::{self, Write};
 
 use super::plan::{self, GroupPlan, Target};
-use crate::{sched::SchedulerName, services::ServiceMap};
+use crate::{modes::render::choices::Choices, services::ServiceMap};
 
 /// Writes, as comments, the addresses at which this mode listens for Services, and where
-/// connections go; Services that name no scheduler have `default`. How packets are captured
-/// for the listeners is left out.
+/// connections go. How packets are captured for the listeners is left out.
 ///
 /// # Errors
 /// Only those of `text`.
-pub fn render(map: &ServiceMap, default: SchedulerName, text: &mut impl Write) -> fmt::Result {
+pub fn render(map: &ServiceMap, choices: &Choices<'_>, text: &mut impl Write) -> fmt::Result {
     for port in map.sorted() {
-        for group in plan::plan(port, default) {
+        for group in plan::plan(port, choices.effective.scheduler) {
             for frontend in &group.frontends {
                 write!(text, "# listen {frontend} for {}:", port.name)?;
                 write_targets(text, &group)?;

@@ -1,8 +1,7 @@
 //! The connections of an answer to `/v1/explain`.
 
 use crate::{
-    net::ModeName,
-    runner::question::{self, Explained, Packet, Stale},
+    runner::question::{self, Carrier, Explained, Packet, Stale},
     status_api::{Connection, Connections},
 };
 
@@ -13,24 +12,23 @@ const MOST: usize = 100;
 pub(super) fn listed(
     found: &[question::Connection],
     packet: &Packet,
-    mode: ModeName,
     explained: &Explained,
 ) -> Connections {
     let why = |connection: &question::Connection| -> Option<Stale> {
         let explanation = explained.explanation.as_ref().ok()?;
         let port = explained.service_port.as_deref()?;
-        question::stale(connection, packet, mode, explanation, port)
+        question::stale(connection, packet, explanation, port)
     };
+    let explanation = explained.explanation.as_ref();
+    let is_to_sockets = explanation.is_ok_and(|of| of.properties.carrier == Carrier::Sockets);
     let (stale, others): (Vec<_>, Vec<_>) = found
         .iter()
         .map(|connection| (connection, why(connection)))
         .partition(|(_, why)| why.is_some());
     let items = stale.iter().chain(&others).take(MOST);
     let items = items.map(|(connection, why)| {
-        // What is translated in userspace mode goes to a socket of this process.
-        let endpoint = connection
-            .translated_to
-            .filter(|_| mode != ModeName::Userspace);
+        // What is translated may go to a socket of this process.
+        let endpoint = connection.translated_to.filter(|_| !is_to_sockets);
         Connection {
             client: connection.client.to_string(),
             endpoint: endpoint.map(|at| at.to_string()),

@@ -11,8 +11,7 @@ use super::{
     json, refused,
 };
 use crate::{
-    kernel::xtables::info::FilterChain,
-    net::{Family, ModeName, Protocol},
+    net::{Family, Protocol},
     runner::question::{self, Caller, Explained, Origin, Packet, Reading, Verdict},
     serve::http::{Answer, Reply},
     services::ServicePort,
@@ -177,7 +176,6 @@ async fn explained(
     packet: Packet,
     reading: Reading,
 ) -> Result<Explanation, Answer> {
-    let mode = api.about.mode;
     let mut explained = api
         .questions
         .explain(packet, reading)
@@ -189,38 +187,27 @@ async fn explained(
         let service = port.map(|port| &port.name.service);
         found.extend(api.node_differences(service));
     }
-    let found = match reading {
-        Reading::Whole => Some(question::connections(packet, mode).await),
-        Reading::Nothing => None,
+    let found = match (reading, &explained.explanation) {
+        (Reading::Whole, Ok(explanation)) => {
+            Some(question::connections(packet, explanation.properties.carrier).await)
+        }
+        _ => None,
     };
     let (found, error) = match found.transpose() {
         Ok(found) => (found, None),
         Err(error) => (None, Some(error.to_string())),
     };
-    let found = found.map(|found| connections::listed(&found, &packet, mode, &explained));
+    let found = found.map(|found| connections::listed(&found, &packet, &explained));
     let policies = match &explained.explanation {
-        Ok(explanation) if reading == Reading::Whole => policies(explanation, mode, family).await,
+        Ok(explanation) if reading == Reading::Whole => policies(explanation, family).await,
         _ => None,
     };
     explanation(&api.about, &packet, explained, policies, found, error)
 }
 
-/// Returns which chains of other programs drop such a packet where it passes them; packets that the
-/// node itself sends pass none of them.
-async fn policies(
-    of: &question::Explanation,
-    mode: ModeName,
-    family: Family,
-) -> Option<Vec<String>> {
-    let passed: &[FilterChain] = match (of.verdict, mode) {
-        _ if of.origin == Origin::Node => &[],
-        // The packet goes to a socket of Tripod.
-        (Verdict::Answered, _) | (Verdict::Forwarded, ModeName::Userspace) => &[FilterChain::Input],
-        // IPVS is behind INPUT, and the answers of real servers pass FORWARD.
-        (Verdict::Forwarded, ModeName::Ipvs) => &[FilterChain::Input, FilterChain::Forward],
-        (Verdict::Forwarded, ModeName::Nftables | ModeName::Iptables) => &[FilterChain::Forward],
-        _ => &[],
-    };
+/// Returns which chains of other programs drop such a packet where it passes them.
+async fn policies(of: &question::Explanation, family: Family) -> Option<Vec<String>> {
+    let passed = of.passed();
     if passed.is_empty() {
         return Some(Vec::new());
     }

@@ -13,7 +13,10 @@ use tokio::{
 };
 
 use super::{connect, is_ours, open, present};
-use crate::modes::userspace::{Assignments, Handover, MOST_RECORDS};
+use crate::modes::{
+    handover::Handover,
+    userspace::{Assignments, MOST_RECORDS},
+};
 
 /// The socket, without its number.
 pub(super) const SOCKET: &str = "assignments-";

@@ -29,7 +29,10 @@ use tokio::{
 use super::{channels, serve_channels};
 use crate::{
     kernel::socket::records::Channel,
-    modes::userspace::{Assignments, Association, FlowToPass, Handover, LONGEST_FLOW, Reader},
+    modes::{
+        handover::Handover,
+        userspace::{Assignments, Association, FlowToPass, LONGEST_FLOW, Reader},
+    },
 };
 
 /// The socket, without its number.

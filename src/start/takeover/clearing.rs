@@ -5,7 +5,6 @@
 
 use std::{future::Future, sync::Arc};
 
-use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::{
     runtime,
@@ -13,9 +12,12 @@ use tokio::{
     time::{Duration, Instant, sleep},
 };
 
-use super::stale_state::{Running, StaleState, rules_of_programs_may_be_there};
+use super::stale_state::{StaleState, rules_of_programs_may_be_there};
 use crate::{
-    kernel::xtables::clear_traces, log_once::LogOnce, modes::userspace::Handover, net::Family,
+    kernel::xtables::clear_traces,
+    log_once::LogOnce,
+    modes::{cleanup::Running, handover::Handover},
+    net::Family,
 };
 
 /// How long stale state stays because connections need it.
@@ -33,9 +35,6 @@ pub(super) struct Work {
     /// Stale state that may be there.
     pub(super) stale: Vec<StaleState>,
     pub(super) running: Running,
-    /// Virtual servers with addresses in these networks belong to other
-    /// programs.
-    pub(super) exclude: Arc<[IpNet]>,
     /// The time at which the running mode came in force.
     pub(super) since: Instant,
     /// Says whether a successor is there, to which all of it may belong.
@@ -141,7 +140,7 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
                 passed.in_use.push(state);
                 continue;
             }
-            if let Err(error) = state.cleanup(Some(&work.running), &work.exclude).await {
+            if let Err(error) = state.cleanup(&work.running).await {
                 work.failed(&format!(
                     "some objects of {state} could not be removed: {error}"
                 ));
@@ -166,7 +165,7 @@ async fn is_in_use(state: StaleState, work: &Work, waited: Duration) -> bool {
     if waited >= PATIENCE {
         return false;
     }
-    match state.retire(&work.running, &work.exclude).await {
+    match state.retire(&work.running).await {
         Ok(0) => false,
         Ok(connections) => {
             tracing::debug!(connections, "{state} still carries some");
@@ -229,10 +228,9 @@ mod tests {
         let work = |stale: &[StaleState]| Work {
             stale: stale.to_vec(),
             running: Running {
-                mode: ModeName::Nftables,
-                engines: Vec::new(),
+                mode: Some(ModeName::Nftables),
+                ..Running::default()
             },
-            exclude: [].into(),
             since: Instant::now(),
             handover: Handover::of_rules(),
             logged: Arc::clone(&logged),

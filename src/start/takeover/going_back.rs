@@ -14,5 +14,5 @@ pub(super) const TOO_EARLY: &str = "kube-proxy has no rules on this node (nothin
 pub(super) async fn serves_alone() -> bool {
     nftables::may_serve(nftables::TABLE)
         && !nftables::may_serve(nftables::KUBE_PROXY)
-        && !iptables::serves().await.unwrap_or(true)
+        && !iptables::may_serve().await
 }

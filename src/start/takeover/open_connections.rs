@@ -3,18 +3,13 @@
 
 use tokio::task::spawn_blocking;
 
-use super::stale_state::Running;
-use crate::modes::userspace;
+use crate::modes::{cleanup::Running, userspace};
 
 /// Has these connections go on; to be called before the first sync of the mode that is about to
 /// run.
-pub(super) async fn prepare(running: &Running) {
-    let families = running.without_local_capture();
-    if families.is_empty() {
-        return;
-    }
+pub(super) async fn prepare(running: Running) {
     // There may be thousands of connections.
-    let prepared = spawn_blocking(move || userspace::prepare_successor(&families));
+    let prepared = spawn_blocking(move || userspace::prepare_successor(&running));
     // It fails only while the runtime is shutting down.
     let Ok(prepared) = prepared.await else {
         return;

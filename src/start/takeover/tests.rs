@@ -292,8 +292,8 @@ fn what_cannot_be_listed_may_be_there() {
             let _installed = kernel.install();
             kernel.change(|state| state.xtables.engine = Engine::NfTables);
             let running = Running {
-                mode: ModeName::Nftables,
-                engines: Vec::new(),
+                mode: Some(ModeName::Nftables),
+                ..Running::default()
             };
             for state in [ModeName::Iptables, ModeName::Ipvs].map(StaleState::Of) {
                 let found = block_on(state.may_be_there(&running));

@@ -32,7 +32,7 @@ fn ranges_let_in_some_addresses_of_the_node() {
     for (mode, ranges, from, expected) in cases {
         let own = ["192.0.2.1", "192.0.2.2", "127.0.0.1", "2001:db8::1"];
         let behaviour = Behaviour {
-            mode,
+            properties: properties(mode),
             own: own.map(ip).into(),
             has_service_addresses: matches!(mode, Ipvs | Userspace),
             ..behaviour(pods())
@@ -85,7 +85,7 @@ fn ranges_are_not_for_all_that_is_called() {
     ];
     for (mode, change, expected) in cases {
         let behaviour = Behaviour {
-            mode,
+            properties: properties(mode),
             ..behaviour(pods())
         };
         let found = ranged(&behaviour, &["198.51.100.0/24"], excluded, change);
@@ -154,7 +154,7 @@ fn loopback_is_the_callers_own() {
         ),
     ] {
         let behaviour = Behaviour {
-            mode: ModeName::Userspace,
+            properties: properties(ModeName::Userspace),
             own: vec![ip("192.0.2.1"), ip("127.0.0.1")],
             loopback: loopback.clone(),
             ..behaviour(pods())

@@ -5,17 +5,15 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    super::{
-        handover::OtherProcesses,
-        listeners::{
-            ListenerSet,
-            redirect_ports::{RedirectPort, RedirectPorts},
-        },
+    super::listeners::{
+        ListenerSet,
+        redirect_ports::{RedirectPort, RedirectPorts},
     },
     Executor,
 };
 use crate::{
     kernel::socket::bound::BoundAddress,
+    modes::handover::OtherProcesses,
     net::{Family, Frontend},
 };
 

@@ -11,7 +11,7 @@ use crate::{
     },
     modes::iptables::{
         plan::{DetectLocal, Dispatch, Options},
-        render::render,
+        render::write_rules,
     },
     net::Family,
     services::{ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
@@ -59,7 +59,7 @@ fn ports() -> ServiceMap {
 /// The rules as they were loaded and as the kernel lists them.
 async fn there_and_back(options: &Options) {
     let mut text = String::new();
-    render(&ports(), options, &mut text).expect("text");
+    write_rules(&ports(), options, &mut text).expect("text");
     let xtables = Xtables::chosen(&Search::new(options.family))
         .await
         .expect("iptables")

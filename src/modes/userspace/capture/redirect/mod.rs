@@ -202,7 +202,7 @@ impl Redirect {
     }
 
     /// Removes the rules that jump to its chains in these families, and leaves the
-    /// chains; see [`iptables::retire`](crate::modes::iptables::retire). Flows of UDP
+    /// chains, without whose rules the kernel would track no connections. Flows of UDP
     /// clients begin anew. Returns the families that have some.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::assignments::{Assignments, FlowToPass};
+use super::userspace::assignments::{Assignments, FlowToPass};
 use crate::hold::Holding;
 
 /// How long a successor waits for the sync that hands connections to it.
@@ -180,17 +180,17 @@ impl Handover {
 
     /// Returns whether a process that gave way may still have to take everything back,
     /// as this one has not served yet.
-    pub(in crate::modes) fn is_on_trial(&self) -> bool {
+    pub(super) fn is_on_trial(&self) -> bool {
         self.other_processes().has_predecessor() && !self.0.serves.load(Relaxed)
     }
 
     /// Waits until a process that takes over is there.
-    pub(in crate::modes) async fn until_yielding(&self) {
+    pub(super) async fn until_yielding(&self) {
         self.until(|now| now.yields_to().is_some()).await;
     }
 
     /// Waits until no process that takes over is there.
-    pub(in crate::modes) async fn until_not_yielding(&self) {
+    pub(super) async fn until_not_yielding(&self) {
         self.until(|now| now.yields_to().is_none()).await;
     }
 
@@ -260,7 +260,7 @@ impl Handover {
 
     /// Returns the right to write rules and routes, while it is kept; `None`: a
     /// successor has it.
-    pub(in crate::modes) async fn capturing(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(super) async fn capturing(&self) -> Option<MutexGuard<'_, ()>> {
         let capturing = self.0.capturing.lock().await;
         let yields = self.other_processes().yields_to().is_some();
         (!yields).then_some(capturing)

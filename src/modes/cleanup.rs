@@ -1,0 +1,131 @@
+//! What modes install, whichever process did, and its removal, also while another mode runs.
+
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use super::SyncError;
+use crate::{
+    kernel::{
+        conntrack::flows,
+        netlink::{self, Protocol, Socket},
+        xtables::{Engine, remove::Preserved, rule::Table},
+    },
+    net::{Family, ModeName},
+};
+
+/// Chains that ipvs and iptables mode have by the same names.
+const SHARED_CHAINS: [(Table, &str); 5] = [
+    (Table::Filter, "KUBE-FORWARD"),
+    (Table::Filter, "KUBE-PROXY-FIREWALL"),
+    (Table::Nat, "KUBE-SERVICES"),
+    (Table::Nat, "KUBE-POSTROUTING"),
+    (Table::Nat, "KUBE-MARK-MASQ"),
+];
+
+/// Everything that a mode ever installs, also what an earlier process or kube-proxy left. What
+/// `running` uses too is no part of it: of the running mode itself, only what is in another engine
+/// than its rules, or captured in another way.
+pub trait Cleanup {
+    /// Returns whether some of it is there. Cheap.
+    ///
+    /// # Errors
+    /// When that is not known.
+    fn is_there(&self, running: &Running) -> impl Future<Output = Result<bool, SyncError>>;
+
+    /// Has it take no new connections. Returns the number of those that still depend on it, which
+    /// would break if it were removed now.
+    ///
+    /// # Errors
+    /// When that cannot be done or counted.
+    fn retire(&self, running: &Running) -> impl Future<Output = Result<usize, SyncError>>;
+
+    /// Removes it. What is not there is fine, twice is harmless, and nothing of others is changed.
+    ///
+    /// # Errors
+    /// The first thing that could not be removed, after all others were tried.
+    fn cleanup(&self, running: &Running) -> impl Future<Output = Result<(), SyncError>>;
+
+    /// Returns whether there may be rules of it that only programs can remove. Starts none.
+    fn may_need_programs(&self) -> bool;
+}
+
+/// The mode that runs while what others installed is removed.
+#[derive(Clone, Debug, Default)]
+pub struct Running {
+    /// Its name; `None`: none runs.
+    pub mode: Option<ModeName>,
+    /// In which engine of each family it has rules.
+    pub engines: Vec<(Family, Engine)>,
+    /// Virtual servers with addresses in these networks belong to other programs.
+    pub exclude: Arc<[IpNet]>,
+}
+
+impl Running {
+    /// Returns true if this mode runs.
+    pub(super) fn is(&self, mode: ModeName) -> bool {
+        self.mode == Some(mode)
+    }
+
+    /// Returns the families in which it has no rules: stale state may have the last rules there
+    /// that need connection tracking.
+    pub(super) fn without_rules(&self) -> Vec<Family> {
+        let without = |family: &Family| !self.has_rules(*family);
+        Family::ALL.into_iter().filter(without).collect()
+    }
+
+    /// Returns the families in which it has rules.
+    pub(super) fn with_rules(&self) -> Vec<Family> {
+        let with = |family: &Family| self.has_rules(*family);
+        Family::ALL.into_iter().filter(with).collect()
+    }
+
+    /// Returns the families in which it neither captures by routes, as userspace mode does
+    /// where it has no rules, nor has service addresses at this node, as ipvs mode does.
+    /// There open connections of a process that captured by routes can be kept.
+    pub(super) fn without_local_capture(&self) -> Vec<Family> {
+        match self.mode {
+            Some(ModeName::Ipvs) => Vec::new(),
+            Some(ModeName::Userspace) => self.with_rules(),
+            _ => Family::ALL.to_vec(),
+        }
+    }
+
+    /// Returns the families in which userspace mode captures by routes.
+    pub(super) fn with_local_capture(&self) -> Vec<Family> {
+        if self.is(ModeName::Userspace) {
+            self.without_rules()
+        } else {
+            Vec::new()
+        }
+    }
+
+    fn has_rules(&self, family: Family) -> bool {
+        self.engines.iter().any(|(of, _)| *of == family)
+    }
+
+    /// Returns which of the rules that `mode` installs belong to the running mode, too.
+    pub(super) fn preserved(&self, mode: ModeName) -> Preserved {
+        let engines = self.engines.clone();
+        match (mode, self.mode) {
+            (mode, Some(running)) if mode == running => Preserved::all(engines),
+            (ModeName::Iptables, Some(ModeName::Ipvs))
+            | (ModeName::Ipvs, Some(ModeName::Iptables)) => {
+                Preserved::chains(engines, &SHARED_CHAINS)
+            }
+            _ => Preserved::nothing(),
+        }
+    }
+}
+
+/// Returns the number of connections of these families that the kernel translates.
+///
+/// # Errors
+/// When they cannot be listed.
+pub(super) fn translated(families: &[Family]) -> Result<usize, netlink::Error> {
+    let counts = families.iter().map(|&family| {
+        let mut socket = Socket::open(Protocol::Netfilter)?;
+        flows::translated(&mut socket, family)
+    });
+    counts.sum()
+}

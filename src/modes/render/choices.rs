@@ -1,0 +1,32 @@
+//! What decides about a plan besides the Services.
+
+use std::net::IpAddr;
+
+use crate::{
+    config::{Effective, KubeProxyConfiguration},
+    kernel::probe::Kernel,
+    modes::iptables::plan::DispatchChoice,
+    node::Served,
+    services::Namespaces,
+};
+
+/// What decides about the rules besides the Services.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices<'a> {
+    /// The configuration, as it was read.
+    pub configuration: &'a KubeProxyConfiguration,
+    /// The effective settings, which follow from the configuration.
+    pub effective: &'a Effective,
+    /// The kernel, which decides what rules may use.
+    pub kernel: &'a Kernel,
+    /// How chains are found, `--iptables-dispatch`.
+    pub dispatch: DispatchChoice,
+    /// The addresses of the node itself.
+    pub addresses: &'a [IpAddr],
+    /// Which of them serve node ports.
+    pub served: &'a Served,
+    /// The loopback addresses that are to serve them, in modes that listen there.
+    pub loopback: &'a [IpAddr],
+    /// Namespaces whose Services are counted, in nftables mode.
+    pub counted: &'a Namespaces,
+}
