@@ -411,7 +411,8 @@ mod tests {
 
     async fn of(engine: Engine) -> Xtables {
         let all = Xtables::engines(Family::V4).await;
-        all.program(engine).expect("both are installed").clone()
+        let writer = all.writer(engine).expect("both are installed");
+        writer.xtables.clone()
     }
 
     /// What iptables has no words for, in the chain that iptables would use.

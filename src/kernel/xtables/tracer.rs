@@ -110,13 +110,13 @@ impl Tracer {
         let family = Family::of(&target.to.ip());
         let engine = Engine::Legacy;
         let engines = Xtables::engines(family).await;
-        let xtables = match (engines.program(engine), engines.unknown(engine)) {
-            (Some(xtables), _) => xtables.clone(),
+        let writer = match (engines.writer(engine), engines.unknown(engine)) {
+            (Some(writer), _) => writer.clone(),
             (None, Some(unknown)) => return Err(TraceError::Program(unknown)),
             (None, None) => return Err(TraceError::NoProgram(family)),
         };
         let tracer = Tracer {
-            writer: Writer { xtables, engine },
+            writer,
             notifications: bind()?,
         };
         clear(&tracer.writer).await?;
@@ -195,18 +195,17 @@ pub async fn clear_traces(family: Family) -> Result<(), Error> {
     }
     let engine = Engine::Legacy;
     let engines = Xtables::engines(family).await;
-    let Some(xtables) = engines.program(engine).cloned() else {
+    let Some(writer) = engines.writer(engine) else {
         return engines.unknown(engine).map_or(Ok(()), Err);
     };
-    let writer = Writer { xtables, engine };
-    if left(&writer).await?.is_empty() {
+    if left(writer).await?.is_empty() {
         return Ok(());
     }
     match bind() {
         // A trace is under way.
         Err(TraceError::Taken) => Ok(()),
         // Nothing can be traced where the group cannot be had for another reason.
-        Ok(_) | Err(_) => clear(&writer).await,
+        Ok(_) | Err(_) => clear(writer).await,
     }
 }
 

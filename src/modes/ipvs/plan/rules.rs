@@ -33,7 +33,7 @@ const OUT_FILTER: &str = "KUBE-IPVS-OUT-FILTER";
 const NOT_FROM_NODE: &str = "TRIPOD-NOT-FROM-NODE";
 
 /// Every chain that ipvs mode ever makes: for clean-up.
-pub const OWN_CHAINS: [(Table, &str); 12] = [
+const OWN_CHAINS: [(Table, &str); 12] = [
     (Table::Mangle, NOT_FROM_NODE),
     (Table::Filter, FORWARD),
     (Table::Filter, FILTER),

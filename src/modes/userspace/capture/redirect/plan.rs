@@ -146,11 +146,12 @@ pub fn by_rule(table: Table, chain: &str) -> Interest {
     }
 }
 
-/// Returns how a chain is compared.
-pub fn interest(table: Table, chain: &str) -> Interest {
-    match table {
-        Table::Nat | Table::Filter if is_ours(chain) => Interest::Whole,
-        _ => Interest::Foreign,
+/// Returns how a chain is compared, which does not depend on its table.
+pub fn interest(_: Table, chain: &str) -> Interest {
+    if is_ours(chain) {
+        Interest::Whole
+    } else {
+        Interest::Foreign
     }
 }
 
