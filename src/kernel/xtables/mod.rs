@@ -70,6 +70,7 @@ pub mod features;
 pub mod info;
 #[cfg(test)]
 pub mod model;
+pub mod multiset;
 pub mod observed;
 mod parts;
 pub(super) mod program;
