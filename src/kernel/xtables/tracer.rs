@@ -9,7 +9,12 @@ use std::{io, net::IpAddr};
 
 use nix::{errno::Errno, libc};
 
-use super::{Engine, Error, Xtables, rule, run::Writer, traced::Traced, words::Line};
+use super::{
+    Engine, Error, Xtables, rule,
+    run::Writer,
+    traced::Traced,
+    words::{Line, target, values},
+};
 use crate::{
     kernel::{
         netlink::{self, Notifications, Request, Socket},
@@ -279,9 +284,9 @@ impl Left {
         let Line::Rule { chain, words } = Line::parse(line)? else {
             return None;
         };
-        let (_, after) = words.split_once(COMMENT)?;
-        let (former, _) = after.split_once('"')?;
-        words.ends_with("-j TRACE").then(|| Left {
+        let comment = values(words, "--comment").next()?;
+        let former = comment.strip_prefix(COMMENT)?;
+        (target(words) == Some("TRACE")).then(|| Left {
             chain: chain.to_owned(),
             words: words.to_owned(),
             former: former.to_owned(),
