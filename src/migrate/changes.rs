@@ -7,11 +7,10 @@ mod holdings;
 #[cfg(test)]
 mod tests;
 
-use hashbrown::HashMap;
 use serde::Serialize;
 
 pub use self::holdings::{Holdings, Program};
-use crate::kernel::xtables::words::Words;
+use crate::kernel::xtables::{multiset::Multiset, words::Words};
 
 /// What changes in one table, or in another place that has lines of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -47,25 +46,19 @@ pub fn changes(there: &Holdings, desired: &Holdings) -> Vec<PlaceChanges> {
     places.dedup();
     let changes = places.into_iter().map(|place| {
         let lines = there.lines(place);
-        let mut left: HashMap<&Words, usize> = HashMap::new();
-        for line in lines {
-            *left.entry(line).or_default() += 1;
-        }
+        let mut left: Multiset<&Words> = lines.iter().collect();
         let (mut comes, mut stays) = (Vec::new(), 0);
         for line in desired.lines(place) {
-            match left.get_mut(line) {
-                Some(count) if *count > 0 => {
-                    *count -= 1;
-                    stays += 1;
-                }
-                _ => comes.push(line.to_string()),
+            if left.take(line) {
+                stays += 1;
+            } else {
+                comes.push(line.to_string());
             }
         }
         let mut goes = Vec::new();
         for line in lines {
-            match left.get_mut(line) {
-                Some(count) if *count > 0 => *count -= 1,
-                _ => continue,
+            if !left.take(line) {
+                continue;
             }
             if there.is_kubelets(line) {
                 stays += 1;

@@ -9,7 +9,11 @@ use super::{
     changes::{Holdings, Program},
     state::Observed,
 };
-use crate::{kernel::xtables::Xtables, modes::ipvs, net::Family};
+use crate::{
+    kernel::xtables::{Xtables, run::Writer},
+    modes::ipvs,
+    net::Family,
+};
 
 /// Returns what the kernel of this node holds of what was `observed`. Virtual servers
 /// with addresses in `exclude` belong to other programs.
@@ -26,8 +30,8 @@ pub async fn read(observed: &Observed, exclude: &[IpNet]) -> Result<Holdings, St
         if let Some(unknown) = unread {
             return Err(format!("cannot read the rules of {family}: {unknown}"));
         }
-        for (xtables, engine) in engines.programs() {
-            if !chains().any(|chain| (chain.family, chain.engine) == (family, engine)) {
+        for Writer { xtables, engine } in engines.writers() {
+            if !chains().any(|chain| (chain.family, chain.engine) == (family, *engine)) {
                 continue;
             }
             let mut text = String::new();
@@ -37,7 +41,7 @@ pub async fn read(observed: &Observed, exclude: &[IpNet]) -> Result<Holdings, St
             });
             let read = read.await;
             read.map_err(|error| format!("cannot read the rules of {family}: {error}"))?;
-            holdings.saved(Program::Iptables(family, Some(engine)), &text);
+            holdings.saved(Program::Iptables(family, Some(*engine)), &text);
         }
     }
     for (family, name) in &observed.tables {

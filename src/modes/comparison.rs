@@ -3,13 +3,12 @@
 
 use std::{fmt, sync::Arc};
 
-use hashbrown::HashMap;
-
 use super::SyncError;
 use crate::{
     kernel::{
         setting::Setting,
         xtables::{
+            multiset::Multiset,
             observed::Chains,
             rule::{Rule, Table},
             transaction::{Action, Op},
@@ -87,22 +86,16 @@ pub fn of_rules(
     there: &[Words],
     family: Family,
 ) -> Vec<Difference> {
-    let mut left: HashMap<&Words, usize> = HashMap::new();
-    for words in there {
-        *left.entry(words).or_default() += 1;
-    }
+    let mut left: Multiset<&Words> = there.iter().collect();
     let difference = |words: &Words, found| Difference::new(None, rule(table, chain, words), found);
     let mut differences = Vec::new();
     for words in desired.iter().map(|rule| Words::of(rule, family)) {
-        match left.get_mut(&words) {
-            Some(count) if *count > 0 => *count -= 1,
-            _ => differences.push(difference(&words, Found::Missing)),
+        if !left.take(&words) {
+            differences.push(difference(&words, Found::Missing));
         }
     }
-    for (words, count) in left {
-        let unneeded = difference(words, Found::Unneeded);
-        differences.extend(std::iter::repeat_n(unneeded, count));
-    }
+    let unneeded = left.iter().map(|words| difference(words, Found::Unneeded));
+    differences.extend(unneeded);
     differences.sort_unstable();
     differences
 }

@@ -5,7 +5,7 @@ use crate::kernel::{
     extension::Extension,
     xtables::{
         features::Features,
-        rule::{Mark, Match, Negatable, Rule, Target},
+        rule::{CtState, Mark, Match, Negatable, Rule, Target},
     },
 };
 
@@ -40,7 +40,8 @@ pub fn forwarding(bits: u32, features: Features) -> Vec<Rule> {
     let first = Match::Mark(Negatable::Is(Mark::set(bits)));
     let mut rules = vec![accept("kubernetes forwarding rules", first)];
     if features.contains(Extension::Conntrack) {
-        let later = Match::ConnectionState(Negatable::Is("RELATED,ESTABLISHED"));
+        let answers = &[CtState::Related, CtState::Established];
+        let later = Match::ConnectionState(Negatable::Is(answers));
         rules.push(accept("kubernetes forwarding conntrack rule", later));
     }
     rules

@@ -146,7 +146,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         RUN,
-        "                let other = Box::pin(self.run_some(other, phase, refusals, again)).await?;",
+        "                let other = Box::pin(self.run_some(other, phase, refusals, before)).await?;",
         "                let other = other.len().min(0) as u32;",
         "of rules one of which is refused only half are tried again",
     ),

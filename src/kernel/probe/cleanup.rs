@@ -10,6 +10,7 @@ use crate::{
         links, netlink, nfacct, nftables, routes, rules,
         xtables::{
             self, SCRATCH, features,
+            observed::Interest,
             remove::{Owned, Preserved},
             rule::Table,
         },
@@ -20,7 +21,10 @@ use crate::{
 /// The chains that probes make.
 const OWNED: Owned = Owned {
     tables: &Table::ALL,
-    is_ours: |_, chain| chain == SCRATCH,
+    interest: |_, chain| match chain {
+        SCRATCH => Interest::Whole,
+        _ => Interest::Foreign,
+    },
     shared: None,
 };
 

@@ -34,8 +34,9 @@ pub use super::extension::Extension;
 use super::{
     scratch::{NoScratch, in_scratch},
     xtables::{
-        self, Toolkit, Xtables,
+        self, Toolkit,
         features::{Features, Probed},
+        run::Writer,
     },
 };
 use crate::net::{Family, PerFamily};
@@ -49,7 +50,7 @@ pub struct Kernel {
     /// The programs for table nat, where they work.
     toolkits: PerFamily<Option<Toolkit>>,
     /// Programs whose rules find sockets, where nothing works for table nat.
-    markers: PerFamily<Option<Xtables>>,
+    markers: PerFamily<Option<Writer>>,
     /// Why it is not known of some programs to which engine they speak.
     unidentified: Vec<String>,
     /// Whether abilities were tried in a network namespace of their own.
@@ -235,8 +236,8 @@ impl Kernel {
     #[cfg(test)]
     pub(crate) fn with_simulated_programs(mut self, engine: xtables::Engine) -> Kernel {
         let toolkit = |family| Toolkit {
-            writer: xtables::run::Writer {
-                xtables: Xtables::simulated(family),
+            writer: Writer {
+                xtables: xtables::Xtables::simulated(family),
                 engine,
             },
             features: Features::ALL,
@@ -250,12 +251,12 @@ impl Kernel {
     #[cfg(test)]
     pub(crate) async fn with_programs(mut self, engine: xtables::Engine) -> Kernel {
         for family in Family::ALL {
-            let found = Xtables::engines(family).await.program(engine).cloned();
+            let found = xtables::Xtables::engines(family)
+                .await
+                .writer(engine)
+                .cloned();
             let features = self.features(family);
-            *self.toolkits.get_mut(family) = found.map(|xtables| Toolkit {
-                writer: xtables::run::Writer { xtables, engine },
-                features,
-            });
+            *self.toolkits.get_mut(family) = found.map(|writer| Toolkit { writer, features });
         }
         self
     }
@@ -307,11 +308,11 @@ impl Kernel {
         })
     }
 
-    /// Returns the program whose rules mark packets for Tripod's own sockets.
+    /// Returns what writes rules that mark packets for Tripod's own sockets.
     ///
     /// # Errors
     /// When there is none; the error says why.
-    pub fn marker(&self, family: Family) -> Result<Xtables, String> {
+    pub fn marker(&self, family: Family) -> Result<Writer, String> {
         for extension in [Extension::Socket, Extension::Mark] {
             let ability = Ability::Extension(family, extension);
             // Without a nat table only the first was tried, with the other in
@@ -327,7 +328,7 @@ impl Kernel {
         }
         let toolkit = self.toolkits.get(family).as_ref();
         let found = toolkit
-            .map(|toolkit| &toolkit.writer.xtables)
+            .map(|toolkit| &toolkit.writer)
             .or_else(|| self.markers.get(family).as_ref());
         found.cloned().ok_or_else(|| "it was not tried".to_owned())
     }

@@ -17,7 +17,7 @@ use crate::{
         netlink::{Error, Protocol, Request, Socket},
         routes::{self, Kind, Route},
         rules, sysctl,
-        xtables::{Engine, Search, Toolkit, Xtables, features},
+        xtables::{Engine, Search, Toolkit, Xtables, features, run::Writer},
     },
     net::Family,
 };
@@ -186,8 +186,8 @@ pub(super) fn xtables(findings: Option<&Findings>, attempt: Attempt) -> Kernel {
                 *kernel.toolkits.get_mut(family) = Some(toolkit);
                 continue;
             }
-            Found::Marker(xtables, why) => {
-                *kernel.markers.get_mut(family) = Some(xtables);
+            Found::Marker(writer, why) => {
+                *kernel.markers.get_mut(family) = Some(writer);
                 why
             }
             Found::Nothing(why) => why,
@@ -212,7 +212,7 @@ enum Found {
     /// Table nat works.
     Toolkit(Toolkit, features::Probed),
     /// Table mangle works with the match for sockets; and why nat does not.
-    Marker(Xtables, Unable),
+    Marker(Writer, Unable),
     /// Nothing works, for this reason.
     Nothing(Unable),
 }
@@ -224,8 +224,12 @@ async fn usable(search: &Search<'_>) -> Found {
     };
     let mut unknown = None;
     for xtables in Xtables::installed(search.family) {
-        match features::marks_sockets(&xtables).await {
-            Ok(()) => return Found::Marker(xtables, why),
+        let engine = async {
+            features::marks_sockets(&xtables).await?;
+            xtables.engine().await
+        };
+        match engine.await {
+            Ok(engine) => return Found::Marker(Writer { xtables, engine }, why),
             Err(error) if error.is_unanswered() => {
                 unknown.get_or_insert(Unable::from(error));
             }

@@ -7,6 +7,7 @@ mod tests;
 
 use super::{
     info::{self, Size},
+    observed::{Interest, InterestIn},
     rule::Table,
 };
 use crate::{
@@ -33,7 +34,7 @@ pub struct ChainWatcher {
 /// Which chains are watched.
 struct Chains {
     family: Family,
-    is_ours: fn(Table, &str) -> bool,
+    interest: InterestIn,
 }
 
 /// How often our chains were changed.
@@ -51,13 +52,13 @@ pub struct Count {
 }
 
 impl ChainWatcher {
-    /// Returns what watches the chains of `family` whose names are ours, in the network
-    /// namespace of the calling thread; `None` where no netlink socket can be had.
-    pub fn open(family: Family, is_ours: fn(Table, &str) -> bool) -> Option<ChainWatcher> {
+    /// Returns what watches the chains of `family` that are of `interest`, joint ones too, in the
+    /// network namespace of the calling thread; `None` where no netlink socket can be had.
+    pub fn open(family: Family, interest: InterestIn) -> Option<ChainWatcher> {
         Some(ChainWatcher {
             rules: Rules::open().ok()?,
             monitor: Monitor::open().ok()?,
-            chains: Chains { family, is_ours },
+            chains: Chains { family, interest },
             receives: true,
             last: None,
             record: Record::default(),
@@ -185,7 +186,7 @@ impl Chains {
         let Some(table) = Table::named(&changed.table) else {
             return false;
         };
-        let is_ours = |chain: &str| (self.is_ours)(table, chain);
+        let is_ours = |chain: &str| (self.interest)(table, chain) != Interest::Foreign;
         let leads_to_ours = || {
             let leads_to = changed.leads_to.as_ref();
             leads_to.is_none_or(|chains| chains.iter().any(|chain| is_ours(chain)))

@@ -8,12 +8,13 @@
 //! a predecessor's rules live on until ours are in. Chains and rules of others are
 //! left alone.
 
-use std::{borrow::Borrow, cmp::Ordering, hash::Hash};
+use std::cmp::Ordering;
 
 use hashbrown::{HashMap, HashSet};
 
 use super::{
     desired::{Chain, Contents, Entry, FixedChain, Jump, OwnerRules, Place, RuleSet},
+    multiset::Multiset,
     observed::{Observed, ObservedTable},
     rule::{BASE_CHAINS, Rule, Table},
     transaction::{Action, Group, Op, Transaction},
@@ -85,7 +86,7 @@ pub fn between(old: &OwnerRules, new: &OwnerRules, family: Family) -> Vec<Op> {
 struct Applied<'a> {
     rules: &'a OwnerRules,
     chains: HashMap<Table, HashMap<&'a str, &'a Chain>>,
-    entries: HashMap<&'a Entry, usize>,
+    entries: Multiset<&'a Entry>,
 }
 
 impl Applied<'_> {
@@ -95,11 +96,10 @@ impl Applied<'_> {
             let of_table = chains.entry(chain.table).or_default();
             of_table.insert(chain.name.as_str(), chain);
         }
-        let entries = counted(&rules.entries);
         Applied {
             rules,
             chains,
-            entries,
+            entries: rules.entries.iter().collect(),
         }
     }
 
@@ -133,7 +133,7 @@ impl Baseline for Applied<'_> {
     }
 
     fn take_entry(&mut self, entry: &Entry) -> bool {
-        take(&mut self.entries, entry)
+        self.entries.take(entry)
     }
 }
 
@@ -159,13 +159,20 @@ pub fn exact_difference(observed: &Observed, desired: &RuleSet, family: Family) 
 pub struct Comparison {
     observed: Observed,
     family: Family,
-    /// Chains that are compared rule by rule: how often each rule is there.
-    rules: HashMap<(Table, String), HashMap<Words, usize>>,
+    /// Chains that are compared rule by rule.
+    rules: HashMap<(Table, String), Multiset<Words>>,
     /// Of those, the ones that are needed.
     needed: HashSet<(Table, String)>,
-    /// In table nat, by the chain that they jump to: rules that were there, each with the
-    /// chain that it is in. Made when it is first asked for.
-    leads: Option<HashMap<String, Vec<(String, Words)>>>,
+    /// In table nat, by the chain that they jump to: rules that were there. Made when it is first
+    /// asked for.
+    leads: Option<HashMap<String, Vec<Lead>>>,
+}
+
+/// A rule of a shared chain.
+#[derive(Debug)]
+struct Lead {
+    chain: String,
+    words: Words,
 }
 
 impl Comparison {
@@ -186,7 +193,8 @@ impl Comparison {
         ops.extend(comparison.jumps(&desired.jumps));
         for (&table, observed) in &mut comparison.observed.tables {
             for (name, rules) in observed.lists.drain() {
-                comparison.rules.insert((table, name), counted(rules));
+                let rules = rules.into_iter().collect();
+                comparison.rules.insert((table, name), rules);
             }
         }
         (comparison, ops)
@@ -238,7 +246,7 @@ impl Comparison {
                 }
                 let key = (*table, name.to_string());
                 self.needed.insert(key.clone());
-                self.rules.insert(key, counted(list));
+                self.rules.insert(key, list.into_iter().collect());
             }
         }
     }
@@ -323,10 +331,9 @@ impl Comparison {
         let mut ops = Vec::new();
         for to in chains {
             let leads = self.leads.as_mut().and_then(|leads| leads.remove(*to));
-            for (chain, words) in leads.unwrap_or_default() {
+            for Lead { chain, words } in leads.unwrap_or_default() {
                 let there = self.rules.get_mut(&(Table::Nat, chain.clone()));
-                let count = there.and_then(|rules| rules.get_mut(&words));
-                let count = count.map_or(0, std::mem::take);
+                let count = there.map_or(0, |rules| rules.take_all(&words));
                 let remove = Op::new(Table::Nat, chain, Action::Remove(words));
                 ops.extend(std::iter::repeat_n(remove, count));
             }
@@ -335,16 +342,17 @@ impl Comparison {
         ops
     }
 
-    fn leads(&self) -> HashMap<String, Vec<(String, Words)>> {
+    fn leads(&self) -> HashMap<String, Vec<Lead>> {
         let mut leads = HashMap::<_, Vec<_>>::new();
         for ((table, chain), rules) in &self.rules {
             if *table != Table::Nat || !self.observed.is_ours(*table, chain) {
                 continue;
             }
-            for words in rules.keys() {
+            for words in rules.iter() {
                 if let Some(to) = words.target() {
+                    let (chain, words) = (chain.clone(), words.clone());
                     let there = leads.entry(to.to_owned()).or_default();
-                    there.push((chain.clone(), words.clone()));
+                    there.push(Lead { chain, words });
                 }
             }
         }
@@ -367,10 +375,7 @@ impl Comparison {
                 ops.push(op(Action::Delete));
                 continue;
             }
-            for (words, count) in rules {
-                let remove = op(Action::Remove(words.clone()));
-                ops.extend(std::iter::repeat_n(remove, *count));
-            }
+            ops.extend(rules.iter().map(|words| op(Action::Remove(words.clone()))));
         }
         for (table, observed) in self.observed.tables.drain() {
             let chains = observed.digests.into_keys();
@@ -407,7 +412,7 @@ impl Baseline for Comparison {
         let words = Words::of(&entry.rule, self.family);
         let chain = (entry.table, entry.chain.clone());
         let rules = self.rules.get_mut(&chain);
-        rules.is_some_and(|rules| take(rules, &words))
+        rules.is_some_and(|rules| rules.take(&words))
     }
 
     fn take_repeats(&mut self, entry: &Entry) -> usize {
@@ -417,8 +422,7 @@ impl Baseline for Comparison {
         let words = Words::of(&entry.rule, self.family);
         let chain = (entry.table, entry.chain.clone());
         let rules = self.rules.get_mut(&chain);
-        let count = rules.and_then(|rules| rules.get_mut(&words));
-        count.map_or(0, std::mem::take)
+        rules.map_or(0, |rules| rules.take_all(&words))
     }
 }
 
@@ -432,29 +436,6 @@ fn by_place(one: &Op, other: &Op) -> Ordering {
         (op.table, &op.chain, words)
     }
     place(one).cmp(&place(other))
-}
-
-fn counted<T: Eq + Hash>(all: impl IntoIterator<Item = T>) -> HashMap<T, usize> {
-    let mut counts = HashMap::new();
-    for one in all {
-        *counts.entry(one).or_default() += 1;
-    }
-    counts
-}
-
-/// Takes out one occurrence of `one`; returns false if there was none left.
-fn take<K, Q>(counts: &mut HashMap<K, usize>, one: &Q) -> bool
-where
-    K: Eq + Hash + Borrow<Q>,
-    Q: Eq + Hash,
-{
-    match counts.get_mut(one) {
-        Some(count) if *count > 0 => {
-            *count -= 1;
-            true
-        }
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -332,15 +332,13 @@ async fn works(xtables: &Xtables, engine: Engine) -> Result<(), Error> {
     if engine == Engine::Legacy {
         xtables.try_lock().await?;
     }
-    let dnat = features::dnat(xtables.family)
-        .words(xtables.family)
-        .to_string();
-    match xtables.try_rule("nat", &dnat).await {
+    let dnat = features::dnat(xtables.family);
+    match xtables.try_rule(Table::Nat, &dnat).await {
         Ok(()) => Ok(()),
         // It did not run to its end, and would not with the other target either, at least not now.
         Err(error) if matches!(error, Error::Run { .. }) || error.is_unanswered() => Err(error),
         Err(error) => {
-            let redirect = xtables.try_rule("nat", "-p tcp -j REDIRECT").await;
+            let redirect = xtables.try_rule(Table::Nat, &features::redirect()).await;
             redirect.map_err(|other| if other.is_unanswered() { other } else { error })
         }
     }
@@ -411,7 +409,8 @@ mod tests {
 
     async fn of(engine: Engine) -> Xtables {
         let all = Xtables::engines(Family::V4).await;
-        all.program(engine).expect("both are installed").clone()
+        let writer = all.writer(engine).expect("both are installed");
+        writer.xtables.clone()
     }
 
     /// What iptables has no words for, in the chain that iptables would use.

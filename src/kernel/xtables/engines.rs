@@ -1,13 +1,13 @@
 //! The programs for each engine of the kernel.
 
-use super::{Engine, Error, Xtables};
+use super::{Engine, Error, Xtables, run::Writer};
 use crate::net::Family;
 
 /// Programs of one IP family, one for each engine of the kernel.
 #[derive(Debug)]
 pub struct Engines {
     family: Family,
-    found: Vec<(Xtables, Engine)>,
+    found: Vec<Writer>,
     /// Why the engine of each of the other programs is not known.
     unidentified: Vec<Error>,
 }
@@ -22,8 +22,8 @@ impl Engines {
         };
         for xtables in programs {
             match xtables.engine().await {
-                Ok(engine) if engines.program(engine).is_some() => {}
-                Ok(engine) => engines.found.push((xtables, engine)),
+                Ok(engine) if engines.writer(engine).is_some() => {}
+                Ok(engine) => engines.found.push(Writer { xtables, engine }),
                 Err(error) => engines.unidentified.push(error),
             }
         }
@@ -31,16 +31,13 @@ impl Engines {
     }
 
     /// Returns the programs with their engines.
-    pub fn programs(&self) -> impl Iterator<Item = (&Xtables, Engine)> {
-        self.found
-            .iter()
-            .map(|(xtables, engine)| (xtables, *engine))
+    pub fn writers(&self) -> &[Writer] {
+        &self.found
     }
 
     /// Returns the program for `engine`; `None`: none is known to speak to it.
-    pub fn program(&self, engine: Engine) -> Option<&Xtables> {
-        let mut programs = self.programs();
-        programs.find_map(|(xtables, of)| (of == engine).then_some(xtables))
+    pub fn writer(&self, engine: Engine) -> Option<&Writer> {
+        self.found.iter().find(|writer| writer.engine == engine)
     }
 
     /// Returns why it is not known of some programs to which engine they speak; `None`: it is known
@@ -55,7 +52,7 @@ impl Engines {
 
     /// Returns why it is not known whether there is a program for `engine`; `None`: it is known.
     pub fn unknown(&self, engine: Engine) -> Option<Error> {
-        let is_known = self.program(engine).is_some();
+        let is_known = self.writer(engine).is_some();
         self.unidentified().filter(|_| !is_known)
     }
 }
@@ -105,8 +102,8 @@ mod tests {
         );
         let programs = vec![nft.clone(), broken, again];
         let engines = block_on(Engines::of(Family::V4, programs.into_iter()));
-        let found: Vec<_> = engines.programs().collect();
-        assert_eq!(found, [(&nft, Engine::NfTables)]);
+        let (xtables, engine) = (nft.clone(), Engine::NfTables);
+        assert_eq!(engines.writers(), [Writer { xtables, engine }]);
         let unknown = engines.unknown(Engine::Legacy).expect("it may be legacy");
         let text = unknown.to_string();
         for words in ["iptables-legacy-restore", "libxtables.so.12", "IPv4"] {

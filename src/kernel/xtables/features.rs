@@ -7,7 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{
     Error, Family, SCRATCH, Xtables,
-    rule::{Mark, Match, Negatable, Physdev, Rule, Side, Table, Target},
+    rule::{CtState, Mark, Match, Negatable, Physdev, Rule, Side, Table, Target},
+    transaction::{Action, Op, Transaction},
 };
 use crate::{
     enum_set::EnumSet,
@@ -44,6 +45,12 @@ pub(super) fn dnat(family: Family) -> Rule {
     rule.target(Target::Dnat((to, 1).into()))
 }
 
+/// Returns a rule that translates to a port of this node.
+pub(super) fn redirect() -> Rule {
+    let rule = Rule::new().protocol(Protocol::Tcp);
+    rule.target(Target::Redirect(1))
+}
+
 fn probes(family: Family) -> Vec<Probe> {
     let with = |one| Rule::new().with(one).target(Target::Return);
     let masquerade = |random_fully| Rule::new().target(Target::Masquerade { random_fully });
@@ -53,11 +60,9 @@ fn probes(family: Family) -> Vec<Probe> {
     let chance = with(Match::Probability(1 << 30));
     let remembered = with(Match::RememberSource(SCRATCH.to_owned()));
     let local = with(Match::LocalAddress(Negatable::Is(Side::Destination)));
-    let new = with(Match::ConnectionState(Negatable::Is("NEW")));
+    let new = with(Match::ConnectionState(Negatable::Is(&[CtState::New])));
     let counted = with(Match::Account(account(family)));
     let refused = Rule::new().target(Target::Reject);
-    let redirected = Rule::new().protocol(Protocol::Tcp);
-    let redirected = redirected.target(Target::Redirect(1));
     let of_socket = with(Match::TransparentSocket);
     let sctp = with(Match::DestinationPorts(Protocol::Sctp, 1..=1));
     let mut probes: Vec<Probe> = vec![
@@ -71,7 +76,7 @@ fn probes(family: Family) -> Vec<Probe> {
         (Table::Filter, refused, Extension::Reject),
         (Table::Nat, masquerade(false), Extension::Masquerade),
         (Table::Nat, masquerade(true), Extension::RandomFully),
-        (Table::Nat, redirected, Extension::Redirect),
+        (Table::Nat, redirect(), Extension::Redirect),
         (Table::Mangle, of_socket, Extension::Socket),
         (Table::Nat, sctp.protocol(Protocol::Sctp), Extension::Sctp),
         (Table::Nat, dnat(family), Extension::Dnat),
@@ -154,18 +159,14 @@ pub async fn probe(xtables: &Xtables) -> Probed {
 /// something is missing.
 async fn in_scratch(xtables: &Xtables) -> Probed {
     let account = nfacct::create(&[account(xtables.family())]);
-    let mut batch = String::new();
-    for table in Table::ALL {
-        batch += &format!("*{table}\n:{SCRATCH} - [0:0]\n");
-        for (_, rule, _) in probes(xtables.family())
-            .iter()
-            .filter(|(of, ..)| *of == table)
-        {
-            batch += &format!("-A {SCRATCH} {}\n", rule.words(xtables.family()));
-        }
-        batch += "COMMIT\n";
-    }
-    let mut probed = match xtables.tried(&batch).await {
+    let ops = Table::ALL.map(|table| {
+        let mut probes = probes(xtables.family());
+        probes.retain(|(of, ..)| *of == table);
+        let rules = probes.into_iter().map(|(_, rule, _)| rule);
+        Op::new(table, SCRATCH, Action::Fill(rules.collect()))
+    });
+    let batch = Transaction::common(xtables.family(), ops.into());
+    let mut probed = match xtables.tried(&batch.to_string()).await {
         Ok(_) => all(xtables),
         Err(_) => one_by_one(xtables).await,
     };
@@ -199,8 +200,7 @@ fn all(xtables: &Xtables) -> Probed {
 async fn one_by_one(xtables: &Xtables) -> Probed {
     let mut probed = Probed::known(Features::NONE);
     for (table, rule, feature) in probes(xtables.family()) {
-        let words = rule.words(xtables.family()).to_string();
-        probed.record(feature, xtables.check(table.name(), &words).await);
+        probed.record(feature, xtables.check(table, &rule).await);
     }
     probed
 }
@@ -219,15 +219,18 @@ async fn complete(probed: &mut Probed, xtables: &Xtables, account: Result<(), ne
 pub async fn marks_sockets(xtables: &Xtables) -> Result<(), Error> {
     let mark = Target::Mark(Mark::set(1));
     let rule = Rule::new().with(Match::TransparentSocket).target(mark);
-    let words = rule.words(xtables.family()).to_string();
-    xtables.try_rule("mangle", &words).await
+    xtables.try_rule(Table::Mangle, &rule).await
 }
 
 /// Finds out whether rules can match against sets: the program resolves the name before the kernel
 /// sees the rule.
 async fn knows_sets(xtables: &Xtables) -> Result<(), Error> {
-    let rule = format!("-m set --match-set {SCRATCH} src -j RETURN");
-    match xtables.check("filter", &rule).await {
+    let set = Match::Set {
+        name: SCRATCH.to_owned(),
+        sides: vec![Side::Source],
+    };
+    let rule = Rule::new().with(set).target(Target::Return);
+    match xtables.check(Table::Filter, &rule).await {
         Err(Error::Failed { message, .. }) if message.contains("doesn't exist") => Ok(()),
         outcome => outcome,
     }

@@ -70,6 +70,7 @@ pub mod features;
 pub mod info;
 #[cfg(test)]
 pub mod model;
+pub mod multiset;
 pub mod observed;
 mod parts;
 pub(super) mod program;
@@ -95,7 +96,8 @@ pub use self::{
 use self::{
     parts::parts,
     program::{Namespace, Program},
-    rule::Table,
+    rule::{Rule, Table},
+    transaction::{Action, Op, Transaction},
     words::Line,
 };
 use super::scratch::{self, NoScratch};
@@ -368,19 +370,15 @@ impl Xtables {
     ///
     /// # Errors
     /// Why it is not.
-    pub async fn check(&self, table: &str, rule: &str) -> Result<(), Error> {
-        let outcome = self
-            .tried(&format!(
-                "*{table}\n:{SCRATCH} - [0:0]\n-A {SCRATCH} {rule}\nCOMMIT\n"
-            ))
-            .await;
-        if outcome.is_ok() {
-            // Two batches: the legacy program would hide from the kernel a rule that is
-            // deleted in the batch that adds it.
-            self.tried(&format!("*{table}\n-F {SCRATCH}\n-X {SCRATCH}\nCOMMIT\n"))
-                .await?;
-        }
-        outcome
+    pub async fn check(&self, table: Table, rule: &Rule) -> Result<(), Error> {
+        let batch = |action| {
+            let op = Op::new(table, SCRATCH, action);
+            Transaction::common(self.family, vec![op]).to_string()
+        };
+        self.tried(&batch(Action::Fill(vec![rule.clone()]))).await?;
+        // Two batches: the legacy program would hide from the kernel a rule that is
+        // deleted in the batch that adds it.
+        self.tried(&batch(Action::Delete)).await
     }
 
     /// As [`check`](Self::check), in a namespace in which nothing matters where
@@ -388,8 +386,8 @@ impl Xtables {
     ///
     /// # Errors
     /// Why it is not possible.
-    pub async fn try_rule(&self, table: &'static str, rule: &str) -> Result<(), Error> {
-        let (isolated, owned) = (self.isolated(), rule.to_owned());
+    pub async fn try_rule(&self, table: Table, rule: &Rule) -> Result<(), Error> {
+        let (isolated, owned) = (self.isolated(), rule.clone());
         let inside = async move || isolated.check(table, &owned).await;
         match scratch::awaited(inside).await {
             Ok(outcome) => outcome,

@@ -51,6 +51,38 @@ pub(super) struct ObservedTable {
     pub(super) jumps: HashMap<String, Vec<Words>>,
 }
 
+impl ObservedTable {
+    /// Records what a line says. A chain is declared before its rules.
+    pub(super) fn record(&mut self, line: Line<'_>, interest: impl Fn(&str) -> Interest) {
+        match line {
+            Line::Chain(name) => match interest(name) {
+                _ if BASE_CHAINS.contains(&name) => {
+                    self.jumps.entry(name.to_owned()).or_default();
+                }
+                Interest::Foreign => {}
+                Interest::Whole => {
+                    self.digests.insert(name.to_owned(), Digest::default());
+                }
+                Interest::ByRule | Interest::Joint => {
+                    self.lists.insert(name.to_owned(), Vec::new());
+                }
+            },
+            Line::Rule { chain, words } => {
+                if let Some(digest) = self.digests.get_mut(chain) {
+                    digest.add(words);
+                } else if let Some(rules) = self.lists.get_mut(chain) {
+                    rules.push(Words::new(words));
+                } else if let Some(jumps) = self.jumps.get_mut(chain) {
+                    let leads = |target: &str| interest(target) != Interest::Foreign;
+                    if target(words).is_some_and(leads) {
+                        jumps.push(Words::new(words));
+                    }
+                }
+            }
+        }
+    }
+}
+
 impl Observed {
     /// Returns tables of which nothing was read.
     pub fn new(interest: InterestIn) -> Observed {
@@ -60,39 +92,9 @@ impl Observed {
 
     /// Records a line of `table`.
     pub fn line(&mut self, table: Table, line: &str) {
-        let interest = |chain: &str| (self.interest)(table, chain);
-        match Line::parse(line) {
-            Some(Line::Chain(name)) => {
-                let observed = self.tables.entry(table).or_default();
-                match interest(name) {
-                    _ if BASE_CHAINS.contains(&name) => {
-                        observed.jumps.entry(name.to_owned()).or_default();
-                    }
-                    Interest::Foreign => {}
-                    Interest::Whole => {
-                        observed.digests.insert(name.to_owned(), Digest::default());
-                    }
-                    Interest::ByRule | Interest::Joint => {
-                        observed.lists.insert(name.to_owned(), Vec::new());
-                    }
-                }
-            }
-            Some(Line::Rule { chain, words }) => {
-                let Some(observed) = self.tables.get_mut(&table) else {
-                    return;
-                };
-                if let Some(digest) = observed.digests.get_mut(chain) {
-                    digest.add(words);
-                } else if let Some(rules) = observed.lists.get_mut(chain) {
-                    rules.push(Words::new(words));
-                } else if let Some(jumps) = observed.jumps.get_mut(chain) {
-                    let leads = |target: &str| interest(target) != Interest::Foreign;
-                    if target(words).is_some_and(leads) {
-                        jumps.push(Words::new(words));
-                    }
-                }
-            }
-            None => {}
+        if let Some(line) = Line::parse(line) {
+            let observed = self.tables.entry(table).or_default();
+            observed.record(line, |chain| (self.interest)(table, chain));
         }
     }
 

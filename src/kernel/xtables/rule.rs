@@ -114,6 +114,24 @@ impl Side {
     }
 }
 
+/// What connection tracking can say of a packet's connection, in the order in which iptables
+/// prints it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CtState {
+    /// The packet belongs to no connection that is possible.
+    Invalid,
+    /// The packet begins it.
+    New,
+    /// Another connection led to it.
+    Related,
+    /// Packets went both ways.
+    Established,
+    /// It is not tracked.
+    Untracked,
+    /// Its destination was translated.
+    Dnat,
+}
+
 /// A match extension with its options.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Match {
@@ -127,9 +145,8 @@ pub enum Match {
     SourcePorts(Protocol, RangeInclusive<u16>),
     /// `-m mark`: its mark has, or does not have, these bits.
     Mark(Negatable<Mark>),
-    /// `-m conntrack --ctstate`: names as iptables prints them, such as
-    /// `RELATED,ESTABLISHED`.
-    ConnectionState(Negatable<&'static str>),
+    /// `-m conntrack --ctstate`: one of these is true of its connection.
+    ConnectionState(Negatable<&'static [CtState]>),
     /// `-m addrtype --src-type` or `--dst-type LOCAL`.
     LocalAddress(Negatable<Side>),
     /// `-m statistic --mode random`: one in 2³¹ of that many packets.

@@ -45,6 +45,14 @@ impl<O> Default for Refusals<O> {
     }
 }
 
+/// What was made before of steps that are to be made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Nothing,
+    /// Some of them may have been.
+    Some,
+}
+
 impl Writer {
     /// Returns the family of the rules.
     pub fn family(&self) -> Family {
@@ -168,24 +176,25 @@ impl Writer {
         phase: Phase,
         refusals: &mut Refusals<O>,
     ) -> Result<u32, Error> {
-        self.run_some(groups, phase, refusals, false).await
+        self.run_some(groups, phase, refusals, Before::Nothing)
+            .await
     }
 
-    /// As [`run_phase`](Self::run_phase). With `again`, some of it may have been made before.
+    /// As [`run_phase`](Self::run_phase), where `before` was made of it.
     async fn run_some<O: Clone + PartialEq>(
         &self,
         groups: &[Group<O>],
         phase: Phase,
         refusals: &mut Refusals<O>,
-        mut again: bool,
+        mut before: Before,
     ) -> Result<u32, Error> {
         let batch = text(groups, phase, self.family());
         if batch.is_empty() {
             return Ok(0);
         }
-        let error = match self.try_to_restore(&batch, &mut again).await {
+        let error = match self.try_to_restore(&batch, &mut before).await {
             Ok(()) => {
-                refusals.may_repeat |= again;
+                refusals.may_repeat |= before == Before::Some;
                 return Ok(transactions(&batch));
             }
             Err(error) => error,
@@ -202,8 +211,8 @@ impl Writer {
             }
             _ => {
                 let (one, other) = groups.split_at(middle(groups));
-                let one = Box::pin(self.run_some(one, phase, refusals, again)).await?;
-                let other = Box::pin(self.run_some(other, phase, refusals, again)).await?;
+                let one = Box::pin(self.run_some(one, phase, refusals, before)).await?;
+                let other = Box::pin(self.run_some(other, phase, refusals, before)).await?;
                 Ok(one + other)
             }
         }
@@ -211,17 +220,19 @@ impl Writer {
 
     /// Applies a batch, several times if it fails for a passing reason.
     pub(super) async fn restore(&self, batch: &str) -> Result<(), Error> {
-        self.try_to_restore(batch, &mut false).await
+        self.try_to_restore(batch, &mut Before::Nothing).await
     }
 
-    /// As [`restore`](Self::restore). After a try that failed, `in_part` is true if some of it
-    /// may have taken effect: each table is a transaction of its own.
-    async fn try_to_restore(&self, batch: &str, in_part: &mut bool) -> Result<(), Error> {
+    /// As [`restore`](Self::restore). A try that failed may have taken effect in part, as each
+    /// table is a transaction of its own: `before` says so.
+    async fn try_to_restore(&self, batch: &str, before: &mut Before) -> Result<(), Error> {
         let mut attempts = Attempts::new();
         loop {
             let outcome = self.xtables.restore(batch).await;
-            if let Err(error) = &outcome {
-                *in_part |= error.is_killed() || transactions(batch) > 1;
+            if let Err(error) = &outcome
+                && (error.is_killed() || transactions(batch) > 1)
+            {
+                *before = Before::Some;
             }
             match outcome {
                 Err(error) if error.is_passing() => attempts.again(error).await?,

@@ -9,7 +9,7 @@ use super::{
     Engine,
     chains::{ChainWatcher, Count, sizes},
     info::Size,
-    rule::Table,
+    remove::Owned,
     watch::Left,
 };
 use crate::net::Family;
@@ -17,7 +17,7 @@ use crate::net::Family;
 /// Watches chains of one family.
 pub struct SyncWatch {
     family: Family,
-    tables: &'static [Table],
+    owned: &'static Owned,
     record: Record,
     /// Another process changed our rules, and a change of ours may have hidden that since.
     is_suspect: bool,
@@ -57,25 +57,20 @@ struct Generations {
 }
 
 impl SyncWatch {
-    /// Returns what watches the chains of `family` in these `tables` that `is_watched` names,
-    /// in the calling thread's network namespace.
-    pub fn new(
-        family: Family,
-        engine: Engine,
-        tables: &'static [Table],
-        is_watched: fn(Table, &str) -> bool,
-    ) -> SyncWatch {
+    /// Returns what watches the chains of `family` that are `owned`, alone or with another
+    /// program, in the calling thread's network namespace.
+    pub fn new(family: Family, engine: Engine, owned: &'static Owned) -> SyncWatch {
         let record = match engine {
             Engine::Legacy => Record::Legacy(Sizes::default()),
             Engine::NfTables => Record::NfTables(Generations {
-                watcher: ChainWatcher::open(family, is_watched),
+                watcher: ChainWatcher::open(family, owned.interest),
                 right: None,
                 left: Left::default(),
             }),
         };
         SyncWatch {
             family,
-            tables,
+            owned,
             record,
             is_suspect: false,
         }
@@ -92,7 +87,7 @@ impl SyncWatch {
                 now
             }
             Record::Legacy(there) => {
-                let now = sizes(self.family, self.tables);
+                let now = sizes(self.family, self.owned.tables);
                 there.are_unmodified = there.left.as_ref() == Some(&now);
                 self.is_suspect |= there.left.is_some() && !there.are_unmodified;
                 None
@@ -139,7 +134,7 @@ impl SyncWatch {
                 // What others changed before a sync that read nothing must still be
                 // noticed: an empty list equals no sizes.
                 let is_right = done.observed || there.are_unmodified;
-                let now = is_right.then(|| sizes(self.family, self.tables));
+                let now = is_right.then(|| sizes(self.family, self.owned.tables));
                 there.left = Some(now.unwrap_or_default());
             }
             Record::NfTables(generations) => {
@@ -169,7 +164,7 @@ impl SyncWatch {
             Record::Legacy(Sizes { left: None, .. }) => true,
             Record::Legacy(Sizes {
                 left: Some(left), ..
-            }) => sizes(self.family, self.tables) == *left,
+            }) => sizes(self.family, self.owned.tables) == *left,
             Record::NfTables(generations) => generations.is_unmodified(),
         };
         self.is_suspect |= !is_unmodified;

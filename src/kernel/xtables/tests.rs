@@ -27,7 +27,8 @@ fn a_try_waits_for_who_holds_the_lock() {
     let runtime = builder.enable_all().build().unwrap();
     let mut found = Ok(());
     let log = lines(0, || {
-        found = runtime.block_on(xtables.check("nat", "-j RETURN"));
+        let rule = Rule::new().target(rule::Target::Return);
+        found = runtime.block_on(xtables.check(Table::Nat, &rule));
     });
     let runs = fs::read_to_string(dir.join("restore.runs")).unwrap();
     fs::remove_dir_all(&dir).unwrap();

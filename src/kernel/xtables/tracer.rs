@@ -9,7 +9,12 @@ use std::{io, net::IpAddr};
 
 use nix::{errno::Errno, libc};
 
-use super::{Engine, Error, Xtables, rule, run::Writer, traced::Traced, words::Line};
+use super::{
+    Engine, Error, Xtables, rule,
+    run::Writer,
+    traced::Traced,
+    words::{Line, target, values},
+};
 use crate::{
     kernel::{
         netlink::{self, Notifications, Request, Socket},
@@ -110,13 +115,13 @@ impl Tracer {
         let family = Family::of(&target.to.ip());
         let engine = Engine::Legacy;
         let engines = Xtables::engines(family).await;
-        let xtables = match (engines.program(engine), engines.unknown(engine)) {
-            (Some(xtables), _) => xtables.clone(),
+        let writer = match (engines.writer(engine), engines.unknown(engine)) {
+            (Some(writer), _) => writer.clone(),
             (None, Some(unknown)) => return Err(TraceError::Program(unknown)),
             (None, None) => return Err(TraceError::NoProgram(family)),
         };
         let tracer = Tracer {
-            writer: Writer { xtables, engine },
+            writer,
             notifications: bind()?,
         };
         clear(&tracer.writer).await?;
@@ -195,18 +200,17 @@ pub async fn clear_traces(family: Family) -> Result<(), Error> {
     }
     let engine = Engine::Legacy;
     let engines = Xtables::engines(family).await;
-    let Some(xtables) = engines.program(engine).cloned() else {
+    let Some(writer) = engines.writer(engine) else {
         return engines.unknown(engine).map_or(Ok(()), Err);
     };
-    let writer = Writer { xtables, engine };
-    if left(&writer).await?.is_empty() {
+    if left(writer).await?.is_empty() {
         return Ok(());
     }
     match bind() {
         // A trace is under way.
         Err(TraceError::Taken) => Ok(()),
         // Nothing can be traced where the group cannot be had for another reason.
-        Ok(_) | Err(_) => clear(&writer).await,
+        Ok(_) | Err(_) => clear(writer).await,
     }
 }
 
@@ -280,9 +284,9 @@ impl Left {
         let Line::Rule { chain, words } = Line::parse(line)? else {
             return None;
         };
-        let (_, after) = words.split_once(COMMENT)?;
-        let (former, _) = after.split_once('"')?;
-        words.ends_with("-j TRACE").then(|| Left {
+        let comment = values(words, "--comment").next()?;
+        let former = comment.strip_prefix(COMMENT)?;
+        (target(words) == Some("TRACE")).then(|| Left {
             chain: chain.to_owned(),
             words: words.to_owned(),
             former: former.to_owned(),

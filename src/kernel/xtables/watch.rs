@@ -44,7 +44,7 @@ impl Watch {
     pub fn new(family: Family, engine: Engine, owned: &'static Owned) -> Watch {
         let record = match engine {
             Engine::Legacy => Record::Legacy(None),
-            Engine::NfTables => Record::NfTables(ChainWatcher::open(family, owned.is_ours), None),
+            Engine::NfTables => Record::NfTables(ChainWatcher::open(family, owned.interest), None),
         };
         Watch {
             family,

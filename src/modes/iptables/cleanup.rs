@@ -1,7 +1,7 @@
 //! Removing all that iptables mode ever installs, whoever installed it: this
 //! process, an earlier one, or kube-proxy.
 
-use super::{Error, observe::is_ours, plan::names};
+use super::{Error, observe::interest, plan::names};
 use crate::{
     kernel::{
         nfacct,
@@ -25,9 +25,9 @@ const MARTIANS: &str = "! -s 127.0.0.0/8 -d 127.0.0.0/8 ";
 
 /// The chains of iptables mode. Table filter is cleaned after nat: what keeps clients out stays
 /// until nothing is translated any more.
-const OWNED: Owned = Owned {
+pub const OWNED: Owned = Owned {
     tables: &[Table::Mangle, Table::Nat, Table::Filter],
-    is_ours: |_, chain| is_ours(chain),
+    interest,
     shared: Some(SharedChain {
         table: Table::Filter,
         name: names::FIREWALL,

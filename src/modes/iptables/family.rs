@@ -4,11 +4,12 @@ use super::{
     Error, Setup,
     accounts::Accounts,
     applied::{Applied, Size},
+    cleanup::OWNED,
     count::Done,
     counters::{Counters, Failure},
     diff::{Change, Full},
     execute::Execution,
-    observe::{interest, observe},
+    observe::observe,
     plan::{self, Options},
     setup::{open_loopback, settings, without_unsettable},
 };
@@ -17,8 +18,7 @@ use crate::{
         Toolkit,
         difference::Comparison,
         features::Features,
-        observed::{Interest, Observed},
-        rule::Table,
+        observed::Observed,
         run::{Refusals, Refused, Writer},
         sync_watch::SyncWatch,
         transaction::Transaction,
@@ -72,12 +72,6 @@ enum Differs {
     ByOthers,
 }
 
-/// Returns true for a chain of which changes are noticed: KUBE-FIREWALL, too, which the
-/// kubelet also writes, as without its rule neighbours reach the node's loopback.
-fn is_watched(table: Table, chain: &str) -> bool {
-    interest(table, chain) != Interest::Foreign
-}
-
 impl ServedFamily {
     /// Returns the rules of one family, written with these tools.
     ///
@@ -100,7 +94,9 @@ impl ServedFamily {
             family,
             features,
             writer,
-            watch: SyncWatch::new(family, engine, &Table::ALL, is_watched),
+            // KUBE-FIREWALL, too, which the kubelet also writes, as without its rule neighbours
+            // reach the node's loopback.
+            watch: SyncWatch::new(family, engine, &OWNED),
             applied: None,
             state: FamilyState::default(),
             leads_left: false,

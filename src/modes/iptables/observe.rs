@@ -21,12 +21,6 @@ pub async fn observe(writer: &Writer) -> Result<Observed, Error> {
     writer.observe(interest, &Table::ALL, |_, _| {}).await
 }
 
-/// Returns true if a chain belongs to this mode, by its name. The kubelet's
-/// KUBE-FIREWALL does not.
-pub fn is_ours(chain: &str) -> bool {
-    interest(Table::Nat, chain).is_ours()
-}
-
 /// Returns how a chain is compared, which does not depend on its table.
 pub fn interest(_: Table, chain: &str) -> Interest {
     match chain {

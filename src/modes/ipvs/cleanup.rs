@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::{
     Error,
     own_servers::{NamedFrontends, OwnServers},
-    plan::{LINK, OWN_CHAINS, Set, is_excluded},
+    plan::{LINK, Set, interest, is_excluded},
 };
 use crate::{
     kernel::{
@@ -38,7 +38,7 @@ fn has_ipvs() -> bool {
 /// The chains that are ours.
 pub const OWNED: Owned = Owned {
     tables: &Table::ALL,
-    is_ours: |table, chain| OWN_CHAINS.contains(&(table, chain)),
+    interest,
     shared: None,
 };
 

@@ -5,8 +5,16 @@ use crate::kernel::namespace::{in_namespace, sh};
 
 const CHAINS: Chains = Chains {
     family: Family::V4,
-    is_ours: |_, chain| chain.starts_with("KUBE-"),
+    interest,
 };
+
+fn interest(_: Table, chain: &str) -> Interest {
+    if chain.starts_with("KUBE-") {
+        Interest::Whole
+    } else {
+        Interest::Foreign
+    }
+}
 
 fn changed(table: &str, chain: &str, leads_to: Option<&[&str]>) -> Event {
     Event::Changed(ChangedChain {
@@ -82,8 +90,7 @@ fn the_kernel_notifies_of_what_others_change_of_ours() {
             iptables-nft -t nat -A PREROUTING -j DOCKER
             iptables-nft -t nat -A PREROUTING -j KUBE-SERVICES
             ip6tables-nft -t nat -N KUBE-SERVICES");
-        let is_ours = |_, chain: &str| chain.starts_with("KUBE-");
-        let mut watcher = ChainWatcher::open(Family::V4, is_ours).unwrap();
+        let mut watcher = ChainWatcher::open(Family::V4, interest).unwrap();
         for change in [
             "iptables-nft -t nat -R KUBE-SERVICES 1 -j ACCEPT",
             "iptables-nft -t nat -D PREROUTING -j KUBE-SERVICES",
@@ -116,7 +123,7 @@ fn the_kernel_notifies_of_what_others_change_of_ours() {
 #[test]
 fn what_is_not_received_counts_as_missed() {
     in_namespace(|| {
-        let mut watcher = ChainWatcher::open(Family::V4, |_, _| true).unwrap();
+        let mut watcher = ChainWatcher::open(Family::V4, |_, _| Interest::Whole).unwrap();
         watcher.pause();
         sh("iptables-nft -t nat -N KUBE-SERVICES");
         watcher.resume();

@@ -6,7 +6,10 @@ mod preserved;
 
 use self::chains::OwnedChains;
 pub use self::preserved::Preserved;
-use super::{Engine, Engines, Error, Xtables, engine::list_chains, rule::Table};
+use super::{
+    Engine, Engines, Error, Xtables, engine::list_chains, observed::InterestIn, rule::Table,
+    run::Writer,
+};
 use crate::{kernel::nftables, net::Family};
 
 /// Which chains belong to a part of Tripod, by their names.
@@ -14,8 +17,8 @@ use crate::{kernel::nftables, net::Family};
 pub struct Owned {
     /// The tables that have some, in the order in which they are cleaned.
     pub tables: &'static [Table],
-    /// Returns true if the chain is ours. The kernel's own chains never are.
-    pub is_ours: fn(Table, &str) -> bool,
+    /// Returns how a chain is compared. The kernel's own chains are of no interest.
+    pub interest: InterestIn,
     /// A chain that Tripod owns unless another program uses it; `None`: there is none.
     pub shared: Option<SharedChain>,
 }
@@ -48,6 +51,11 @@ pub struct SharedChain {
 }
 
 impl Owned {
+    /// Returns true if the chain is ours alone.
+    fn is_ours(&self, table: Table, chain: &str) -> bool {
+        (self.interest)(table, chain).is_ours()
+    }
+
     /// Removes these chains of these families, and the rules that jump to them, from
     /// whichever engine holds them, except what is `preserved`. Nothing of others is
     /// changed; what is not there is fine.
@@ -59,22 +67,17 @@ impl Owned {
         for &family in families {
             let engines = Xtables::engines(family).await;
             outcome = outcome.and(self.within_reach(family, &engines, preserved));
-            for (xtables, engine) in engines.programs() {
-                if !preserved.has_all_of(family, engine) {
-                    outcome = outcome.and(self.remove_from(xtables, engine, preserved).await);
+            for writer in engines.writers() {
+                if !preserved.has_all_of(family, writer.engine) {
+                    outcome = outcome.and(self.remove_from(writer, preserved).await);
                 }
             }
         }
         outcome
     }
 
-    async fn remove_from(
-        &self,
-        xtables: &Xtables,
-        engine: Engine,
-        preserved: &Preserved,
-    ) -> Result<(), Error> {
-        let family = xtables.family();
+    async fn remove_from(&self, writer: &Writer, preserved: &Preserved) -> Result<(), Error> {
+        let (family, engine) = (writer.family(), writer.engine);
         let is_ours = self.without(preserved, family, engine);
         let shared = self.shared.as_ref();
         let is_shared = |table: Table, chain: &str| {
@@ -86,8 +89,8 @@ impl Owned {
         let (mut first, mut later) = (Vec::new(), Vec::new());
         let mut is_others = false;
         for table in self.tables_with(family, engine, owned, is_sign) {
-            let mut found = OwnedChains::new(table, |chain: &str| owned(table, chain));
-            let read = xtables.read(Some(table.name()), |line| {
+            let mut found = OwnedChains::new(family, table, |chain: &str| owned(table, chain));
+            let read = writer.xtables.read(Some(table.name()), |line| {
                 is_others |= shared.is_some_and(|shared| (shared.is_others)(line));
                 found.line(line);
             });
@@ -100,27 +103,12 @@ impl Owned {
                 found.leave(shared.name);
             }
             let mut steps = found.steps(engine).into_iter();
-            first.extend(steps.next().filter(|step| !step.is_empty()));
+            first.extend(steps.next());
             later.extend(steps);
         }
-        let removed = match &first[..] {
-            [] => Ok(()),
-            several => match xtables.restore(&several.concat()).await {
-                // The table of another program fails alone.
-                Err(error) if several.len() > 1 => {
-                    tracing::debug!("each table by itself, because {error}");
-                    let mut removed = Ok(());
-                    for table in several {
-                        removed = removed.and(xtables.restore(table).await);
-                    }
-                    removed
-                }
-                removed => removed,
-            },
-        };
-        outcome = outcome.and(removed);
-        for step in later {
-            outcome = outcome.and(xtables.restore(&step).await);
+        // Each table by itself: that of another program fails alone.
+        for step in first.iter().chain(&later) {
+            outcome = outcome.and(writer.run(step).await.map(drop));
         }
         outcome
     }
@@ -151,15 +139,13 @@ impl Owned {
         let mut any = false;
         let engines = Xtables::engines(family).await;
         let is_known = self.legacy_is_known(family, &engines, &Preserved::nothing());
-        for (xtables, engine) in engines.programs() {
-            for table in self.tables_with(family, engine, self.is_ours, |_| false) {
-                let found = OwnedChains::new(table, |chain: &str| (self.is_ours)(table, chain));
-                let found = found.read(xtables).await?;
+        let is_ours = |table, chain: &str| self.is_ours(table, chain);
+        for writer in engines.writers() {
+            for table in self.tables_with(family, writer.engine, is_ours, |_| false) {
+                let found = OwnedChains::new(family, table, |chain: &str| is_ours(table, chain));
+                let found = found.read(&writer.xtables).await?;
                 any |= !found.is_empty();
-                let batch = found.unlinking();
-                if !batch.is_empty() {
-                    xtables.restore(&batch).await?;
-                }
+                writer.run(&found.unlinking()).await?;
             }
         }
         is_known.map(|()| any)
@@ -174,10 +160,10 @@ impl Owned {
         let mut outcome = Ok(false);
         for family in Family::ALL {
             let engines = Xtables::engines(family).await;
-            for (xtables, engine) in engines.programs() {
-                for table in self.tables_with(family, engine, is_it, |_| false) {
-                    let found = OwnedChains::new(table, |name: &str| is_it(table, name));
-                    match found.read(xtables).await {
+            for writer in engines.writers() {
+                for table in self.tables_with(family, writer.engine, is_it, |_| false) {
+                    let found = OwnedChains::new(family, table, |name: &str| is_it(table, name));
+                    match found.read(&writer.xtables).await {
                         Ok(found) if !found.unlinking().is_empty() => return Ok(true),
                         Ok(_) => {}
                         Err(error) => outcome = outcome.and(Err(error)),
@@ -211,7 +197,7 @@ impl Owned {
         Family::ALL.into_iter().any(|family| {
             let mut tables = self.tables.iter();
             tables.any(|table| Engine::Legacy.has_table(family, table.name()))
-                || holds(family, self.is_ours).unwrap_or(true)
+                || holds(family, |table, chain| self.is_ours(table, chain)).unwrap_or(true)
         })
     }
 
@@ -234,9 +220,9 @@ impl Owned {
         let mut outcome = Ok(());
         for family in Family::ALL {
             let engines = Xtables::engines(family).await;
-            for (xtables, engine) in engines.programs() {
-                if !preserved.has_all_of(family, engine) {
-                    let read = self.find_in(xtables, engine, preserved, found).await;
+            for writer in engines.writers() {
+                if !preserved.has_all_of(family, writer.engine) {
+                    let read = self.find_in(writer, preserved, found).await;
                     outcome = outcome.and(read);
                 }
             }
@@ -250,12 +236,11 @@ impl Owned {
 
     async fn find_in(
         &self,
-        xtables: &Xtables,
-        engine: Engine,
+        writer: &Writer,
         preserved: &Preserved,
         found: &mut Vec<OwnedChain>,
     ) -> Result<(), Error> {
-        let family = xtables.family();
+        let (family, engine) = (writer.family(), writer.engine);
         if engine == Engine::NfTables {
             return self.find_in_nf_tables(family, preserved, found);
         }
@@ -271,9 +256,9 @@ impl Owned {
         let mut outcome = Ok(());
         for &table in self.tables {
             if engine.has_table(family, table.name()) {
-                let read = OwnedChains::new(table, |chain: &str| is_ours(table, chain));
-                match read.read(xtables).await {
-                    Ok(read) => read.names().for_each(|name| add(table, name)),
+                let read = OwnedChains::new(family, table, |chain: &str| is_ours(table, chain));
+                match read.read(&writer.xtables).await {
+                    Ok(read) => read.names().into_iter().for_each(|name| add(table, name)),
                     Err(error) => outcome = outcome.and(Err(error)),
                 }
             }
@@ -329,7 +314,7 @@ impl Owned {
         engine: Engine,
     ) -> impl Fn(Table, &str) -> bool {
         move |table, chain| {
-            (self.is_ours)(table, chain) && !preserved.has(family, engine, (table, chain))
+            self.is_ours(table, chain) && !preserved.has(family, engine, (table, chain))
         }
     }
 
@@ -344,7 +329,7 @@ impl Owned {
     ) -> Result<(), Error> {
         let engine = Engine::NfTables;
         let is_ours = self.without(preserved, family, engine);
-        if engines.program(engine).is_none() && holds(family, is_ours)? {
+        if engines.writer(engine).is_none() && holds(family, is_ours)? {
             return Err(engines.unknown(engine).unwrap_or(Error::Absent { family }));
         }
         self.legacy_is_known(family, engines, preserved)
@@ -406,11 +391,15 @@ mod tests {
     use crate::kernel::{
         namespace::{block_on, in_namespace, sh},
         simulated::{Call, Fault, Kernel, Observer, State},
+        xtables::observed::Interest,
     };
 
     const OWNED: Owned = Owned {
         tables: &[Table::Nat],
-        is_ours: |table, chain| (table, chain) == (Table::Nat, "KUBE-SERVICES"),
+        interest: |table, chain| match (table, chain) {
+            (Table::Nat, "KUBE-SERVICES") => Interest::Whole,
+            _ => Interest::Foreign,
+        },
         shared: None,
     };
 
@@ -446,7 +435,8 @@ mod tests {
         let reached = OWNED.within_reach(Family::V4, &nothing(), &Preserved::nothing());
         assert!(reached.is_err_and(unlisted), "some may be left");
         let read = Error::Absent { family: Family::V4 };
-        let removed = unread(read, Family::V4, Engine::NfTables, OWNED.is_ours);
+        let is_ours = |table, chain: &str| OWNED.is_ours(table, chain);
+        let removed = unread(read, Family::V4, Engine::NfTables, is_ours);
         assert!(removed.is_err(), "the table may have some");
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Mark, Match, Negatable, Physdev, Rule, Target, word};
+use super::{CtState, Mark, Match, Negatable, Physdev, Rule, Target, word};
 use crate::net::{Family, Protocol};
 
 impl Negatable<IpNet> {
@@ -63,6 +63,19 @@ impl Spaced<'_, '_> {
     }
 }
 
+impl CtState {
+    fn word(self) -> &'static str {
+        match self {
+            CtState::Invalid => "INVALID",
+            CtState::New => "NEW",
+            CtState::Related => "RELATED",
+            CtState::Established => "ESTABLISHED",
+            CtState::Untracked => "UNTRACKED",
+            CtState::Dnat => "DNAT",
+        }
+    }
+}
+
 impl Match {
     fn write(&self, f: &mut fmt::Formatter<'_>, family: Family) -> fmt::Result {
         let mask = match family {
@@ -83,7 +96,13 @@ impl Match {
                 write!(f, "mark {}--mark {value:#x}/{mask:#x}", mark.bang())
             }
             Match::ConnectionState(states) => {
-                write!(f, "conntrack {}--ctstate {}", states.bang(), states.value())
+                let words: Vec<&str> = states.value().iter().map(|state| state.word()).collect();
+                write!(
+                    f,
+                    "conntrack {}--ctstate {}",
+                    states.bang(),
+                    words.join(",")
+                )
             }
             Match::LocalAddress(side) => {
                 let (bang, side) = (side.bang(), side.value().short());

@@ -6,7 +6,7 @@ use crate::{
         extension::Extension,
         xtables::{
             desired::{Contents, FixedChain, Jump, Place, RuleSet},
-            rule::{Match, Negatable, Rule, Table, Target},
+            rule::{CtState, Match, Negatable, Rule, Table, Target},
         },
     },
     modes::masquerade::{forwarding, marking, masquerading},
@@ -83,11 +83,9 @@ fn firewall(options: &Options) -> Vec<Rule> {
     let loopback = options.family.loopback();
     let rule = Rule::new().not_source(loopback).destination(loopback);
     let rule = rule.commented(options.features, "block incoming localnet connections");
-    let answers = Negatable::IsNot("RELATED,ESTABLISHED,DNAT");
-    vec![
-        rule.with(Match::ConnectionState(answers))
-            .target(Target::Drop),
-    ]
+    let answers = &[CtState::Related, CtState::Established, CtState::Dnat];
+    let rule = rule.with(Match::ConnectionState(Negatable::IsNot(answers)));
+    vec![rule.target(Target::Drop)]
 }
 
 /// The kernel does not translate packets that connection tracking calls
@@ -100,7 +98,7 @@ fn drops_invalid(options: &Options) -> bool {
 fn forward(options: &Options) -> Vec<Rule> {
     let mut rules = Vec::new();
     if drops_invalid(options) {
-        let invalid = Match::ConnectionState(Negatable::Is("INVALID"));
+        let invalid = Match::ConnectionState(Negatable::Is(&[CtState::Invalid]));
         let mut rule = Rule::new().with(invalid);
         if options.features.contains(Extension::Nfacct) {
             rule = rule.with(Match::Account(names::INVALID_DROPPED));
@@ -128,7 +126,7 @@ fn jumps(options: &Options) -> Vec<Jump> {
     let jump = |table, from, packets: Packets, text: &str, to: &str| {
         let mut rule = Rule::new();
         if packets == Packets::New && options.features.contains(Extension::Conntrack) {
-            rule = rule.with(Match::ConnectionState(Negatable::Is("NEW")));
+            rule = rule.with(Match::ConnectionState(Negatable::Is(&[CtState::New])));
         }
         if !text.is_empty() {
             rule = rule.commented(options.features, text);

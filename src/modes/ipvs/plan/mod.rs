@@ -19,7 +19,7 @@ use std::net::IpAddr;
 pub use self::{
     node_context::NodeContext,
     options::{LINK, Options, ROUND_ROBIN, is_excluded},
-    rules::{NonEmptySets, OWN_CHAINS, interest, rules},
+    rules::{NonEmptySets, interest, rules},
     servers::VirtualServer,
     sets::{Member, Set},
 };

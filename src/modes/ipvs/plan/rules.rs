@@ -10,7 +10,7 @@ use crate::{
             desired::{FixedChain, Jump, Place, RuleSet},
             features::Features,
             observed::Interest,
-            rule::{Match, Negatable, Physdev, Rule, Side, Table, Target},
+            rule::{CtState, Match, Negatable, Physdev, Rule, Side, Table, Target},
         },
     },
     modes::masquerade::{forwarding, marking, masquerading},
@@ -33,7 +33,7 @@ const OUT_FILTER: &str = "KUBE-IPVS-OUT-FILTER";
 const NOT_FROM_NODE: &str = "TRIPOD-NOT-FROM-NODE";
 
 /// Every chain that ipvs mode ever makes: for clean-up.
-pub const OWN_CHAINS: [(Table, &str); 12] = [
+const OWN_CHAINS: [(Table, &str); 12] = [
     (Table::Mangle, NOT_FROM_NODE),
     (Table::Filter, FORWARD),
     (Table::Filter, FILTER),
@@ -162,7 +162,7 @@ impl Builder<'_> {
         let mut rules: Vec<Rule> = served
             .map(|set| self.in_set(Rule::new(), set).target(Target::Return))
             .into();
-        let new = Rule::new().with(Match::ConnectionState(Negatable::Is("NEW")));
+        let new = Rule::new().with(Match::ConnectionState(Negatable::Is(&[CtState::New])));
         let refused = if self.features.contains(Extension::Reject) {
             Target::Reject
         } else {

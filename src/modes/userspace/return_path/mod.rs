@@ -25,12 +25,13 @@ use crate::{
         rules::{self, Action, Rule},
         sysctl,
         xtables::{
-            self, Xtables,
+            self,
             desired::{FixedChain, Jump, Place, RuleSet},
             difference::difference,
             observed::{Interest, Observed},
             remove::{Owned, Preserved},
             rule::{Mark, Match, Table, Target},
+            run::Writer,
             transaction::Transaction,
         },
     },
@@ -42,7 +43,10 @@ use crate::{
 const CHAIN: &str = "TRIPOD-TRANSPARENT";
 const OWNED: Owned = Owned {
     tables: &[Table::Mangle],
-    is_ours: |table, chain| table == Table::Mangle && chain == CHAIN,
+    interest: |table, chain| match (table, chain) {
+        (Table::Mangle, CHAIN) => Interest::Whole,
+        _ => Interest::Foreign,
+    },
     shared: None,
 };
 /// The mark of packets for a socket of ours.
@@ -77,13 +81,6 @@ fn desired() -> RuleSet {
     }
 }
 
-fn interest(table: Table, chain: &str) -> Interest {
-    match table {
-        Table::Mangle if chain == CHAIN => Interest::Whole,
-        _ => Interest::Foreign,
-    }
-}
-
 fn rule(family: Family) -> Rule {
     Rule {
         mark: Some(MARK),
@@ -111,7 +108,7 @@ pub struct ReturnPath {
     purpose: Purpose,
     transparent: Arc<Transparent>,
     /// What works for each family, or why nothing does.
-    xtables: PerFamily<Result<Xtables, String>>,
+    writers: PerFamily<Result<Writer, String>>,
     logged: PerFamily<LogOnce>,
     /// What failed for now, and is to be tried again soon.
     unfinished: PerFamily<Option<String>>,
@@ -138,7 +135,7 @@ impl ReturnPath {
         ReturnPath {
             purpose,
             transparent,
-            xtables: PerFamily::each(|family| kernel.marker(family)),
+            writers: PerFamily::each(|family| kernel.marker(family)),
             logged: PerFamily::default(),
             unfinished: PerFamily::default(),
         }
@@ -211,10 +208,10 @@ impl ReturnPath {
                  to a socket by its mark; set it to 0"
             )));
         }
-        let xtables = self.xtables.get(family).as_ref();
-        let xtables = xtables.map_err(|why| Failure::Lasting(why.clone()))?;
+        let writer = self.writers.get(family).as_ref();
+        let writer = writer.map_err(|why| Failure::Lasting(why.clone()))?;
         route_marked(family).map_err(|e| Failure::Lasting(e.to_string()))?;
-        match mark_answers(xtables).await {
+        match mark_answers(writer).await {
             // What is in force stays so while another program has the lock.
             Err(e) if e.is_passing() && self.transparent.is_shown(family) => Ok(()),
             Err(e) if e.is_passing() => Err(Failure::Passing(e.to_string())),
@@ -246,15 +243,13 @@ fn route_marked(family: Family) -> Result<(), netlink::Error> {
 }
 
 /// Makes rules mark packets for our sockets.
-async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
-    let mut observed = Observed::new(interest);
-    let line = |line: &str| observed.line(Table::Mangle, line);
-    xtables.read(Some(Table::Mangle.name()), line).await?;
-    let transaction = repair(&observed, xtables.family());
-    if transaction.is_empty() {
-        return Ok(());
-    }
-    xtables.restore(&transaction.to_string()).await
+async fn mark_answers(writer: &Writer) -> Result<(), xtables::Error> {
+    let Owned {
+        interest, tables, ..
+    } = OWNED;
+    let observed = writer.observe(interest, tables, |_, _| {}).await?;
+    let transaction = repair(&observed, writer.family());
+    writer.run(&transaction).await.map(drop)
 }
 
 /// Returns whether a process installed something. The routing rule is added first and

@@ -108,7 +108,7 @@ fn what_is_wrong_is_repaired_and_what_is_right_left_alone() {
     let foreign = "-A PREROUTING -i eth1 -j MARK --set-xmark 0x1/0xffffffff";
     let declared = format!(":{CHAIN} - [0:0]");
     let batch = |saved: &[&str]| {
-        let mut observed = Observed::new(interest);
+        let mut observed = Observed::new(OWNED.interest);
         observed.line(Table::Mangle, ":PREROUTING ACCEPT [0:0]");
         let lines = saved.iter();
         lines.for_each(|line| observed.line(Table::Mangle, line));

@@ -11,7 +11,7 @@ use super::world::{NODE_IP, ip, net};
 use crate::{
     kernel::xtables::{
         desired::{Contents, FixedChain},
-        rule::{Mark, Match, Negatable, Rule, Side, Table, Target},
+        rule::{CtState, Mark, Match, Negatable, Rule, Side, Table, Target},
     },
     modes::iptables::plan::{self, Options},
     net::Protocol,
@@ -282,7 +282,7 @@ fn matches(one: &Match, rule: &Rule, state: &State) -> bool {
             needs(protocol) && ports.contains(&packet.source_port)
         }
         Match::Mark(mark) => mark.matches(|mark| state.mark & mark.mask == mark.value),
-        Match::ConnectionState(states) => states.matches(|states| states.contains("NEW")),
+        Match::ConnectionState(states) => states.matches(|states| states.contains(&CtState::New)),
         Match::LocalAddress(side) => side.matches(|side| match side {
             Side::Source => is_local(packet.source),
             Side::Destination => is_local(packet.destination),

@@ -61,7 +61,7 @@ use crate::{
 /// guards them.
 const OWNED: Owned = Owned {
     tables: &[Table::Nat, Table::Filter],
-    is_ours: |_, chain| plan::is_ours(chain),
+    interest: plan::interest,
     shared: None,
 };
 
@@ -100,7 +100,7 @@ impl Redirect {
     fn with(writer: Writer, features: Features) -> Redirect {
         let (family, engine) = (writer.family(), writer.engine);
         Redirect {
-            watch: SyncWatch::new(family, engine, OWNED.tables, OWNED.is_ours),
+            watch: SyncWatch::new(family, engine, &OWNED),
             synced: Synced::default(),
             features,
             writer,

@@ -44,7 +44,7 @@ use crate::{
             desired::{Chain, Contents, FixedChain, Jump, Place, RuleSet},
             features::Features,
             observed::Interest,
-            rule::{Match, Negatable, Rule, Side, Table, Target as Action},
+            rule::{CtState, Match, Negatable, Rule, Side, Table, Target as Action},
         },
     },
     modes::userspace::capture::Target,
@@ -58,7 +58,7 @@ pub const CHAIN: &str = "TRIPOD-USERSPACE";
 const PARTS: &str = "TRIPOD-US-";
 
 /// Nearly all packets are of established connections; they skip the chain.
-const STATES: &str = "INVALID,NEW,UNTRACKED";
+const STATES: &[CtState] = &[CtState::Invalid, CtState::New, CtState::Untracked];
 
 /// What rules for a family are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,11 +146,12 @@ pub fn by_rule(table: Table, chain: &str) -> Interest {
     }
 }
 
-/// Returns how a chain is compared.
-pub fn interest(table: Table, chain: &str) -> Interest {
-    match table {
-        Table::Nat | Table::Filter if is_ours(chain) => Interest::Whole,
-        _ => Interest::Foreign,
+/// Returns how a chain is compared, which does not depend on its table.
+pub fn interest(_: Table, chain: &str) -> Interest {
+    if is_ours(chain) {
+        Interest::Whole
+    } else {
+        Interest::Foreign
     }
 }
 
@@ -273,10 +274,10 @@ pub fn guard(listener: Listener, features: &Features) -> Rule {
 
 /// Returns the filter rule for what came through nat rules.
 pub fn translated() -> Rule {
-    state("DNAT").target(Action::Return)
+    state(&[CtState::Dnat]).target(Action::Return)
 }
 
-fn state(states: &'static str) -> Rule {
+fn state(states: &'static [CtState]) -> Rule {
     Rule::new().with(Match::ConnectionState(Negatable::Is(states)))
 }
 

@@ -3,11 +3,14 @@
 //! Its listeners ended with it, and its rules stay until the first sync replaces them: what
 //! listens on one of its ports before that gets the clients of whichever Service had it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use super::plan;
 use crate::{
-    kernel::xtables::{rule::word, words::Line},
+    kernel::xtables::{
+        rule::word,
+        words::{Line, values},
+    },
     net::{Family, Frontend, Protocol},
 };
 
@@ -21,36 +24,26 @@ pub fn captured(line: &str, family: Family) -> Option<(Frontend, u16)> {
     if !plan::is_ours(chain) {
         return None;
     }
-    let (mut address, mut protocol, mut port, mut to) = (None, None, None, None);
-    let mut words = words.split(' ');
-    while let Some(word) = words.next() {
-        match word {
-            "-d" => address = Some(words.next()?),
-            "-p" => protocol = Some(words.next()?),
-            "--dport" => port = words.next()?.parse().ok(),
-            "--to-destination" => to = words.next()?.parse().ok().map(|to: SocketAddr| to.port()),
-            "--to-ports" => to = words.next()?.parse().ok(),
-            _ => {}
-        }
-    }
-    let protocol = Protocol::ALL
-        .into_iter()
-        .find(|one| Some(word(*one)) == protocol)?;
-    let address: Option<IpAddr> = match address {
-        Some(text) => text.split('/').next()?.parse().ok(),
-        None => None,
-    };
+    let value = |option| values(words, option).next();
+    let protocol = value("-p")?;
+    let mut protocols = Protocol::ALL.into_iter();
     let frontend = Frontend {
-        protocol,
+        protocol: protocols.find(|one| word(*one) == protocol)?,
         family,
-        address,
-        port: port?,
+        address: value("-d").and_then(|net| net.split('/').next()?.parse().ok()),
+        port: value("--dport")?.parse().ok()?,
     };
-    Some((frontend, to?))
+    let to = match value("--to-destination") {
+        Some(to) => to.parse::<SocketAddr>().ok()?.port(),
+        None => value("--to-ports")?.parse().ok()?,
+    };
+    Some((frontend, to))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
     use crate::kernel::xtables::rule::{Negatable, Rule, Side};
     use crate::{

@@ -113,9 +113,8 @@ fn many_frontends_have_trees_of_chains() {
         ip("addr add 192.0.2.1/32 dev lo");
         block_on(async {
             for family in BOTH {
-                for (xtables, engine) in Xtables::engines(family).await.programs() {
-                    let xtables = xtables.clone();
-                    many_in(Writer { xtables, engine }).await;
+                for writer in Xtables::engines(family).await.writers() {
+                    many_in(writer.clone()).await;
                 }
             }
         });
@@ -267,9 +266,8 @@ fn flows_are_forgotten_of_rules_that_a_change_restores() {
     in_namespace(|| {
         ip("addr add 192.0.2.1/32 dev lo");
         block_on(async {
-            for (xtables, engine) in Xtables::engines(Family::V4).await.programs() {
-                let xtables = xtables.clone();
-                restored_in(Writer { xtables, engine }).await;
+            for writer in Xtables::engines(Family::V4).await.writers() {
+                restored_in(writer.clone()).await;
             }
         });
     });
