@@ -20,19 +20,10 @@ use crate::lab::skip;
 /// Objects by kind and name.
 type Objects = BTreeMap<(String, String), Value>;
 
-const NEW_CLUSTER: [&str; 3] = [
+pub const NEW_CLUSTER: [&str; 3] = [
     "config.create=true",
     "config.server=https://192.0.2.10:6443",
     "config.kubeProxy.clusterCIDR=10.244.0.0/16",
-];
-
-/// Metrics at all addresses of the node, with TLS and without.
-const ALL_ADDRESSES: [&str; 5] = [
-    NEW_CLUSTER[0],
-    NEW_CLUSTER[1],
-    NEW_CLUSTER[2],
-    "config.kubeProxy.metricsBindAddress=[::]:10249",
-    "secureMetrics.enabled=true",
 ];
 
 /// Returns a program that `make test` unpacked, or `None` after the test was skipped.
@@ -46,7 +37,7 @@ pub fn tool(path: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-fn helm(arguments: &[&str]) -> Option<Output> {
+pub fn helm(arguments: &[&str]) -> Option<Output> {
     let mut command = Command::new(tool("helm/helm")?);
     let done = command.args(arguments).current_dir(folder()).output();
     Some(done.expect("running helm"))
@@ -372,52 +363,6 @@ fn values_reach_the_objects() {
     }
 }
 
-/// Probes ask where the configuration that the chart makes has `/healthz`.
-#[test]
-fn probes_follow_the_configuration() {
-    for (address, expected) in [
-        ("", json!({"port": 10256})),
-        ("0.0.0.0:10999", json!({"port": 10999})),
-        ("[::]:10999", json!({"port": 10999})),
-        ("::", json!({"port": 10256})),
-        ("127.0.0.1", json!({"port": 10256, "host": "127.0.0.1"})),
-        (
-            "127.0.0.1:10999",
-            json!({"port": 10999, "host": "127.0.0.1"}),
-        ),
-        ("[::1]:10999", json!({"port": 10999, "host": "::1"})),
-        ("::1", json!({"port": 10256, "host": "::1"})),
-    ] {
-        let value = format!("config.kubeProxy.healthzBindAddress={address}");
-        let values = [&NEW_CLUSTER[..], &[&value]].concat();
-        let Some(objects) = rendered(&values) else {
-            return;
-        };
-        let set = &objects[&("DaemonSet".to_owned(), "kube-proxy".to_owned())];
-        let container = &set["spec"]["template"]["spec"]["containers"][0];
-        for (probe, path) in [("livenessProbe", "/livez"), ("readinessProbe", "/healthz")] {
-            let mut expected = expected.clone();
-            expected["path"] = json!(path);
-            assert_eq!(container[probe]["httpGet"], expected, "{address}: {probe}");
-        }
-        let surge = [&values[..], &["surge.enabled=true"]].concat();
-        let Some(objects) = rendered(&surge) else {
-            return;
-        };
-        let set = &objects[&("DaemonSet".to_owned(), "kube-proxy".to_owned())];
-        let container = &set["spec"]["template"]["spec"]["containers"][0];
-        assert!(container["livenessProbe"]["httpGet"].is_null(), "{address}");
-    }
-    for fine in ["127.0.0.1:10249", "0.0.0.0:10250", "[::]:10250", ""] {
-        let value = format!("config.kubeProxy.metricsBindAddress={fine}");
-        let secure = ["secureMetrics.enabled=true", &value];
-        let values = [&NEW_CLUSTER[..], &secure].concat();
-        if rendered(&values).is_none() {
-            return;
-        }
-    }
-}
-
 /// What stays confines itself as kustomize has it, or as is asked for; the init container, which
 /// ends, does not.
 #[test]
@@ -465,10 +410,6 @@ fn values_that_cannot_be_meant_are_refused() {
         (
             &["updateStrategy.rollingUpdate.maxSurge=1"],
             "maxSurge needs surge.enabled",
-        ),
-        (
-            &ALL_ADDRESSES,
-            "metricsBindAddress [::]:10249 includes port 10249",
         ),
         (&["config.create=true"], "config.server is needed"),
         (&NEW_CLUSTER[..2], "config.kubeProxy.clusterCIDR is needed"),
