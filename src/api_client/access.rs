@@ -153,16 +153,15 @@ struct Current {
     server: Uri,
     files: credentials::Files,
     renew_at: Option<Instant>,
-    /// The server, if its certificate is not verified.
-    unverified: Option<String>,
+    /// What was warned of.
+    warnings: Vec<String>,
 }
 
 impl Current {
     fn new(loaded: Loaded, before: Option<&Current>) -> Current {
-        if let Some(server) = &loaded.unverified
-            && before.and_then(|before| before.unverified.as_ref()) != Some(server)
-        {
-            warn!("the certificate of {server} is not verified (insecure-skip-tls-verify)");
+        let warned = before.map_or(&[][..], |before| &before.warnings);
+        for new in loaded.warnings.iter().filter(|one| !warned.contains(one)) {
+            warn!("{new}");
         }
         let renew_in = loaded.renew_in.map(|left| left.max(RENEW_AT_MOST));
         Current {
@@ -171,7 +170,7 @@ impl Current {
             server: loaded.server,
             files: loaded.files,
             renew_at: renew_in.map(|left| Instant::now() + left),
-            unverified: loaded.unverified,
+            warnings: loaded.warnings,
         }
     }
 }
@@ -200,7 +199,7 @@ impl Access {
             server: Uri::default(),
             files: credentials::Files::default(),
             renew_at: None,
-            unverified: None,
+            warnings: Vec::new(),
         };
         Access::new(Source::Fixed, current, Budget::new(-1.0, 0))
     }
@@ -295,7 +294,7 @@ impl Access {
                     server: before.server.clone(),
                     files: before.files.as_they_are(),
                     renew_at: before.renew_at.map(|_| Instant::now() + PLUGIN_AGAIN),
-                    unverified: before.unverified.clone(),
+                    warnings: before.warnings.clone(),
                 }
             }
         };

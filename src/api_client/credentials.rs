@@ -45,8 +45,8 @@ pub(super) struct Loaded {
     /// Time until the credentials are to be renewed; `None`: when a file changes, or the
     /// server refuses them.
     pub(super) renew_in: Option<Duration>,
-    /// The server, if its certificate is not verified.
-    pub(super) unverified: Option<String>,
+    /// What is to be warned of, once.
+    pub(super) warnings: Vec<String>,
 }
 
 /// The files that credentials were read from, with their stamps at that time.
@@ -107,8 +107,14 @@ pub(super) async fn load(
     } else if config.cluster_url.scheme().is_none() {
         config.cluster_url = server_url(&config.cluster_url.to_string(), has_tls(&config))?;
     }
-    let unverified = config.accept_invalid_certs;
-    let unverified = unverified.then(|| config.cluster_url.to_string());
+    let mut warnings = Vec::new();
+    if config.accept_invalid_certs {
+        let server = &config.cluster_url;
+        warnings.push(format!(
+            "the certificate of {server} is not verified (insecure-skip-tls-verify)"
+        ));
+    }
+    warnings.extend(leave_out_secrets(&mut config));
     read_token(&mut config)?;
     let (mut renew_in, mut certificate) = (None, None);
     if let (Some(plugin), Some(path)) = (exec::of(&config.auth_info), &connection.kubeconfig) {
@@ -147,7 +153,7 @@ pub(super) async fn load(
         server,
         files: origin.files,
         renew_in,
-        unverified,
+        warnings,
     })
 }
 
@@ -186,6 +192,33 @@ async fn in_cluster(
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig)?;
     let options = KubeConfigOptions::default();
     Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?)
+}
+
+/// Leaves out what would be readable by others on a connection without TLS, as client-go does
+/// (`ClientConfig` of its `tools/clientcmd/client_config.go`): a server gets credentials only at an
+/// https URL. Returns a warning if there were any.
+fn leave_out_secrets(config: &mut Config) -> Option<String> {
+    if config.cluster_url.scheme_str() == Some("https") {
+        return None;
+    }
+    let user = &mut config.auth_info;
+    let had = [
+        user.token.take().map(|_| "token"),
+        user.token_file.take().map(|_| "tokenFile"),
+        user.username.take().map(|_| "username"),
+        user.password.take().map(|_| "password"),
+        user.exec.take().map(|_| "exec"),
+        user.auth_provider.take().map(|_| "auth-provider"),
+    ];
+    let had: Vec<&str> = had.into_iter().flatten().collect();
+    (!had.is_empty()).then(|| {
+        format!(
+            "requests to {} carry no credentials ({} of the kubeconfig), which others could read \
+             without TLS; name the API server by an https URL",
+            config.cluster_url,
+            had.join(", ")
+        )
+    })
 }
 
 /// Reads the file with the token. A token that is given as well is used only if the file
@@ -335,6 +368,36 @@ mod tests {
             assert_eq!(server_url(text, has_tls).unwrap().to_string(), url);
         }
         assert!(server_url("http://", false).is_err());
+    }
+
+    #[test]
+    fn credentials_are_for_a_server_with_tls() {
+        let user = json!({
+            "token": "t", "tokenFile": "/token", "username": "u", "password": "p", "as": "someone",
+            "exec": {"command": "plugin"}, "auth-provider": {"name": "oidc", "config": {}},
+        });
+        for (url, is_safe) in [
+            ("https://192.0.2.1:6443", true),
+            ("http://192.0.2.1:8080", false),
+        ] {
+            let mut config = Config::new(url.parse().unwrap());
+            config.auth_info = serde_json::from_value(user.clone()).unwrap();
+            let warning = leave_out_secrets(&mut config);
+            let left = serde_json::to_value(&config.auth_info).unwrap();
+            assert_eq!(left["as"], "someone");
+            for secret in ["token", "tokenFile", "username", "password", "exec"] {
+                assert_eq!(
+                    left.get(secret).is_some_and(|v| !v.is_null()),
+                    is_safe,
+                    "{left}"
+                );
+            }
+            assert_eq!(config.auth_info.auth_provider.is_some(), is_safe);
+            assert_eq!(warning.is_none(), is_safe);
+            let names = "(token, tokenFile, username, password, exec, auth-provider of";
+            assert!(warning.is_none_or(|warning| warning.contains(names)));
+            assert_eq!(leave_out_secrets(&mut config), None, "there are none left");
+        }
     }
 
     #[tokio::test]

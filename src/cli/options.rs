@@ -170,6 +170,8 @@ pub enum Version {
     Line,
     /// Print everything about the version.
     Raw,
+    /// Report a version that is not Tripod's, which has no effect.
+    Reported,
 }
 
 /// A parsed command line.

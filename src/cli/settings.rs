@@ -77,7 +77,9 @@ pub(super) fn settle(
     }
     let without_effect = ["machine-id-file", "boot-id-file"].into_iter();
     let given = without_effect.filter(|name| line.has(name));
+    let reported = (line.options.version == Version::Reported).then_some("version");
     let mut warnings: Vec<String> = given
+        .chain(reported)
         .map(|name| format!("--{name}: accepted, but without effect in Tripod"))
         .collect();
     let mut problems = Vec::new();
@@ -307,7 +309,7 @@ fn refusal(problems: &[Problem], file: Option<&ConfigFile>) -> Stop {
 fn version(asked: &Version) -> Option<String> {
     let version = env!("CARGO_PKG_VERSION");
     match asked {
-        Version::No => None,
+        Version::No | Version::Reported => None,
         Version::Line => Some(format!("Tripod v{version}")),
         Version::Raw => Some(format!(
             "version.Info{{Major:\"{}\", Minor:\"{}\", GitVersion:\"v{version}\", Platform:\"{}/{}\"}}",

@@ -26,7 +26,8 @@ pub struct Effective {
     /// This node's own address, whose family is the primary one; `None`: it is taken from the Node
     /// object.
     pub node_ip: Option<IpAddr>,
-    /// The primary family: that of `bindAddress`, even of `::`.
+    /// The primary family: that of `bindAddress`; if that is 0.0.0.0 or `::`, that of the first
+    /// network of `clusterCIDR`, if there is one.
     pub primary_family: Family,
     /// Address at which `/healthz` is served; `None`: it is not served.
     pub healthz: Option<SocketAddr>,

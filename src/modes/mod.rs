@@ -102,7 +102,7 @@ pub struct SyncReport {
     /// The first [`MOST_DRAINS`] of those addresses and real servers.
     pub drains: Vec<Drain>,
     /// Why ServicePorts of the family are not served, which counts as no failure: this node does
-    /// not have the family. `None`: they are served.
+    /// not have the family, or its kernel cannot serve it. `None`: they are served.
     pub not_served: Option<String>,
     /// Time after which another sync is due even if nothing changes; `None`: none is due before the
     /// next full sync.
@@ -112,6 +112,22 @@ pub struct SyncReport {
     /// `changes.ports`, or all if `changes.full`. The rest of each is in
     /// force, and nothing is tried again.
     pub unsupported: Vec<Unsupported>,
+}
+
+/// Returns the reports on families that this node cannot serve because of what `unserved` says of
+/// each, of those that are `asked` for. If `map` has no ServicePorts of one, nothing is missing.
+fn not_served(
+    unserved: &PerFamily<Option<String>>,
+    map: &ServiceMap,
+    asked: Asked<'_>,
+) -> Outcomes {
+    asked.map(|family, changes| {
+        let why = unserved.get(family).as_ref().zip(changes)?.0;
+        Some(Ok(SyncReport {
+            not_served: map.of_family(family).next().map(|_| why.clone()),
+            ..SyncReport::default()
+        }))
+    })
 }
 
 /// Why the sync of a family as a whole did not take effect. The next one tries

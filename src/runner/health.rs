@@ -5,7 +5,8 @@
 //! no load balancer should send to a node that does not know yet what it serves (kube-proxy serves
 //! `/healthz` only when it has read the node's object). A family that was never in force does not
 //! count while the other one is: a node may not be able to serve it, and restarting the proxy would
-//! end what it serves of the other. kube-proxy's `pkg/proxy/healthcheck` has the same rules, except
+//! end what it serves of the other. Nor does one whose Services this node cannot serve, which the
+//! mode reports: kube-proxy does not begin to serve such a family. kube-proxy's `pkg/proxy/healthcheck` has the same rules, except
 //! one: there, a proxy none of whose syncs ever succeeded stays healthy.
 
 use std::time::{Duration, SystemTime};
@@ -41,6 +42,8 @@ struct Syncs {
     updated: Option<SystemTime>,
     /// The time since which something waits for a sync.
     waiting: Option<Instant>,
+    /// Whether the last sync found that this node cannot serve the family.
+    is_unserved: bool,
 }
 
 /// The health at one moment.
@@ -65,12 +68,14 @@ pub struct Snapshot {
 pub struct FamilyHealth {
     /// The time at which a sync of it last succeeded; `None`: never.
     pub last_updated: Option<SystemTime>,
-    /// Whether nothing has waited for a sync longer than the timeout.
+    /// Whether its Services are served, and nothing has waited for a sync longer than the timeout.
     pub healthy: bool,
+    /// False if this node cannot serve its Services.
+    pub is_served: bool,
 }
 
 impl Snapshot {
-    /// Returns whether `family` is not overdue.
+    /// Returns whether `family` is served and not overdue.
     pub fn is_healthy(&self, family: Family) -> bool {
         let mut families = self.families.iter();
         families.all(|(of, health)| *of != family || health.healthy)
@@ -87,11 +92,14 @@ impl Snapshot {
         counted.peek().is_some() && counted.all(|family| self.is_healthy(family))
     }
 
-    /// Returns whether `family` is overdue and was never in force, while the other one was.
+    /// Returns whether this node cannot serve `family`, or it is overdue and was never in force,
+    /// while the other one was.
     fn is_left_out(&self, family: Family) -> bool {
-        let was_never =
-            |(of, health): &(Family, FamilyHealth)| *of == family && health.last_updated.is_none();
-        self.last_updated.is_some() && self.families.iter().any(was_never)
+        let serves_any = self.last_updated.is_some();
+        self.families.iter().any(|(of, health)| {
+            let was_never = serves_any && health.last_updated.is_none();
+            *of == family && (was_never || !health.is_served)
+        })
     }
 }
 
@@ -117,7 +125,15 @@ impl Health {
     pub fn updated(&self, family: Family) {
         *self.state().syncs.get_mut(family) = Syncs {
             updated: Some(SystemTime::now()),
-            waiting: None,
+            ..Syncs::default()
+        };
+    }
+
+    /// Records that this node cannot serve `family`, for which nothing waits therefore.
+    pub fn not_served(&self, family: Family) {
+        *self.state().syncs.get_mut(family) = Syncs {
+            is_unserved: true,
+            ..Syncs::default()
         };
     }
 
@@ -140,10 +156,12 @@ impl Health {
             let overdue = syncs
                 .waiting
                 .is_some_and(|since| now.saturating_duration_since(since) >= self.timeout);
-            if overdue || syncs.updated.is_some() {
+            let is_served = !syncs.is_unserved;
+            if overdue || syncs.updated.is_some() || !is_served {
                 let health = FamilyHealth {
                     last_updated: syncs.updated,
-                    healthy: !overdue,
+                    healthy: is_served && !overdue,
+                    is_served,
                 };
                 families.push((family, health));
             }
@@ -243,8 +261,36 @@ mod tests {
         let overdue = FamilyHealth {
             last_updated: None,
             healthy: false,
+            is_served: true,
         };
         assert_eq!(snapshot.families, [(Family::V4, overdue)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_family_that_the_node_cannot_serve_is_unhealthy_and_does_not_count() {
+        let health = Health::new(TIMEOUT);
+        let of = |v4, v6| health.snapshot().is_healthy_for(PerFamily { v4, v6 });
+        health.queued(Family::V4);
+        health.not_served(Family::V6);
+        assert!(health.snapshot().healthy, "the first sync of IPv4 may last");
+        health.updated(Family::V4);
+        let check = || {
+            let snapshot = health.snapshot();
+            assert!(snapshot.healthy);
+            let named = snapshot.families.iter().map(|(f, h)| (*f, h.healthy));
+            assert!(named.eq([(Family::V4, true), (Family::V6, false)]));
+            assert!(of(true, true) && of(true, false) && !of(false, true));
+        };
+        check();
+        health.queued(Family::V6);
+        advance(TIMEOUT).await;
+        check();
+        health.updated(Family::V6);
+        assert!(of(false, true), "it is served now");
+        health.not_served(Family::V6);
+        check();
+        health.not_served(Family::V4);
+        assert!(!health.snapshot().healthy, "nothing is served");
     }
 
     #[tokio::test(start_paused = true)]

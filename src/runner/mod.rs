@@ -391,13 +391,19 @@ impl<M: Mode> Runner<M> {
     }
 
     fn in_force(&mut self, family: Family, report: SyncReport) -> Outcome {
-        self.health.updated(family);
-        self.metrics.synced(family);
+        let is_served = report.not_served.is_none();
+        if is_served {
+            self.health.updated(family);
+            self.metrics.synced(family);
+        } else {
+            self.health.not_served(family);
+        }
         self.failures.sync_in_force(family, Instant::now());
         let map = self.tracker.map();
         self.metrics.service_ports.set(map.len() as i64);
         let Pending { changes, .. } = std::mem::take(self.pending.get_mut(family));
-        for took in self.triggers.in_force(family, &changes, SystemTime::now()) {
+        let took = self.triggers.in_force(family, &changes, SystemTime::now());
+        for took in took.into_iter().filter(|_| is_served) {
             self.metrics.programmed(family, took);
         }
         for follower in &mut self.followers {

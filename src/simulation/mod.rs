@@ -22,6 +22,7 @@ mod process;
 pub(crate) mod random;
 mod real_calls;
 mod subject;
+mod unserved;
 mod userspace;
 mod watch;
 mod watching;

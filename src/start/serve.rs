@@ -446,10 +446,12 @@ mod tests {
     fn pods_of_the_first_family_are_to_be_known() {
         for (flags, unknown) in [
             (&[][..], Some("IPv4")),
-            (&["--cluster-cidr=fd00:244::/64"], Some("IPv4")),
+            (&["--bind-address=::"], Some("IPv6")),
+            (&["--cluster-cidr=fd00:244::/64"], None),
             (&["--cluster-cidr=10.244.0.0/16"], None),
+            (&["--cluster-cidr=10.244.0.0/16", "--bind-address=::"], None),
             (
-                &["--cluster-cidr=10.244.0.0/16", "--bind-address=::"],
+                &["--cluster-cidr=10.244.0.0/16", "--bind-address=fd00::1"],
                 Some("IPv6"),
             ),
             (&["--detect-local-mode=NodeCIDR"], None),

@@ -131,7 +131,7 @@ pub struct FamilySync {
     /// Number of addresses and endpoints that stay until their last connection ends.
     pub draining: usize,
     /// Why Services of the family are not served although nothing failed: the node does not have
-    /// the family. `None`: they are served. Earlier versions do not have this field.
+    /// the family, or cannot serve it. `None`: they are served. Earlier versions do not have this field.
     #[serde(default)]
     pub not_served: Option<String>,
 }

@@ -57,6 +57,34 @@ async fn all_kinds_share_one_connection_where_the_server_speaks_http2() {
 }
 
 #[tokio::test]
+async fn every_page_of_a_list_counts_in_the_rate_limit() {
+    let server = shop();
+    server.script().streaming = false;
+    server.change(|cluster| {
+        for i in 0..1100 {
+            cluster.put(slice(&format!("many-{i}"), "front", &[7]));
+        }
+    });
+    let tcp = TcpServer::open(server, "pages", &Authority::new(), false).await;
+    let registry = Registry::new();
+    let metrics = RequestMetrics::register(&registry).expect("metrics");
+    let access = Access::open(tcp.connection(), metrics).await;
+    let mut recorder = Recorder::start(access.expect("it can be used"));
+    assert_eq!(recorder.next(SOON).await, Some(1105));
+    let asked = tcp.server.script().calls.len();
+    let text = TextEncoder::new().encode_to_string(&registry.gather());
+    let text = text.expect("metrics are text");
+    let waited = text.lines().find_map(|line| {
+        let rest = line.strip_prefix("rest_client_rate_limiter_duration_seconds_count{")?;
+        rest.rsplit_once("} ")?.1.parse::<usize>().ok()
+    });
+    assert!(
+        waited.is_some_and(|turns| turns >= asked),
+        "{asked} calls, {waited:?} turns\n{text}"
+    );
+}
+
+#[tokio::test]
 async fn requests_are_counted_by_what_was_answered() {
     let tcp = TcpServer::open(shop(), "counted", &Authority::new(), false).await;
     let registry = Registry::new();
@@ -163,6 +191,9 @@ async fn a_proxy_passes_plain_requests_on() {
         requests.iter().all(|head| head.starts_with(&expected)),
         "{requests:?}"
     );
+    // Others could read it.
+    let authorizes = |head: &String| head.to_lowercase().contains("authorization:");
+    assert!(!requests.iter().any(authorizes), "{requests:?}");
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use crate::lab::skip;
 /// Objects by kind and name.
 type Objects = BTreeMap<(String, String), Value>;
 
-const NEW_CLUSTER: [&str; 3] = [
+pub const NEW_CLUSTER: [&str; 3] = [
     "config.create=true",
     "config.server=https://192.0.2.10:6443",
     "config.kubeProxy.clusterCIDR=10.244.0.0/16",
@@ -37,7 +37,7 @@ pub fn tool(path: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-fn helm(arguments: &[&str]) -> Option<Output> {
+pub fn helm(arguments: &[&str]) -> Option<Output> {
     let mut command = Command::new(tool("helm/helm")?);
     let done = command.args(arguments).current_dir(folder()).output();
     Some(done.expect("running helm"))

@@ -3,6 +3,7 @@
 //! and a static binary that needs nothing beside itself.
 
 mod aarch64;
+mod addresses;
 pub mod chart;
 mod chroot;
 mod command;

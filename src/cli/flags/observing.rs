@@ -15,12 +15,15 @@ pub(super) const OBSERVING: &[Flag] = &[
         Field::Set(
             |o, text| {
                 bind::check_flag(text)?;
-                o.configuration.healthz_bind_address = text.to_owned();
+                // kube-proxy's flag, too, has no effect then (`IPPortVar`).
+                if !text.is_empty() {
+                    o.configuration.healthz_bind_address = text.to_owned();
+                }
                 Ok(())
             },
             "0.0.0.0:10256",
         ),
-        "Where /healthz and /livez are served; empty: nowhere",
+        "Where /healthz and /livez are served; an empty value has no effect",
     )
     .line("Address of /healthz and /livez")
     .common(),

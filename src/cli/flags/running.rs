@@ -85,7 +85,8 @@ pub(super) const RUNNING: &[Flag] = &[
         "version",
         "raw",
         Field::SetOr(version, "true"),
-        "Print the version and exit; with =raw, all there is to say about it",
+        "Print the version and exit; with =raw, all there is to say about it; =v1.36.0 is accepted \
+         for kube-proxy's sake",
     )
     .common()
     .beside_file(),
@@ -101,7 +102,9 @@ fn version(options: &mut Options, text: &str) -> Result<(), String> {
         ("raw", _) => Version::Raw,
         (_, Some(true)) => Version::Line,
         (_, Some(false)) => Version::No,
-        _ => return Err("it must be true, false or raw".to_owned()),
+        // In kube-proxy this sets the version that it reports (`verflag` of component-base).
+        (text, None) if text.starts_with('v') => Version::Reported,
+        _ => return Err("it must be true, false, raw or a version like v1.36.0".to_owned()),
     };
     Ok(())
 }

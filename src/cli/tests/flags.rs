@@ -95,7 +95,7 @@ fn addresses_to_serve_on() {
         ),
         (
             &["--healthz-bind-address=", "--metrics-bind-address="],
-            "",
+            "0.0.0.0:10256",
             "",
         ),
         (&["--healthz-port=0", "--metrics-port=0"], "", ""),
@@ -342,6 +342,10 @@ fn jobs() {
     );
     assert!(answer(&["--version=raw"]).starts_with("version.Info{Major:"));
     assert_eq!(settings(&["--version=false"]).job, Job::Serve);
+    let reported = settings(&["--version=v1.36.0"]);
+    assert_eq!(reported.job, Job::Serve);
+    let warning = "--version: accepted, but without effect in Tripod";
+    assert_eq!(reported.warnings, [warning]);
 }
 
 #[test]

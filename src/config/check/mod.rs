@@ -50,7 +50,7 @@ pub fn check(
         mode: check.mode(c),
         is_mode_named: !check.blank_mode,
         node_ip: check.node_ip(c),
-        primary_family: parse_ip(&c.bind_address).map_or(Family::V4, |ip| Family::of(&ip)),
+        primary_family: primary_family(c),
         healthz: check.bind(
             "healthzBindAddress",
             "healthz-bind-address",
@@ -97,6 +97,20 @@ fn complete(c: &mut KubeProxyConfiguration) {
     }
     if c.detect_local_mode.is_empty() {
         c.detect_local_mode = "ClusterCIDR".to_owned();
+    }
+}
+
+/// Returns the family that this node must have. Where `bindAddress` names no address of the node,
+/// kube-proxy takes the family of the first address in the Node object (`detectNodeIPs` of
+/// `cmd/kube-proxy/app/server.go`). That is not known yet when the mode is chosen; the first network
+/// of the pods has the same family.
+fn primary_family(c: &KubeProxyConfiguration) -> Family {
+    let bound = parse_ip(&c.bind_address);
+    let pods = c.detect_local.cluster_cidrs.first();
+    let pods = pods.and_then(|text| parse_cidr(text));
+    match (bound, pods) {
+        (Some(ip), Some(pods)) if ip.is_unspecified() => Family::of(&pods.addr()),
+        (bound, _) => bound.map_or(Family::V4, |ip| Family::of(&ip)),
     }
 }
 

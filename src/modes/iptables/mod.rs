@@ -36,8 +36,8 @@ pub use self::{
 };
 use self::{count::Done, counters::Counters, family::ServedFamily};
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
-    explain::Explain, progress::SyncProgress,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, checks::Checks,
+    explain::Explain, not_served, progress::SyncProgress,
 };
 use crate::{
     kernel::{
@@ -85,7 +85,10 @@ pub enum Error {
 pub struct Iptables {
     setup: Setup,
     counters: Counters,
+    /// `None`: the family is not served.
     families: PerFamily<Option<ServedFamily>>,
+    /// Why a family is not served.
+    unserved: PerFamily<Option<String>>,
     /// When it is checked whether another process changed what is ours.
     checks: Checks,
 }
@@ -102,11 +105,15 @@ impl Iptables {
         let counters = Counters::register(registry).map_err(Error::from)?;
         let primary = setup.configured.primary_family;
         let (mut families, mut errors) = (PerFamily::default(), Vec::new());
+        let mut unserved = PerFamily::default();
         for family in [primary, primary.other()] {
             let tools = kernel.toolkit(family).map_err(Error::from);
             match tools.and_then(ServedFamily::open) {
                 Ok(rules) => *families.get_mut(family) = Some(rules),
-                Err(error) => errors.push(error),
+                Err(error) => {
+                    *unserved.get_mut(family) = Some(error.to_string());
+                    errors.push(error);
+                }
             }
         }
         if errors.len() == Family::ALL.len() {
@@ -119,6 +126,7 @@ impl Iptables {
             setup,
             counters,
             families,
+            unserved,
             checks: Checks::new(CHECK),
         })
     }
@@ -172,9 +180,7 @@ impl Mode for Iptables {
         // is expected, and everything is read the next time.
         let made = [&done.v4, &done.v6].into_iter().flatten().flatten();
         let made = made.map(|done| done.transactions).sum();
-        // A family that is not served has nothing to do.
-        let mut outcomes: Outcomes =
-            PerFamily::each(|family| asked.get(family).map(|_| Ok(SyncReport::default())));
+        let mut outcomes = not_served(&self.unserved, map, asked);
         for (family, rules) in self.families.iter_mut() {
             let Some((rules, before)) = rules.as_mut().zip(*before.get(family)) else {
                 continue;

@@ -25,7 +25,12 @@ impl Explain for Ipvs {
         let this_node = map.this_node();
         Ok(Behaviour {
             properties: &PROPERTIES,
-            unserved: None,
+            unserved: self
+                .families
+                .get(family)
+                .rules()
+                .unserved()
+                .map(str::to_owned),
             pods: Pods::new(&self.options.detect_local, this_node),
             own: node::addresses::own()?,
             node_ip: *self.desired.node().node_ip.get(family),

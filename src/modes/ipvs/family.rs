@@ -21,7 +21,7 @@ use super::{
 use crate::{
     kernel::{ipset::Element, netlink},
     modes::{
-        Difference, Drain, MOST_DRAINS, Metrics, SyncReport, Unsupported, Unwritten,
+        Difference, Drain, FailedPorts, MOST_DRAINS, Metrics, SyncReport, Unsupported, Unwritten,
         progress::SyncProgress,
         repairs::Repairs,
         stale::StaleFlows,
@@ -294,6 +294,11 @@ impl ServedFamily {
             ..SyncReport::default()
         };
         self.state.report(&mut report);
+        if let Some(why) = self.rules.unserved() {
+            // One reason is enough for all that is not opened without rules.
+            report.not_served = map.of_family(self.family).next().map(|_| why.to_owned());
+            report.failed = FailedPorts::default();
+        }
         report.unfinished.extend(self.flows.unfinished());
         Ok(report)
     }

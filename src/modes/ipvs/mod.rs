@@ -138,7 +138,7 @@ impl Ipvs {
     /// is changed yet.
     ///
     /// # Errors
-    /// When this kernel lacks IPVS, ipset or iptables for IPv4.
+    /// When this kernel lacks IPVS, ipset or iptables for the primary family.
     pub fn new(
         options: Options,
         kernel: &Kernel,
@@ -148,21 +148,24 @@ impl Ipvs {
         let left_out = kernel.left_out_schedulers();
         let mut clients = Clients::open(left_out).map_err(Error::from)?;
         let start = |family| {
-            let tools = kernel.toolkit(family)?;
-            RuleWriter::start(family, tools)
-        };
-        let family = Family::V4;
-        let v4 = start(family).map_err(|source| Error::Rules { family, source })?;
-        let v6 = match start(Family::V6) {
-            Ok(writer) => Some(writer),
-            Err(error) => {
-                tracing::info!("IPv6 Services are not served: {error}");
-                None
+            let tools = kernel.toolkit(family);
+            match tools.and_then(|tools| RuleWriter::start(family, tools)) {
+                Ok(writer) => Ok(Ok(writer)),
+                Err(source) if family == options.primary_family => {
+                    Err(Error::Rules { family, source })
+                }
+                Err(error) => {
+                    tracing::info!("{family} Services are not served: {error}");
+                    Ok(Err(error.to_string()))
+                }
             }
+        };
+        let writers = PerFamily {
+            v4: start(Family::V4)?,
+            v6: start(Family::V6)?,
         };
         let timeouts = &options.timeouts;
         clients.ipvs.set_timeouts(timeouts).map_err(Error::from)?;
-        let writers = PerFamily { v4: Some(v4), v6 };
         Ok(Ipvs {
             options,
             served: node_ports.acted_on(),

@@ -22,7 +22,7 @@ mod stale_clients;
 mod tests;
 mod traffic;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, iter, sync::Arc, time::Duration};
 
 use self::family::ServedFamily;
 pub use self::{
@@ -31,8 +31,8 @@ pub use self::{
     traffic::{EndpointTraffic, Traffic},
 };
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
-    explain::Explain, progress::SyncProgress,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, checks::Checks,
+    explain::Explain, not_served, progress::SyncProgress,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -107,6 +107,8 @@ pub struct Nftables {
     setup: Setup,
     /// `None`: this kernel cannot serve the family.
     families: PerFamily<Option<ServedFamily>>,
+    /// Why a family is not served.
+    unserved: PerFamily<Option<String>>,
     watcher: Watcher,
     /// Logs why notifications could not be read.
     unread: LogOnce,
@@ -121,12 +123,8 @@ impl Nftables {
     /// # Errors
     /// When the kernel's notifications cannot be received.
     pub fn new(setup: Setup, kernel: &Kernel) -> Result<Nftables, SyncError> {
-        let able = |family: &Family| {
-            let mut required = REQUIRED
-                .map(|part| Ability::Nftables(*family, part))
-                .into_iter();
-            kernel.can(&Ability::Sockets(*family)) && required.all(|ability| kernel.can(&ability))
-        };
+        let unserved = PerFamily::each(|family| lacks(kernel, family));
+        let able = |family: &Family| unserved.get(*family).is_none();
         let (mut families, mut own) = (PerFamily::default(), Vec::new());
         for family in Family::ALL.into_iter().filter(able) {
             let served = ServedFamily::open(kernel, family)?;
@@ -137,6 +135,7 @@ impl Nftables {
         Ok(Nftables {
             setup,
             families,
+            unserved,
             watcher,
             unread: LogOnce::default(),
             checks: Checks::new(CHECK),
@@ -184,6 +183,17 @@ impl Nftables {
     }
 }
 
+/// Returns what `kernel` lacks for `family`; `None`: it can serve it.
+fn lacks(kernel: &Kernel, family: Family) -> Option<String> {
+    let required = REQUIRED.map(|part| Ability::Nftables(family, part));
+    let mut all = iter::once(Ability::Sockets(family)).chain(required);
+    all.find_map(|ability| {
+        let why = kernel.why_unusable(&ability)?;
+        let remedy = ability.remedy();
+        Some(format!("this kernel lacks {ability} ({why}; {remedy})"))
+    })
+}
+
 /// Logs the `error` of reading notifications once for as long as there is one, and when it is
 /// over.
 fn log_read(logged: &mut LogOnce, error: Option<&io::Error>) {
@@ -206,9 +216,7 @@ impl Mode for Nftables {
         let node = map.this_node();
         self.setup.node_ports.update(node);
         self.read_or_suspect(asked);
-        // A family that is not served has nothing to do.
-        let mut outcomes: Outcomes =
-            PerFamily::each(|family| asked.get(family).map(|_| Ok(SyncReport::default())));
+        let mut outcomes = not_served(&self.unserved, map, asked);
         for (family, served) in self.families.iter_mut() {
             if let Some((served, changes)) = served.as_mut().zip(*asked.get(family)) {
                 let outcome = served

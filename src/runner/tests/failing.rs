@@ -149,6 +149,35 @@ async fn a_family_that_fails_is_retried_with_growing_pauses_and_delays_nothing_o
     assert!(bench.health.snapshot().healthy);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_family_that_the_node_cannot_serve_is_not_updated() {
+    let mut bench = Bench::new();
+    bench.behaviour.lock().unwrap().ipv6_is_unserved = true;
+    let service = bench.dual_stack("dns");
+    bench.send(vec![service]).await;
+    let health = bench.health.snapshot();
+    assert!(health.healthy && health.is_healthy(Family::V4));
+    assert!(!health.is_healthy(Family::V6));
+    let only = |v4, v6| health.is_healthy_for(PerFamily { v4, v6 });
+    assert!(only(true, true) && only(true, false) && !only(false, true));
+    let last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
+    assert!(bench.value(last, &[("ip_family", "IPv4")]) > Some(0.0));
+    assert_eq!(bench.value(last, &[("ip_family", "IPv6")]), None);
+    // What follows the syncs learns of both families.
+    assert_eq!(bench.followed.lock().unwrap().len(), 2);
+    for _ in 0..100 {
+        pass(1_000 * MS).await;
+    }
+    assert!(bench.health.snapshot().healthy);
+    assert_eq!(bench.health.waiting().v6, Duration::ZERO);
+
+    bench.behaviour.lock().unwrap().ipv6_is_unserved = false;
+    for _ in 0..31 {
+        pass(1_000 * MS).await;
+    }
+    assert!(bench.health.snapshot().is_healthy(Family::V6));
+}
+
 #[test]
 fn a_sync_that_is_tried_again_for_long_is_logged_once_and_when_it_is_in_force() {
     let mut runtime = tokio::runtime::Builder::new_current_thread();

@@ -62,6 +62,7 @@ struct Behaviour {
     takes: Duration,
     lingering: usize,
     comparisons_hang: bool,
+    ipv6_is_unserved: bool,
 }
 
 impl Mode for RecordingMode {
@@ -109,6 +110,8 @@ impl Mode for RecordingMode {
                     .collect(),
                 unfinished: behaviour.unfinished.clone(),
                 lingering: behaviour.lingering,
+                not_served: (behaviour.ipv6_is_unserved && family == Family::V6)
+                    .then(|| "no ip6tables".to_owned()),
                 ..SyncReport::default()
             }))
         })

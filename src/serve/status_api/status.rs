@@ -170,9 +170,11 @@ fn syncs(families: &PerFamily<FamilyStatus>, health: &runner::health::Health) ->
 }
 
 fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync {
+    let last = status.last.as_ref();
+    let not_served = last.and_then(|sync| sync.not_served.clone());
     FamilySync {
         family: family.to_string(),
-        last: status.last.as_ref().map(|sync| LastSync {
+        last: last.map(|sync| LastSync {
             ended: time(sync.ended),
             seconds: seconds(sync.took),
             full: sync.full,
@@ -180,9 +182,9 @@ fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync 
         under_way_since: status.under_way.map(time),
         progress: status.position.map(progress),
         trouble: status.failure.as_ref().map(trouble),
-        overdue: !health.is_healthy(family),
-        draining: status.last.as_ref().map_or(0, |sync| sync.draining),
-        not_served: (status.last.as_ref()).and_then(|sync| sync.not_served.clone()),
+        overdue: not_served.is_none() && !health.is_healthy(family),
+        draining: last.map_or(0, |sync| sync.draining),
+        not_served,
     }
 }
 

@@ -174,6 +174,7 @@ impl<'a, K: Kind> Follower<'a, K> {
             match self.list_by_watch().await {
                 Err(Failure::Unsupported(text)) => {
                     debug!("{}: no streaming list ({text}); in pages", K::PLURAL);
+                    self.access.turn(&Method::GET).await;
                 }
                 other => return other,
             }
@@ -300,6 +301,7 @@ impl<'a, K: Kind> Follower<'a, K> {
                 self.listed();
                 return Ok(());
             }
+            self.access.turn(&Method::GET).await;
         }
     }
 

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::ipvs::Timeouts,
-    net,
+    net::{self, Family},
 };
 
 pub use crate::node::addresses::SERVICE_LINK as LINK;
@@ -18,6 +18,8 @@ pub const ROUND_ROBIN: &str = "rr";
 /// Settings of ipvs mode.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The family that must be served; the other one may be missing.
+    pub primary_family: Family,
     /// How traffic of this node's pods is distinguished from other traffic.
     pub detect_local: net::DetectLocal,
     /// This node's own address; `None`: it is taken from the Node object.
@@ -54,6 +56,7 @@ impl Options {
             name => name,
         };
         Options {
+            primary_family: effective.primary_family,
             detect_local: effective.detect_local.clone(),
             node_ip: effective.node_ip,
             masquerade_all: effective.masquerade_all,

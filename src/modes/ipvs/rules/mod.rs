@@ -25,8 +25,10 @@ use crate::{
 /// The rules of one family.
 pub struct FamilyRules {
     family: Family,
-    /// `None` where there are no programs for this family.
+    /// `None`: nothing can write rules of this family, so that its Services are not served.
     writer: Option<RuleWriter>,
+    /// Why there is no writer.
+    unserved: Option<String>,
     /// Notices changes by others.
     watch: Option<Watch>,
     in_force: InForce,
@@ -67,16 +69,28 @@ impl InForce {
 }
 
 impl FamilyRules {
-    /// Returns the rules of `family`, none of which are known to be in force.
-    pub fn new(family: Family, writer: Option<RuleWriter>) -> FamilyRules {
+    /// Returns the rules of `family`, none of which are known to be in force; instead of what
+    /// writes them there may be the reason why nothing can.
+    pub fn new(family: Family, writer: Result<RuleWriter, String>) -> FamilyRules {
+        let (writer, unserved) = match writer {
+            Ok(writer) => (Some(writer), None),
+            Err(why) => (None, Some(why)),
+        };
         let engine = writer.as_ref().map(RuleWriter::engine);
         FamilyRules {
             family,
             watch: engine.map(|engine| Watch::new(family, engine, &OWNED)),
             writer,
+            unserved,
             in_force: InForce::default(),
             repaired: Vec::new(),
         }
+    }
+
+    /// Returns why nothing can write rules, without which Services are not served; `None`: they can
+    /// be written.
+    pub fn unserved(&self) -> Option<&str> {
+        self.unserved.as_deref()
     }
 
     /// Returns the engine that the rules are in, or `None` where there are none.
@@ -147,7 +161,7 @@ impl FamilyRules {
                 }
             }
             None => {
-                let why = "there is no ip6tables that works".to_owned();
+                let why = self.unserved.clone().unwrap_or_default();
                 self.in_force.failed(why, Previous::Lost);
             }
         }
