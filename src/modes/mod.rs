@@ -50,6 +50,12 @@ pub type Outcomes = PerFamily<Option<Result<SyncReport, SyncError>>>;
 /// What becomes of a packet, or why that cannot be said.
 pub type ExplainResult = Result<Explanation, SyncError>;
 
+/// Returns the outcomes where nothing is done for the families that were `asked` for: a family that
+/// is not served has nothing to do.
+fn idle(asked: Asked<'_>) -> Outcomes {
+    asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())))
+}
+
 /// Returns the same failure for each family that was `asked` for.
 pub fn both_failed(asked: Asked<'_>, error: impl Into<SyncError>) -> Outcomes {
     let error = Arc::new(error.into());

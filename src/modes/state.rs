@@ -7,8 +7,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{FailedPorts, SyncReport};
-use crate::services::{Changes, ServicePortName};
+use super::{FailedPorts, Metrics, SyncReport, stale::StaleFlows};
+use crate::{
+    net::Family,
+    services::{Changes, ServiceMap, ServicePortName},
+};
 
 /// How far the mode's record of what it applied can be relied on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +24,22 @@ pub enum CacheState {
     Dirty,
     /// Nothing indicates that the kernel holds something else.
     Clean,
+}
+
+/// A sync of one family that took effect.
+pub struct Synced<'a> {
+    /// The family.
+    pub family: Family,
+    /// What is in force.
+    pub map: &'a ServiceMap,
+    /// What it was asked for.
+    pub changes: &'a Changes,
+    /// Records how long flows were searched for, and how many were deleted.
+    pub metrics: &'a dyn Metrics,
+    /// What was not in force before it.
+    pub failed: FailedPorts,
+    /// Whether rules were missing, without which clients were not translated.
+    pub rules_were_missing: bool,
 }
 
 /// What is known of one family. `P` is what a mode may have to apply once more,
@@ -92,6 +111,14 @@ impl<P> FamilyState<P> {
         self.failed.add(name, why);
     }
 
+    /// Records whether `name`, which was applied anew, is in force as asked.
+    pub fn record(&mut self, name: ServicePortName, applied: Result<(), String>) {
+        self.clear_failure(&name);
+        if let Err(why) = applied {
+            self.fail(name, why);
+        }
+    }
+
     /// Records that something that concerns no single ServicePort was not done.
     pub fn leave_unfinished(&mut self, what: String) {
         self.unfinished.insert(what);
@@ -114,6 +141,26 @@ impl<P> FamilyState<P> {
         for name in before.over(&self.failed.clone()) {
             self.failed.add(name.clone(), before[name].clone());
         }
+    }
+
+    /// Ends a sync of a mode in which the kernel translates: deletes the `flows` of UDP clients that
+    /// are stale now, and adds to the `report` what is not in force and what is unfinished.
+    pub async fn end_sync(
+        &self,
+        synced: Synced<'_>,
+        flows: &mut StaleFlows,
+        report: &mut SyncReport,
+    ) {
+        let (family, map) = (synced.family, synced.map);
+        flows.came_in_force(synced.failed.over(&self.failed), map);
+        if synced.rules_were_missing {
+            flows.rules_were_missing(family, map);
+        }
+        flows
+            .clear(family, map, synced.changes, synced.metrics)
+            .await;
+        self.report(report);
+        report.unfinished.extend(flows.unfinished());
     }
 
     /// Adds what is not in force and what is unfinished to a sync's `report`.

@@ -9,6 +9,7 @@ const FORGET: &str = "src/modes/nftables/forget.rs";
 const MODE: &str = "src/modes/nftables/mod.rs";
 const SERVICE: &str = "src/modes/nftables/plan/service.rs";
 const WATCHER: &str = "src/kernel/nftables/watcher.rs";
+const STATE: &str = "src/modes/state.rs";
 const STALE: &str = "src/modes/stale.rs";
 const RUNNER: &str = "src/runner/mod.rs";
 
@@ -102,15 +103,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "what is not known to be in force counts as applied",
     ),
     noticed(
-        FAMILY,
-        "            .came_in_force(failed.over(self.table.state.failed()), map);",
-        "            .came_in_force(failed.over(&failed), map);",
+        STATE,
+        "        flows.came_in_force(synced.failed.over(&self.failed), map);",
+        "        let _ = &synced.failed;",
         "UDP clients that called while a Service was refused are led past it",
     ),
     noticed(
         FAMILY,
-        "            self.flows.rules_were_missing(family, map);",
-        "",
+        "            rules_were_missing: done.rewritten || were_late,",
+        "            rules_were_missing: (done.rewritten || were_late) && false,",
         "UDP clients that called while rules were missing are led past them",
     ),
     noticed(
@@ -139,7 +140,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         MODE,
-        "                    served.table.suspect();",
+        "                    served.table.missed_changes();",
         "",
         "notifications that were lost are not suspected",
     ),

@@ -31,7 +31,7 @@ use crate::{
         progress::SyncProgress,
         repairs::Repairs,
         stale::StaleFlows,
-        state::{CacheState, FamilyState},
+        state::{CacheState, FamilyState, Synced},
         tcp_be_liberal, unsupported,
     },
     net::Family,
@@ -139,7 +139,7 @@ impl FamilyRules {
         Ok(open_loopback()?)
     }
 
-    /// Brings the kernel in step with `map`.
+    /// Brings the kernel in step with `map`. Returns what that took, and what is to be reported.
     ///
     /// # Errors
     /// When something was refused that all ServicePorts need, or the kernel could
@@ -150,43 +150,39 @@ impl FamilyRules {
         counters: &Counters,
         map: &ServiceMap,
         changes: &Changes,
-    ) -> Result<Done, Error> {
+    ) -> Result<(Done, SyncReport), Error> {
         let options = self.options(setup, map, changes);
         let failed = self.state.failed().clone();
         let done = self.bring_in_step(counters, map, changes, options).await;
         let done = done.inspect_err(|_| self.watch.suspect())?;
-        self.flows
-            .came_in_force(failed.over(self.state.failed()), map);
         counters.synced(self.family, done.total, done.written);
-        if done.observed {
-            let is_suspect = self.watch.take_suspect();
-            if is_suspect || done.transactions > 0 {
-                self.flows.rules_were_missing(self.family, map);
-            }
-        } else if self.watch.misses_changes() {
+        if !done.observed && self.watch.misses_changes() {
             // What is written anew may have been missing.
             let names = changes.ports.iter();
             let of_family = names.filter(|name| name.family == self.family);
             self.flows.came_in_force(of_family, map);
         }
-        self.flows
-            .clear(self.family, map, changes, &*setup.metrics)
-            .await;
-        Ok(done)
-    }
-
-    /// Returns what `done` comes to.
-    pub fn report(&self, map: &ServiceMap, changes: &Changes, done: &Done) -> SyncReport {
         let mut report = SyncReport {
             examined: done.examined,
             unsupported: unsupported::of_changed(self.family, map, changes, |port| {
-                super::unsupported::reasons(port, self.features)
+                plan::unsupported(port, self.features)
             }),
             ..SyncReport::default()
         };
-        self.state.report(&mut report);
-        report.unfinished.extend(self.flows.unfinished());
-        report
+        let rules_were_missing =
+            done.observed && (self.watch.take_suspect() || done.transactions > 0);
+        let synced = Synced {
+            family: self.family,
+            map,
+            changes,
+            metrics: &*setup.metrics,
+            failed,
+            rules_were_missing,
+        };
+        self.state
+            .end_sync(synced, &mut self.flows, &mut report)
+            .await;
+        Ok((done, report))
     }
 
     /// Returns what the rules of a sync depend on.

@@ -23,7 +23,6 @@ mod setup;
 #[cfg(test)]
 mod tests;
 mod traffic;
-mod unsupported;
 
 use std::time::Duration;
 
@@ -36,7 +35,7 @@ pub use self::{
 use self::{count::Done, counters::Counters, family::FamilyRules};
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
-    explain::Explain, progress::SyncProgress,
+    explain::Explain, idle, progress::SyncProgress,
 };
 use crate::{
     kernel::{
@@ -125,15 +124,9 @@ impl Iptables {
     /// Returns what reads how many connections endpoints of Services in the namespaces
     /// `counted` got.
     pub fn traffic(&self, counted: Namespaces) -> Traffic {
-        let served = self.families.iter().filter_map(|(_, rules)| rules.as_ref());
-        let writers = served.map(|rules| rules.writer.clone());
+        let served = self.families.present();
+        let writers = served.map(|(_, rules)| rules.writer.clone());
         Traffic::new(writers.collect(), counted)
-    }
-
-    /// Returns the families that are served.
-    fn served_mut(&mut self) -> impl Iterator<Item = &mut FamilyRules> {
-        let families = self.families.iter_mut();
-        families.filter_map(|(_, rules)| rules.as_mut())
     }
 }
 
@@ -143,8 +136,7 @@ impl Mode for Iptables {
     }
 
     async fn prepare(&mut self) -> Result<(), SyncError> {
-        for (_, rules) in self.families.iter_mut() {
-            let Some(rules) = rules else { continue };
+        for (_, rules) in self.families.present_mut() {
             rules.prepare(&self.setup).await?;
         }
         Ok(())
@@ -155,8 +147,8 @@ impl Mode for Iptables {
         self.setup.node_ports.update(node);
         let (setup, counters) = (&self.setup, &self.counters);
         let mut before = PerFamily::default();
-        for (family, rules) in self.families.iter_mut() {
-            *before.get_mut(family) = rules.as_mut().map(|rules| rules.watch.before());
+        for (family, rules) in self.families.present_mut() {
+            *before.get_mut(family) = rules.watch.before();
         }
         let sync = async |rules: &mut Option<FamilyRules>| {
             let rules = rules.as_mut()?;
@@ -166,28 +158,20 @@ impl Mode for Iptables {
         // One that fails does not keep the other from being synced.
         let PerFamily { v4, v6 } = &mut self.families;
         let (v4, v6) = tokio::join!(sync(v4), sync(v6));
-        let mut done = PerFamily { v4, v6 };
+        let mut synced = PerFamily { v4, v6 };
         // For a family that failed, the number is not known; its count is then not what
         // is expected, and everything is read the next time.
-        let made = [&done.v4, &done.v6].into_iter().flatten().flatten();
-        let made = made.map(|done| done.transactions).sum();
-        // A family that is not served has nothing to do.
-        let mut outcomes: Outcomes =
-            PerFamily::each(|family| asked.get(family).map(|_| Ok(SyncReport::default())));
-        for (family, rules) in self.families.iter_mut() {
-            let Some((rules, before)) = rules.as_mut().zip(*before.get(family)) else {
-                continue;
-            };
-            let done = done.get_mut(family).take();
-            let idle = Done::default();
-            if let Ok(done) = done.as_ref().unwrap_or(&Ok(idle)) {
+        let made = [&synced.v4, &synced.v6].into_iter().flatten().flatten();
+        let made = made.map(|(done, _)| done.transactions).sum();
+        let mut outcomes = idle(asked);
+        for (family, rules) in self.families.present_mut() {
+            let synced = synced.get_mut(family).take();
+            let before = *before.get(family);
+            let nothing = Ok((Done::default(), SyncReport::default()));
+            if let Ok((done, _)) = synced.as_ref().unwrap_or(&nothing) {
                 rules.watch.after(before, made, done.into());
             }
-            let outcome = done.zip(*asked.get(family));
-            let outcome = outcome.map(|(done, changes)| match done {
-                Ok(done) => Ok(rules.report(map, changes, &done)),
-                Err(error) => Err(error.into()),
-            });
+            let outcome = synced.map(|synced| Ok(synced?.1));
             *outcomes.get_mut(family) = outcome;
         }
         outcomes
@@ -195,10 +179,9 @@ impl Mode for Iptables {
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
         let mut compared = Compared::default();
-        for (_, rules) in self.families.iter_mut() {
-            let Some(rules) = rules else { continue };
+        for (family, rules) in self.families.present_mut() {
             let found = rules.compare(&self.setup, map).await;
-            *compared.get_mut(rules.family) = Some(found.map_err(SyncError::from));
+            *compared.get_mut(family) = Some(found.map_err(SyncError::from));
         }
         compared
     }
@@ -210,9 +193,9 @@ impl Mode for Iptables {
     async fn externally_modified(&mut self) {
         loop {
             self.checks.due().await;
-            for rules in self.served_mut() {
+            for (family, rules) in self.families.present_mut() {
                 if !rules.is_unmodified() {
-                    tracing::debug!("{}: another process changed rules", rules.family);
+                    tracing::debug!("{family}: another process changed rules");
                     return;
                 }
             }
@@ -220,19 +203,17 @@ impl Mode for Iptables {
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
-        let served = self.families.iter().filter_map(|(_, rules)| rules.as_ref());
+        let served = self.families.present();
         served
-            .map(|rules| (rules.family, rules.writer.engine))
+            .map(|(family, rules)| (family, rules.writer.engine))
             .collect()
     }
 
     fn progress(&self) -> PerFamily<SyncProgress> {
         let families = self.families.as_ref();
         families.map(|_, rules| {
-            rules
-                .as_ref()
-                .map(FamilyRules::progress)
-                .unwrap_or_default()
+            let served = rules.as_ref().map(FamilyRules::progress);
+            served.unwrap_or_default()
         })
     }
 }

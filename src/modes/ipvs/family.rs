@@ -15,17 +15,18 @@ use super::{
     drain::{Drains, FIRST_PAUSE},
     execute::{Execution, Full, Made, Results},
     observe::{Listing, RealServers, Servers},
-    plan::{FilledSets, Options, ServerId, Set},
+    plan::{self, FilledSets, Options, ServerId, Set},
     rules::FamilyRules,
 };
 use crate::{
     kernel::{ipset::Element, netlink},
     modes::{
-        Difference, Drain, MOST_DRAINS, Metrics, SyncReport, Unsupported, Unwritten,
+        Difference, Drain, MOST_DRAINS, Metrics, SyncReport, Unwritten,
         progress::SyncProgress,
         repairs::Repairs,
         stale::StaleFlows,
-        state::{CacheState, FamilyState},
+        state::{CacheState, FamilyState, Synced},
+        unsupported,
     },
     net::Family,
     services::{Changes, ServiceMap, ServicePortName},
@@ -59,7 +60,6 @@ pub struct Work {
     counted_at: Option<Instant>,
     /// How many ServicePorts were planned.
     examined: usize,
-    unsupported: Vec<Unsupported>,
 }
 
 /// What was observed in the kernel of one family, except rules.
@@ -154,10 +154,7 @@ impl ServedFamily {
             ..Work::default()
         };
         for name in names {
-            let plan = desired.update(&name, map.get(&name), &mut work.dirty);
-            let unsupported = plan.unsupported.into_iter();
-            work.unsupported
-                .extend(unsupported.map(|reason| reason.at(&name)));
+            desired.update(&name, map.get(&name), &mut work.dirty);
         }
         work.dirty.extend(mem::take(self.state.pending()));
         let now = Instant::now();
@@ -250,7 +247,7 @@ impl ServedFamily {
         changes: &Changes,
         shared: Shared<'_>,
     ) -> Result<SyncReport, Error> {
-        let metrics = shared.metrics;
+        let (metrics, desired) = (shared.metrics, shared.desired);
         let observes = observation.is_some();
         let failed = self.state.failed().clone();
         let is_observed = !matches!(observation, Some(Err(_)));
@@ -279,22 +276,27 @@ impl ServedFamily {
         if let Some(now) = work.counted_at {
             self.drains.postpone(now);
         }
-        let flows = &mut self.flows;
-        flows.came_in_force(failed.over(self.state.failed()), map);
-        if observes && made == Made::Changes {
-            flows.rules_were_missing(self.family, map);
-        }
-        flows.clear(self.family, map, changes, metrics).await;
         let mut report = SyncReport {
             examined: work.examined,
-            unsupported: work.unsupported,
+            unsupported: unsupported::of_changed(self.family, map, changes, |port| {
+                plan::unsupported(port, desired.node())
+            }),
             next_check: self.next_check(),
             draining: self.drains.len(),
             drains: self.drains.all().take(MOST_DRAINS).map(drain).collect(),
             ..SyncReport::default()
         };
-        self.state.report(&mut report);
-        report.unfinished.extend(self.flows.unfinished());
+        let synced = Synced {
+            family: self.family,
+            map,
+            changes,
+            metrics,
+            failed,
+            rules_were_missing: observes && made == Made::Changes,
+        };
+        self.state
+            .end_sync(synced, &mut self.flows, &mut report)
+            .await;
         Ok(report)
     }
 

@@ -19,8 +19,12 @@ use crate::{
         probe::Kernel,
     },
     modes::{
-        Difference, Metrics, SyncError, SyncReport, Unwritten, progress::SyncProgress,
-        repairs::Repairs, stale::StaleFlows, state::FamilyState, tcp_be_liberal, unsupported,
+        Difference, Metrics, SyncError, SyncReport, Unwritten,
+        progress::SyncProgress,
+        repairs::Repairs,
+        stale::StaleFlows,
+        state::{FamilyState, Synced},
+        tcp_be_liberal, unsupported,
     },
     net::{Family, Frontend},
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -88,24 +92,24 @@ impl ServedFamily {
         let done = self.table.sync(map, changes, options, watcher);
         let done = done.inspect_err(|_| setup.metrics.unwritten(family, Unwritten::Rules))?;
         self.forget(&*setup.metrics);
-        self.flows
-            .came_in_force(failed.over(self.table.state.failed()), map);
         let were_late = self.table.forgotten.take_late();
-        if done.rewritten || were_late {
-            self.flows.rules_were_missing(family, map);
-        }
-        self.flows
-            .clear(family, map, changes, &*setup.metrics)
-            .await;
         let mut report = SyncReport {
             examined: done.examined,
-            unfinished: self.flows.unfinished().into_iter().collect(),
             unsupported: unsupported::of_changed(family, map, changes, |port| {
                 plan::unsupported(port, self.features)
             }),
             ..SyncReport::default()
         };
-        self.table.state.report(&mut report);
+        let synced = Synced {
+            family,
+            map,
+            changes,
+            metrics: &*setup.metrics,
+            failed,
+            rules_were_missing: done.rewritten || were_late,
+        };
+        let state = &self.table.state;
+        state.end_sync(synced, &mut self.flows, &mut report).await;
         Ok(report)
     }
 }
@@ -185,7 +189,7 @@ impl FamilyTable {
     }
 
     /// Records that another process may have changed the table: the next sync writes it anew.
-    pub fn suspect(&mut self) {
+    pub fn missed_changes(&mut self) {
         if self.applied.take().is_some() {
             tracing::warn!(
                 "{}: notifications of changes by other programs were lost; table {TABLE} is \
@@ -383,7 +387,6 @@ impl FamilyTable {
                     let examined = applied.ports.len();
                     self.applied = Some(applied);
                     self.forgotten.clear();
-                    self.state.applied();
                     return Ok(Done {
                         examined,
                         rewritten: true,
