@@ -16,7 +16,7 @@ const ASSIGNMENTS: &str = "src/modes/userspace/assignments/mod.rs";
 pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         MODE,
-        "                    self.executor.take_left(family, left, &self.others);",
+        "                    self.executor.take_left(family, left);",
         "                    drop(left);",
         "a group gets the local port to which rules of an ended process lead others",
     ),

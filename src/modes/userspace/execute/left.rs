@@ -5,12 +5,9 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    super::{
-        handover::OtherProcesses,
-        listeners::{
-            ListenerSet,
-            redirect_ports::{RedirectPort, RedirectPorts},
-        },
+    super::listeners::{
+        ListenerSet,
+        redirect_ports::{RedirectPort, RedirectPorts},
     },
     Executor,
 };
@@ -68,13 +65,8 @@ impl LeftPorts {
 impl Executor {
     /// Records where the rules of an earlier process redirect to, before there are groups
     /// of this family.
-    pub fn take_left(
-        &mut self,
-        family: Family,
-        left: Vec<(Frontend, u16)>,
-        others: &OtherProcesses,
-    ) {
-        self.left.of = if others.has_predecessor() {
+    pub fn take_left(&mut self, family: Family, left: Vec<(Frontend, u16)>) {
+        self.left.of = if self.others.has_predecessor() {
             EarlierProcess::Runs
         } else {
             EarlierProcess::Ended
