@@ -26,22 +26,6 @@ pub enum CacheState {
     Clean,
 }
 
-/// A sync of one family that took effect.
-pub struct Synced<'a> {
-    /// The family.
-    pub family: Family,
-    /// What is in force.
-    pub map: &'a ServiceMap,
-    /// What it was asked for.
-    pub changes: &'a Changes,
-    /// Records how long flows were searched for, and how many were deleted.
-    pub metrics: &'a dyn Metrics,
-    /// What was not in force before it.
-    pub failed: FailedPorts,
-    /// Whether rules were missing, without which clients were not translated.
-    pub rules_were_missing: bool,
-}
-
 /// What is known of one family. `P` is what a mode may have to apply once more,
 /// such as the frontends whose step failed.
 #[derive(Debug, Default)]
@@ -49,7 +33,11 @@ pub struct FamilyState<P> {
     cache: CacheState,
     pending: P,
     failed: FailedPorts,
+    /// What had failed when the last sync began.
+    failed_before: FailedPorts,
     unfinished: BTreeSet<String>,
+    /// Stale flows that could not be deleted yet, where the kernel translates.
+    pub flows: StaleFlows,
 }
 
 impl<P> FamilyState<P> {
@@ -135,32 +123,35 @@ impl<P> FamilyState<P> {
         self.unfinished.clear();
     }
 
-    /// Records that a sync failed as a whole: what had failed `before` it is not known to be in
+    /// Records that a sync begins: what has failed is compared with what does not work afterwards.
+    pub fn begin_sync(&mut self) {
+        self.failed_before = self.failed.clone();
+    }
+
+    /// Records that a sync failed as a whole: what had failed before it is not known to be in
     /// force.
-    pub fn restore_failures(&mut self, before: &FailedPorts) {
+    pub fn restore_failures(&mut self) {
+        let before = &self.failed_before;
         for name in before.over(&self.failed.clone()) {
             self.failed.add(name.clone(), before[name].clone());
         }
     }
 
-    /// Ends a sync of a mode in which the kernel translates: deletes the `flows` of UDP clients that
-    /// are stale now, and adds to the `report` what is not in force and what is unfinished.
+    /// Ends a sync that took effect, where the kernel translates: deletes the flows of UDP clients
+    /// that are stale now that `map` is in force, and completes the `report`.
     pub async fn end_sync(
-        &self,
-        synced: Synced<'_>,
-        flows: &mut StaleFlows,
+        &mut self,
+        family: Family,
+        map: &ServiceMap,
+        changes: &Changes,
+        metrics: &dyn Metrics,
         report: &mut SyncReport,
     ) {
-        let (family, map) = (synced.family, synced.map);
-        flows.came_in_force(synced.failed.over(&self.failed), map);
-        if synced.rules_were_missing {
-            flows.rules_were_missing(family, map);
-        }
-        flows
-            .clear(family, map, synced.changes, synced.metrics)
-            .await;
+        let came_in_force = self.failed_before.over(&self.failed);
+        self.flows.came_in_force(came_in_force, map);
+        self.flows.clear(family, map, changes, metrics).await;
         self.report(report);
-        report.unfinished.extend(flows.unfinished());
+        report.unfinished.extend(self.flows.unfinished());
     }
 
     /// Adds what is not in force and what is unfinished to a sync's `report`.
@@ -219,15 +210,16 @@ mod tests {
         assert_eq!(report.unfinished, ["a rule"]);
         assert!(state.has_failed(&name("a")) && !state.has_failed(&name("b")));
         let before = state.failed().clone();
+        state.begin_sync();
         state.clear_failures();
         assert!(state.is_complete());
         state.fail(name("a"), "timed out".to_owned());
         state.fail(name("c"), "timed out".to_owned());
-        state.restore_failures(&before);
+        state.restore_failures();
         let failed = ["a", "c"].map(|port| &*state.failed()[&name(port)]);
         assert_eq!(failed, ["timed out", "timed out"], "what is new counts");
         state.clear_failures();
-        state.restore_failures(&before);
+        state.restore_failures();
         assert_eq!(state.failed(), &before);
     }
 }

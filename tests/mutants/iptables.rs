@@ -82,8 +82,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     unnoticed(
         noticed(
             STATE,
-            "        flows.came_in_force(synced.failed.over(&self.failed), map);",
-            "        let _ = &synced.failed;",
+            "        self.flows.came_in_force(came_in_force, map);",
+            "        drop(came_in_force);",
             "UDP clients that called while a Service was refused are led past it",
         ),
         "no: it comes in force by a sync that reads, which looks for such flows in any case",
@@ -174,8 +174,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "            rules_were_missing,",
-        "            rules_were_missing: rules_were_missing && false,",
+        "                self.state.flows.rules_were_missing(self.family, map);",
+        "",
         "UDP clients that called while rules were missing are led past them",
     ),
 ];

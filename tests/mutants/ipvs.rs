@@ -75,8 +75,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         STATE,
-        "            .clear(family, map, synced.changes, synced.metrics)\n            .await;",
-        "            .rules_were_missing(family, map);",
+        "        self.flows.clear(family, map, changes, metrics).await;",
+        "        let _ = (family, changes, metrics);",
         "flows of UDP clients are never deleted",
     ),
     noticed(
@@ -102,14 +102,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         STATE,
-        "        flows.came_in_force(synced.failed.over(&self.failed), map);",
-        "        let _ = &synced.failed;",
+        "        self.flows.came_in_force(came_in_force, map);",
+        "        drop(came_in_force);",
         "UDP clients that called while a Service was not in force are led past it",
     ),
     noticed(
         FAMILY,
-        "            rules_were_missing: observes && made == Made::Changes,",
-        "            rules_were_missing: observes && made == Made::Changes && false,",
+        "            self.state.flows.rules_were_missing(self.family, map);",
+        "",
         "UDP clients that called while virtual servers were missing are led past them",
     ),
     noticed(

@@ -104,14 +104,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         STATE,
-        "        flows.came_in_force(synced.failed.over(&self.failed), map);",
-        "        let _ = &synced.failed;",
+        "        self.flows.came_in_force(came_in_force, map);",
+        "        drop(came_in_force);",
         "UDP clients that called while a Service was refused are led past it",
     ),
     noticed(
         FAMILY,
-        "            rules_were_missing: done.rewritten || were_late,",
-        "            rules_were_missing: (done.rewritten || were_late) && false,",
+        "            state.flows.rules_were_missing(family, map);",
+        "",
         "UDP clients that called while rules were missing are led past them",
     ),
     noticed(

@@ -30,8 +30,7 @@ use crate::{
         Difference, SyncReport,
         progress::SyncProgress,
         repairs::Repairs,
-        stale::StaleFlows,
-        state::{CacheState, FamilyState, Synced},
+        state::{CacheState, FamilyState},
         tcp_be_liberal, unsupported,
     },
     net::Family,
@@ -54,8 +53,6 @@ pub struct FamilyRules {
     /// Whether rules that are not among the applied ones jump to chains of ServicePorts: packets
     /// would reach through them what a change puts there.
     leads_left: bool,
-    /// Stale flows that could not be deleted yet.
-    flows: StaleFlows,
     /// Logs why node ports are not served on loopback.
     logged: LogOnce,
     repairs: Repairs,
@@ -103,7 +100,6 @@ impl FamilyRules {
             applied: None,
             state: FamilyState::default(),
             leads_left: false,
-            flows: StaleFlows::default(),
             logged: LogOnce::default(),
             repairs: Repairs::default(),
             progress: SyncProgress::default(),
@@ -152,15 +148,20 @@ impl FamilyRules {
         changes: &Changes,
     ) -> Result<(Done, SyncReport), Error> {
         let options = self.options(setup, map, changes);
-        let failed = self.state.failed().clone();
+        self.state.begin_sync();
         let done = self.bring_in_step(counters, map, changes, options).await;
         let done = done.inspect_err(|_| self.watch.suspect())?;
         counters.synced(self.family, done.total, done.written);
-        if !done.observed && self.watch.misses_changes() {
+        if done.observed {
+            let is_suspect = self.watch.take_suspect();
+            if is_suspect || done.transactions > 0 {
+                self.state.flows.rules_were_missing(self.family, map);
+            }
+        } else if self.watch.misses_changes() {
             // What is written anew may have been missing.
             let names = changes.ports.iter();
             let of_family = names.filter(|name| name.family == self.family);
-            self.flows.came_in_force(of_family, map);
+            self.state.flows.came_in_force(of_family, map);
         }
         let mut report = SyncReport {
             examined: done.examined,
@@ -169,18 +170,9 @@ impl FamilyRules {
             }),
             ..SyncReport::default()
         };
-        let rules_were_missing =
-            done.observed && (self.watch.take_suspect() || done.transactions > 0);
-        let synced = Synced {
-            family: self.family,
-            map,
-            changes,
-            metrics: &*setup.metrics,
-            failed,
-            rules_were_missing,
-        };
+        let (family, metrics) = (self.family, &*setup.metrics);
         self.state
-            .end_sync(synced, &mut self.flows, &mut report)
+            .end_sync(family, map, changes, metrics, &mut report)
             .await;
         Ok((done, report))
     }

@@ -24,8 +24,7 @@ use crate::{
         Difference, Drain, MOST_DRAINS, Metrics, SyncReport, Unwritten,
         progress::SyncProgress,
         repairs::Repairs,
-        stale::StaleFlows,
-        state::{CacheState, FamilyState, Synced},
+        state::{CacheState, FamilyState},
         unsupported,
     },
     net::Family,
@@ -45,8 +44,6 @@ pub struct ServedFamily {
     rules: FamilyRules,
     /// What other programs changed.
     repairs: Repairs,
-    /// Flows of UDP clients that could not be deleted yet.
-    flows: StaleFlows,
     progress: SyncProgress,
 }
 
@@ -102,7 +99,6 @@ impl ServedFamily {
             drains: Drains::default(),
             rules,
             repairs: Repairs::default(),
-            flows: StaleFlows::default(),
             progress: SyncProgress::default(),
         }
     }
@@ -249,7 +245,7 @@ impl ServedFamily {
     ) -> Result<SyncReport, Error> {
         let (metrics, desired) = (shared.metrics, shared.desired);
         let observes = observation.is_some();
-        let failed = self.state.failed().clone();
+        self.state.begin_sync();
         let is_observed = !matches!(observation, Some(Err(_)));
         let applied = match observation {
             Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,
@@ -269,12 +265,15 @@ impl ServedFamily {
                 } else {
                     self.state.suspect();
                 }
-                self.state.restore_failures(&failed);
+                self.state.restore_failures();
                 return Err(error);
             }
         };
         if let Some(now) = work.counted_at {
             self.drains.postpone(now);
+        }
+        if observes && made == Made::Changes {
+            self.state.flows.rules_were_missing(self.family, map);
         }
         let mut report = SyncReport {
             examined: work.examined,
@@ -286,16 +285,8 @@ impl ServedFamily {
             drains: self.drains.all().take(MOST_DRAINS).map(drain).collect(),
             ..SyncReport::default()
         };
-        let synced = Synced {
-            family: self.family,
-            map,
-            changes,
-            metrics,
-            failed,
-            rules_were_missing: observes && made == Made::Changes,
-        };
         self.state
-            .end_sync(synced, &mut self.flows, &mut report)
+            .end_sync(self.family, map, changes, metrics, &mut report)
             .await;
         Ok(report)
     }

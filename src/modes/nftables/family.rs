@@ -19,12 +19,8 @@ use crate::{
         probe::Kernel,
     },
     modes::{
-        Difference, Metrics, SyncError, SyncReport, Unwritten,
-        progress::SyncProgress,
-        repairs::Repairs,
-        stale::StaleFlows,
-        state::{FamilyState, Synced},
-        tcp_be_liberal, unsupported,
+        Difference, Metrics, SyncError, SyncReport, Unwritten, progress::SyncProgress,
+        repairs::Repairs, state::FamilyState, tcp_be_liberal, unsupported,
     },
     net::{Family, Frontend},
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -35,8 +31,6 @@ pub struct ServedFamily {
     /// The table of this family in the kernel.
     pub table: FamilyTable,
     pub(super) features: Features,
-    /// Stale flows that could not be deleted yet.
-    flows: StaleFlows,
 }
 
 impl ServedFamily {
@@ -48,7 +42,6 @@ impl ServedFamily {
         Ok(ServedFamily {
             table: FamilyTable::open(family)?,
             features: Features::of(kernel, family),
-            flows: StaleFlows::default(),
         })
     }
 
@@ -88,11 +81,15 @@ impl ServedFamily {
     ) -> Result<SyncReport, SyncError> {
         let family = self.table.family();
         let options = self.options(setup, map, changes);
-        let failed = self.table.state.failed().clone();
+        self.table.state.begin_sync();
         let done = self.table.sync(map, changes, options, watcher);
         let done = done.inspect_err(|_| setup.metrics.unwritten(family, Unwritten::Rules))?;
         self.forget(&*setup.metrics);
         let were_late = self.table.forgotten.take_late();
+        let state = &mut self.table.state;
+        if done.rewritten || were_late {
+            state.flows.rules_were_missing(family, map);
+        }
         let mut report = SyncReport {
             examined: done.examined,
             unsupported: unsupported::of_changed(family, map, changes, |port| {
@@ -100,16 +97,9 @@ impl ServedFamily {
             }),
             ..SyncReport::default()
         };
-        let synced = Synced {
-            family,
-            map,
-            changes,
-            metrics: &*setup.metrics,
-            failed,
-            rules_were_missing: done.rewritten || were_late,
-        };
-        let state = &self.table.state;
-        state.end_sync(synced, &mut self.flows, &mut report).await;
+        state
+            .end_sync(family, map, changes, &*setup.metrics, &mut report)
+            .await;
         Ok(report)
     }
 }
