@@ -7,8 +7,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{FailedPorts, SyncReport};
-use crate::services::{Changes, ServicePortName};
+use super::{FailedPorts, Metrics, SyncReport, stale::StaleFlows};
+use crate::{
+    net::Family,
+    services::{Changes, ServiceMap, ServicePortName},
+};
 
 /// How far the mode's record of what it applied can be relied on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +33,11 @@ pub struct FamilyState<P> {
     cache: CacheState,
     pending: P,
     failed: FailedPorts,
+    /// What had failed when the last sync began.
+    failed_before: FailedPorts,
     unfinished: BTreeSet<String>,
+    /// Stale flows that could not be deleted yet, where the kernel translates.
+    pub flows: StaleFlows,
 }
 
 impl<P> FamilyState<P> {
@@ -92,6 +99,14 @@ impl<P> FamilyState<P> {
         self.failed.add(name, why);
     }
 
+    /// Records whether `name`, which was applied anew, is in force as asked.
+    pub fn record(&mut self, name: ServicePortName, applied: Result<(), String>) {
+        self.clear_failure(&name);
+        if let Err(why) = applied {
+            self.fail(name, why);
+        }
+    }
+
     /// Records that something that concerns no single ServicePort was not done.
     pub fn leave_unfinished(&mut self, what: String) {
         self.unfinished.insert(what);
@@ -108,12 +123,35 @@ impl<P> FamilyState<P> {
         self.unfinished.clear();
     }
 
-    /// Records that a sync failed as a whole: what had failed `before` it is not known to be in
+    /// Records that a sync begins: what has failed is compared with what does not work afterwards.
+    pub fn begin_sync(&mut self) {
+        self.failed_before = self.failed.clone();
+    }
+
+    /// Records that a sync failed as a whole: what had failed before it is not known to be in
     /// force.
-    pub fn restore_failures(&mut self, before: &FailedPorts) {
+    pub fn restore_failures(&mut self) {
+        let before = &self.failed_before;
         for name in before.over(&self.failed.clone()) {
             self.failed.add(name.clone(), before[name].clone());
         }
+    }
+
+    /// Ends a sync that took effect, where the kernel translates: deletes the flows of UDP clients
+    /// that are stale now that `map` is in force, and completes the `report`.
+    pub async fn end_sync(
+        &mut self,
+        family: Family,
+        map: &ServiceMap,
+        changes: &Changes,
+        metrics: &dyn Metrics,
+        report: &mut SyncReport,
+    ) {
+        let came_in_force = self.failed_before.over(&self.failed);
+        self.flows.came_in_force(came_in_force, map);
+        self.flows.clear(family, map, changes, metrics).await;
+        self.report(report);
+        report.unfinished.extend(self.flows.unfinished());
     }
 
     /// Adds what is not in force and what is unfinished to a sync's `report`.
@@ -172,15 +210,16 @@ mod tests {
         assert_eq!(report.unfinished, ["a rule"]);
         assert!(state.has_failed(&name("a")) && !state.has_failed(&name("b")));
         let before = state.failed().clone();
+        state.begin_sync();
         state.clear_failures();
         assert!(state.is_complete());
         state.fail(name("a"), "timed out".to_owned());
         state.fail(name("c"), "timed out".to_owned());
-        state.restore_failures(&before);
+        state.restore_failures();
         let failed = ["a", "c"].map(|port| &*state.failed()[&name(port)]);
         assert_eq!(failed, ["timed out", "timed out"], "what is new counts");
         state.clear_failures();
-        state.restore_failures(&before);
+        state.restore_failures();
         assert_eq!(state.failed(), &before);
     }
 }

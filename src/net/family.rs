@@ -165,6 +165,20 @@ impl<T> PerFamily<T> {
     }
 }
 
+impl<T> PerFamily<Option<T>> {
+    /// Returns each family that has a value, IPv4 first.
+    pub fn present(&self) -> impl Iterator<Item = (Family, &T)> {
+        let families = self.iter();
+        families.filter_map(|(family, value)| Some((family, value.as_ref()?)))
+    }
+
+    /// Returns each family that has a value, to be changed, IPv4 first.
+    pub fn present_mut(&mut self) -> impl Iterator<Item = (Family, &mut T)> {
+        let families = self.iter_mut();
+        families.filter_map(|(family, value)| Some((family, value.as_mut()?)))
+    }
+}
+
 impl<T> IntoIterator for PerFamily<T> {
     type Item = (Family, T);
     type IntoIter = std::array::IntoIter<(Family, T), 2>;

@@ -6,6 +6,7 @@ const EXECUTE: &str = "src/modes/iptables/execute.rs";
 const DIFF: &str = "src/modes/iptables/diff.rs";
 const FAMILY: &str = "src/modes/iptables/family.rs";
 const MODE: &str = "src/modes/iptables/mod.rs";
+const STATE: &str = "src/modes/state.rs";
 const SERVICE: &str = "src/modes/iptables/plan/service.rs";
 const WATCH: &str = "src/kernel/xtables/sync_watch.rs";
 const DIFFERENCE: &str = "src/kernel/xtables/difference.rs";
@@ -80,9 +81,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     unnoticed(
         noticed(
-            FAMILY,
-            "            .came_in_force(failed.over(self.state.failed()), map);",
-            "            .came_in_force(failed.over(&failed), map);",
+            STATE,
+            "        self.flows.came_in_force(came_in_force, map);",
+            "        drop(came_in_force);",
             "UDP clients that called while a Service was refused are led past it",
         ),
         "no: it comes in force by a sync that reads, which looks for such flows in any case",
@@ -173,7 +174,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "            self.flows.rules_were_missing(self.family, map);",
+        "                self.state.flows.rules_were_missing(self.family, map);",
         "",
         "UDP clients that called while rules were missing are led past them",
     ),

@@ -8,6 +8,7 @@ const FAMILY: &str = "src/modes/ipvs/family.rs";
 const DIFF: &str = "src/modes/ipvs/diff.rs";
 const NEEDS: &str = "src/modes/ipvs/desired/needs.rs";
 const OBSERVE: &str = "src/modes/ipvs/observe.rs";
+const STATE: &str = "src/modes/state.rs";
 const PLAN: &str = "src/modes/ipvs/plan/mod.rs";
 
 /// All mutants of ipvs mode.
@@ -73,9 +74,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "source ranges end before the virtual server goes",
     ),
     noticed(
-        FAMILY,
-        "        flows.clear(self.family, map, changes, metrics).await;",
-        "        let _ = (changes, metrics);",
+        STATE,
+        "        self.flows.clear(family, map, changes, metrics).await;",
+        "        let _ = (family, changes, metrics);",
         "flows of UDP clients are never deleted",
     ),
     noticed(
@@ -100,14 +101,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "load balancers of policy Local are masqueraded",
     ),
     noticed(
-        FAMILY,
-        "        flows.came_in_force(failed.over(self.state.failed()), map);",
-        "        let _ = &failed;",
+        STATE,
+        "        self.flows.came_in_force(came_in_force, map);",
+        "        drop(came_in_force);",
         "UDP clients that called while a Service was not in force are led past it",
     ),
     noticed(
         FAMILY,
-        "            flows.rules_were_missing(self.family, map);",
+        "            self.state.flows.rules_were_missing(self.family, map);",
         "",
         "UDP clients that called while virtual servers were missing are led past them",
     ),

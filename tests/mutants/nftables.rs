@@ -9,6 +9,7 @@ const FORGET: &str = "src/modes/nftables/stale_clients.rs";
 const MODE: &str = "src/modes/nftables/mod.rs";
 const SERVICE: &str = "src/modes/nftables/plan/service.rs";
 const WATCHER: &str = "src/kernel/nftables/watcher.rs";
+const STATE: &str = "src/modes/state.rs";
 const STALE: &str = "src/modes/stale.rs";
 const RUNNER: &str = "src/runner/mod.rs";
 
@@ -102,14 +103,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "what is not known to be in force counts as applied",
     ),
     noticed(
-        FAMILY,
-        "            .came_in_force(failed.over(self.table.state.failed()), map);",
-        "            .came_in_force(failed.over(&failed), map);",
+        STATE,
+        "        self.flows.came_in_force(came_in_force, map);",
+        "        drop(came_in_force);",
         "UDP clients that called while a Service was refused are led past it",
     ),
     noticed(
         FAMILY,
-        "            self.flows.rules_were_missing(family, map);",
+        "            state.flows.rules_were_missing(family, map);",
         "",
         "UDP clients that called while rules were missing are led past them",
     ),
@@ -139,7 +140,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         MODE,
-        "                    served.table.suspect();",
+        "                    served.table.missed_changes();",
         "",
         "notifications that were lost are not suspected",
     ),

@@ -16,7 +16,7 @@ const ASSIGNMENTS: &str = "src/modes/userspace/assignments/mod.rs";
 pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         MODE,
-        "                    self.executor\n                        .take_previous_ports(family, redirects, &self.others);",
+        "                    self.executor.take_previous_ports(family, redirects);",
         "                    drop(redirects);",
         "a group gets the local port to which rules of an ended process lead others",
     ),

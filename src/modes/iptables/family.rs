@@ -28,7 +28,6 @@ use crate::{
         Difference, SyncReport,
         progress::SyncProgress,
         repairs::Repairs,
-        stale::StaleFlows,
         state::{CacheState, FamilyState},
         tcp_be_liberal, unsupported,
     },
@@ -52,8 +51,6 @@ pub struct ServedFamily {
     /// Whether rules that are not among the applied ones jump to chains of ServicePorts: packets
     /// would reach through them what a change puts there.
     leads_left: bool,
-    /// Stale flows that could not be deleted yet.
-    flows: StaleFlows,
     /// Logs why node ports are not served on loopback.
     logged: LogOnce,
     repairs: Repairs,
@@ -100,7 +97,6 @@ impl ServedFamily {
             applied: None,
             state: FamilyState::default(),
             leads_left: false,
-            flows: StaleFlows::default(),
             logged: LogOnce::default(),
             repairs: Repairs::default(),
             progress: SyncProgress::default(),
@@ -138,7 +134,7 @@ impl ServedFamily {
         Ok(open_loopback()?)
     }
 
-    /// Brings the kernel in step with `map`.
+    /// Brings the kernel in step with `map`. Returns what that took, and what is to be reported.
     ///
     /// # Errors
     /// When something was refused that all ServicePorts need, or the kernel could
@@ -149,45 +145,37 @@ impl ServedFamily {
         counters: &Counters,
         map: &ServiceMap,
         changes: &Changes,
-    ) -> Result<Done, Error> {
+    ) -> Result<(Done, SyncReport), Error> {
         let options = self.options(setup, map, changes);
-        let failed = self.state.failed().clone();
+        self.state.begin_sync();
         let done = self.bring_in_step(counters, map, changes, options).await;
         let done = done.inspect_err(|_| self.watch.suspect())?;
-        self.flows
-            .came_in_force(failed.over(self.state.failed()), map);
         counters.synced(self.family, done.total, done.written);
         if done.observed {
             let is_suspect = self.watch.take_suspect();
             if is_suspect || done.transactions > 0 {
-                self.flows.rules_were_missing(self.family, map);
+                self.state.flows.rules_were_missing(self.family, map);
             }
         } else if self.watch.misses_changes() {
             // What is written anew may have been missing.
             let names = changes.ports.iter();
             let of_family = names.filter(|name| name.family == self.family);
-            self.flows.came_in_force(of_family, map);
+            self.state.flows.came_in_force(of_family, map);
         }
-        self.flows
-            .clear(self.family, map, changes, &*setup.metrics)
-            .await;
-        Ok(done)
-    }
-
-    /// Returns what `done` comes to.
-    pub fn report(&self, map: &ServiceMap, changes: &Changes, done: &Done) -> SyncReport {
         let mut report = SyncReport {
             examined: done.examined,
             unsupported: unsupported::of_changed(self.family, map, changes, |port| {
-                super::unsupported::reasons(port, self.features)
+                plan::unsupported(port, self.features)
             }),
             ..SyncReport::default()
         };
-        self.state.report(&mut report);
         let own = [self.unread.as_ref(), self.accounts.missing()];
         report.unfinished.extend(own.into_iter().flatten().cloned());
-        report.unfinished.extend(self.flows.unfinished());
-        report
+        let (family, metrics) = (self.family, &*setup.metrics);
+        self.state
+            .end_sync(family, map, changes, metrics, &mut report)
+            .await;
+        Ok((done, report))
     }
 
     /// Returns what the rules of a sync depend on.

@@ -24,7 +24,6 @@ mod setup;
 #[cfg(test)]
 mod tests;
 mod traffic;
-mod unsupported;
 
 use std::time::Duration;
 
@@ -36,7 +35,7 @@ pub use self::{
 };
 use self::{count::Done, counters::Counters, family::ServedFamily};
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, checks::Checks,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
     explain::Explain, not_served, progress::SyncProgress,
 };
 use crate::{
@@ -134,15 +133,9 @@ impl Iptables {
     /// Returns what reads how many connections endpoints of Services in the namespaces
     /// `counted` got.
     pub fn traffic(&self, counted: Namespaces) -> Traffic {
-        let served = self.families.iter().filter_map(|(_, rules)| rules.as_ref());
-        let writers = served.map(|rules| rules.writer.clone());
+        let served = self.families.present();
+        let writers = served.map(|(_, rules)| rules.writer.clone());
         Traffic::new(writers.collect(), counted)
-    }
-
-    /// Returns the families that are served.
-    fn served_mut(&mut self) -> impl Iterator<Item = &mut ServedFamily> {
-        let families = self.families.iter_mut();
-        families.filter_map(|(_, rules)| rules.as_mut())
     }
 }
 
@@ -152,8 +145,7 @@ impl Mode for Iptables {
     }
 
     async fn prepare(&mut self) -> Result<(), SyncError> {
-        for (_, rules) in self.families.iter_mut() {
-            let Some(rules) = rules else { continue };
+        for (_, rules) in self.families.present_mut() {
             rules.prepare(&self.setup).await?;
         }
         Ok(())
@@ -164,8 +156,8 @@ impl Mode for Iptables {
         self.setup.node_ports.update(node);
         let (setup, counters) = (&self.setup, &self.counters);
         let mut before = PerFamily::default();
-        for (family, rules) in self.families.iter_mut() {
-            *before.get_mut(family) = rules.as_mut().map(|rules| rules.watch.before());
+        for (family, rules) in self.families.present_mut() {
+            *before.get_mut(family) = rules.watch.before();
         }
         let sync = async |rules: &mut Option<ServedFamily>| {
             let rules = rules.as_mut()?;
@@ -175,26 +167,20 @@ impl Mode for Iptables {
         // One that fails does not keep the other from being synced.
         let PerFamily { v4, v6 } = &mut self.families;
         let (v4, v6) = tokio::join!(sync(v4), sync(v6));
-        let mut done = PerFamily { v4, v6 };
+        let mut synced = PerFamily { v4, v6 };
         // For a family that failed, the number is not known; its count is then not what
         // is expected, and everything is read the next time.
-        let made = [&done.v4, &done.v6].into_iter().flatten().flatten();
-        let made = made.map(|done| done.transactions).sum();
+        let made = [&synced.v4, &synced.v6].into_iter().flatten().flatten();
+        let made = made.map(|(done, _)| done.transactions).sum();
         let mut outcomes = not_served(&self.unserved, map, asked);
-        for (family, rules) in self.families.iter_mut() {
-            let Some((rules, before)) = rules.as_mut().zip(*before.get(family)) else {
-                continue;
-            };
-            let done = done.get_mut(family).take();
-            let idle = Done::default();
-            if let Ok(done) = done.as_ref().unwrap_or(&Ok(idle)) {
+        for (family, rules) in self.families.present_mut() {
+            let synced = synced.get_mut(family).take();
+            let before = *before.get(family);
+            let nothing = Ok((Done::default(), SyncReport::default()));
+            if let Ok((done, _)) = synced.as_ref().unwrap_or(&nothing) {
                 rules.watch.after(before, made, done.into());
             }
-            let outcome = done.zip(*asked.get(family));
-            let outcome = outcome.map(|(done, changes)| match done {
-                Ok(done) => Ok(rules.report(map, changes, &done)),
-                Err(error) => Err(error.into()),
-            });
+            let outcome = synced.map(|synced| Ok(synced?.1));
             *outcomes.get_mut(family) = outcome;
         }
         outcomes
@@ -202,10 +188,9 @@ impl Mode for Iptables {
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
         let mut compared = Compared::default();
-        for (_, rules) in self.families.iter_mut() {
-            let Some(rules) = rules else { continue };
+        for (family, rules) in self.families.present_mut() {
             let found = rules.compare(&self.setup, map).await;
-            *compared.get_mut(rules.family) = Some(found.map_err(SyncError::from));
+            *compared.get_mut(family) = Some(found.map_err(SyncError::from));
         }
         compared
     }
@@ -217,9 +202,9 @@ impl Mode for Iptables {
     async fn externally_modified(&mut self) {
         loop {
             self.checks.due().await;
-            for rules in self.served_mut() {
+            for (family, rules) in self.families.present_mut() {
                 if !rules.is_unmodified() {
-                    tracing::debug!("{}: another process changed rules", rules.family);
+                    tracing::debug!("{family}: another process changed rules");
                     return;
                 }
             }
@@ -227,19 +212,17 @@ impl Mode for Iptables {
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
-        let served = self.families.iter().filter_map(|(_, rules)| rules.as_ref());
+        let served = self.families.present();
         served
-            .map(|rules| (rules.family, rules.writer.engine))
+            .map(|(family, rules)| (family, rules.writer.engine))
             .collect()
     }
 
     fn progress(&self) -> PerFamily<SyncProgress> {
         let families = self.families.as_ref();
         families.map(|_, rules| {
-            rules
-                .as_ref()
-                .map(ServedFamily::progress)
-                .unwrap_or_default()
+            let served = rules.as_ref().map(ServedFamily::progress);
+            served.unwrap_or_default()
         })
     }
 }

@@ -15,17 +15,17 @@ use super::{
     drain::{Drains, FIRST_PAUSE},
     execute::{Execution, Full, Made, Results},
     observe::{Listing, RealServers, Servers},
-    plan::{NonEmptySets, Options, ServerId, Set},
+    plan::{self, NonEmptySets, Options, ServerId, Set},
     rules::FamilyRules,
 };
 use crate::{
     kernel::{ipset::Element, netlink},
     modes::{
-        Difference, Drain, FailedPorts, MOST_DRAINS, Metrics, SyncReport, Unsupported, Unwritten,
+        Difference, Drain, FailedPorts, MOST_DRAINS, Metrics, SyncReport, Unwritten,
         progress::SyncProgress,
         repairs::Repairs,
-        stale::StaleFlows,
         state::{CacheState, FamilyState},
+        unsupported,
     },
     net::Family,
     services::{Changes, ServiceMap, ServicePortName},
@@ -44,8 +44,6 @@ pub struct ServedFamily {
     rules: FamilyRules,
     /// What other programs changed.
     repairs: Repairs,
-    /// Flows of UDP clients that could not be deleted yet.
-    flows: StaleFlows,
     progress: SyncProgress,
 }
 
@@ -59,7 +57,6 @@ pub struct Work {
     counted_at: Option<Instant>,
     /// How many ServicePorts were planned.
     examined: usize,
-    unsupported: Vec<Unsupported>,
 }
 
 /// What was observed in the kernel of one family, except rules.
@@ -102,7 +99,6 @@ impl ServedFamily {
             drains: Drains::default(),
             rules,
             repairs: Repairs::default(),
-            flows: StaleFlows::default(),
             progress: SyncProgress::default(),
         }
     }
@@ -154,10 +150,7 @@ impl ServedFamily {
             ..Work::default()
         };
         for name in names {
-            let plan = desired.update(&name, map.get(&name), &mut work.dirty);
-            let unsupported = plan.unsupported.into_iter();
-            work.unsupported
-                .extend(unsupported.map(|reason| reason.at(&name)));
+            desired.update(&name, map.get(&name), &mut work.dirty);
         }
         work.dirty.extend(mem::take(self.state.pending()));
         let now = Instant::now();
@@ -250,9 +243,9 @@ impl ServedFamily {
         changes: &Changes,
         shared: Shared<'_>,
     ) -> Result<SyncReport, Error> {
-        let metrics = shared.metrics;
+        let (metrics, desired) = (shared.metrics, shared.desired);
         let observes = observation.is_some();
-        let failed = self.state.failed().clone();
+        self.state.begin_sync();
         let is_observed = !matches!(observation, Some(Err(_)));
         let applied = match observation {
             Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,
@@ -272,34 +265,34 @@ impl ServedFamily {
                 } else {
                     self.state.suspect();
                 }
-                self.state.restore_failures(&failed);
+                self.state.restore_failures();
                 return Err(error);
             }
         };
         if let Some(now) = work.counted_at {
             self.drains.postpone(now);
         }
-        let flows = &mut self.flows;
-        flows.came_in_force(failed.over(self.state.failed()), map);
         if observes && made == Made::Changes {
-            flows.rules_were_missing(self.family, map);
+            self.state.flows.rules_were_missing(self.family, map);
         }
-        flows.clear(self.family, map, changes, metrics).await;
         let mut report = SyncReport {
             examined: work.examined,
-            unsupported: work.unsupported,
+            unsupported: unsupported::of_changed(self.family, map, changes, |port| {
+                plan::unsupported(port, desired.node())
+            }),
             next_check: self.next_check(),
             draining: self.drains.len(),
             drains: self.drains.all().take(MOST_DRAINS).map(drain).collect(),
             ..SyncReport::default()
         };
-        self.state.report(&mut report);
+        self.state
+            .end_sync(self.family, map, changes, metrics, &mut report)
+            .await;
         if let Some(why) = self.rules.unserved() {
             // One reason is enough for all that is not opened without rules.
             report.not_served = map.of_family(self.family).next().map(|_| why.to_owned());
             report.failed = FailedPorts::default();
         }
-        report.unfinished.extend(self.flows.unfinished());
         Ok(report)
     }
 

@@ -20,7 +20,7 @@ use crate::{
     },
     modes::{
         Difference, Metrics, SyncError, SyncReport, Unwritten, progress::SyncProgress,
-        repairs::Repairs, stale::StaleFlows, state::FamilyState, tcp_be_liberal, unsupported,
+        repairs::Repairs, state::FamilyState, tcp_be_liberal, unsupported,
     },
     net::{Family, Frontend},
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -31,8 +31,6 @@ pub struct ServedFamily {
     /// The table of this family in the kernel.
     pub table: FamilyTable,
     pub(super) features: Features,
-    /// Stale flows that could not be deleted yet.
-    flows: StaleFlows,
 }
 
 impl ServedFamily {
@@ -44,7 +42,6 @@ impl ServedFamily {
         Ok(ServedFamily {
             table: FamilyTable::open(family)?,
             features: plan::features(kernel, family),
-            flows: StaleFlows::default(),
         })
     }
 
@@ -84,28 +81,25 @@ impl ServedFamily {
     ) -> Result<SyncReport, SyncError> {
         let family = self.table.family();
         let options = self.options(setup, map, changes);
-        let failed = self.table.state.failed().clone();
+        self.table.state.begin_sync();
         let done = self.table.sync(map, changes, options, watcher);
         let done = done.inspect_err(|_| setup.metrics.unwritten(family, Unwritten::Rules))?;
         self.delete_stale_clients(&*setup.metrics);
-        self.flows
-            .came_in_force(failed.over(self.table.state.failed()), map);
         let were_late = self.table.stale_clients.take_late();
+        let state = &mut self.table.state;
         if done.rewritten || were_late {
-            self.flows.rules_were_missing(family, map);
+            state.flows.rules_were_missing(family, map);
         }
-        self.flows
-            .clear(family, map, changes, &*setup.metrics)
-            .await;
         let mut report = SyncReport {
             examined: done.examined,
-            unfinished: self.flows.unfinished().into_iter().collect(),
             unsupported: unsupported::of_changed(family, map, changes, |port| {
                 plan::unsupported(port, self.features)
             }),
             ..SyncReport::default()
         };
-        self.table.state.report(&mut report);
+        state
+            .end_sync(family, map, changes, &*setup.metrics, &mut report)
+            .await;
         Ok(report)
     }
 }
@@ -185,7 +179,7 @@ impl FamilyTable {
     }
 
     /// Records that another process may have changed the table: the next sync writes it anew.
-    pub fn suspect(&mut self) {
+    pub fn missed_changes(&mut self) {
         if self.applied.take().is_some() {
             tracing::warn!(
                 "{}: notifications of changes by other programs were lost; table {TABLE} is \
@@ -384,7 +378,6 @@ impl FamilyTable {
                     let examined = applied.ports.len();
                     self.applied = Some(applied);
                     self.stale_clients.clear();
-                    self.state.applied();
                     return Ok(Done {
                         examined,
                         rewritten: true,

@@ -142,12 +142,6 @@ impl Nftables {
         })
     }
 
-    /// Returns the families that are served.
-    fn served_mut(&mut self) -> impl Iterator<Item = (Family, &mut ServedFamily)> {
-        let families = self.families.iter_mut();
-        families.filter_map(|(family, served)| Some((family, served.as_mut()?)))
-    }
-
     /// Reads what others changed; true if that concerns a table of ours.
     ///
     /// # Errors
@@ -155,11 +149,11 @@ impl Nftables {
     fn read_notifications(&mut self) -> io::Result<bool> {
         let changes = self.watcher.changes()?;
         let mut concerned = false;
-        for (family, served) in self.served_mut() {
+        for (family, served) in self.families.present_mut() {
             if changes.concern(family, TABLE) {
                 concerned = true;
                 if *changes.missed.get(family) {
-                    served.table.suspect();
+                    served.table.missed_changes();
                 } else {
                     served.table.externally_modified();
                 }
@@ -169,15 +163,15 @@ impl Nftables {
     }
 
     /// Makes full syncs write anew what another process may have changed unnoticed.
-    fn read_or_suspect(&mut self, asked: Asked<'_>) {
+    fn read_before_sync(&mut self, asked: Asked<'_>) {
         let read = self.read_notifications();
         log_read(&mut self.unread, read.as_ref().err());
         if read.is_ok() {
             return;
         }
-        for (family, served) in self.served_mut() {
+        for (family, served) in self.families.present_mut() {
             if asked.get(family).is_some_and(|changes| changes.full) {
-                served.table.suspect();
+                served.table.missed_changes();
             }
         }
     }
@@ -215,10 +209,10 @@ impl Mode for Nftables {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let node = map.this_node();
         self.setup.node_ports.update(node);
-        self.read_or_suspect(asked);
+        self.read_before_sync(asked);
         let mut outcomes = not_served(&self.unserved, map, asked);
-        for (family, served) in self.families.iter_mut() {
-            if let Some((served, changes)) = served.as_mut().zip(*asked.get(family)) {
+        for (family, served) in self.families.present_mut() {
+            if let Some(changes) = asked.get(family) {
                 let outcome = served
                     .sync(&self.setup, map, changes, &mut self.watcher)
                     .await;
@@ -245,11 +239,7 @@ impl Mode for Nftables {
     async fn externally_modified(&mut self) {
         loop {
             self.checks.due().await;
-            for served in self
-                .families
-                .iter_mut()
-                .filter_map(|(_, served)| served.as_mut())
-            {
+            for (_, served) in self.families.present_mut() {
                 served.delete_stale_clients(&*self.setup.metrics);
             }
             // Where they cannot be read, the next sync says so.
@@ -260,7 +250,7 @@ impl Mode for Nftables {
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
-        let served = self.families.iter().filter(|(_, served)| served.is_some());
+        let served = self.families.present();
         served
             .map(|(family, _)| (family, Engine::NfTables))
             .collect()

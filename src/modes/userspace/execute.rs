@@ -4,6 +4,7 @@
 mod close;
 mod compare;
 mod expected;
+mod hand_over;
 mod inherited;
 #[cfg(test)]
 pub mod listening;
@@ -60,6 +61,8 @@ pub struct Executor {
     /// Local ports to which rules of an ended process redirect.
     previous: PreviousPorts,
     unfiltered: Unfiltered,
+    /// The other processes that the current sync acts on.
+    others: OtherProcesses,
     progress: PerFamily<SyncProgress>,
     /// What helps where another program has the port of an address.
     if_taken: &'static str,
@@ -100,6 +103,7 @@ impl Executor {
             inherited: InheritedSockets::default(),
             previous: PreviousPorts::default(),
             unfiltered: Unfiltered::default(),
+            others: OtherProcesses::default(),
             progress: PerFamily::default(),
             if_taken,
             workers,
@@ -114,6 +118,15 @@ impl Executor {
     /// Returns which endpoint each client is assigned to.
     pub fn assignments(&self) -> &Arc<Assignments> {
         &self.assignments
+    }
+
+    /// Counts the open descriptors, in a sync that compares `extent`.
+    pub fn count_descriptors(&self, extent: Extent) {
+        let descriptors = &self.shared.descriptors;
+        match extent {
+            Extent::Full => descriptors.count(),
+            Extent::Retry | Extent::Changed => descriptors.count_if_cheap(),
+        }
     }
 
     /// Brings the service groups of the ServicePorts `names` to what `plan` says of
@@ -456,36 +469,5 @@ impl Executor {
             let filtered = group.filter(name.port.family, &self.shared.cluster_local);
             self.unfiltered.set(name, filtered);
         }
-    }
-
-    /// Makes new connections to all addresses go where they should while there are
-    /// `others`: to the sockets of a successor, or to any.
-    pub fn hand_over(&mut self, others: &OtherProcesses) {
-        if !others.has_predecessor() {
-            let groups = self.groups.values_mut();
-            groups.for_each(|group| group.reserve_local_port());
-        }
-        let theirs = others.yields_to();
-        if theirs.is_none() && others.has_predecessor() {
-            // Its sockets are its own to hand over.
-            return;
-        }
-        // A successor is as short of descriptors as this process is: if some addresses
-        // have one socket, the successor has no second one that could be chosen.
-        let workers = self.workers.count();
-        let short = self.groups.values().any(|group| group.is_short(workers));
-        let theirs = theirs.map(|sockets| if short { 1 } else { sockets });
-        let steered = self.groups.values().map(|group| group.hand_over(theirs));
-        if let Err(error) = steered.fold(Ok(()), Result::and) {
-            tracing::warn!(
-                "while both processes run, this one still gets some of the new connections: \
-                 {error}"
-            );
-        }
-    }
-
-    /// Makes sure that nothing more arrives at its sockets, which are about to close.
-    pub fn fall_silent(&self) {
-        self.groups.values().for_each(|group| group.fall_silent());
     }
 }

@@ -14,6 +14,7 @@ mod execute;
 pub(super) mod explain;
 mod listeners;
 mod loads;
+mod node;
 mod node_port_relay;
 mod observe;
 mod options;
@@ -66,6 +67,7 @@ use super::{
     handover::{Handover, OtherProcesses},
     progress::SyncProgress,
     state::FamilyState,
+    unsupported,
 };
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
@@ -87,9 +89,7 @@ pub struct Userspace {
     /// Why the node's addresses are those that were listed last; `None`: they are up to date.
     unlisted: Option<String>,
     unserved: Unserved,
-    /// The other processes that the current sync acts on.
-    others: OtherProcesses,
-    /// Those because of which a sync was asked for.
+    /// The other processes because of which a sync was asked for.
     reported: OtherProcesses,
     handover: Handover,
     /// Whether it is known where rules of an ended process redirect to.
@@ -137,7 +137,6 @@ impl Userspace {
             families: PerFamily::default(),
             unlisted: None,
             unserved: Unserved::default(),
-            others: OtherProcesses::default(),
             reported: OtherProcesses::default(),
             handover,
             knows_previous_ports: PerFamily::default(),
@@ -155,21 +154,13 @@ impl Userspace {
         self.handover.clone()
     }
 
-    /// Returns whether another process captures the service addresses.
-    fn yields(&self) -> bool {
-        self.others.yields_to().is_some()
-    }
-
     /// Returns how much of each family a sync is to compare.
     fn extents(&self, asked: Asked<'_>) -> PerFamily<Option<Extent>> {
         asked.map(|family, changes| {
             let changes = changes?;
-            let state = self.families.get(family);
-            Some(match (state.must_observe(changes), changes.retry) {
-                (true, _) => Extent::Full,
-                (false, true) if self.unlisted.is_some() => Extent::Full,
-                (false, true) => Extent::Retry,
-                (false, false) => Extent::Changed,
+            Some(match Extent::of(self.families.get(family), changes) {
+                Extent::Retry if self.unlisted.is_some() => Extent::Full,
+                extent => extent,
             })
         })
     }
@@ -199,8 +190,7 @@ impl Userspace {
             }
             match self.capture.previous_ports(family).await {
                 Ok(redirects) => {
-                    self.executor
-                        .take_previous_ports(family, redirects, &self.others);
+                    self.executor.take_previous_ports(family, redirects);
                     *self.knows_previous_ports.get_mut(family) = true;
                 }
                 Err(error) => *unknown.get_mut(family) = Some(error),
@@ -251,13 +241,7 @@ impl Userspace {
         }
         let (families, scheduler) = (&mut self.families, self.options.scheduler);
         for name in &names {
-            let report = reports.get_mut(name.family);
-            report.examined += 1;
-            let reasons = map.get(name).map(|port| plan::unsupported(port, scheduler));
-            let reasons = reasons.into_iter().flatten();
-            report
-                .unsupported
-                .extend(reasons.map(|reason| reason.at(name)));
+            reports.get_mut(name.family).examined += 1;
         }
         let unserved = &self.unserved;
         let plan = |port: &ServicePort| {
@@ -265,13 +249,8 @@ impl Userspace {
             let plans = is_served.then(|| plan::plan(port, scheduler));
             Some(plans.unwrap_or_default())
         };
-        let done = |name: ServicePortName, opened: Result<(), String>| {
-            let state = families.get_mut(name.family);
-            state.clear_failure(&name);
-            if let Err(why) = opened {
-                state.fail(name, why);
-            }
-        };
+        let done =
+            |name: ServicePortName, opened| families.get_mut(name.family).record(name, opened);
         self.executor.update(names, map, &self.node, plan, done);
         let due = extents.map(|_, extent| extent.is_some());
         self.close(Method::Local, due);
@@ -368,16 +347,6 @@ impl Userspace {
     }
 }
 
-impl Drop for Userspace {
-    /// While sockets close one after the other, those of a successor change their
-    /// numbers, by which connections are handed over.
-    fn drop(&mut self) {
-        if self.yields() {
-            self.executor.fall_silent();
-        }
-    }
-}
-
 impl Mode for Userspace {
     fn name(&self) -> ModeName {
         ModeName::Userspace
@@ -393,7 +362,7 @@ impl Mode for Userspace {
         let node = map.this_node();
         let others = self.handover.other_processes();
         let handed_over = self.handover.differs(&others);
-        self.others = others;
+        self.executor.set_others(others);
         self.options.node_ports.update(node);
         if self.served.differs(&self.options.node_ports) || handed_over {
             for (_, state) in self.families.iter_mut() {
@@ -401,7 +370,7 @@ impl Mode for Userspace {
             }
         }
         let extents = self.extents(asked);
-        if let Err(error) = self.observe(extents) {
+        if let Err(error) = self.update_node(extents) {
             return both_failed(asked, error);
         }
         let mut unknown = self.take_previous_ports(&extents).await;
@@ -415,10 +384,10 @@ impl Mode for Userspace {
         self.sync_groups(map, asked, extents, &mut reports);
         let scopes = self.scopes(asked, extents);
         if handed_over {
-            self.executor.hand_over(&self.others);
+            self.executor.hand_over();
         }
         let capturing = self.handover.capturing().await;
-        let mut captured = if capturing.is_some() && !self.yields() {
+        let mut captured = if capturing.is_some() && !self.executor.yields() {
             self.executor.count_captured(&scopes);
             let captured = self.capture.sync(self.executor.desired(), &scopes).await;
             self.executor
@@ -442,14 +411,17 @@ impl Mode for Userspace {
             if let Some(error) = unknown.get_mut(family).take() {
                 return Some(Err(error.into()));
             }
-            extent?;
+            let (extent, changes) = (extent?, (*asked.get(family))?);
             let report = mem::take(reports.get_mut(family));
             Some(match captured.get_mut(family).take() {
                 Some(Err(error)) => Err(error.into()),
                 done => {
                     let mut report = self.finish(family, done.and_then(Result::ok), report);
                     report.not_served = self.unserved.report(family, map);
-                    if extent == Some(Extent::Full) {
+                    report.unsupported = unsupported::of_changed(family, map, changes, |port| {
+                        plan::unsupported(port, self.options.scheduler)
+                    });
+                    if extent == Extent::Full {
                         self.executor.close_inherited(family);
                         self.executor.give_up_previous_ports(family);
                     }
@@ -460,7 +432,7 @@ impl Mode for Userspace {
     }
 
     async fn compare(&mut self, _: &ServiceMap) -> Compared {
-        if self.yields() {
+        if self.executor.yields() {
             // The other process captures, and knows what is to be there.
             return Compared::default();
         }
@@ -490,7 +462,7 @@ impl Mode for Userspace {
             others = self.handover.changed(self.reported) => self.reported = others,
             () = self.executor.shared().holding.arrived() => {}
             // A process that yields writes nothing: the changes are the other process's.
-            () = self.capture.externally_modified(), if self.others.yields_to().is_none() => {}
+            () = self.capture.externally_modified(), if !self.executor.yields() => {}
         }
     }
 

@@ -13,7 +13,7 @@ use std::{
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::{
-    capture::Method,
+    capture::{Extent, Method},
     execute::Executor,
     options::Options,
     plan::{self, listen::NodeContext},
@@ -136,7 +136,8 @@ impl NodePortRelay {
     pub fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> PerFamily<Option<SyncReport>> {
         let others = self.handover.other_processes();
         let handed_over = self.handover.differs(&others);
-        self.node.opens_listeners = others.yields_to().is_none();
+        self.executor.set_others(others);
+        self.node.opens_listeners = !self.executor.yields();
         if handed_over {
             for (_, state) in self.families.iter_mut() {
                 state.invalidate();
@@ -147,7 +148,7 @@ impl NodePortRelay {
             Some(self.sync_family(family, map, changes))
         });
         if handed_over {
-            self.executor.hand_over(&others);
+            self.executor.hand_over();
         }
         // Until there is a listener, there is nothing to hand over.
         let listens = self.executor.ports().next().is_some() || self.handover.has_served();
@@ -170,14 +171,9 @@ impl NodePortRelay {
     }
 
     fn sync_family(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> SyncReport {
-        let full = self.families.get(family).must_observe(changes);
-        let descriptors = &self.executor.shared().descriptors;
-        if full {
-            descriptors.count();
-        } else {
-            descriptors.count_if_cheap();
-        }
-        let names = self.due(family, map, changes, full);
+        let extent = Extent::of(self.families.get(family), changes);
+        self.executor.count_descriptors(extent);
+        let names = self.due(family, map, changes, extent);
         let label = [family.to_string()];
         let mut report = SyncReport {
             examined: names.len(),
@@ -185,18 +181,17 @@ impl NodePortRelay {
         };
         let (state, failures) = (self.families.get_mut(family), &self.metrics.failures);
         let plan = |port: &ServicePort| Some(vec![plan::node_port(port, self.scheduler)?]);
-        let done = |name: ServicePortName, opened: Result<(), String>| {
-            state.clear_failure(&name);
-            if let Err(why) = opened {
+        let done = |name, opened: Result<(), String>| {
+            if opened.is_err() {
                 failures.with_label_values(&label).inc();
-                state.fail(name, why);
             }
+            state.record(name, opened);
         };
         self.executor.update(names, map, &self.node, plan, done);
         let this = PerFamily::each(|one| one == family);
         self.executor.close(this);
         self.executor.end_lingering(this);
-        if full {
+        if extent == Extent::Full {
             self.executor.close_inherited(family);
         }
         let listeners = self.executor.listening(family);
@@ -208,21 +203,21 @@ impl NodePortRelay {
         report
     }
 
-    /// Returns the ServicePorts that a sync of `family` has to compare: all if `full`.
+    /// Returns the ServicePorts that a sync of `family` compares.
     fn due(
         &self,
         family: Family,
         map: &ServiceMap,
         changes: &Changes,
-        full: bool,
+        extent: Extent,
     ) -> BTreeSet<ServicePortName> {
-        if full {
+        if extent == Extent::Full {
             let all = map.iter().filter(|port| port.node_port.is_some());
             let all = all.map(|port| &port.name).chain(self.executor.ports());
             return all.filter(|name| name.family == family).cloned().collect();
         }
         let failed = self.families.get(family).failed().keys();
-        let again = failed.filter(|_| changes.retry);
+        let again = failed.filter(|_| extent == Extent::Retry);
         changes.ports.iter().chain(again).cloned().collect()
     }
 
@@ -230,16 +225,6 @@ impl NodePortRelay {
     /// then a sync of both families is due.
     pub async fn other_processes_changed(&mut self) {
         self.reported = self.handover.changed(self.reported).await;
-    }
-}
-
-impl Drop for NodePortRelay {
-    /// While sockets close one after the other, those of a successor change their
-    /// numbers, by which connections are handed over.
-    fn drop(&mut self) {
-        if !self.node.opens_listeners {
-            self.executor.fall_silent();
-        }
     }
 }
 

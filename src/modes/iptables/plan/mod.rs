@@ -20,12 +20,14 @@ mod lost;
 pub mod names;
 mod options;
 mod service;
+mod unsupported;
 
 pub use self::{
     fixed::{accounts, fixed, loopback_guard},
     lost::{LOST, NEEDED},
     options::{Dispatch, DispatchChoice, Options, is_large_cluster},
     service::{endpoint_chains, is_possible, plan, policy_chains},
+    unsupported::unsupported,
 };
 pub use crate::modes::detect_local::DetectLocal;
 

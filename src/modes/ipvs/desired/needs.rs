@@ -192,7 +192,6 @@ mod tests {
                 element: Element::Ip(ip),
             }],
             addresses: vec![ip],
-            unsupported: Vec::new(),
         }
     }
 

@@ -13,6 +13,7 @@ mod servers;
 mod sets;
 #[cfg(test)]
 mod tests;
+mod unsupported;
 
 use std::net::IpAddr;
 
@@ -22,13 +23,13 @@ pub use self::{
     rules::{NonEmptySets, interest, rules},
     servers::VirtualServer,
     sets::{Member, Set},
+    unsupported::unsupported,
 };
 use self::{servers::SchedulingParameters, sets::storable};
 use crate::{
     kernel::ipset::Element,
-    modes::Reason,
     net::{Family, Protocol},
-    services::{Endpoint, Forwarding, Preferences, ServicePort, TrafficPolicy},
+    services::{Endpoint, Forwarding, ServicePort, TrafficPolicy},
 };
 pub use crate::{kernel::ipvs::ServerId, modes::detect_local::DetectLocal};
 
@@ -41,8 +42,6 @@ pub struct ServicePlan {
     pub members: Vec<Member>,
     /// Addresses of the dummy link, sorted, each once.
     pub addresses: Vec<IpAddr>,
-    /// What of its Service's preferences cannot be done.
-    pub unsupported: Vec<Reason>,
 }
 
 impl ServicePlan {
@@ -55,43 +54,11 @@ impl ServicePlan {
 
 /// Returns what `port` needs on this node.
 pub fn plan(port: &ServicePort, node: &NodeContext) -> ServicePlan {
-    let mut plan = ServicePlan::default();
-    if port.preferences().proxy_protocol.is_some() {
-        let why = "IPVS cannot put a header before a connection's first byte; use userspace mode";
-        plan.unsupported
-            .push(Reason::new(Preferences::PROXY_PROTOCOL, why));
-    }
-    plan.unsupported
-        .extend(Reason::of_retry(port.preferences()));
-    plan.unsupported
-        .extend(Reason::of_limits(port.preferences()));
-    let parameters = SchedulingParameters::new(port, node, &mut plan.unsupported);
-    let mut builder = Builder {
-        port,
-        node,
-        parameters,
-        plan,
-    };
-    builder.loop_back();
-    builder.cluster_ip();
-    for &ip in &port.external_ips {
-        builder.external_ip(ip);
-    }
-    for &ip in &port.load_balancer_ips {
-        builder.load_balancer_ip(ip);
-    }
-    if let Some(node_port) = port.node_port {
-        builder.node_port(node_port);
-    }
-    if let Some(port) = port.health_check_node_port {
-        builder.member(Set::HealthCheckNodePort, Element::Port(port));
-    }
-    let mut plan = builder.plan;
+    let mut plan = Builder::new(port, node).plan;
     plan.members.sort_unstable();
     plan.members.dedup();
     plan.addresses.sort_unstable();
     plan.addresses.dedup();
-    plan.unsupported.dedup();
     plan
 }
 
@@ -100,9 +67,37 @@ struct Builder<'a> {
     node: &'a NodeContext,
     parameters: SchedulingParameters<'a>,
     plan: ServicePlan,
+    /// Why packets are rewritten at frontends although the Service asks for something else.
+    not_direct: Vec<String>,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    /// Returns everything that `port` needs, in no particular order.
+    fn new(port: &'a ServicePort, node: &'a NodeContext) -> Builder<'a> {
+        let mut builder = Builder {
+            port,
+            node,
+            parameters: SchedulingParameters::new(port, node),
+            plan: ServicePlan::default(),
+            not_direct: Vec::new(),
+        };
+        builder.loop_back();
+        builder.cluster_ip();
+        for &ip in &port.external_ips {
+            builder.external_ip(ip);
+        }
+        for &ip in &port.load_balancer_ips {
+            builder.load_balancer_ip(ip);
+        }
+        if let Some(node_port) = port.node_port {
+            builder.node_port(node_port);
+        }
+        if let Some(port) = port.health_check_node_port {
+            builder.member(Set::HealthCheckNodePort, Element::Port(port));
+        }
+        builder
+    }
+
     fn family(&self) -> Family {
         self.port.name.family
     }
@@ -240,15 +235,11 @@ impl Builder<'_> {
         if self.plan.serves(&frontend) {
             return;
         }
-        let direct = match self.parameters.direct(&frontend, endpoints) {
-            Ok(direct) => direct,
-            Err(why) => {
-                self.plan
-                    .unsupported
-                    .push(Reason::new(Preferences::FORWARDING, why));
-                None
-            }
-        };
+        let direct = self.parameters.direct(&frontend, endpoints);
+        let direct = direct.unwrap_or_else(|why| {
+            self.not_direct.push(why);
+            None
+        });
         let server = self.parameters.server(frontend, endpoints, direct);
         let element = self.ip_port(address, port);
         if direct.is_some() {

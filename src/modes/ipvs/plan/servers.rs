@@ -5,8 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{NodeContext, ROUND_ROBIN};
 use crate::{
     kernel::ipvs::{self, FALL_BACK, Forwarding as Way, HASH_PORTS, RealServer, ServerId},
-    modes::Reason,
-    services::{Endpoint, Forwarding, Preferences, ServicePort, SessionAffinity, TrafficPolicy},
+    services::{Endpoint, Forwarding, ServicePort, SessionAffinity, TrafficPolicy},
 };
 
 /// A virtual server with its real servers.
@@ -63,6 +62,22 @@ impl VirtualServer {
     }
 }
 
+/// Returns the scheduler that `port` asks for.
+///
+/// # Errors
+/// Why [`ROUND_ROBIN`] takes its place.
+pub(super) fn scheduler(port: &ServicePort, node: &NodeContext) -> Result<Arc<str>, String> {
+    let preferred = port.preferences().scheduler.as_ref();
+    let asked = preferred.unwrap_or(&node.scheduler);
+    if node.missing_schedulers.contains(asked) {
+        return Err(format!(
+            "this kernel has no IPVS scheduler {asked:?} (module ip_vs_{asked}), so connections \
+             are spread by {ROUND_ROBIN}"
+        ));
+    }
+    Ok(Arc::clone(asked))
+}
+
 /// How the virtual servers of one ServicePort spread connections and forward
 /// packets.
 pub(super) struct SchedulingParameters<'a> {
@@ -72,26 +87,11 @@ pub(super) struct SchedulingParameters<'a> {
 }
 
 impl<'a> SchedulingParameters<'a> {
-    /// Returns the parameters of `port`, and appends what cannot be done to `unsupported`.
-    pub(super) fn new(
-        port: &'a ServicePort,
-        node: &NodeContext,
-        unsupported: &mut Vec<Reason>,
-    ) -> SchedulingParameters<'a> {
-        let preferred = port.preferences().scheduler.as_ref();
-        let asked = preferred.unwrap_or(&node.scheduler);
-        let mut scheduler = Arc::clone(asked);
-        if node.missing_schedulers.contains(asked) {
-            scheduler = ROUND_ROBIN.into();
-            let why = format!(
-                "this kernel has no IPVS scheduler {asked:?} (module ip_vs_{asked}), so \
-                 connections are spread by {scheduler}"
-            );
-            unsupported.push(Reason::new(Preferences::SCHEDULER, why));
-        }
+    /// Returns the parameters of `port` on this `node`.
+    pub(super) fn new(port: &'a ServicePort, node: &NodeContext) -> SchedulingParameters<'a> {
         SchedulingParameters {
             port,
-            scheduler,
+            scheduler: scheduler(port, node).unwrap_or_else(|_| ROUND_ROBIN.into()),
             persistence: match port.session_affinity {
                 SessionAffinity::None => None,
                 SessionAffinity::ClientIp { timeout } => {

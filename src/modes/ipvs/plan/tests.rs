@@ -10,7 +10,7 @@ use crate::{
     },
     modes::Reason,
     net::PerFamily,
-    services::{Endpoint, service_ports},
+    services::{Endpoint, Preferences, service_ports},
 };
 
 const REMOTE: u8 = 7;
@@ -74,15 +74,16 @@ fn a_scheduler_that_the_kernel_lacks_is_reported() {
     });
     let has = plan(&port, &node());
     assert_eq!(&*has.servers[0].scheduler, "mh");
-    assert!(has.servers[0].hashes_ports() && has.unsupported.is_empty());
-    let lacks = NodeContext {
+    assert!(has.servers[0].hashes_ports() && unsupported(&port, &node()).is_empty());
+    let lacking = NodeContext {
         missing_schedulers: ["mh".into()].into(),
         ..node()
     };
-    let lacks = plan(&port, &lacks);
+    let lacks = plan(&port, &lacking);
     assert_eq!(&*lacks.servers[0].scheduler, ROUND_ROBIN);
-    let [Reason { what, why }] = lacks.unsupported.as_slice() else {
-        panic!("{:?}", lacks.unsupported);
+    let found = unsupported(&port, &lacking);
+    let [Reason { what, why }] = found.as_slice() else {
+        panic!("{found:?}");
     };
     assert_eq!(*what, Preferences::SCHEDULER);
     assert!(why.contains("ip_vs_mh"), "{why}");
@@ -117,12 +118,13 @@ fn direct_answers_only_where_they_can_be() {
     let dr = forwarding(Forwarding::Dr);
     let there = plan(&dr, &node());
     assert_eq!(methods(&there), [Method::Masquerade, Method::DirectRoute]);
-    assert!(sets(&there).contains(&Set::Direct) && there.unsupported.is_empty());
+    assert!(sets(&there).contains(&Set::Direct) && unsupported(&dr, &node()).is_empty());
     let elsewhere = ServicePort { port: 8080, ..dr };
     let nat = plan(&elsewhere, &node());
     assert_eq!(methods(&nat), [Method::Masquerade; 2]);
     assert!(!sets(&nat).contains(&Set::Direct));
-    assert_eq!(nat.unsupported[0].what, Preferences::FORWARDING);
+    let found = unsupported(&elsewhere, &node());
+    assert_eq!(found[0].what, Preferences::FORWARDING);
 
     let full = plan(&forwarding(Forwarding::FullNat), &node());
     assert_eq!(methods(&full), [Method::Masquerade; 2]);

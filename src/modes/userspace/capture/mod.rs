@@ -24,8 +24,9 @@ pub use redirect::Redirect;
 
 use crate::{
     kernel::{netlink, xtables},
-    modes::Difference,
+    modes::{Difference, state::FamilyState},
     net::{Frontend, PerFamily},
+    services::Changes,
 };
 
 /// What becomes of packets to the other ports of a frontend's address. Matters to
@@ -65,6 +66,17 @@ pub enum Extent {
     /// left; also due when the node's own addresses changed. After a failure, the next
     /// sync of capture does so by itself.
     Full,
+}
+
+impl Extent {
+    /// Returns how much a sync of `changes` compares of a family that is in this `state`.
+    pub fn of<P>(state: &FamilyState<P>, changes: &Changes) -> Extent {
+        match (state.must_observe(changes), changes.retry) {
+            (true, _) => Extent::Full,
+            (false, true) => Extent::Retry,
+            (false, false) => Extent::Changed,
+        }
+    }
 }
 
 /// What a sync of a family is to compare.

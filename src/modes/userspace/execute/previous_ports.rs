@@ -13,7 +13,6 @@ use super::{
 };
 use crate::{
     kernel::socket::bound::BoundAddress,
-    modes::handover::OtherProcesses,
     net::{Family, Frontend},
 };
 
@@ -66,13 +65,8 @@ impl PreviousPorts {
 impl Executor {
     /// Records where the rules of an earlier process redirect to, before there are groups
     /// of this family.
-    pub fn take_previous_ports(
-        &mut self,
-        family: Family,
-        redirects: Vec<(Frontend, u16)>,
-        others: &OtherProcesses,
-    ) {
-        self.previous.of = if others.has_predecessor() {
+    pub fn take_previous_ports(&mut self, family: Family, redirects: Vec<(Frontend, u16)>) {
+        self.previous.of = if self.others.has_predecessor() {
             EarlierProcess::Runs
         } else {
             EarlierProcess::Ended

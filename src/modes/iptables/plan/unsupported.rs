@@ -1,6 +1,6 @@
 //! What Services ask of Tripod that iptables mode cannot do.
 
-use super::plan;
+use super::is_possible;
 use crate::{
     kernel::xtables::features::Features,
     modes::Reason,
@@ -11,8 +11,8 @@ use crate::{
 const RANDOM: &str = "random";
 
 /// Returns what of the preferences of `port` is not done with these features.
-pub fn reasons(port: &ServicePort, features: Features) -> Vec<Reason> {
-    let protocol = (!plan::is_possible(port, &features)).then(|| {
+pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
+    let protocol = (!is_possible(port, &features)).then(|| {
         let why = "the port is not served, because this node's iptables lacks -m sctp: modprobe \
                    xt_sctp, or a kernel with CONFIG_NETFILTER_XT_MATCH_SCTP; ipvs mode needs none";
         Reason::new("protocol SCTP", why)

@@ -1,0 +1,29 @@
+//! What Services ask of Tripod that ipvs mode cannot do.
+
+use super::{Builder, NodeContext, servers::scheduler};
+use crate::{
+    modes::Reason,
+    services::{Forwarding, Preferences, ServicePort},
+};
+
+/// Returns what of the preferences of `port` is not done on this `node`.
+pub fn unsupported(port: &ServicePort, node: &NodeContext) -> Vec<Reason> {
+    let asked = port.preferences();
+    let header = asked.proxy_protocol.map(|_| {
+        let why = "IPVS cannot put a header before a connection's first byte; use userspace mode";
+        Reason::new(Preferences::PROXY_PROTOCOL, why)
+    });
+    let scheduler = scheduler(port, node).err();
+    let scheduler = scheduler.map(|why| Reason::new(Preferences::SCHEDULER, why));
+    let not_direct = match asked.forwarding {
+        Some(Forwarding::Dr | Forwarding::Tunnel) => Builder::new(port, node).not_direct,
+        Some(Forwarding::Nat | Forwarding::FullNat) | None => Vec::new(),
+    };
+    let not_direct = not_direct.into_iter();
+    let own = [header, Reason::of_retry(asked), scheduler];
+    own.into_iter()
+        .flatten()
+        .chain(Reason::of_limits(asked))
+        .chain(not_direct.map(|why| Reason::new(Preferences::FORWARDING, why)))
+        .collect()
+}

@@ -1,0 +1,40 @@
+//! Keeping up to date what of the node decides about listeners.
+
+use std::sync::Arc;
+
+use super::{
+    Userspace,
+    capture::{self, Error, Extent},
+    observe::node_addresses,
+};
+use crate::net::PerFamily;
+
+impl Userspace {
+    /// Updates what of the node decides about listeners, if it is due or not known. Where its
+    /// addresses cannot be listed, those that were listed last stay: what is unknown is not gone,
+    /// and nothing but node ports depends only on them.
+    ///
+    /// # Errors
+    /// When the addresses cannot be listed and never were.
+    pub(super) fn update_node(&mut self, extents: PerFamily<Option<Extent>>) -> Result<(), Error> {
+        let extent = extents.v4.max(extents.v6).unwrap_or(Extent::Changed);
+        self.executor.count_descriptors(extent);
+        self.node.node_ports = self.options.node_ports.served();
+        self.node.opens_listeners = !self.executor.yields();
+        let known = &mut self.node.addresses;
+        if extent == Extent::Full || known.is_empty() {
+            match node_addresses() {
+                Ok(addresses) => {
+                    *known = addresses;
+                    self.unlisted = None;
+                }
+                Err(error) if known.is_empty() => return Err(error),
+                Err(error) => self.unlisted = Some(capture::addresses_stay(&error)),
+            }
+            self.unserved.observe(&self.capture);
+            self.capture
+                .serve_node_ports(Arc::clone(&self.node.node_ports));
+        }
+        Ok(())
+    }
+}
