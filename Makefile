@@ -172,8 +172,14 @@ build-tests: test-tools dist-tools aarch64-tools
 	$(CARGO) test --no-run
 
 test: build-tests
+	$(CARGO) test --lib --bins
 	PATH="$(DIST_TOOLS):$$PATH" TRIPOD_STATIC=$(STATIC)/$(HOST)/debug/tripod \
-	    TRIPOD_AARCH64=$(TARGET)/aarch64/$(AARCH64)/debug/tripod $(CARGO) test
+	    TRIPOD_AARCH64=$(TARGET)/aarch64/$(AARCH64)/debug/tripod \
+	    RUST_TEST_THREADS=$(SUITE_THREADS) $(CARGO) test --test suite
+	$(CARGO) test --doc
+
+# Most of them wait until those of their kind have their turn: tests/lab/machine.rs.
+SUITE_THREADS := 8
 
 # Every column anew, then the document from what was seen; `make test` runs the
 # same and checks that the document is current.

@@ -75,7 +75,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "        if !self.state.is_complete() {\n            self.state.suspect();\n        }",
+        "        if !self.state.is_complete() || self.accounts.missing().is_some() {\n            self.state.suspect();\n        }",
         "",
         "after a refusal the kernel is not read again",
     ),

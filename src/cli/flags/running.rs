@@ -85,8 +85,7 @@ pub(super) const RUNNING: &[Flag] = &[
         "version",
         "raw",
         Field::SetOr(version, "true"),
-        "Print the version and exit; with =raw, all there is to say about it; =v1.36.0 is accepted \
-         for kube-proxy's sake",
+        "Print the version and exit; with =raw, all there is to say about it",
     )
     .common()
     .beside_file(),

@@ -250,9 +250,10 @@ impl ServedFamily {
             && changes.full
             && self.state.failed().is_empty()
             && !pending.any(|name| name.family == family);
-        let differs = match is_repair {
-            true => Differs::ByOthers,
-            false => Differs::AsAsked,
+        let differs = if is_repair {
+            Differs::ByOthers
+        } else {
+            Differs::AsAsked
         };
         let must_observe = self.must_observe(changes);
         let mut known = applied;
