@@ -6,8 +6,9 @@
 //! `/healthz` only when it has read the node's object). A family that was never in force does not
 //! count while the other one is: a node may not be able to serve it, and restarting the proxy would
 //! end what it serves of the other. Nor does one whose Services this node cannot serve, which the
-//! mode reports: kube-proxy does not begin to serve such a family. kube-proxy's `pkg/proxy/healthcheck` has the same rules, except
-//! one: there, a proxy none of whose syncs ever succeeded stays healthy.
+//! mode reports: kube-proxy does not begin to serve such a family. kube-proxy's
+//! `pkg/proxy/healthcheck` has the same rules, except one: there, a proxy none of whose syncs ever
+//! succeeded stays healthy.
 
 use std::time::{Duration, SystemTime};
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     log_once::LogOnce,
     net::{Family, PerFamily},
-    runner::status::{FamilyStatus, Status},
+    runner::status::{FamilyStatus, Status, SuccessfulSync},
     services::ServicePortName,
     watch::{KindHealth, SourceHealth},
 };
@@ -62,7 +62,9 @@ impl Ports {
         let ports = runner.ports().unwrap_or_default();
         let is_in_force = |name: &&ServicePortName| {
             let status = families.get(name.family);
-            status.last.is_some() && !status.failures.ports.contains_key(*name)
+            let is_served = |last: &SuccessfulSync| last.not_served.is_none();
+            status.last.as_ref().is_some_and(is_served)
+                && !status.failures.ports.contains_key(*name)
         };
         Ports {
             in_force: ports.keys().filter(is_in_force).count(),
