@@ -48,7 +48,7 @@ const OWN_CHAINS: [(Table, &str); 12] = [
     (Table::Nat, MARK_MASQ),
 ];
 
-/// Returns how a chain is compared: those of [`OWN_CHAINS`] as a whole. Iptables mode
+/// Returns how a chain is compared: those of `OWN_CHAINS` as a whole. Iptables mode
 /// has a rule for each port of a Service in a chain of the same name, so no chain's
 /// rules are kept.
 pub fn interest(table: Table, chain: &str) -> Interest {
