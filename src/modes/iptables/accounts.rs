@@ -3,7 +3,10 @@
 use hashbrown::HashSet;
 
 use super::plan::{self, Options};
-use crate::kernel::{extension::Extension, nfacct};
+use crate::{
+    kernel::{extension::Extension, nfacct},
+    services::Changes,
+};
 
 /// The counters that this process has made. Rules hold those that they use.
 #[derive(Debug, Default)]
@@ -14,31 +17,25 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Makes the counters that rules of these `options` use, unless they were made before. If that
-    /// fails, rules are planned without them: only metrics depend on them.
-    pub fn ensure(&mut self, options: &mut Options) {
+    /// Makes the counters that rules of these `options` use. Those that were made before are made
+    /// again when `changes` ask for a repair: another program may have deleted them together with
+    /// the rules. If one cannot be made, rules are planned without: only metrics depend on them.
+    pub fn ensure(&mut self, options: &mut Options, changes: &Changes) {
         self.missing = None;
         let names = plan::accounts(options);
-        if names.iter().all(|name| self.made.contains(name)) {
+        let are_made = names.iter().all(|name| self.made.contains(name));
+        if names.is_empty() || are_made && !changes.full && !changes.retry {
             return;
         }
         match nfacct::create(&names) {
             Ok(()) => self.made.extend(names),
+            Err(_) if are_made => {}
             Err(error) => {
                 options.features = options.features.without(&[Extension::Nfacct]);
                 self.missing = Some(format!(
                     "rules count nothing for metrics, as counters could not be made: {error}"
                 ));
             }
-        }
-    }
-
-    /// Makes those again that rules of these `options` use: another program may have deleted
-    /// them together with the rules.
-    pub fn repair(&mut self, options: &Options) {
-        let names = plan::accounts(options);
-        if !names.is_empty() && nfacct::create(&names).is_ok() {
-            self.made.extend(names);
         }
     }
 

@@ -111,9 +111,9 @@ impl ServedFamily {
     }
 
     /// Returns false if another process changed our rules, as far as that shows without
-    /// reading them.
+    /// reading them. While they cannot be read, only the next try finds out.
     pub fn is_unmodified(&mut self) -> bool {
-        self.applied.is_none() || self.watch.is_unmodified()
+        self.applied.is_none() || self.unread.is_some() || self.watch.is_unmodified()
     }
 
     /// Lets loopback addresses serve node ports, if they are to: the setting,
@@ -239,7 +239,7 @@ impl ServedFamily {
     ) -> Result<Done, Error> {
         let family = self.family;
         self.repairs.log(&[]);
-        self.accounts.ensure(&mut options);
+        self.accounts.ensure(&mut options, changes);
         let applied = self.applied.take();
         let applied = applied.filter(|applied| applied.options == options);
         // Only then is a difference the work of another process, and not what this sync
@@ -337,7 +337,6 @@ impl ServedFamily {
         differs: Differs,
     ) -> Result<Done, Error> {
         let fixed = plan::fixed(&options);
-        self.accounts.repair(&options);
         let serves_localhost = options.serves_localhost();
         let mut full = Full::new(map, observed, &fixed, options);
         let mut execution = Execution::new(&self.writer, &self.progress);
