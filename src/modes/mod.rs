@@ -114,17 +114,23 @@ pub struct SyncReport {
     pub unsupported: Vec<Unsupported>,
 }
 
-/// Returns the reports on families that this node cannot serve because of what `unserved` says of
-/// each, of those that are `asked` for. If `map` has no ServicePorts of one, nothing is missing.
-fn not_served(
-    unserved: &PerFamily<Option<String>>,
+/// Returns `why` this node does not serve `family`. `None`: `map` has no ServicePorts of it, so that
+/// nothing is missing.
+fn why_missed(family: Family, map: &ServiceMap, why: &impl ToString) -> Option<String> {
+    map.of_family(family).next().map(|_| why.to_string())
+}
+
+/// Returns the reports on the families that this node cannot serve, of those that are `asked` for.
+fn not_served<F, E: ToString>(
+    families: &PerFamily<Result<F, E>>,
     map: &ServiceMap,
     asked: Asked<'_>,
 ) -> Outcomes {
     asked.map(|family, changes| {
-        let why = unserved.get(family).as_ref().zip(changes)?.0;
+        changes?;
+        let why = families.get(family).as_ref().err()?;
         Some(Ok(SyncReport {
-            not_served: map.of_family(family).next().map(|_| why.clone()),
+            not_served: why_missed(family, map, why),
             ..SyncReport::default()
         }))
     })

@@ -165,17 +165,17 @@ impl<T> PerFamily<T> {
     }
 }
 
-impl<T> PerFamily<Option<T>> {
+impl<T, E> PerFamily<Result<T, E>> {
     /// Returns each family that has a value, IPv4 first.
     pub fn present(&self) -> impl Iterator<Item = (Family, &T)> {
         let families = self.iter();
-        families.filter_map(|(family, value)| Some((family, value.as_ref()?)))
+        families.filter_map(|(family, value)| Some((family, value.as_ref().ok()?)))
     }
 
     /// Returns each family that has a value, to be changed, IPv4 first.
     pub fn present_mut(&mut self) -> impl Iterator<Item = (Family, &mut T)> {
         let families = self.iter_mut();
-        families.filter_map(|(family, value)| Some((family, value.as_mut()?)))
+        families.filter_map(|(family, value)| Some((family, value.as_mut().ok()?)))
     }
 }
 

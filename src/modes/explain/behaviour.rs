@@ -13,9 +13,9 @@ use crate::{
 /// What differs in the way of packets from mode to mode, on whichever node.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// The mode.
+    /// Its name, as explanations give it.
     pub mode: ModeName,
-    /// What carries connections.
+    /// What brings packets to endpoints.
     pub carrier: Carrier,
     /// An address that is both an external and a load-balancer IP of a Service counts as an
     /// external IP, to which source ranges do not apply.

@@ -51,13 +51,9 @@ impl Cleanup for Installed {
     /// rule asks for them (`nf_ct_netns_put`), and without them every connection
     /// ends that needs translation.
     async fn retire(&self, running: &Running) -> Result<usize, SyncError> {
-        let mut left = Vec::new();
-        for family in running.without_rules() {
-            if OWNED.unlink(family).await.map_err(Error::from)? {
-                left.push(family);
-            }
-        }
-        Ok(translated(&left)?)
+        let (remaining, unlinked) = OWNED.unlink(&running.without_rules()).await;
+        unlinked.map_err(Error::from)?;
+        Ok(translated(&remaining)?)
     }
 
     async fn cleanup(&self, running: &Running) -> Result<(), SyncError> {

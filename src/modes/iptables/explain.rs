@@ -27,7 +27,7 @@ pub(in crate::modes) const PROPERTIES: Properties = Properties {
 impl Explain for Iptables {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let setup = &self.setup;
-        let family = self.families.get_mut(family).as_mut();
+        let family = self.families.get_mut(family).as_mut().ok();
         let options = family.map(|rules| rules.options(setup, map, &Changes::default()));
         let serves_localhost = (options.as_ref()).is_some_and(plan::Options::serves_localhost);
         let this_node = map.this_node();
@@ -49,7 +49,7 @@ impl Explain for Iptables {
     }
 
     fn selection(&self, port: &ServicePort) -> Selection {
-        let served = self.families.get(port.name.family).as_ref();
+        let served = self.families.get(port.name.family).as_ref().ok();
         let remembers = served.is_none_or(|rules| rules.features.contains(Extension::Recent));
         if port.session_affinity != SessionAffinity::None && !remembers {
             Selection::Hashed
@@ -60,7 +60,7 @@ impl Explain for Iptables {
     }
 
     fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
-        let rules = self.families.get_mut(port.name.family).as_mut();
+        let rules = self.families.get_mut(port.name.family).as_mut().ok();
         rules.map_or_else(Vec::new, |rules| rules.objects(&self.setup, map, port))
     }
 }

@@ -40,7 +40,6 @@ use super::{
 };
 use crate::{
     kernel::{
-        netlink,
         probe::Kernel,
         sysctl,
         xtables::{self, Engine},
@@ -59,9 +58,6 @@ pub enum Error {
     /// iptables or ip6tables.
     #[error(transparent)]
     Xtables(#[from] xtables::Error),
-    /// Counters of nfacct.
-    #[error(transparent)]
-    Netlink(#[from] netlink::Error),
     /// A kernel setting.
     #[error(transparent)]
     Sysctl(#[from] sysctl::Error),
@@ -84,10 +80,8 @@ pub enum Error {
 pub struct Iptables {
     setup: Setup,
     counters: Counters,
-    /// `None`: the family is not served.
-    families: PerFamily<Option<ServedFamily>>,
-    /// Why a family is not served.
-    unserved: PerFamily<Option<String>>,
+    /// An error: why the family is not served.
+    families: PerFamily<Result<ServedFamily, Error>>,
     /// When it is checked whether another process changed what is ours.
     checks: Checks,
 }
@@ -102,30 +96,32 @@ impl Iptables {
     /// configuration prefers.
     pub fn new(setup: Setup, kernel: &Kernel, registry: &Registry) -> Result<Iptables, SyncError> {
         let counters = Counters::register(registry).map_err(Error::from)?;
-        let primary = setup.configured.primary_family;
-        let (mut families, mut errors) = (PerFamily::default(), Vec::new());
-        let mut unserved = PerFamily::default();
-        for family in [primary, primary.other()] {
+        let families = PerFamily::each(|family| {
             let tools = kernel.toolkit(family).map_err(Error::from);
-            match tools.and_then(ServedFamily::open) {
-                Ok(rules) => *families.get_mut(family) = Some(rules),
-                Err(error) => {
-                    *unserved.get_mut(family) = Some(error.to_string());
-                    errors.push(error);
-                }
+            tools.and_then(ServedFamily::open)
+        });
+        let families = match families {
+            PerFamily {
+                v4: Err(v4),
+                v6: Err(v6),
+            } => {
+                let of_primary = match setup.configured.primary_family {
+                    Family::V4 => v4,
+                    Family::V6 => v6,
+                };
+                return Err(of_primary.into());
             }
-        }
-        if errors.len() == Family::ALL.len() {
-            return Err(errors.swap_remove(0).into());
-        }
-        for error in errors {
-            tracing::warn!("Services of one IP family are not served: {error}");
+            some => some,
+        };
+        for (_, family) in families.iter() {
+            if let Err(error) = family {
+                tracing::warn!("Services of one IP family are not served: {error}");
+            }
         }
         Ok(Iptables {
             setup,
             counters,
             families,
-            unserved,
             checks: Checks::new(CHECK),
         })
     }
@@ -159,8 +155,8 @@ impl Mode for Iptables {
         for (family, rules) in self.families.present_mut() {
             *before.get_mut(family) = rules.watch.before();
         }
-        let sync = async |rules: &mut Option<ServedFamily>| {
-            let rules = rules.as_mut()?;
+        let sync = async |rules: &mut Result<ServedFamily, Error>| {
+            let rules = rules.as_mut().ok()?;
             let changes = (*asked.get(rules.family))?;
             Some(rules.sync(setup, counters, map, changes).await)
         };
@@ -172,7 +168,7 @@ impl Mode for Iptables {
         // is expected, and everything is read the next time.
         let made = [&synced.v4, &synced.v6].into_iter().flatten().flatten();
         let made = made.map(|(done, _)| done.transactions).sum();
-        let mut outcomes = not_served(&self.unserved, map, asked);
+        let mut outcomes = not_served(&self.families, map, asked);
         for (family, rules) in self.families.present_mut() {
             let synced = synced.get_mut(family).take();
             let before = *before.get(family);
@@ -221,7 +217,7 @@ impl Mode for Iptables {
     fn progress(&self) -> PerFamily<SyncProgress> {
         let families = self.families.as_ref();
         families.map(|_, rules| {
-            let served = rules.as_ref().map(ServedFamily::progress);
+            let served = rules.as_ref().ok().map(ServedFamily::progress);
             served.unwrap_or_default()
         })
     }

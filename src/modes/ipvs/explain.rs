@@ -25,12 +25,7 @@ impl Explain for Ipvs {
         let this_node = map.this_node();
         Ok(Behaviour {
             properties: &PROPERTIES,
-            unserved: self
-                .families
-                .get(family)
-                .rules()
-                .unserved()
-                .map(str::to_owned),
+            unserved: self.families.get(family).rules().unserved().cloned(),
             pods: Pods::new(&self.options.detect_local, this_node),
             own: node::addresses::own()?,
             node_ip: *self.desired.node().node_ip.get(family),

@@ -25,7 +25,7 @@ use crate::{
         progress::SyncProgress,
         repairs::Repairs,
         state::{CacheState, FamilyState},
-        unsupported,
+        unsupported, why_missed,
     },
     net::Family,
     services::{Changes, ServiceMap, ServicePortName},
@@ -290,7 +290,7 @@ impl ServedFamily {
             .await;
         if let Some(why) = self.rules.unserved() {
             // One reason is enough for all that is not opened without rules.
-            report.not_served = map.of_family(self.family).next().map(|_| why.to_owned());
+            report.not_served = why_missed(self.family, map, why);
             report.failed = FailedPorts::default();
         }
         Ok(report)

@@ -22,7 +22,7 @@ pub(in crate::modes) const PROPERTIES: Properties = Properties {
 
 impl Explain for Nftables {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
-        let served = self.families.get(family).as_ref();
+        let served = self.families.get(family).as_ref().ok();
         let options = served.map(|of| of.options(&self.setup, map, &Changes::default()));
         let this_node = map.this_node();
         Ok(Behaviour {
@@ -41,7 +41,7 @@ impl Explain for Nftables {
     }
 
     fn selection(&self, port: &ServicePort) -> Selection {
-        let served = self.families.get(port.name.family).as_ref();
+        let served = self.families.get(port.name.family).as_ref().ok();
         match served.map(|of| plan::scheduler(port, &of.features)) {
             Some(plan::Scheduler::SourceHash) => Selection::Hashed,
             // Weights are slots; rr takes one slot after the other.
@@ -51,7 +51,7 @@ impl Explain for Nftables {
 
     fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let family: Family = port.name.family;
-        let Some(served) = self.families.get(family) else {
+        let Ok(served) = self.families.get(family) else {
             return Vec::new();
         };
         let options = served.options(&self.setup, map, &Changes::default());

@@ -105,10 +105,8 @@ pub struct Setup {
 /// nftables mode, for the families that this kernel can serve.
 pub struct Nftables {
     setup: Setup,
-    /// `None`: this kernel cannot serve the family.
-    families: PerFamily<Option<ServedFamily>>,
-    /// Why a family is not served.
-    unserved: PerFamily<Option<String>>,
+    /// An error: why this kernel cannot serve the family.
+    families: PerFamily<Result<ServedFamily, String>>,
     watcher: Watcher,
     /// Logs why notifications could not be read.
     unread: LogOnce,
@@ -123,19 +121,23 @@ impl Nftables {
     /// # Errors
     /// When the kernel's notifications cannot be received.
     pub fn new(setup: Setup, kernel: &Kernel) -> Result<Nftables, SyncError> {
-        let unserved = PerFamily::each(|family| lacks(kernel, family));
-        let able = |family: &Family| unserved.get(*family).is_none();
-        let (mut families, mut own) = (PerFamily::default(), Vec::new());
-        for family in Family::ALL.into_iter().filter(able) {
-            let served = ServedFamily::open(kernel, family)?;
-            own.push(served.table.port()?);
-            *families.get_mut(family) = Some(served);
-        }
+        let mut own = Vec::new();
+        let mut open = |family| match lacks(kernel, family) {
+            Some(why) => Ok::<_, Error>(Err(why)),
+            None => {
+                let served = ServedFamily::open(kernel, family)?;
+                own.push(served.table.port()?);
+                Ok(Ok(served))
+            }
+        };
+        let families = PerFamily {
+            v4: open(Family::V4)?,
+            v6: open(Family::V6)?,
+        };
         let watcher = Watcher::open(&own).map_err(Error::from)?;
         Ok(Nftables {
             setup,
             families,
-            unserved,
             watcher,
             unread: LogOnce::default(),
             checks: Checks::new(CHECK),
@@ -210,7 +212,7 @@ impl Mode for Nftables {
         let node = map.this_node();
         self.setup.node_ports.update(node);
         self.read_before_sync(asked);
-        let mut outcomes = not_served(&self.unserved, map, asked);
+        let mut outcomes = not_served(&self.families, map, asked);
         for (family, served) in self.families.present_mut() {
             if let Some(changes) = asked.get(family) {
                 let outcome = served
@@ -225,7 +227,7 @@ impl Mode for Nftables {
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
         let setup = &self.setup;
         self.families.as_mut().map(|_, served| {
-            let served = served.as_mut()?;
+            let served = served.as_mut().ok()?;
             let options = served.options(setup, map, &Changes::default());
             let found = served.table.compare(map, options);
             Some(found.map_err(SyncError::from))

@@ -3,6 +3,7 @@
 use super::capture::Capture;
 use crate::{
     log_once::LogOnce,
+    modes::why_missed,
     net::{Family, PerFamily},
     services::ServiceMap,
 };
@@ -27,8 +28,8 @@ impl Unserved {
 
     /// Returns why `family` is not served, if `map` has ServicePorts of `family`, and logs it once.
     pub(super) fn report(&mut self, family: Family, map: &ServiceMap) -> Option<String> {
-        let is_named = || map.of_family(family).next().is_some();
-        let why = self.why(family).filter(|_| is_named()).cloned();
+        let why = self.why(family);
+        let why = why.and_then(|why| why_missed(family, map, why));
         let text = why
             .as_ref()
             .map(|why| format!("{family} Services are not served: {why}"));

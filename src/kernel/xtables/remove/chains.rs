@@ -163,8 +163,6 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]
@@ -267,11 +265,18 @@ mod tests {
         assert_eq!(*first, chains.unlinking());
         let sizes: Vec<usize> = later.iter().map(|step| step.groups[0].ops.len()).collect();
         assert_eq!(sizes, [AT_ONCE, 1, AT_ONCE]);
-        let lines = |step: &Transaction<()>| -> BTreeSet<String> {
-            let text = step.to_string();
-            text.lines().map(str::to_owned).collect()
+        // Steps that delete declare the chains again.
+        let lines = |steps: &[Transaction<()>]| {
+            let text: String = steps.iter().map(ToString::to_string).collect();
+            let lines = text.lines().map(str::to_owned);
+            let (mut declared, mut others): (Vec<_>, Vec<_>) =
+                lines.partition(|line| line.starts_with(':'));
+            declared.sort();
+            declared.dedup();
+            others.retain(|line| !["*nat", "COMMIT"].contains(&line.as_str()));
+            others.sort();
+            (declared, others)
         };
-        let in_steps: BTreeSet<String> = steps.iter().flat_map(lines).collect();
-        assert_eq!(in_steps, lines(&chains.removal()));
+        assert_eq!(lines(&steps), lines(&[chains.removal()]));
     }
 }

@@ -129,13 +129,22 @@ impl Owned {
         tables.filter(move |table| there.contains(&table.name()))
     }
 
-    /// Removes the rules that jump to these chains of `family`, in whichever engine,
-    /// and leaves the chains. Returns true if there are some.
-    ///
-    /// # Errors
-    /// When a table could not be read, a rule could not be removed, or, after all that could be
-    /// removed was removed, there may be more where no program reaches.
-    pub async fn unlink(&self, family: Family) -> Result<bool, Error> {
+    /// Removes the rules that jump to these chains of the `families`, in whichever engine,
+    /// and leaves the chains. Returns the families that have some, as far as they are known, and the
+    /// first error: when a table could not be read, a rule could not be removed, or, after all that
+    /// could be removed was removed, there may be more where no program reaches.
+    pub async fn unlink(&self, families: &[Family]) -> (Vec<Family>, Result<(), Error>) {
+        let (mut there, mut outcome) = (Vec::new(), Ok(()));
+        for &family in families {
+            match self.unlink_in(family).await {
+                Ok(any) => there.extend(any.then_some(family)),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        (there, outcome)
+    }
+
+    async fn unlink_in(&self, family: Family) -> Result<bool, Error> {
         let mut any = false;
         let engines = Xtables::engines(family).await;
         let is_known = self.legacy_is_known(family, &engines, &Preserved::nothing());

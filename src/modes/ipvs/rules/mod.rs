@@ -25,10 +25,8 @@ use crate::{
 /// The rules of one family.
 pub struct FamilyRules {
     family: Family,
-    /// `None`: nothing can write rules of this family, so that its Services are not served.
-    writer: Option<RuleWriter>,
-    /// Why there is no writer.
-    unserved: Option<String>,
+    /// An error: why nothing can write rules of this family, so that its Services are not served.
+    writer: Result<RuleWriter, String>,
     /// Notices changes by others.
     watch: Option<Watch>,
     in_force: InForce,
@@ -72,16 +70,11 @@ impl FamilyRules {
     /// Returns the rules of `family`, none of which are known to be in force; instead of what
     /// writes them there may be the reason why nothing can.
     pub fn new(family: Family, writer: Result<RuleWriter, String>) -> FamilyRules {
-        let (writer, unserved) = match writer {
-            Ok(writer) => (Some(writer), None),
-            Err(why) => (None, Some(why)),
-        };
-        let engine = writer.as_ref().map(RuleWriter::engine);
+        let engine = writer.as_ref().ok().map(RuleWriter::engine);
         FamilyRules {
             family,
             watch: engine.map(|engine| Watch::new(family, engine, &OWNED)),
             writer,
-            unserved,
             in_force: InForce::default(),
             repaired: Vec::new(),
         }
@@ -89,13 +82,13 @@ impl FamilyRules {
 
     /// Returns why nothing can write rules, without which Services are not served; `None`: they can
     /// be written.
-    pub fn unserved(&self) -> Option<&str> {
-        self.unserved.as_deref()
+    pub fn unserved(&self) -> Option<&String> {
+        self.writer.as_ref().err()
     }
 
     /// Returns the engine that the rules are in, or `None` where there are none.
     pub fn engine(&self) -> Option<Engine> {
-        self.writer.as_ref().map(RuleWriter::engine)
+        self.writer.as_ref().ok().map(RuleWriter::engine)
     }
 
     /// Returns the sets that the rules known to be in force match against; `None`: no
@@ -112,7 +105,7 @@ impl FamilyRules {
     /// Returns what is reported about rules that could not be written; `None` if they are in force,
     /// or if no program writes them: then only what needs rules is reported.
     pub fn unwritten(&self) -> Option<String> {
-        self.writer.as_ref()?;
+        self.writer.as_ref().ok()?;
         let why = self.failure()?;
         Some(format!(
             "the {} rules could not be written and are tried again; addresses that need them and \
@@ -137,7 +130,7 @@ impl FamilyRules {
     /// Returns how soon another sync should see whether rules were written; `None`:
     /// nothing is under way or to be tried again.
     pub fn next_check(&self) -> Option<Duration> {
-        self.writer.as_ref()?.next_check()
+        self.writer.as_ref().ok()?.next_check()
     }
 
     /// Asks for the rules, before anything is opened: for sets that are `needed`, or
@@ -149,28 +142,25 @@ impl FamilyRules {
         needed: NonEmptySets,
         observed: Option<NonEmptySets>,
     ) {
-        let outcome = self.writer.as_mut().and_then(RuleWriter::poll);
+        let outcome = self.writer.as_mut().ok().and_then(RuleWriter::poll);
         self.answered(outcome);
         let before = self.in_force.sets.unwrap_or_default();
         let non_empty = needed.or(before).or(observed.unwrap_or_default());
         let read = observed.map_or(Read::IfTheyDiffer, |_| Read::Always);
         match &mut self.writer {
-            Some(writer) => {
+            Ok(writer) => {
                 if writer.ask(node, non_empty, read) {
                     self.in_force.changing_to(non_empty);
                 }
             }
-            None => {
-                let why = self.unserved.clone().unwrap_or_default();
-                self.in_force.failed(why, Previous::Lost);
-            }
+            Err(why) => self.in_force.failed(why.clone(), Previous::Lost),
         }
     }
 
     /// Waits for the rules that were asked for: longer if none are known to be in
     /// force, since nothing can be opened then.
     pub async fn wait(&mut self) {
-        let Some(writer) = &mut self.writer else {
+        let Ok(writer) = &mut self.writer else {
             return;
         };
         let longest = self.in_force.sets.map_or(LONGEST_WAIT, |_| SHORT_WAIT);
@@ -188,7 +178,7 @@ impl FamilyRules {
     /// # Errors
     /// When the rules could not be written, or the program does not end.
     pub async fn take_over(&mut self) -> Result<(), Error> {
-        let (Some(non_empty), Some(writer)) = (self.in_force.sets, &mut self.writer) else {
+        let (Some(non_empty), Ok(writer)) = (self.in_force.sets, &mut self.writer) else {
             return Ok(());
         };
         if !writer.ask_to_take_over(non_empty) {
@@ -209,7 +199,7 @@ impl FamilyRules {
     /// Removes the rules for sets that are no longer `needed`, when everything else has
     /// been removed. Rules that stay when this fails match nothing.
     pub async fn remove_unneeded(&mut self, node: &NodeContext, needed: NonEmptySets) {
-        let Some(writer) = &mut self.writer else {
+        let Ok(writer) = &mut self.writer else {
             return;
         };
         let in_force = self.in_force.sets;
@@ -233,7 +223,7 @@ impl FamilyRules {
         node: &NodeContext,
         non_empty: NonEmptySets,
     ) -> Result<Vec<Difference>, Error> {
-        let Some(writer) = &self.writer else {
+        let Ok(writer) = &self.writer else {
             return Ok(Vec::new());
         };
         let family = self.family;

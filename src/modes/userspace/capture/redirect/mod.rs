@@ -209,19 +209,14 @@ impl Redirect {
     /// When a rule that jumps there, or an entry of connection tracking, could not be removed in one
     /// of them; they are removed in the others all the same.
     pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
-        let (mut remaining, mut outcome) = (Vec::new(), Ok(()));
-        for &family in families {
-            match OWNED.unlink(family).await {
-                Ok(true) => {
-                    let deleted = stale::delete_redirected(family).map_err(Error::from);
-                    outcome = outcome.and(deleted);
-                    remaining.push(family);
-                }
-                Ok(false) => {}
-                Err(error) => outcome = outcome.and(Err(error.into())),
-            }
-        }
-        outcome.map(|()| remaining)
+        let (remaining, unlinked) = OWNED.unlink(families).await;
+        let deleted = remaining
+            .iter()
+            .map(|family| stale::delete_redirected(*family));
+        let deleted = deleted.fold(Ok(()), Result::and);
+        unlinked?;
+        deleted?;
+        Ok(remaining)
     }
 
     /// Returns whether there are rules in some family, other than what is `preserved`.
