@@ -265,30 +265,46 @@ impl Queue {
         self.entries.push_back((Arc::downgrade(activity), now));
     }
 
-    /// Ends flows that were idle for longer than `allowed`; returns how many.
+    /// Ends flows that were idle for longer than `allowed`; returns how many. At least one ends if
+    /// any of those that are examined was: of those that were used since they were put here, the
+    /// one that was idle for longest.
     fn end_idle(&mut self, now: u64, allowed: Option<Duration>) -> usize {
         let Some(allowed) = allowed else {
             return 0;
         };
         let allowed = u64::try_from(allowed.as_millis()).unwrap_or(u64::MAX);
+        let is_too_long = |last_used| now.saturating_sub(last_used) > allowed;
         let mut ended = 0;
-        for _ in 0..EXAMINED {
-            let Some((flow, seen)) = self.entries.pop_front() else {
-                break;
-            };
+        let mut most_idle: Option<(u64, Arc<Activity>)> = None;
+        let mut examined = 0;
+        while examined < EXAMINED
+            && let Some((flow, seen)) = self.entries.pop_front()
+        {
+            // One that has ended is removed here, once.
             let Some(activity) = flow.upgrade().filter(|a| !a.ends.load(Relaxed)) else {
                 continue;
             };
+            examined += 1;
             let last_used = activity.last_used.load(Relaxed);
             if last_used > seen {
                 self.entries.push_back((flow, last_used));
-            } else if now.saturating_sub(last_used) > allowed {
+                if most_idle.as_ref().is_none_or(|(at, _)| last_used < *at) {
+                    most_idle = Some((last_used, activity));
+                }
+            } else if is_too_long(last_used) {
                 activity.end();
                 ended += 1;
             } else {
                 self.entries.push_front((flow, seen));
                 break;
             }
+        }
+        if ended == 0
+            && let Some((last_used, activity)) = most_idle
+            && is_too_long(last_used)
+        {
+            activity.end();
+            ended = 1;
         }
         ended
     }

@@ -101,6 +101,25 @@ async fn there_are_never_too_many_and_none_that_waits_for_its_answer_ends() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_ends_for_each_new_client_although_all_were_used_since_they_began() {
+    let flows = Flows::new(40, 100, TIMEOUT);
+    // Those that have ended do not count among those that are examined.
+    drop([(); 2 * EXAMINED].map(|()| begin(&flows, 1)));
+    let mut places: Vec<Place> = (0..40).map(|n| begin_of(&flows, n, 1)).collect();
+    for place in places.iter().rev() {
+        advance(Duration::from_millis(1)).await;
+        place.used();
+    }
+    advance(SHORTEST * 2).await;
+    let (refused, ended) = flows.begin(&service(1), remote(2));
+    assert_eq!((refused.err(), ended), (Some(Full::All), 1));
+    let longest = places.iter().position(ends);
+    assert_eq!(longest, Some(EXAMINED - 1), "the one that was used first");
+    places.retain(|place| !ends(place));
+    begin(&flows, 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_service_with_many_flows_leaves_places_and_time_to_others() {
     let flows = Flows::new(100, 1000, TIMEOUT);
     let quiet: Vec<Place> = (0..10).map(|_| begin(&flows, 1)).collect();
