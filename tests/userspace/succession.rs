@@ -23,6 +23,7 @@ on_each_capture!(
     a_changed_configuration_file_lets_connections_end,
     only_root_of_the_node_has_a_process_give_way,
     udp_flows_go_on_with_their_sockets,
+    connections_to_deleted_services_go_on_while_the_old_process_ends,
 );
 
 /// Callers at a time.
@@ -367,6 +368,47 @@ fn a_successor_that_is_killed_leaves_the_addresses_to_the_old_one(lab: &mut Lab)
     for to in web.cluster() {
         reaches("the last one", &["a", "b", "c"], || ask(&lab.client, to));
     }
+}
+
+/// One Service is deleted before the new process starts, which never knows of it, and one while
+/// both run.
+fn connections_to_deleted_services_go_on_while_the_old_process_ends(lab: &mut Lab) {
+    let [web, before, meanwhile] = [("web", 10), ("before", 11), ("meanwhile", 12)]
+        .map(|(name, number)| Service::new(name, number));
+    lab.three_backends();
+    for service in [&web, &before, &meanwhile] {
+        lab.publish_all(service);
+    }
+    let flags = ["--userspace-drain-timeout=30s", "--iptables-sync-period=1s"];
+    let mut old = start(lab, 0, &flags);
+    let deleted = [before.cluster(), meanwhile.cluster()].concat();
+    let mut open = Open::to(lab, &deleted);
+    let goes = |service: &Service| {
+        lab.withdraw(service);
+        for to in service.cluster() {
+            comes_to_fail("a Service that went", || ask(&lab.client, to));
+        }
+    };
+    goes(&before);
+    let new = start(lab, 1, &flags);
+    goes(&meanwhile);
+    old.ask_to_end();
+    compares_everything(&new);
+    open.are_served("the new process has compared everything");
+    for to in web.cluster() {
+        reaches("the other Service", &["a", "b", "c"], || ask(&lab.client, to));
+    }
+    drop(open);
+    assert!(old.ended().success(), "the old process ended badly");
+    eventually("nothing of theirs is left", SOON, || {
+        let steps = ["ip route show table all", "ip -6 route show table all"];
+        let routes = steps.map(|step| lab.node.show(step)).concat();
+        let is_left = |to: &&SocketAddr| routes.contains(&format!("local {} ", to.ip()));
+        match deleted.iter().find(is_left) {
+            Some(to) => Err(format!("{to}: {routes}")),
+            None => Ok(()),
+        }
+    });
 }
 
 /// While the first process drains, its sockets come before those of the second one, which could

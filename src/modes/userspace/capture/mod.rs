@@ -79,6 +79,16 @@ impl Extent {
     }
 }
 
+/// Whether a process that gave way to this one still runs, with connections of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EarlierProcess {
+    /// There is none, or it has ended.
+    #[default]
+    Ended,
+    /// It gave way to this one.
+    Runs,
+}
+
 /// What a sync of a family is to compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
@@ -86,6 +96,8 @@ pub struct Scope {
     pub extent: Extent,
     /// The frontends that were added, changed or removed since the last sync.
     pub changed: Vec<Frontend>,
+    /// Whether connections of another process may need what nothing desires here.
+    pub earlier: EarlierProcess,
 }
 
 /// The scope of each family's sync; `None`: it is left as it is.
@@ -157,6 +169,7 @@ impl Capture {
             Some(Scope {
                 extent: changed.map_or(Extent::Full, |_| Extent::Changed),
                 changed: changed.unwrap_or_default().to_vec(),
+                earlier: EarlierProcess::Ended,
             })
         });
         let mut all = Report::default();

@@ -61,12 +61,15 @@ impl Executor {
     }
 
     /// Stops capturing released frontends of `families` that no connection uses any
-    /// more.
+    /// more. Connections of an earlier process are not known here: until it has ended, all stay.
     pub fn end_lingering(&mut self, families: PerFamily<bool>) {
         self.used.retain(|_, uses| {
             uses.retain(|one| one.strong_count() > 0);
             !uses.is_empty()
         });
+        if self.others.has_predecessor() {
+            return;
+        }
         let used = &self.used;
         let unused = self.lingering.extract_if(.., |frontend| {
             *families.get(frontend.family) && !used.contains_key(frontend)

@@ -1,7 +1,7 @@
 //! Handing new connections to another process.
 
 use super::Executor;
-use crate::modes::handover::OtherProcesses;
+use crate::modes::{handover::OtherProcesses, userspace::capture::EarlierProcess};
 
 impl Executor {
     /// Sets the other processes that a sync acts on.
@@ -12,6 +12,15 @@ impl Executor {
     /// Returns whether another process serves the addresses from now on.
     pub fn yields(&self) -> bool {
         self.others.yields_to().is_some()
+    }
+
+    /// Returns whether a process that gave way still has connections.
+    pub fn earlier_process(&self) -> EarlierProcess {
+        if self.others.has_predecessor() {
+            EarlierProcess::Runs
+        } else {
+            EarlierProcess::Ended
+        }
     }
 
     /// Makes new connections to all addresses go where they should while there are

@@ -5,9 +5,12 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    super::listeners::{
-        ListenerSet,
-        redirect_ports::{RedirectPort, RedirectPorts},
+    super::{
+        capture::EarlierProcess,
+        listeners::{
+            ListenerSet,
+            redirect_ports::{RedirectPort, RedirectPorts},
+        },
     },
     Executor,
 };
@@ -24,16 +27,8 @@ pub struct PreviousPorts {
     frontends: HashMap<BoundAddress, Vec<Frontend>>,
     /// Those that a group has again. The kernel would let two groups bind one of them.
     had: HashSet<BoundAddress>,
+    /// Whether the process whose ports they are still listens there.
     of: EarlierProcess,
-}
-
-/// Whether the process to whose local ports rules redirect still listens there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum EarlierProcess {
-    #[default]
-    Ended,
-    /// It gave way to this one.
-    Runs,
 }
 
 impl PreviousPorts {
@@ -66,11 +61,7 @@ impl Executor {
     /// Records where the rules of an earlier process redirect to, before there are groups
     /// of this family.
     pub fn take_previous_ports(&mut self, family: Family, redirects: Vec<(Frontend, u16)>) {
-        self.previous.of = if self.others.has_predecessor() {
-            EarlierProcess::Runs
-        } else {
-            EarlierProcess::Ended
-        };
+        self.previous.of = self.earlier_process();
         for (frontend, port) in redirects {
             let port = BoundAddress {
                 protocol: frontend.protocol,

@@ -33,8 +33,9 @@ use self::{
     diff::Applied,
     execute::Refused,
     plan::{Environment, Object},
+    preserved::Needed,
 };
-use super::{Desired, Differing, Error, Extent, Report, Scope, addresses_stay};
+use super::{Desired, Differing, EarlierProcess, Error, Extent, Report, Scope, addresses_stay};
 use crate::{
     kernel::{
         addresses::{self, Address},
@@ -200,16 +201,37 @@ impl Local {
             return Ok(());
         }
         if desired.keys().any(|f| f.family == self.family) {
-            return self.reconcile(desired, own, report);
+            return self.reconcile(desired, own, scope.earlier, report);
         }
         if compares || !self.empty {
             // This needs no environment, which may not be known.
-            let observed = observe::installed(&mut self.socket, self.family)?;
+            let mut observed = observe::installed(&mut self.socket, self.family)?;
+            let installed = observed.len();
+            self.leave_to(scope.earlier, &mut observed);
             self.applied = Applied::default();
+            self.empty = observed.len() == installed;
             remove_all(&mut self.socket, observed)?;
-            self.empty = true;
         }
         Ok(())
+    }
+
+    /// Takes out of the `surplus`, which nothing desires, what connections of an `earlier` process
+    /// need: routing decides about every packet of theirs.
+    fn leave_to(&self, earlier: EarlierProcess, surplus: &mut Vec<Object>) {
+        if earlier == EarlierProcess::Ended || surplus.is_empty() {
+            return;
+        }
+        match retire::open(self.family) {
+            Ok(open) => {
+                let needed = Needed::of(surplus, &open, &HashSet::new());
+                surplus.retain(|object| !needed.includes(object));
+            }
+            // Which of it they need is not known. Once that process has ended, all is compared.
+            Err(error) => {
+                tracing::debug!("{}: nothing is removed: {error}", self.family);
+                surplus.clear();
+            }
+        }
     }
 
     /// Returns how routes and rules differ from those for what is desired. Changes
@@ -266,6 +288,7 @@ impl Local {
         &mut self,
         desired: &Desired,
         own: Option<Vec<Address>>,
+        earlier: EarlierProcess,
         report: &mut Report,
     ) -> Result<(), Error> {
         let family = self.family;
@@ -292,7 +315,8 @@ impl Local {
         self.empty = false;
         self.applied = Applied::of(desired, &environment, report);
         let observed = observe::installed(&mut self.socket, family)?;
-        let steps = self.applied.reconcile(observed, &environment);
+        let mut steps = self.applied.reconcile(observed, &environment);
+        self.leave_to(earlier, &mut steps.remove);
         let refused = execute::run(&mut self.socket, environment.loopback, steps)?;
         let all: Vec<_> = self.applied.frontends().copied().collect();
         report.is_of_all = true;

@@ -51,6 +51,67 @@ pub fn captured(protocol: Protocol, object: &Object) -> Option<SocketAddr> {
     delivers.then(|| SocketAddr::new(route.destination.addr(), port))
 }
 
+/// What open connections need of what is installed.
+pub struct Needed {
+    /// The service addresses and ports to which they were opened.
+    frontends: BTreeSet<SocketAddr>,
+    addresses: BTreeSet<IpAddr>,
+    tables: HashSet<u32>,
+    connections: usize,
+    /// Addresses and ports of the node's own clients.
+    clients: BTreeSet<(IpAddr, u16)>,
+}
+
+impl Needed {
+    /// Returns what the connections of `open` that arrive by `installed` need of it. The `own`
+    /// addresses are the node's.
+    pub fn of(installed: &[Object], open: &[Connection], own: &HashSet<IpAddr>) -> Needed {
+        let tcp = |object: &Object| captured(Protocol::Tcp, object);
+        let captured: HashSet<_> = installed.iter().filter_map(tcp).collect();
+        let open = open.iter().filter(|open| captured.contains(&open.local));
+        let (mut frontends, mut clients) = (BTreeSet::new(), BTreeSet::new());
+        let mut connections = 0;
+        for Connection { local, remote } in open {
+            connections += 1;
+            frontends.insert(*local);
+            if remote.ip().is_loopback() || own.contains(&remote.ip()) {
+                clients.insert((remote.ip(), local.port()));
+            }
+        }
+        let first = IpProtocol::of(Protocol::Tcp).any_port;
+        let tables = frontends.iter().map(|f| first + u32::from(f.port()));
+        Needed {
+            addresses: frontends.iter().map(SocketAddr::ip).collect(),
+            tables: tables.collect(),
+            frontends,
+            connections,
+            clients,
+        }
+    }
+
+    /// Returns whether any of the connections needs `object`.
+    pub fn includes(&self, object: &Object) -> bool {
+        match object {
+            Object::Address(ip) => self.addresses.contains(ip),
+            Object::Route(route) if route.table == TABLE_ICMP => {
+                self.addresses.contains(&route.destination.addr())
+            }
+            Object::Route(_) => {
+                captured(Protocol::Tcp, object).is_some_and(|f| self.frontends.contains(&f))
+            }
+            Object::Rule(rule) => match rule.action {
+                Action::Lookup(TABLE_ICMP) => true,
+                // What the rule for packets of the node looks up.
+                Action::Lookup(TABLE_REFUSED) => rule.priority == PRIORITY_REFUSE,
+                Action::Lookup(table) => {
+                    rule.priority == PRIORITY_PORT && self.tables.contains(&table)
+                }
+                Action::Goto(_) => false,
+            },
+        }
+    }
+}
+
 /// Returns what of `installed` in `family` the connections of `open` need, when nothing new
 /// is captured any more. The `own` addresses are the node's.
 pub fn preserved(
@@ -59,39 +120,9 @@ pub fn preserved(
     open: &[Connection],
     own: &HashSet<IpAddr>,
 ) -> Preserved {
-    let tcp = |object: &Object| captured(Protocol::Tcp, object);
-    let captured: HashSet<_> = installed.iter().filter_map(tcp).collect();
-    let open = open.iter().filter(|open| captured.contains(&open.local));
-    let (mut frontends, mut clients) = (BTreeSet::new(), BTreeSet::new());
-    let mut connections = 0;
-    for Connection { local, remote } in open {
-        connections += 1;
-        frontends.insert(*local);
-        if remote.ip().is_loopback() || own.contains(&remote.ip()) {
-            clients.insert((remote.ip(), local.port()));
-        }
-    }
-    let addresses: BTreeSet<_> = frontends.iter().map(SocketAddr::ip).collect();
+    let needed = Needed::of(&installed, open, own);
     let first = IpProtocol::of(Protocol::Tcp).any_port;
-    let tables: HashSet<_> = frontends
-        .iter()
-        .map(|f| first + u32::from(f.port()))
-        .collect();
-    let needed = |object: &Object| match object {
-        Object::Address(ip) => addresses.contains(ip),
-        Object::Route(route) if route.table == TABLE_ICMP => {
-            addresses.contains(&route.destination.addr())
-        }
-        Object::Route(_) => tcp(object).is_some_and(|f| frontends.contains(&f)),
-        Object::Rule(rule) => match rule.action {
-            Action::Lookup(TABLE_ICMP) => true,
-            // What the rule for packets of the node looks up.
-            Action::Lookup(TABLE_REFUSED) => rule.priority == PRIORITY_REFUSE,
-            Action::Lookup(table) => rule.priority == PRIORITY_PORT && tables.contains(&table),
-            Action::Goto(_) => false,
-        },
-    };
-    let rules = clients.into_iter().map(|(client, port)| {
+    let rules = needed.clients.iter().map(|&(client, port)| {
         let action = Action::Lookup(first + u32::from(port));
         Rule {
             ip_protocol: Some(Protocol::Tcp.number()),
@@ -106,10 +137,10 @@ pub fn preserved(
     };
     let mut add: BTreeSet<_> = rules.chain([sent_here]).map(Object::Rule).collect();
     let mut remove = installed;
-    remove.retain(|object| !add.remove(object) && !needed(object));
+    remove.retain(|object| !add.remove(object) && !needed.includes(object));
     Preserved {
-        addresses,
-        connections,
+        addresses: needed.addresses,
+        connections: needed.connections,
         add: add.into_iter().collect(),
         remove,
     }

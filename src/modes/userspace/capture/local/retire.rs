@@ -189,7 +189,11 @@ pub fn cleanup(family: Family) -> Result<(), Error> {
     Ok(())
 }
 
-fn open(family: Family) -> Result<Vec<Connection>, Error> {
+/// Returns the open connections of `family`.
+///
+/// # Errors
+/// When the kernel cannot list them.
+pub(super) fn open(family: Family) -> Result<Vec<Connection>, Error> {
     let mut socket = Socket::open(netlink::Protocol::SocketDiagnosis)?;
     Ok(connections::tcp(&mut socket, family)?)
 }

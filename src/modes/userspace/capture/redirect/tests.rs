@@ -7,7 +7,7 @@ use crate::{
         namespace::{block_on, in_namespace, ip},
         xtables::{Search, Xtables},
     },
-    modes::userspace::capture::{Capture, Method, Target},
+    modes::userspace::capture::{Capture, EarlierProcess, Method, Target},
     net,
 };
 
@@ -127,6 +127,7 @@ async fn many_in(writer: Writer) {
     let full = Scope {
         extent: Extent::Full,
         changed: Vec::new(),
+        earlier: EarlierProcess::Ended,
     };
     let mut desired: Desired = (0..300_u16).map(|number| many(family, number)).collect();
     let (served, report) = (Served::All, &mut Report::default());
@@ -149,6 +150,7 @@ async fn many_in(writer: Writer) {
         let scope = Scope {
             extent: Extent::Changed,
             changed,
+            earlier: EarlierProcess::Ended,
         };
         redirect
             .sync(&desired, &scope, &served, report)
@@ -291,6 +293,7 @@ async fn restored_in(writer: Writer) {
         let scope = Scope {
             extent,
             changed: vec![many[step]],
+            earlier: EarlierProcess::Ended,
         };
         let before = redirect.before();
         let synced = redirect.sync(&desired, &scope, &served, &mut report);
