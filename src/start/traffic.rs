@@ -121,16 +121,14 @@ impl TrafficSource for Elements {
         if open.is_none() {
             *open = nftables::Traffic::open(self.counted.clone()).ok();
         }
-        let found = match open.as_mut().map(|traffic| traffic.of(ports)) {
-            Some(Ok(found)) => found,
-            not_known => {
-                if let Some(Err(error)) = not_known {
-                    tracing::debug!("what Services carried is not known: {error}");
-                }
-                *open = None;
-                return vec![PortTraffic::default(); ports.len()];
-            }
+        let Some(traffic) = open.as_mut() else {
+            return vec![PortTraffic::default(); ports.len()];
         };
+        let read = traffic.of(ports);
+        if let Err(error) = read.outcome {
+            tracing::debug!("the traffic of some Services is not known: {error}");
+            *open = None;
+        }
         let of_port = |endpoints: HashMap<SocketAddr, nftables::EndpointTraffic>| {
             let endpoints = endpoints.into_iter().map(|(endpoint, counted)| {
                 let traffic = Traffic {
@@ -143,7 +141,7 @@ impl TrafficSource for Elements {
             });
             endpoints.collect()
         };
-        found.into_iter().map(of_port).collect()
+        read.endpoints.into_iter().map(of_port).collect()
     }
 }
 

@@ -396,7 +396,9 @@ fn connections_to_deleted_services_go_on_while_the_old_process_ends(lab: &mut La
     compares_everything(&new);
     open.are_served("the new process has compared everything");
     for to in web.cluster() {
-        reaches("the other Service", &["a", "b", "c"], || ask(&lab.client, to));
+        reaches("the other Service", &["a", "b", "c"], || {
+            ask(&lab.client, to)
+        });
     }
     drop(open);
     assert!(old.ended().success(), "the old process ended badly");

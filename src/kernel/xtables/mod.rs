@@ -267,7 +267,7 @@ impl Xtables {
         loop {
             let tried = self.restore_once(batch).await;
             let is_lock = tried.as_ref().is_err_and(Error::is_lock);
-            if waits && !is_lock {
+            if !is_lock && mem::take(&mut waits) {
                 tracing::info!("{}: the lock of iptables is free again", self.restore.name);
             }
             match tried {

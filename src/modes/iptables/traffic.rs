@@ -72,41 +72,40 @@ impl Traffic {
     /// Reads the counts, unless that was done lately.
     ///
     /// # Errors
-    /// What the program wrote as its error; nothing is known then.
+    /// What the program wrote as its error; nothing is known of its family then.
     pub async fn refresh(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
         if self.next.is_some_and(|next| begun < next) {
             return Ok(());
         }
-        let found = self.read().await;
-        let (found, result) = match found {
-            Ok(found) => (Some(Arc::new(found)), Ok(())),
-            Err(error) => (None, Err(error)),
-        };
-        self.counts.found.store(found);
-        let ended = Instant::now();
-        if result.is_ok() {
-            self.next = Some(ended + RECENT.max((ended - begun) * PAUSE));
+        let mut found = Found::new();
+        let mut result = Ok(());
+        for writer in &self.writers {
+            match read(writer).await {
+                Ok(of_family) => found.extend(of_family),
+                Err(error) => result = result.and(Err(error)),
+            }
         }
+        self.counts.found.store(Some(Arc::new(found)));
+        let ended = Instant::now();
+        self.next = Some(ended + RECENT.max((ended - begun) * PAUSE));
         result
     }
+}
 
-    async fn read(&self) -> Result<Found, Error> {
-        let mut found = Found::new();
-        for writer in &self.writers {
-            let each = |rule: Line<'_>, packets| {
-                if let Line::Rule { chain, words } = rule
-                    && chain.starts_with("KUBE-SEP-")
-                    && target(words) == Some("DNAT")
-                {
-                    // Names of both families differ, as they are made of addresses.
-                    found.insert(chain.into(), packets);
-                }
-            };
-            writer.xtables.read_counted(Table::Nat, each).await?;
+/// Returns the counts of one family. Names of both families differ, as they are made of addresses.
+async fn read(writer: &Writer) -> Result<Found, Error> {
+    let mut found = Found::new();
+    let each = |rule: Line<'_>, packets| {
+        if let Line::Rule { chain, words } = rule
+            && chain.starts_with("KUBE-SEP-")
+            && target(words) == Some("DNAT")
+        {
+            found.insert(chain.into(), packets);
         }
-        Ok(found)
-    }
+    };
+    writer.xtables.read_counted(Table::Nat, each).await?;
+    Ok(found)
 }
 
 impl Counts {

@@ -29,6 +29,14 @@ pub struct EndpointTraffic {
     pub to_clients: u64,
 }
 
+/// What was read of ServicePorts.
+pub struct Read {
+    /// The traffic of the endpoints of each.
+    pub endpoints: Vec<HashMap<SocketAddr, EndpointTraffic>>,
+    /// An error: the kernel refused for a family, or others go on changing its table.
+    pub outcome: Result<(), Error>,
+}
+
 /// Reads what the kernel counted.
 pub struct Traffic {
     rules: Rules,
@@ -51,14 +59,8 @@ impl Traffic {
     }
 
     /// Returns the traffic of each endpoint of each of `ports`, in their order; nothing
-    /// of those that are not counted.
-    ///
-    /// # Errors
-    /// When the kernel refuses, or others go on changing the table.
-    pub fn of(
-        &mut self,
-        ports: &[&Arc<ServicePort>],
-    ) -> Result<Vec<HashMap<SocketAddr, EndpointTraffic>>, Error> {
+    /// of those that are not counted, or whose family cannot be read.
+    pub fn of(&mut self, ports: &[&Arc<ServicePort>]) -> Read {
         let elements = |port: &&Arc<ServicePort>| {
             if self.counted.contain(&port.name.service.namespace) {
                 counting(port)
@@ -67,12 +69,15 @@ impl Traffic {
             }
         };
         let counting: Vec<_> = ports.iter().map(elements).collect();
-        let mut found = PerFamily::default();
+        let (mut found, mut outcome) = (PerFamily::default(), Ok(()));
         for family in Family::ALL {
             let of_family = ports.iter().zip(&counting);
             let of_family = of_family.filter(|(port, _)| port.name.family == family);
             let sets = of_family.flat_map(|(_, counting)| counting.iter().map(|one| one.set));
-            *found.get_mut(family) = self.read(family, sets.collect())?;
+            match self.read(family, sets.collect()) {
+                Ok(of_family) => *found.get_mut(family) = of_family,
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
         let of_port = |(port, counting): (&&Arc<ServicePort>, Vec<Counting>)| {
             let found: &Found = found.get(port.name.family);
@@ -90,7 +95,10 @@ impl Traffic {
             }
             endpoints
         };
-        Ok(ports.iter().zip(counting).map(of_port).collect())
+        Read {
+            endpoints: ports.iter().zip(counting).map(of_port).collect(),
+            outcome,
+        }
     }
 
     /// Reads those of the sets `ids` that exist.

@@ -6,7 +6,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use kube::core::Status;
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -63,6 +63,8 @@ pub(super) struct Intake<'a, K: Kind> {
     listed: usize,
     /// Hash of the warning that was logged last, for each object that has one.
     warnings: HashMap<K::Name, u64>,
+    /// Those of them that the list has brought.
+    warned: HashSet<K::Name>,
 }
 
 impl<'a, K: Kind> Intake<'a, K> {
@@ -74,6 +76,7 @@ impl<'a, K: Kind> Intake<'a, K> {
             listing: false,
             listed: 0,
             warnings: HashMap::new(),
+            warned: HashSet::new(),
         }
     }
 
@@ -114,6 +117,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.version = None;
         self.listing = true;
         self.listed = 0;
+        self.warned.clear();
         self.known.lock().begin_list();
     }
 
@@ -171,6 +175,8 @@ impl<'a, K: Kind> Intake<'a, K> {
             return Err(Failure::Broken(text.to_owned()));
         };
         self.known.lock().end_list();
+        let warned = std::mem::take(&mut self.warned);
+        self.warnings.retain(|name, _| warned.contains(name));
         self.version = Some(version);
         self.listing = false;
         Ok(())
@@ -235,6 +241,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         let mut hasher = DefaultHasher::new();
         text.hash(&mut hasher);
         let hash = hasher.finish();
+        if self.listing {
+            self.warned.insert(name.clone());
+        }
         if self.warnings.insert(name.clone(), hash) != Some(hash) {
             warn!("{} {name}: {text}", K::PLURAL);
         }
@@ -374,6 +383,29 @@ mod tests {
             over.contains("Services b/a: all of it can be used now"),
             "{over}"
         );
+    }
+
+    #[test]
+    fn warnings_of_objects_that_a_list_lacks_are_forgotten() {
+        let names = Mutex::new(Names::default());
+        let known = Mutex::new(Known::<Service>::new());
+        let mut intake = Intake::new(&names, &known);
+        let item = |name: &str| {
+            json!({
+                "metadata": {"name": name, "namespace": "b", "resourceVersion": "7"},
+                "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "externalIPs": ["x"]},
+            })
+        };
+        let log = lines(0, || {
+            for items in [vec![item("a"), item("c")], vec![item("c")]] {
+                intake.begin_list();
+                let page = json!({"metadata": {"resourceVersion": "8"}, "items": items});
+                assert!(intake.page(page.to_string().as_bytes()).is_ok());
+            }
+        });
+        assert_eq!(log.len(), 2, "each is logged once: {log:#?}");
+        let left: Vec<_> = intake.warnings.keys().map(ToString::to_string).collect();
+        assert_eq!(left, ["b/c"]);
     }
 
     proptest! {
