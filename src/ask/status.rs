@@ -29,7 +29,12 @@ impl Detail {
 
 /// Returns why a probe of the pod fails; empty: it does not.
 pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
-    let serves_any = health.syncs.iter().any(|sync| sync.last.is_some());
+    let serves = |sync: &FamilySync| {
+        // A family without Services shows nothing of whether those of the other one are served.
+        let counts = probe == Probe::Liveness || !sync.empty;
+        sync.last.is_some() && sync.not_served.is_none() && counts
+    };
+    let serves_any = health.syncs.iter().any(serves);
     let why = |sync: &FamilySync| {
         let family = &sync.family;
         if serves_any && sync.overdue && sync.last.is_none() {

@@ -40,7 +40,7 @@ use self::{
     latency::Triggers,
     metrics::{Metrics, SyncKind},
     no_local::NoLocalEndpoints,
-    question::{Explained, Question, Questions, Reading},
+    question::{Explained, ExplainedPacket, Question, Questions, Reading},
     schedule::{Outcome, SyncScheduler, Turn},
     status::{Extent, PastSync, Status, SuccessfulSync},
     this_node::ThisNode,
@@ -225,17 +225,24 @@ impl<M: Mode> Runner<M> {
             Question::Compare(reply) if !reply.is_closed() => {
                 let _ = reply.send(question::compare(&mut self.mode, map).await);
             }
-            Question::Explain(packet, reading, reply) if !reply.is_closed() => {
-                let explanation = self.mode.explain(map, &packet).await;
-                let served_by = explanation.as_ref().ok().and_then(|e| e.served_by.as_ref());
-                let service_port = served_by.and_then(|(name, _)| map.get(name).cloned());
+            Question::Explain(packets, reading, reply) if !reply.is_closed() => {
+                let mut explained = Vec::new();
+                for packet in packets {
+                    let explanation = self.mode.explain(map, &packet).await;
+                    let served_by = explanation.as_ref().ok().and_then(|e| e.served_by.as_ref());
+                    let service_port = served_by.and_then(|(name, _)| map.get(name).cloned());
+                    explained.push(ExplainedPacket {
+                        packet,
+                        explanation,
+                        service_port,
+                    });
+                }
                 let compared = match reading {
                     Reading::Whole => Some(question::compare(&mut self.mode, map).await),
                     Reading::Nothing => None,
                 };
                 let _ = reply.send(Explained {
-                    explanation,
-                    service_port,
+                    packets: explained,
                     compared,
                 });
             }
@@ -372,6 +379,7 @@ impl<M: Mode> Runner<M> {
                         draining: report.lingering + report.draining,
                         drains: drains.into(),
                         not_served: report.not_served.clone(),
+                        empty: self.tracker.map().of_family(family).next().is_none(),
                     };
                     let outcome = self.in_force(family, report);
                     self.status.synced(family, sync, self.failures.of(family));

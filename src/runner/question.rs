@@ -45,8 +45,8 @@ pub struct Questions(mpsc::Sender<Question>);
 pub(super) enum Question {
     /// How the kernel differs from what it is to hold.
     Compare(oneshot::Sender<Compared>),
-    /// What becomes of a packet.
-    Explain(Packet, Reading, oneshot::Sender<Explained>),
+    /// What becomes of packets.
+    Explain(Vec<Packet>, Reading, oneshot::Sender<Explained>),
 }
 
 /// Whether what the kernel holds is read for an answer.
@@ -58,15 +58,24 @@ pub enum Reading {
     Nothing,
 }
 
-/// What becomes of a packet, and what in the kernel is not as it is to be.
+/// What becomes of packets, and what in the kernel is not as it is to be.
 #[derive(Debug)]
 pub struct Explained {
+    /// Those that were asked about, in their order.
+    pub packets: Vec<ExplainedPacket>,
+    /// How the kernel differs from what it should hold; `None`: it was not read.
+    pub compared: Option<Compared>,
+}
+
+/// What becomes of a packet.
+#[derive(Debug)]
+pub struct ExplainedPacket {
+    /// The packet.
+    pub packet: Packet,
     /// What becomes of it if the kernel is as it should be.
     pub explanation: Result<Explanation, SyncError>,
     /// The ServicePort to which the destination belongs; `None`: it belongs to none.
     pub service_port: Option<Arc<ServicePort>>,
-    /// How the kernel differs from that; `None`: it was not read.
-    pub compared: Option<Compared>,
 }
 
 /// Why there is no answer.
@@ -95,13 +104,17 @@ impl Questions {
         self.ask(Question::Compare).await
     }
 
-    /// Returns what becomes of `packet`, and how the kernel differs from what it is to
+    /// Returns what becomes of `packets`, and how the kernel differs from what it is to
     /// hold. Syncs wait meanwhile.
     ///
     /// # Errors
     /// When too many ask, or the runner ends.
-    pub async fn explain(&self, packet: Packet, reading: Reading) -> Result<Explained, Unanswered> {
-        self.ask(|reply| Question::Explain(packet, reading, reply))
+    pub async fn explain(
+        &self,
+        packets: Vec<Packet>,
+        reading: Reading,
+    ) -> Result<Explained, Unanswered> {
+        self.ask(|reply| Question::Explain(packets, reading, reply))
             .await
     }
 

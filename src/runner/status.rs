@@ -19,7 +19,7 @@ pub use crate::modes::{Reason, progress::Position};
 use crate::{
     modes::{Drain, progress::SyncProgress},
     net::{Family, PerFamily},
-    services::{ServiceMap, ServicePorts},
+    services::{ServiceMap, ServicePortName, ServicePorts},
     trouble::Trouble,
 };
 
@@ -54,6 +54,28 @@ pub struct FamilyStatus {
 }
 
 impl FamilyStatus {
+    /// Returns why `port`, which is of this `family`, is not in force as requested, or may not be;
+    /// `None`: it is.
+    pub fn failing(&self, family: Family, port: &ServicePortName) -> Option<String> {
+        if let Some(why) = self.failures.ports.get(port) {
+            return Some(why.clone());
+        }
+        match (&self.last, &self.failure) {
+            (Some(last), _) if last.not_served.is_some() => {
+                let why = last.not_served.as_deref().unwrap_or_default();
+                Some(format!("{family} is not served: {why}"))
+            }
+            (Some(_), Some(failure)) => Some(format!(
+                "what changed lately may not be in force, as syncs of {family} fail: {}",
+                failure.why
+            )),
+            (None, Some(failure)) => {
+                Some(format!("nothing of {family} is in force: {}", failure.why))
+            }
+            (_, None) => None,
+        }
+    }
+
     /// Returns whether the first sync has ended, in force or failed.
     pub fn first_sync_is_over(&self) -> bool {
         self.last.is_some() || self.failure.is_some()
@@ -75,6 +97,8 @@ pub struct SuccessfulSync {
     pub drains: Arc<[Drain]>,
     /// Why ServicePorts of the family are not served, which is no failure; `None`: they are served.
     pub not_served: Option<String>,
+    /// Whether there were no ServicePorts of the family.
+    pub empty: bool,
 }
 
 impl Status {

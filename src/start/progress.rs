@@ -170,6 +170,7 @@ mod tests {
             draining: 0,
             drains: [].into(),
             not_served: None,
+            empty: false,
         });
         assert_eq!(
             text(&kinds, &families, 2_499),

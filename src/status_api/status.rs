@@ -134,6 +134,10 @@ pub struct FamilySync {
     /// the family, or cannot serve it. `None`: they are served. Earlier versions do not have this field.
     #[serde(default)]
     pub not_served: Option<String>,
+    /// Whether the last sync that took effect had no Services of the family to serve. Earlier
+    /// versions do not have this field.
+    #[serde(default)]
+    pub empty: bool,
 }
 
 /// How far a sync is.

@@ -111,20 +111,22 @@ impl Comparison<'_> {
                 if owner != Some(&port.name) {
                     continue;
                 }
-                let found = match servers.get(&server.frontend) {
-                    None => Found::Missing,
-                    Some(there) if *there != ServerDigest::of(&server.to_kernel()) => {
-                        Found::Altered
-                    }
-                    Some(_) => {
-                        if !reals.has_those_of(&server) {
-                            self.reals(&server, differences)?;
-                        }
-                        continue;
-                    }
-                };
                 let object = objects::virtual_server(&server.frontend);
-                differences.push(Difference::new(owner, object, found));
+                let there = servers.get(&server.frontend);
+                let Some(there) = there else {
+                    differences.push(Difference::new(owner, object, Found::Missing));
+                    differences.extend(server.reals.iter().map(|real| {
+                        let object = objects::real_server(real.address, &server.frontend);
+                        Difference::new(owner, object, Found::Missing)
+                    }));
+                    continue;
+                };
+                if *there != ServerDigest::of(&server.to_kernel()) {
+                    differences.push(Difference::new(owner, object, Found::Altered));
+                }
+                if !reals.has_those_of(&server) {
+                    self.reals(&server, differences)?;
+                }
             }
         }
         let unneeded = servers.keys().filter(|frontend| {

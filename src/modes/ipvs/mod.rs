@@ -409,6 +409,9 @@ impl Mode for Ipvs {
         };
         let mut compared = Compared::default();
         for (family, of_family) in self.families.iter_mut() {
+            if of_family.rules().unserved().is_some() {
+                continue;
+            }
             let mut comparison = Comparison {
                 family,
                 clients: &mut self.clients,

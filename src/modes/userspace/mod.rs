@@ -439,6 +439,9 @@ impl Mode for Userspace {
         }
         let captured = self.capture.compare(self.executor.desired()).await;
         captured.map(|family, found| {
+            if self.unserved.why(family).is_some() {
+                return None;
+            }
             let failed = self.families.get(family).failed();
             let missing = self.executor.missing_listeners(family, failed);
             Some(match found {

@@ -1,23 +1,19 @@
 //! The connections of an answer to `/v1/explain`.
 
 use crate::{
-    runner::question::{self, Carrier, Explained, Packet, Stale},
+    runner::question::{self, Carrier, ExplainedPacket, Stale},
     status_api::{Connection, Connections},
 };
 
 /// Maximum number of connections in an answer.
 const MOST: usize = 100;
 
-/// Returns the connections that were `found` to the destination of `packet`, the stale ones first.
-pub(super) fn listed(
-    found: &[question::Connection],
-    packet: &Packet,
-    explained: &Explained,
-) -> Connections {
+/// Returns the connections that were `found` to the destination of a packet, the stale ones first.
+pub(super) fn listed(found: &[question::Connection], explained: &ExplainedPacket) -> Connections {
     let why = |connection: &question::Connection| -> Option<Stale> {
         let explanation = explained.explanation.as_ref().ok()?;
         let port = explained.service_port.as_deref()?;
-        question::stale(connection, packet, explanation, port)
+        question::stale(connection, &explained.packet, explanation, port)
     };
     let explanation = explained.explanation.as_ref();
     let is_to_sockets = explanation.is_ok_and(|of| of.properties.carrier == Carrier::Sockets);

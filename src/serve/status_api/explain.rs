@@ -11,13 +11,15 @@ use super::{
     json, refused,
 };
 use crate::{
-    net::{Family, Protocol},
-    runner::question::{self, Caller, Explained, Origin, Packet, Reading, Verdict},
+    net::{Family, ModeName, Protocol},
+    runner::question::{
+        self, Caller, Compared, Difference, ExplainedPacket, Origin, Packet, Reading, Verdict,
+    },
     serve::http::{Answer, Reply},
     services::ServicePort,
     status_api::{
-        Addressee, Candidate, Connections, Destination, Explanation, ExplanationList, Listed,
-        NoEndpoints, Object, PassedOver, VERSION,
+        self, Addressee, Candidate, Destination, Explanation, ExplanationList, Listed, NoEndpoints,
+        Object, PassedOver, VERSION,
     },
 };
 
@@ -153,9 +155,13 @@ async fn answer(api: Arc<StatusApi>, asked: Asked) -> Answer {
         Ok(packets) => packets,
         Err(unresolved) => return refused(unresolved.status, unresolved.why),
     };
+    let explained = match api.questions.explain(packets, asked.reading).await {
+        Ok(explained) => explained,
+        Err(why) => return unanswered(why),
+    };
     let mut items = Vec::new();
-    for packet in packets {
-        match explained(&api, packet, asked.reading).await {
+    for packet in explained.packets {
+        match explained_packet(&api, packet, explained.compared.as_ref()).await {
             Ok(explanation) => items.push(explanation),
             Err(answer) => return answer,
         }
@@ -170,39 +176,128 @@ async fn answer(api: Arc<StatusApi>, asked: Asked) -> Answer {
     }
 }
 
-/// Returns what becomes of a packet, or the answer that says why that is not known.
-async fn explained(
+/// Returns what becomes of a packet, or the answer that says why that is not known. `compared` is
+/// `None` if the kernel was not read.
+async fn explained_packet(
     api: &StatusApi,
-    packet: Packet,
-    reading: Reading,
+    explained: ExplainedPacket,
+    compared: Option<&Compared>,
 ) -> Result<Explanation, Answer> {
-    let mut explained = api
-        .questions
-        .explain(packet, reading)
-        .await
-        .map_err(unanswered)?;
+    let packet = explained.packet;
+    let explanation = match &explained.explanation {
+        Ok(explanation) => explanation,
+        Err(error) => return Err(refused(StatusCode::SERVICE_UNAVAILABLE, error.to_string())),
+    };
     let family = Family::of(&packet.to.ip());
-    if let Some(Some(Ok(found))) = (explained.compared.as_mut()).map(|all| all.get_mut(family)) {
-        let port = explained.service_port.as_ref();
-        let service = port.map(|port| &port.name.service);
-        found.extend(api.node_differences(service));
-    }
-    let found = match (reading, &explained.explanation) {
-        (Reading::Whole, Ok(explanation)) => {
-            Some(question::connections(packet, explanation.properties.carrier).await)
+    let is_read = compared.is_some();
+    let (mut connections, mut connections_error, mut forward_policies) = (None, None, None);
+    if is_read {
+        match question::connections(packet, explanation.properties.carrier).await {
+            Ok(found) => connections = Some(connections::listed(&found, &explained)),
+            Err(error) => connections_error = Some(error.to_string()),
         }
-        _ => None,
-    };
-    let (found, error) = match found.transpose() {
-        Ok(found) => (found, None),
-        Err(error) => (None, Some(error.to_string())),
-    };
-    let found = found.map(|found| connections::listed(&found, &packet, &explained));
-    let policies = match &explained.explanation {
-        Ok(explanation) if reading == Reading::Whole => policies(explanation, family).await,
-        _ => None,
-    };
-    explanation(&api.about, &packet, explained, policies, found, error)
+        forward_policies = policies(explanation, family).await;
+    }
+    let port = explained.service_port.as_deref();
+    let node = api.node_differences(port.map(|port| &port.name.service));
+    let found = compared.map(|compared| found(compared, &node, family, api.about.mode));
+    let shown = Shown::new(explanation, found);
+    let name = explanation.served_by.as_ref().map(|(name, _)| name);
+    let role = explanation.served_by.as_ref().map(|(_, role)| *role);
+    Ok(Explanation {
+        api_version: VERSION.to_owned(),
+        kind: "Explanation".to_owned(),
+        mode: api.about.mode.to_string(),
+        to: packet.to.to_string(),
+        protocol: packet.protocol.to_string(),
+        from: sender(packet.from),
+        origin: origin(explanation.origin).to_owned(),
+        verdict: verdict(explanation.verdict).to_owned(),
+        service_port: name.map(ToString::to_string),
+        role: role.map(address_kind),
+        candidates: candidates(explanation, port),
+        no_endpoints: no_endpoints(&api.about, explanation),
+        forward_policies,
+        passed_over: passed_over(explanation, port),
+        steps: explanation.steps.clone(),
+        objects: shown.objects,
+        differences: shown.differences,
+        connections,
+        connections_error,
+        error: shown.error,
+    })
+}
+
+/// Returns how the kernel, and the `node`, differ from what is to be there for `family`, or why
+/// that is not known.
+fn found<'a>(
+    compared: &'a Compared,
+    node: &'a [Difference],
+    family: Family,
+    mode: ModeName,
+) -> Result<Vec<&'a Difference>, String> {
+    match compared.get(family) {
+        Some(Ok(found)) => Ok(found.iter().chain(node).collect()),
+        Some(Err(error)) => Err(error.to_string()),
+        None if compared.iter().all(|(_, found)| found.is_none()) => {
+            Err("another Tripod process serves now, and knows what is to be there".to_owned())
+        }
+        None => Err(format!("{mode} mode does not serve {family} here")),
+    }
+}
+
+/// What an answer shows of the kernel.
+struct Shown {
+    objects: Vec<Object>,
+    differences: Listed<status_api::Difference>,
+    error: Option<String>,
+}
+
+impl Shown {
+    /// Returns what is shown of what was `found`; `None`: the kernel was not read.
+    fn new(
+        explanation: &question::Explanation,
+        found: Option<Result<Vec<&Difference>, String>>,
+    ) -> Shown {
+        let is_read = found.is_some();
+        let (found, error) = match found.transpose() {
+            Ok(found) => (found.unwrap_or_default(), None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let objects = explanation.objects.iter().map(|object| {
+            let differs = found.iter().find(|difference| difference.object == *object);
+            Object {
+                object: object.clone(),
+                found: match (differs, &error) {
+                    (Some(difference), _) => difference.found.to_string(),
+                    (None, None) if is_read => "present".to_owned(),
+                    (None, _) => "unknown".to_owned(),
+                },
+            }
+        });
+        let objects: Vec<Object> = objects.collect();
+        let name = explanation.served_by.as_ref().map(|(name, _)| name);
+        let concerns = |difference: &&&Difference| {
+            let owner = difference.owner.as_ref();
+            let mut objects = objects.iter();
+            let is_shown = objects.any(|shown| shown.object == difference.object);
+            !is_shown && owner.is_none_or(|owner| Some(owner) == name)
+        };
+        let others: Vec<_> = found.iter().filter(concerns).collect();
+        let differences = Listed {
+            total: others.len(),
+            items: others
+                .into_iter()
+                .take(MOST)
+                .map(|one| difference(one))
+                .collect(),
+        };
+        Shown {
+            objects,
+            differences,
+            error,
+        }
+    }
 }
 
 /// Returns which chains of other programs drop such a packet where it passes them.
@@ -214,87 +309,6 @@ async fn policies(of: &question::Explanation, family: Family) -> Option<Vec<Stri
     let read = question::dropping_chains(family, passed).await;
     read.inspect_err(|error| tracing::info!("policies of other programs' chains: {error}"))
         .ok()
-}
-
-fn explanation(
-    about: &About,
-    packet: &Packet,
-    explained: Explained,
-    forward_policies: Option<Vec<String>>,
-    connections: Option<Connections>,
-    connections_error: Option<String>,
-) -> Result<Explanation, Answer> {
-    let mode = about.mode;
-    let Explained {
-        explanation,
-        service_port,
-        compared,
-    } = explained;
-    let explanation = match explanation {
-        Ok(explanation) => explanation,
-        Err(error) => return Err(refused(StatusCode::SERVICE_UNAVAILABLE, error.to_string())),
-    };
-    let family = Family::of(&packet.to.ip());
-    let is_read = compared.is_some();
-    let of_family = compared.and_then(|mut compared| compared.get_mut(family).take());
-    let (found, error) = match of_family {
-        Some(Ok(found)) => (found, None),
-        Some(Err(error)) => (Vec::new(), Some(error.to_string())),
-        None if !is_read => (Vec::new(), None),
-        None => {
-            let why = format!("{mode} mode does not serve {family} here");
-            (Vec::new(), Some(why))
-        }
-    };
-    let served_by = explanation.served_by.as_ref();
-    let name = served_by.map(|(name, _)| name);
-    let objects = explanation.objects.iter().map(|object| {
-        let differs = found.iter().find(|difference| difference.object == *object);
-        Object {
-            object: object.clone(),
-            found: match (differs, &error) {
-                (Some(difference), _) => difference.found.to_string(),
-                (None, None) if is_read => "present".to_owned(),
-                (None, _) => "unknown".to_owned(),
-            },
-        }
-    });
-    let objects: Vec<Object> = objects.collect();
-    let concerns = |difference: &&question::Difference| {
-        let owner = difference.owner.as_ref();
-        let is_shown = objects
-            .iter()
-            .any(|shown| shown.object == difference.object);
-        !is_shown && owner.is_none_or(|owner| Some(owner) == name)
-    };
-    let others: Vec<_> = found.iter().filter(concerns).collect();
-    let differences = Listed {
-        total: others.len(),
-        items: others.into_iter().take(MOST).map(difference).collect(),
-    };
-    let port = service_port.as_deref();
-    Ok(Explanation {
-        api_version: VERSION.to_owned(),
-        kind: "Explanation".to_owned(),
-        mode: mode.to_string(),
-        to: packet.to.to_string(),
-        protocol: packet.protocol.to_string(),
-        from: sender(packet.from),
-        origin: origin(explanation.origin).to_owned(),
-        verdict: verdict(explanation.verdict).to_owned(),
-        service_port: name.map(ToString::to_string),
-        role: served_by.map(|(_, role)| address_kind(*role)),
-        candidates: candidates(&explanation, port),
-        no_endpoints: no_endpoints(about, &explanation),
-        forward_policies,
-        passed_over: passed_over(&explanation, port),
-        steps: explanation.steps,
-        objects,
-        differences,
-        connections,
-        connections_error,
-        error,
-    })
 }
 
 fn no_endpoints(about: &About, explanation: &question::Explanation) -> Option<NoEndpoints> {

@@ -97,7 +97,7 @@ impl StatusApi {
                 .endpoints
                 .none_in_use(Reach::Any)
                 .map(|why| self.about.no_endpoints(&name.service, why)),
-            failing: family.failures.ports.get(name).cloned(),
+            failing: family.failing(name.family, name),
             health_check_failing: Vec::new(),
             unsupported,
             conflicts: port.conflicts.iter().map(ToString::to_string).collect(),

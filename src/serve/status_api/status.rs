@@ -185,6 +185,7 @@ fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync 
         overdue: not_served.is_none() && !health.is_healthy(family),
         draining: last.map_or(0, |sync| sync.draining),
         not_served,
+        empty: last.is_some_and(|sync| sync.empty),
     }
 }
 
@@ -376,6 +377,7 @@ mod tests {
                 draining: 0,
                 drains: [].into(),
                 not_served: None,
+                empty: false,
             }),
             failures: Arc::default(),
             ..new()
