@@ -26,7 +26,7 @@ const STATUS_MASK: u16 = 26;
 ///
 /// # Errors
 /// When the kernel refuses, as without CAP_NET_ADMIN (EPERM) or without ctnetlink (EINVAL), or its
-/// answer cannot be read: the first deletion that it refused, after all others have been carried out.
+/// answer cannot be read: the first that it refused, after all others have been deleted.
 pub fn delete(
     socket: &mut Socket,
     family: Family,
@@ -40,11 +40,14 @@ pub fn delete(
     for flow in found {
         // The endpoint may have answered while the table was read: the next packet of a connection
         // without its entry is taken for the first packet of another one.
-        let now = flows::look_up(socket, &flow)?;
-        if now.is_none_or(|now| now.state.is_answered()) {
-            continue;
-        }
-        match flows::delete_all(socket, family, slice::from_ref(&flow)) {
+        let outcome = match flows::look_up(socket, &flow) {
+            Ok(Some(now)) if !now.state.is_answered() => {
+                flows::delete_all(socket, family, slice::from_ref(&flow))
+            }
+            Ok(_) => Ok(0),
+            Err(error) => Err(error),
+        };
+        match outcome {
             Ok(count) => deleted += count,
             Err(error) => refused = refused.and(Err(error)),
         }

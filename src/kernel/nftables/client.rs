@@ -2,6 +2,7 @@
 
 use std::{thread, time::Duration};
 
+use hashbrown::HashSet;
 use nix::{errno::Errno, libc};
 
 use super::{
@@ -271,13 +272,8 @@ impl Rules {
     /// # Errors
     /// As [`Rules::chains`]; also when there is no such set.
     pub fn elements(&mut self, table: &Table, set: &set::Set) -> Result<Vec<Element>, Error> {
-        let (word, name) = (set.word(), &set.name);
-        let object = format!("elements of {word} {name} of table {table} of nf_tables");
-        let request = list(GET_ELEMENTS, table.family, object)
-            .text(element::TABLE, &table.name)
-            .text(element::SET, name);
         for attempt in 0..ATTEMPTS {
-            let found = self.socket.dump(&request, |m| Found::read(m).map(Some))?;
+            let found = self.listed(table, set)?;
             if !Found::repeats(&found) {
                 return Ok(Found::elements(found, set));
             }
@@ -286,9 +282,35 @@ impl Rules {
         }
         Err(Error::Unstable {
             operation: "list",
-            object: format!("elements of {word} {name} of table {table} of nf_tables"),
+            object: elements_of(table, set),
             attempts: ATTEMPTS,
         })
+    }
+
+    /// Returns the elements of a map to which packets add some, each once, in no order. The
+    /// kernel lists some twice if others come meanwhile, as with [`Rules::elements`], and leaves
+    /// some out if others expire.
+    ///
+    /// # Errors
+    /// As [`Rules::chains`]; also when there is no such map.
+    pub fn elements_of_packets(
+        &mut self,
+        table: &Table,
+        map: &set::Set,
+    ) -> Result<Vec<Element>, Error> {
+        let found = self.listed(table, map)?;
+        let mut elements = Found::elements(found, map);
+        let mut seen = HashSet::new();
+        elements.retain(|element| seen.insert(element.key.clone()));
+        Ok(elements)
+    }
+
+    /// Returns the messages with the elements of a set or a map.
+    fn listed(&mut self, table: &Table, set: &set::Set) -> Result<Vec<Found>, Error> {
+        let request = list(GET_ELEMENTS, table.family, elements_of(table, set))
+            .text(element::TABLE, &table.name)
+            .text(element::SET, &set.name);
+        self.socket.dump(&request, |m| Found::read(m).map(Some))
     }
 
     /// Returns a table with all that is in it; `None` if there is none.
@@ -315,7 +337,11 @@ impl Rules {
             let listed = rules.rules(&table)?;
             let mut sets = Vec::new();
             for set in rules.sets(&table)? {
-                let elements = rules.elements(&table, &set.set)?;
+                let elements = if set.set.dynamic {
+                    rules.elements_of_packets(&table, &set.set)?
+                } else {
+                    rules.elements(&table, &set.set)?
+                };
                 sets.push((set, elements));
             }
             Ok(Some((table, chains, listed, sets)))
@@ -395,6 +421,11 @@ impl Rules {
             Err(error) => Err(error),
         }
     }
+}
+
+fn elements_of(table: &Table, set: &set::Set) -> String {
+    let (word, name) = (set.word(), &set.name);
+    format!("elements of {word} {name} of table {table} of nf_tables")
 }
 
 fn list(kind: u16, family: Family, object: String) -> Request {

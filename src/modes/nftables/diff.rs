@@ -239,10 +239,11 @@ impl Batch {
     ) -> Batch {
         let options = &empty.options;
         let mut batch = Batch::new(options.family);
-        if preserved.is_some() {
-            batch.transaction.delete_table();
-        }
         batch.transaction.add_table();
+        if preserved.is_some() {
+            // It may have gone since it was read.
+            batch.transaction.delete_table().add_table();
+        }
         for set in sets.of(options) {
             batch.transaction.add_set(set);
         }

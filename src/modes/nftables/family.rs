@@ -108,6 +108,10 @@ impl ServedFamily {
 /// elements of it are refused.
 const ATTEMPTS: u32 = 20;
 
+/// How many of them fail if others changed anything since the table was read. From then on, only
+/// notifications say whether that concerned it.
+const UNCHANGED: u32 = 4;
+
 /// What one sync did.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
@@ -195,6 +199,12 @@ impl FamilyTable {
             self.repairs
                 .log(&[format!("{} table {TABLE}", self.family)]);
         }
+    }
+
+    /// Returns true if clients were sent to endpoints that are gone until a moment ago: the next
+    /// sync deletes flows that they began meanwhile.
+    pub fn were_late(&self) -> bool {
+        self.stale_clients.were_late()
     }
 
     /// Puts what `map` has of the family in force. `watcher` is that of the mode.
@@ -299,6 +309,12 @@ impl FamilyTable {
                         self.state.fail(name, why);
                     }
                 }
+                // Nothing of it is in force; writing the whole table would take more memory still.
+                Err(NotInForce::Refused(error)) if error.is_passing() => {
+                    self.applied = Some(applied);
+                    self.state.restore_failures();
+                    return Err(error.into());
+                }
                 Err(NotInForce::Refused(error)) => {
                     tracing::warn!("{}: {error}; the table is written anew", self.family);
                     return Ok(None);
@@ -347,6 +363,7 @@ impl FamilyTable {
         self.state.clear_failures();
         let affinity = self.sets.get(SetId::Affinity).clone();
         let mut outcome = Err(Error::Unstable);
+        let mut keeps_clients = true;
         for attempt in 0..ATTEMPTS {
             let observed = match observe(&mut self.rules, self.family, &affinity) {
                 // The table went meanwhile.
@@ -363,14 +380,16 @@ impl FamilyTable {
             let node = map.this_node().map(|node| &*node.addresses);
             let node = node.unwrap_or_default();
             let mut clients = observed.affinity;
-            clients.retain(|client| routes.may_stay(client, &options, node));
-            let clients = observed.exists.then_some(clients);
+            clients.retain(|client| keeps_clients && routes.may_stay(client, &options, node));
+            let has_clients = !clients.is_empty();
+            let is_checked = attempt < UNCHANGED;
+            let clients = (observed.exists || !is_checked).then_some(clients);
             let batch = Batch::whole(change, &applied, &self.sets, clients);
             let (rules, generation) = (&mut self.rules, observed.generation);
             // If others change something all the time, what they change has to be known.
             let ran = execute(&batch, &self.progress, |transaction| match attempt {
                 0 => watcher.run_unwatched(rules, transaction, generation),
-                _ => rules.run(transaction, Some(generation)),
+                _ => rules.run(transaction, is_checked.then_some(generation)),
             });
             match ran {
                 Ok(()) => {
@@ -389,6 +408,15 @@ impl FamilyTable {
                     for (name, why) in refused {
                         self.state.fail(name, why);
                     }
+                }
+                // One of the clients may be what is refused.
+                Err(NotInForce::Refused(error)) if has_clients => {
+                    tracing::warn!(
+                        "{}: {error}; the table is written without the clients of session affinity",
+                        self.family
+                    );
+                    keeps_clients = false;
+                    outcome = Err(error.into());
                 }
                 Err(NotInForce::Refused(error) | NotInForce::Unknown(error)) => {
                     return Err(error.into());

@@ -241,8 +241,14 @@ impl Mode for Nftables {
     async fn externally_modified(&mut self) {
         loop {
             self.checks.due().await;
+            let mut were_late = false;
             for (_, served) in self.families.present_mut() {
                 served.delete_stale_clients(&*self.setup.metrics);
+                were_late |= served.table.were_late();
+            }
+            if were_late {
+                // A sync deletes the UDP flows of these clients.
+                return;
             }
             // Where they cannot be read, the next sync says so.
             if self.read_notifications().unwrap_or(false) {

@@ -23,6 +23,11 @@ use crate::{
 /// After a search, there is none for this many times as long as it took.
 const PAUSE_FACTOR: u32 = 10;
 
+/// If there are more clients than this, the kernel may leave some out while it lists them, as
+/// others expire meanwhile: it goes on by their number, and a datagram of an answer has some
+/// hundred.
+const LISTED_AT_ONCE: usize = 100;
+
 /// The clients whose entries are to be deleted.
 #[derive(Debug, Default)]
 pub struct StaleClients {
@@ -32,6 +37,16 @@ pub struct StaleClients {
     is_late: bool,
     /// Whether entries were deleted late.
     were_late: bool,
+    /// Whether they were searched for, and some may have been left out.
+    is_repeated: bool,
+}
+
+/// What a search found.
+struct Searched {
+    /// How many clients there were.
+    listed: usize,
+    /// How many of them were to be deleted, and are.
+    stale: usize,
 }
 
 impl StaleClients {
@@ -45,6 +60,7 @@ impl StaleClients {
     /// Drops them: the map of clients was written anew, without them.
     pub fn clear(&mut self) {
         self.routes = Routes::default();
+        self.is_repeated = false;
         self.were_late |= std::mem::take(&mut self.is_late);
     }
 
@@ -78,11 +94,19 @@ impl StaleClients {
             .saturating_mul(PAUSE_FACTOR)
             .max(Duration::from_millis(1));
         self.not_before = Some(Instant::now() + rest);
-        if outcome.is_ok() {
+        self.is_late |= outcome.is_err();
+        let Searched { listed, stale } = outcome?;
+        let is_repeated = std::mem::replace(&mut self.is_repeated, true);
+        self.were_late |= std::mem::take(&mut self.is_late) || is_repeated && stale > 0;
+        if stale == 0 || listed <= LISTED_AT_ONCE {
             self.clear();
         }
-        self.is_late = outcome.is_err();
-        outcome
+        Ok(())
+    }
+
+    /// Returns true if [`take_late`](Self::take_late) would.
+    pub fn were_late(&self) -> bool {
+        self.were_late
     }
 
     fn search(
@@ -90,15 +114,18 @@ impl StaleClients {
         rules: &mut Rules,
         options: &Options,
         clients: &std::sync::Arc<Set>,
-    ) -> Result<(), Error> {
+    ) -> Result<Searched, Error> {
         let table = Table::new(options.family, TABLE);
-        let mut left: Vec<Element> = rules.elements(&table, clients)?;
+        let mut left: Vec<Element> = rules.elements_of_packets(&table, clients)?;
+        let listed = left.len();
         left.retain(|client| self.routes.are_of(client, options));
+        let stale = left.len();
+        let searched = Searched { listed, stale };
         while !left.is_empty() {
             let mut transaction = Transaction::new(table.clone());
             transaction.delete_elements(clients, left.clone());
             let refused = match rules.run(&transaction, None) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(searched),
                 Err(Failure::Refused(refused)) => refused,
                 Err(failure) => return Err(failure.first().into()),
             };
@@ -114,6 +141,6 @@ impl StaleClients {
             let mut at = 0..;
             left.retain(|_| at.next().is_some_and(|at| !gone.contains(&at)));
         }
-        Ok(())
+        Ok(searched)
     }
 }

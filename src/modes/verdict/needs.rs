@@ -107,14 +107,18 @@ fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
             )
         })
         .collect();
+    let spreading = "spreading connections over endpoints";
     let hash = kernel.can(&of(NftPart::Hash));
     needs.push(if hash || kernel.can(&of(NftPart::Numgen)) {
         useful(
             of(NftPart::Numgen),
             "without it, connections are spread over endpoints by a hash of the client's port",
         )
+    } else if kernel.unknown(&of(NftPart::Hash)).is_some() {
+        // It may be there instead.
+        required(of(NftPart::Hash), spreading)
     } else {
-        required(of(NftPart::Numgen), "spreading connections over endpoints")
+        required(of(NftPart::Numgen), spreading)
     });
     for (part, effect) in [
         (NftPart::Hash, "without it, there is no scheduler sh"),

@@ -12,7 +12,7 @@ use crate::{
     kernel::{
         nftables::{
             Chain, ChainType, Ct, Direction, Dynset, DynsetOp, Field, Hook, Jhash, Mark, MarkValue,
-            Meta, Numgen, Rule, Statement, Target, Test, Verdict,
+            Meta, Numgen, Rule, Statement, Target, Test, Value, Verdict,
         },
         probe::NftPart,
     },
@@ -24,6 +24,7 @@ use crate::{
 /// `enum ip_conntrack_status`).
 pub(super) const STATE_INVALID: u32 = 1;
 pub(super) const STATE_NEW: u32 = 8;
+pub(super) const STATUS_CONFIRMED: u32 = 8;
 pub(super) const STATUS_DNAT: u32 = 32;
 
 /// Just after the kernel translated destinations (`NF_IP_PRI_NAT_DST`).
@@ -278,7 +279,7 @@ fn local(detect: &DetectLocal, family: Family) -> Option<(Field, Test)> {
             let octets = match link.strip_suffix('+') {
                 // Only this part of the name is compared.
                 Some(prefix) => prefix.as_bytes().to_vec(),
-                None => crate::kernel::nftables::Value::Name(link.clone()).octets(),
+                None => Value::Name(link.clone()).octets(),
             };
             Some((Field::Meta(Meta::InputName), Test::Is(octets)))
         }
@@ -338,9 +339,16 @@ fn remember_hooks(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
     let node_port = called(family).split_off(1);
     rules.extend(timeouts(node_port, SetId::NodePortAffinityTimeouts));
     let hook = |name, hook| {
+        // A packet that is repeated for want of an answer is new, too, and goes where the first one
+        // went, which may have left the Service since. The entry of the first one is confirmed by
+        // then (`nf_conntrack_confirm`).
+        let status = Field::Masked(
+            Box::new(Field::Ct(Ct::Status, None)),
+            STATUS_DNAT | STATUS_CONFIRMED,
+        );
         let translated = Rule::new([
             Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW)),
-            Statement::Match(Field::Ct(Ct::Status, None), Test::Any(STATUS_DNAT)),
+            Statement::Match(status, Test::Is(Value::Number(STATUS_DNAT).octets())),
             Statement::Verdict(Verdict::Jump(REMEMBER.into())),
         ]);
         let chain = Chain::base(name, ChainType::Filter, hook, AFTER_DNAT);

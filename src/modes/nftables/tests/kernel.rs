@@ -1,6 +1,6 @@
 //! Tests on this machine's kernel.
 
-use std::{collections::BTreeMap, process::Command};
+use std::{collections::BTreeMap, net::UdpSocket, process::Command};
 
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
@@ -16,12 +16,12 @@ use super::{
 };
 use crate::{
     kernel::{
-        namespace::in_namespace,
+        namespace::{in_namespace, ip},
         nftables::{
             Contents, Datum, Element, Rules, Table, Transaction, Value, Verdict, Watcher, concat,
         },
     },
-    net::Family,
+    net::{Family, Protocol},
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -263,6 +263,61 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
         let mut table = Watched::open(FAMILY);
         table.full(&port(&[5, 7]));
         assert_eq!(clients(), all[2..]);
+    });
+}
+
+/// What the client sends again without an answer goes where the first datagram went.
+#[test]
+fn a_repeated_packet_does_not_remember_a_client_at_an_endpoint_that_left() {
+    in_namespace(|| {
+        ip("link add d0 type veth peer name d1");
+        ip("addr add 10.0.0.1/8 dev d0");
+        ip("link set d0 up");
+        ip("link set d1 up");
+        let mut table = Watched::open(FAMILY);
+        let port = |last: &[u16]| {
+            let port = sticky(on(FAMILY, 1, last), 60);
+            let name = port.name.over(Protocol::Udp);
+            [ServicePort { name, ..port }]
+        };
+        table.full(&port(&[1]));
+        let socket = UdpSocket::bind("10.0.0.1:4000").unwrap();
+        let send = || socket.send_to(b"x", "10.96.0.1:80").unwrap();
+        send();
+        assert_eq!(clients().len(), 1);
+        let now = port(&[3]);
+        table.follow(&now, &changed(&[&now[0]]));
+        table.table.delete_stale_clients().unwrap();
+        send();
+        assert_eq!(clients(), []);
+    });
+}
+
+/// The kernel lists a long map by the number of elements that it has listed.
+#[test]
+fn clients_of_a_long_list_are_searched_for_until_none_is_found() {
+    in_namespace(|| {
+        let mut table = Watched::open(FAMILY);
+        let port = |last: &[u16]| [sticky(on(FAMILY, 1, last), 60)];
+        table.full(&port(&[1, 3]));
+        let sets = Sets::new(FAMILY);
+        let add = |clients: Vec<Element>| {
+            let mut transaction = Transaction::new(Table::new(FAMILY, TABLE));
+            transaction.add_elements(sets.get(SetId::Affinity), clients);
+            Rules::open().unwrap().run(&transaction, None).unwrap();
+        };
+        add((0..200).map(|last| client(last, 3)).collect());
+        add(vec![client(200, 1)]);
+        let now = port(&[3]);
+        table.follow(&now, &changed(&[&now[0]]));
+        table.table.delete_stale_clients().unwrap();
+        assert_eq!(clients().len(), 200);
+        // One that was left out.
+        add(vec![client(201, 1)]);
+        while !table.table.were_late() {
+            table.table.delete_stale_clients().unwrap();
+        }
+        assert_eq!(clients().len(), 200);
     });
 }
 
