@@ -168,7 +168,17 @@ async fn a_pod_is_ready_when_families_are_in_force_and_lives_while_none_is_overd
     }
     let none = status("null", true).replace(SYNCED, "null");
     let both = none.replace(r#""overdue": false"#, r#""overdue": true"#);
-    for answer in [none, both] {
+    // A family that is not served, or has no Services, serves nothing.
+    let with = |field: &str| {
+        let first = r#""draining": 0"#;
+        status("null", true).replacen(first, &format!("{first}, {field}"), 1)
+    };
+    let [unserved, empty] = [r#""notServed": "no""#, r#""empty": true"#].map(with);
+    let code = asked(Question::Probe(Probe::Readiness), "200 OK", &empty).await;
+    assert_eq!(code, ExitCode::from(1), "{empty}");
+    let code = asked(Question::Probe(Probe::Liveness), "200 OK", &empty).await;
+    assert_eq!(code, ExitCode::SUCCESS, "as for /livez: {empty}");
+    for answer in [none, both, unserved] {
         let code = asked(Question::Probe(Probe::Liveness), "200 OK", &answer).await;
         assert_eq!(code, ExitCode::from(1), "nothing is served: {answer}");
     }

@@ -24,6 +24,13 @@ const DEFAULT_NAMESPACE: &str = "default";
 /// The component's name in events, by which people filter.
 const CONTROLLER: &str = "kube-proxy";
 
+/// The most bytes that a note may have (`NoteLengthLimit` of
+/// `pkg/apis/core/validation/events.go`).
+const LONGEST_NOTE: usize = 1024;
+
+/// Ends a note that is too long.
+const SHORTENED: &str = " … (the log has all of it)";
+
 /// Writes what comes from `events`, one after the other, as far as there are
 /// not too many about one object. One that cannot be written is dropped; the
 /// log has it too.
@@ -102,7 +109,7 @@ fn object(event: &Event, node: &str, now: Timestamp) -> ApiEvent {
         },
         action: Some(event.action.to_owned()),
         event_time: Some(MicroTime(now)),
-        note: Some(event.note.clone()).filter(|note| !note.is_empty()),
+        note: Some(note(&event.note)).filter(|note| !note.is_empty()),
         reason: Some(event.reason.to_owned()),
         regarding: Some(regarding),
         reporting_controller: Some(CONTROLLER.to_owned()),
@@ -110,6 +117,15 @@ fn object(event: &Event, node: &str, now: Timestamp) -> ApiEvent {
         type_: Some(event.severity.to_string()),
         ..ApiEvent::default()
     }
+}
+
+/// Returns the text, shortened to what the API server accepts.
+fn note(text: &str) -> String {
+    if text.len() <= LONGEST_NOTE {
+        return text.to_owned();
+    }
+    let end = text.floor_char_boundary(LONGEST_NOTE - SHORTENED.len());
+    format!("{}{SHORTENED}", &text[..end])
 }
 
 #[cfg(test)]
@@ -130,6 +146,16 @@ mod tests {
         // The server refuses an event without these (validateV1EventSeries).
         for field in ["eventTime", "action", "reportingInstance"] {
             assert!(json[field].is_string(), "{field}");
+        }
+    }
+
+    #[test]
+    fn a_note_is_no_longer_than_the_server_accepts() {
+        for length in [0, 1, 1023, 1024, 1025, 5000] {
+            let text = "ä".repeat(length / 2) + &"x".repeat(length % 2);
+            let note = note(&text);
+            assert!(note.len() <= 1024, "{length}: {}", note.len());
+            assert_eq!(note == text, length <= 1024, "{length}");
         }
     }
 }

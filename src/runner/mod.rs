@@ -40,7 +40,7 @@ use self::{
     latency::Triggers,
     metrics::{Metrics, SyncKind},
     no_local::NoLocalEndpoints,
-    question::{Explained, ExplainedPacket, Question, Questions, Reading},
+    question::{Question, Questions},
     schedule::{Outcome, SyncScheduler, Turn},
     status::{Extent, PastSync, Status, SuccessfulSync},
     this_node::ThisNode,
@@ -87,6 +87,8 @@ pub struct Runner<M> {
     tracker: Tracker,
     options: schedule::Options,
     health: Arc<Health>,
+    /// The families that this node could not serve in their last sync.
+    unserved: PerFamily<bool>,
     metrics: Metrics,
     triggers: Triggers,
     followers: Vec<Box<dyn AfterSync>>,
@@ -119,6 +121,7 @@ impl<M: Mode> Runner<M> {
             tracker,
             options,
             health,
+            unserved: PerFamily::default(),
             triggers: Triggers::new(SystemTime::now()),
             followers: vec![Box::new(NoLocalEndpoints::new(metrics.clone()))],
             metrics,
@@ -226,25 +229,8 @@ impl<M: Mode> Runner<M> {
                 let _ = reply.send(question::compare(&mut self.mode, map).await);
             }
             Question::Explain(packets, reading, reply) if !reply.is_closed() => {
-                let mut explained = Vec::new();
-                for packet in packets {
-                    let explanation = self.mode.explain(map, &packet).await;
-                    let served_by = explanation.as_ref().ok().and_then(|e| e.served_by.as_ref());
-                    let service_port = served_by.and_then(|(name, _)| map.get(name).cloned());
-                    explained.push(ExplainedPacket {
-                        packet,
-                        explanation,
-                        service_port,
-                    });
-                }
-                let compared = match reading {
-                    Reading::Whole => Some(question::compare(&mut self.mode, map).await),
-                    Reading::Nothing => None,
-                };
-                let _ = reply.send(Explained {
-                    packets: explained,
-                    compared,
-                });
+                let explained = question::explain(&mut self.mode, map, packets, reading).await;
+                let _ = reply.send(explained);
             }
             Question::Compare(_) | Question::Explain(..) => {}
         }
@@ -408,7 +394,12 @@ impl<M: Mode> Runner<M> {
         }
         self.failures.sync_in_force(family, Instant::now());
         let map = self.tracker.map();
-        self.metrics.service_ports.set(map.len() as i64);
+        *self.unserved.get_mut(family) = !is_served;
+        // Counted only where it takes counting.
+        let unserved = self.unserved.iter().filter(|(_, unserved)| **unserved);
+        let unserved = unserved.map(|(family, _)| map.of_family(family).count());
+        let served = map.len() - unserved.sum::<usize>();
+        self.metrics.service_ports.set(served as i64);
         let Pending { changes, .. } = std::mem::take(self.pending.get_mut(family));
         let took = self.triggers.in_force(family, &changes, SystemTime::now());
         for took in took.into_iter().filter(|_| is_served) {

@@ -36,6 +36,34 @@ pub(super) async fn compare<M: Mode>(mode: &mut M, map: &ServiceMap) -> Compared
     })
 }
 
+/// Returns what becomes of `packets`, and, if the kernel is read, how it differs from what `mode` is
+/// to have there for `map`.
+pub(super) async fn explain<M: Mode>(
+    mode: &mut M,
+    map: &ServiceMap,
+    packets: Vec<Packet>,
+    reading: Reading,
+) -> Explained {
+    let mut explained = Vec::new();
+    for packet in packets {
+        let explanation = mode.explain(map, &packet).await;
+        let served_by = explanation.as_ref().ok().and_then(|e| e.served_by.as_ref());
+        let service_port = served_by.and_then(|(name, _)| map.get(name).cloned());
+        explained.push(ExplainedPacket {
+            packet,
+            explanation,
+            service_port,
+        });
+    }
+    Explained {
+        packets: explained,
+        compared: match reading {
+            Reading::Whole => Some(compare(mode, map).await),
+            Reading::Nothing => None,
+        },
+    }
+}
+
 /// Sends questions to a runner, which answers them between syncs.
 #[derive(Clone, Debug)]
 pub struct Questions(mpsc::Sender<Question>);

@@ -191,3 +191,51 @@ impl Status {
         status.failure = Some(Trouble::now(status.failure.take(), why));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::service_ports::service_port;
+
+    #[test]
+    fn what_is_not_known_to_be_in_force_is_failing() {
+        let port = service_port("web", [10, 96, 0, 1]).name;
+        let last = |not_served: Option<&str>| SuccessfulSync {
+            ended: SystemTime::UNIX_EPOCH,
+            took: Duration::ZERO,
+            full: true,
+            draining: 0,
+            drains: [].into(),
+            not_served: not_served.map(str::to_owned),
+            empty: false,
+        };
+        let failure = || Trouble::now(None, "no lock".to_owned());
+        for (last, failure, expected) in [
+            (None, None, None),
+            (Some(last(None)), None, None),
+            (
+                Some(last(Some("no ip6tables"))),
+                None,
+                Some("IPv4 is not served: no ip6tables"),
+            ),
+            (
+                None,
+                Some(failure()),
+                Some("nothing of IPv4 is in force: no lock"),
+            ),
+            (
+                Some(last(None)),
+                Some(failure()),
+                Some("what changed lately may not be in force, as syncs of IPv4 fail: no lock"),
+            ),
+        ] {
+            let status = FamilyStatus {
+                last,
+                failure,
+                ..FamilyStatus::default()
+            };
+            let why = status.failing(Family::V4, &port);
+            assert_eq!(why.as_deref(), expected);
+        }
+    }
+}

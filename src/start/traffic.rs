@@ -7,12 +7,12 @@ use std::{
     pin::Pin,
     slice,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
 use super::{addresses, mode::Running};
 use crate::{
@@ -27,6 +27,10 @@ use crate::{
     services::{Namespaces, ServicePort},
     status_api::{self, DialList, Limited, Traffic, VERSION},
 };
+
+/// How long an answer waits until the counts of iptables mode are read; then it has those that were
+/// read last.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Returns what `mode` knows; nftables and iptables mode count for Services in the namespaces
 /// `counted`.
@@ -80,10 +84,14 @@ impl Chains {
 impl TrafficSource for Chains {
     fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
         let traffic = Arc::clone(&self.traffic);
-        Some(Box::pin(async move {
+        // The program may take long, or hang: it goes on for whoever asks later.
+        let reading = tokio::spawn(async move {
             if let Err(error) = traffic.lock().await.refresh().await {
-                tracing::debug!("what Services carried is not known: {error}");
+                tracing::debug!("the traffic of some Services is not known: {error}");
             }
+        });
+        Some(Box::pin(async move {
+            let _ = timeout(PATIENCE, reading).await;
         }))
     }
 

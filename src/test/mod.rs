@@ -33,13 +33,12 @@ pub async fn test(asked: &Test) -> ExitCode {
         Place::Cluster(asked) => cluster::test(asked).await,
     };
     let printed = report.and_then(|report| {
-        let good = report.is_good();
+        let status = report.status();
         cli::put(&print::text(&report, asked.output)?).map_err(|error| error.to_string())?;
-        Ok(good)
+        Ok(status)
     });
     match printed {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(status) => status,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error}");
             ExitCode::from(UNABLE)

@@ -1,7 +1,10 @@
 //! What was tried, and the results.
 
+use std::process::ExitCode;
+
 use serde::Serialize;
 
+use super::UNABLE;
 use crate::{net::Protocol, status_api::VERSION};
 
 /// The report of a test: all its checks.
@@ -127,9 +130,14 @@ impl Report {
         Report { notes, ..self }
     }
 
-    /// Returns whether every promise that was tried was kept, and at least one was tried.
-    pub fn is_good(&self) -> bool {
-        self.failed == 0 && self.passed > 0
+    /// Returns the exit status: 0 if every promise that was tried was kept, 1 if one was not, 2 if
+    /// none could be tried.
+    pub fn status(&self) -> ExitCode {
+        match (self.passed, self.failed) {
+            (0, 0) => ExitCode::from(UNABLE),
+            (_, 0) => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        }
     }
 
     pub(super) fn mode(&self) -> &str {

@@ -485,6 +485,13 @@ fn in_ipvs_mode() {
                 named: &["missing", "virtual server 10.96.0.1:80/TCP"],
             },
             Change {
+                command: "ipvsadm -D -t 10.96.0.1:80",
+                named: &[
+                    "missing",
+                    "real server 10.244.0.11:8080 of virtual server 10.96.0.1:80/TCP",
+                ],
+            },
+            Change {
                 command: "ipvsadm -d -t 10.96.0.1:80 -r 10.244.0.11:8080",
                 named: &["missing", "real server 10.244.0.11:8080"],
             },

@@ -53,14 +53,19 @@ pub fn decide(
     if way.is_for_the_caller_itself(asked) {
         return way.explanation;
     }
-    if let Some(why) = &behaviour.unserved {
+    let frontend = frontend::of(map, behaviour, packet);
+    // This process answers health checks itself, whatever the kernel can do.
+    if let (Some(why), false) = (
+        &behaviour.unserved,
+        matches!(frontend, Frontend::HealthCheck(_)),
+    ) {
         let family = Family::of(&packet.to.ip());
         let mode = behaviour.properties.mode;
         let why = format!("{mode} mode serves no {family} Services on this node: {why}");
         way.end(Verdict::NotServed, why);
         return way.explanation;
     }
-    match frontend::of(map, behaviour, packet) {
+    match frontend {
         Frontend::Of(port, role) => way.service(port, role),
         Frontend::OtherPort(port, role) => way.other_port(port, role),
         Frontend::HealthCheck(port) => way.health_check(port),

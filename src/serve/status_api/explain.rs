@@ -1,11 +1,17 @@
 //! Answers `/v1/explain`.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use hyper::StatusCode;
 
 use super::{
-    About, StatusApi, address_kind, connections,
+    About, StatusApi, address_kind,
+    candidates::{candidates, passed_over},
+    connections,
     destination::{self, Unresolved},
     diff::{difference, unanswered},
     json, refused,
@@ -18,8 +24,8 @@ use crate::{
     serve::http::{Answer, Reply},
     services::ServicePort,
     status_api::{
-        self, Addressee, Candidate, Destination, Explanation, ExplanationList, Listed, NoEndpoints,
-        Object, PassedOver, VERSION,
+        self, Addressee, Destination, Explanation, ExplanationList, Listed, NoEndpoints, Object,
+        VERSION,
     },
 };
 
@@ -57,6 +63,13 @@ impl StatusApi {
             from: *from,
         };
         Ok(found.into_iter().map(packet).collect())
+    }
+
+    /// Returns the endpoints of `port` that the mode leaves out, as they did not answer lately.
+    fn ejected(&self, port: Option<&Arc<ServicePort>>) -> HashSet<SocketAddr> {
+        let traffic = port.map(|port| self.traffic.of(&[port]));
+        let traffic = traffic.into_iter().flatten();
+        traffic.flat_map(|one| one.ejected).collect()
     }
 }
 
@@ -202,6 +215,11 @@ async fn explained_packet(
     let node = api.node_differences(port.map(|port| &port.name.service));
     let found = compared.map(|compared| found(compared, &node, family, api.about.mode));
     let shown = Shown::new(explanation, found);
+    let candidates = candidates(
+        explanation,
+        port,
+        &api.ejected(explained.service_port.as_ref()),
+    );
     let name = explanation.served_by.as_ref().map(|(name, _)| name);
     let role = explanation.served_by.as_ref().map(|(_, role)| *role);
     Ok(Explanation {
@@ -215,10 +233,10 @@ async fn explained_packet(
         verdict: verdict(explanation.verdict).to_owned(),
         service_port: name.map(ToString::to_string),
         role: role.map(address_kind),
-        candidates: candidates(explanation, port),
         no_endpoints: no_endpoints(&api.about, explanation),
         forward_policies,
-        passed_over: passed_over(explanation, port),
+        passed_over: passed_over(explanation, port, &candidates),
+        candidates,
         steps: explanation.steps.clone(),
         objects: shown.objects,
         differences: shown.differences,
@@ -324,47 +342,6 @@ fn sender(from: Caller) -> String {
         Caller::Node => "node".to_owned(),
         Caller::Outside => "outside".to_owned(),
     }
-}
-
-fn candidates(explanation: &question::Explanation, port: Option<&ServicePort>) -> Vec<Candidate> {
-    let node = |address| {
-        let all = port.map(|port| port.endpoints.all.iter());
-        let mut all = all.into_iter().flatten();
-        let endpoint = all.find(|endpoint| endpoint.address == address)?;
-        endpoint.node_name.as_ref().map(ToString::to_string)
-    };
-    let candidates = explanation.candidates.iter();
-    candidates
-        .map(|candidate| Candidate {
-            address: candidate.address.to_string(),
-            node: node(candidate.address),
-            share: candidate.share,
-        })
-        .collect()
-}
-
-fn passed_over(explanation: &question::Explanation, port: Option<&ServicePort>) -> Vec<PassedOver> {
-    let is_candidate = |address| {
-        let mut candidates = explanation.candidates.iter();
-        candidates.any(|candidate| candidate.address == address)
-    };
-    let usage = port.into_iter().flat_map(|port| port.endpoints.usage());
-    let others = usage.filter(|(endpoint, _)| !is_candidate(endpoint.address));
-    let not_used = || match explanation.verdict {
-        // Such a packet has no candidates.
-        Verdict::Refused | Verdict::Dropped | Verdict::NotServed => {
-            "no endpoint gets such a packet".to_owned()
-        }
-        Verdict::Depends => "it depends on the caller whether it gets the packet".to_owned(),
-        _ => "not for such a caller, by the traffic policy".to_owned(),
-    };
-    others
-        .map(|(endpoint, why)| PassedOver {
-            address: endpoint.address.to_string(),
-            node: endpoint.node_name.as_ref().map(ToString::to_string),
-            why: why.map_or_else(not_used, |why| why.to_string()),
-        })
-        .collect()
 }
 
 fn origin(origin: Origin) -> &'static str {

@@ -1,6 +1,7 @@
 //! The JSON API of the running proxy (`crate::status_api`): read-only, and made when
 //! it is asked.
 
+mod candidates;
 mod connections;
 mod destination;
 mod dials;

@@ -1,6 +1,10 @@
 //! Answers `/v1/status` and `/v1/health`.
 
-use std::{collections::BTreeSet, time::SystemTime};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use hyper::StatusCode;
 
@@ -13,7 +17,7 @@ use crate::{
         status::{FamilyStatus, Position},
     },
     serve::http::Answer,
-    services::{ServicePortName, ServicePorts},
+    services::{ServicePort, ServicePortName, ServicePorts},
     status_api::{
         Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
         Listed, Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported, VERSION,
@@ -57,7 +61,7 @@ impl StatusApi {
             objects,
             syncs,
             draining: draining(&families),
-            counts: counts(&ports),
+            counts: counts(ports.values().filter(|port| is_served(&families, port))),
             failing,
             health_checks_failing,
             unsupported: self.unsupported(),
@@ -231,20 +235,23 @@ fn failing<'a>(families: impl Iterator<Item = (Family, &'a FamilyStatus)>) -> Li
     Listed { total, items }
 }
 
-fn counts(ports: &ServicePorts) -> Counts {
-    let mut services: Vec<_> = ports.keys().map(|name| &name.service).collect();
-    services.sort_unstable();
-    services.dedup();
-    let mut counts = Counts {
-        services: services.len(),
-        service_ports: ports.len(),
-        ..Counts::default()
-    };
-    for port in ports.values() {
+/// Returns whether this node can serve the family of `port`.
+fn is_served(families: &PerFamily<FamilyStatus>, port: &ServicePort) -> bool {
+    let last = families.get(port.name.family).last.as_ref();
+    last.is_none_or(|sync| sync.not_served.is_none())
+}
+
+fn counts<'a>(ports: impl Iterator<Item = &'a Arc<ServicePort>>) -> Counts {
+    let mut services = HashSet::new();
+    let mut counts = Counts::default();
+    for port in ports {
+        services.insert(&port.name.service);
+        counts.service_ports += 1;
         counts.endpoints += port.endpoints.all.len();
         let usage = port.endpoints.usage();
         counts.endpoints_in_use += usage.filter(|(_, why)| why.is_none()).count();
     }
+    counts.services = services.len();
     counts
 }
 

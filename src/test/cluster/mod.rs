@@ -66,10 +66,12 @@ pub async fn test(asked: &Cluster) -> Result<Report, String> {
     let made = Made::default();
     let mut interrupted = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
     let mut terminated = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
+    let mut hung_up = signal(SignalKind::hangup()).map_err(|error| error.to_string())?;
     let done = tokio::select! {
         done = try_all(asked, &kubernetes, &run, &made, &running, &token) => done,
         _ = interrupted.recv() => Err("interrupted".to_owned()),
         _ = terminated.recv() => Err("interrupted".to_owned()),
+        _ = hung_up.recv() => Err("interrupted".to_owned()),
     };
     if asked.keep {
         let Run { namespace, id, .. } = &run;
