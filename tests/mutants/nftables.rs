@@ -47,7 +47,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         DIFF,
-        "            batch.transaction.delete_table();",
+        "            batch.transaction.delete_table().add_table();",
         "",
         "a table is written anew without the old one being deleted",
     ),
@@ -74,8 +74,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "            clients.retain(|client| routes.may_stay(client, &options, node));",
-        "            let _ = (&routes, node, &mut clients);",
+        "clients.retain(|client| keeps_clients && routes.may_stay(client, &options, node));",
+        "let _ = (&routes, node, &mut clients);",
         "a table that is written anew preserves clients of endpoints that are gone",
     ),
     noticed(
@@ -122,8 +122,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FORGET,
-        "        if outcome.is_ok() {\n            self.clear();\n        }",
-        "        self.clear();",
+        "        let Searched { listed, stale } = outcome?;",
+        "        self.clear();\n        let Searched { listed, stale } = outcome?;",
         "clients that could not be deleted are not tried again",
     ),
     noticed(

@@ -33,7 +33,7 @@ use super::super::{
     group::ServiceGroup,
     usage::Counted,
 };
-use super::{ANSWER_OR_REFUSAL, Listener, Local, flows::Place, receive_answer};
+use super::{ANSWER_OR_REFUSAL, Listener, Local, NewClients, flows::Place, receive_answer};
 use crate::{kernel::socket::datagram, net::Protocol, sched::Flow, services::Retry};
 
 /// A client, and the address of ours that it sends to.
@@ -141,20 +141,28 @@ impl Associations {
         &self.group.label
     }
 
+    /// Returns the time, in milliseconds.
+    pub(super) fn now(&self) -> u64 {
+        self.shared.udp.flows.now()
+    }
+
     /// Passes a client's datagram on to its backend, which is picked now if
     /// the client has none.
     pub fn from_client(
         self: &Arc<Self>,
         listener: &Arc<Listener>,
-        from: SocketAddr,
-        to: IpAddr,
+        key: Key,
         bytes: &[u8],
+        new_clients: NewClients,
     ) {
-        let key = (from, to);
         let known = self.table.lock().get(&key).cloned();
+        let is_left_out = || {
+            new_clients == NewClients::IfThereIsRoom
+                && self.shared.udp.flows.is_little_room(&self.group.label)
+        };
         let association = match known {
             Some(association) => association,
-            None if !self.group.admits(&flow(key)) => {
+            None if is_left_out() || !self.group.admits(&flow(key)) => {
                 self.shared.counters.datagrams_dropped.inc();
                 return;
             }

@@ -123,9 +123,8 @@ impl Flows {
     ) -> (Result<Place, Full>, usize) {
         let now = self.now();
         let mut state = self.state.lock();
-        // For a Service that has many, what it must leave to others counts as taken.
         let is_large = state.large.contains(service);
-        let taken = state.all.count + if is_large { self.large() } else { 0 };
+        let taken = self.taken(&state, service);
         let allowed = self.allowed(taken, self.most());
         let mut ended = state.end_idle(service, now, allowed);
         // An endpoint without flows gets a queue only with its first one.
@@ -158,6 +157,19 @@ impl Flows {
             activity,
         };
         (Ok(place), ended)
+    }
+
+    /// Returns how many flows there are for a new one of `service`: for a Service that has many,
+    /// what it must leave to others counts as taken.
+    fn taken(&self, state: &State, service: &Arc<str>) -> usize {
+        let is_large = state.large.contains(service);
+        state.all.count + if is_large { self.large() } else { 0 }
+    }
+
+    /// Returns whether others end early for a new flow of `service`.
+    pub fn is_little_room(&self, service: &Arc<str>) -> bool {
+        let taken = self.taken(&self.state.lock(), service);
+        self.allowed(taken, self.most()).is_some()
     }
 
     /// Returns what there is of flows, and how many of them `service` has.
@@ -202,7 +214,8 @@ impl Flows {
         self.most() / 4
     }
 
-    fn now(&self) -> u64 {
+    /// Returns the time, in milliseconds after some moment.
+    pub fn now(&self) -> u64 {
         let elapsed = self.epoch.elapsed().saturating_add(BEFORE);
         u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }

@@ -2,6 +2,7 @@
 //! connected socket to a backend.
 
 mod association;
+mod backlog;
 mod flows;
 
 use std::{
@@ -23,6 +24,7 @@ use tokio::{
     net::UdpSocket,
 };
 
+use self::backlog::Backlog;
 pub use self::{
     association::{Association, Associations, Exchange, PassedFlow, Reader, Taken},
     flows::Flows,
@@ -96,6 +98,15 @@ impl Resources {
 /// Size of the largest datagram (RFC 768: a 16-bit length), in bytes.
 const DATAGRAM: usize = 65_535;
 
+/// Which new clients are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewClients {
+    /// All for which another flow can end, if there is no room.
+    All,
+    /// Those for which no other flow has to end early.
+    IfThereIsRoom,
+}
+
 /// Datagrams that one socket may hand over before the worker's other tasks
 /// get a turn.
 const TURN: usize = 64;
@@ -116,6 +127,7 @@ thread_local! {
 pub struct Listener {
     socket: std::net::UdpSocket,
     associations: Arc<Associations>,
+    backlog: Backlog,
     closed: AtomicBool,
 }
 
@@ -132,6 +144,7 @@ impl Listener {
         Listener {
             socket,
             associations,
+            backlog: Backlog::default(),
             closed: AtomicBool::new(false),
         }
     }
@@ -152,18 +165,26 @@ impl AsFd for Listener {
 /// Takes datagrams that clients sent to a `listener`, but not so many that others would
 /// wait for long. Returns whether there may be more. Runs inside a worker's runtime.
 pub fn receive(listener: &Arc<Listener>) -> Remaining {
+    let clients = &listener.associations;
+    let now = clients.now();
+    let new_clients = if listener.backlog.is_long(now) {
+        NewClients::IfThereIsRoom
+    } else {
+        NewClients::All
+    };
     for _ in 0..TURN {
         let step = BUFFERS.with_borrow_mut(|b| {
             let got = datagram::receive(&listener.socket, &mut b.datagram, &mut b.control)?;
             let bytes = &b.datagram[..got.len];
-            let clients = &listener.associations;
-            clients.from_client(listener, got.from, got.to, bytes);
+            clients.from_client(listener, (got.from, got.to), bytes, new_clients);
             io::Result::Ok(())
         });
         if step.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+            listener.backlog.ended();
             return Remaining::Nothing;
         }
     }
+    listener.backlog.grew(now);
     Remaining::More
 }
 
