@@ -69,6 +69,8 @@ pub struct Script {
     pub expire_page: Option<&'static str>,
     /// The next streaming list of that collection ends before it is complete.
     pub break_list: Option<&'static str>,
+    /// Watches of that collection from a version up to this one are answered with this alone.
+    pub fail_watches: Option<(&'static str, u64, &'static str)>,
     /// All requests: when, verb and collection.
     pub calls: Vec<(tokio::time::Instant, &'static str, String)>,
     /// Queries of all requests.
@@ -132,6 +134,7 @@ impl Server {
                 cut: None,
                 expire_page: None,
                 break_list: None,
+                fail_watches: None,
                 calls: Vec::new(),
                 queries: Vec::new(),
                 protocols: Vec::new(),
@@ -298,6 +301,13 @@ impl Server {
                 }
                 first.push(bookmark(cluster.version, true));
                 cluster.now()
+            }
+            Some(version)
+                if let Some((of, last, text)) = script.fail_watches
+                    && of == path
+                    && version <= last =>
+            {
+                return Response::new(Feed::of(text.into()));
             }
             Some(version) if version < cluster.compacted => {
                 if script.gone_as_status {
