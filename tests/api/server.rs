@@ -28,6 +28,7 @@ use tokio_rustls::TlsAcceptor;
 use super::{
     cluster::{Cluster, Selector, bookmark},
     feed::Feed,
+    query,
     reviews::Reviews,
     single,
 };
@@ -245,14 +246,7 @@ impl Server {
 
     fn answer(&self, request: Request<Incoming>) -> Response<Feed> {
         let path = request.uri().path().to_owned();
-        let query: BTreeMap<String, String> = request
-            .uri()
-            .query()
-            .unwrap_or_default()
-            .split('&')
-            .filter_map(|pair| pair.split_once('='))
-            .map(|(key, value)| (key.to_owned(), unescape(value)))
-            .collect();
+        let query = query::parse(request.uri().query().unwrap_or_default());
         let get = |key: &str| query.get(key).map(String::as_str);
         let watch = get("watch") == Some("true");
         let mut script = self.script();
@@ -487,20 +481,4 @@ pub(super) fn status(code: u16, reason: &str, retry_after: Option<u32>) -> Respo
     response
         .body(Feed::of(body.to_string().into_bytes()))
         .unwrap()
-}
-
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let hex = [rest.next().unwrap(), rest.next().unwrap()];
-                u8::from_str_radix(std::str::from_utf8(&hex).unwrap(), 16).unwrap()
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).unwrap()
 }
