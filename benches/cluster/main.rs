@@ -37,6 +37,8 @@ mod node;
 #[path = "../../tests/api/objects.rs"]
 mod objects;
 mod process;
+#[path = "../../tests/api/query.rs"]
+mod query;
 #[allow(dead_code)]
 #[path = "../../tests/api/reviews.rs"]
 mod reviews;

@@ -1,6 +1,7 @@
 //! Where the API server is and with which credentials it is called, also after these change.
 
 use std::{
+    io::ErrorKind,
     path::PathBuf,
     sync::{
         Arc,
@@ -283,9 +284,10 @@ impl Access {
             }
             Err(error) => {
                 if self.shared.unreadable.lock().differs(&error.to_string()) {
+                    let confined = if lacks_rights(&error) { CONFINED } else { "" };
                     warn!(
-                        "{error}; mend that before they expire: the credentials from before stay in \
-                         use, and these are tried again"
+                        "{error}{confined}; mend that before they expire: the credentials from \
+                         before stay in use, and these are tried again"
                     );
                 }
                 Current {
@@ -314,6 +316,25 @@ impl Access {
             metrics.waited(&to, waited);
         }
     }
+}
+
+/// What may be the cause where the system refuses to run a program or to read a file.
+const CONFINED: &str = " (--confine may keep this process from what the kubeconfig did not name \
+                        when it started: start it again)";
+
+/// Returns whether the system refused a call (ENOSYS, by a filter of calls) or to open a file.
+fn lacks_rights(error: &AccessError) -> bool {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = next {
+        let kind = cause
+            .downcast_ref::<std::io::Error>()
+            .map(std::io::Error::kind);
+        if let Some(ErrorKind::Unsupported | ErrorKind::PermissionDenied) = kind {
+            return true;
+        }
+        next = cause.source();
+    }
+    false
 }
 
 #[cfg(test)]
@@ -356,5 +377,33 @@ mod tests {
             "{broken}"
         );
         assert!(again.contains("can be read again"), "{again}");
+    }
+
+    #[test]
+    fn what_a_confined_process_lacks_is_distinguished() {
+        let refused = |errno: i32| std::io::Error::from_raw_os_error(errno);
+        let path = PathBuf::from("/etc/it");
+        for (errno, expected) in [
+            (nix::libc::ENOSYS, true),
+            (nix::libc::EACCES, true),
+            (nix::libc::ENOENT, false),
+        ] {
+            let plugin = AccessError::Plugin {
+                path: path.clone(),
+                command: "get".to_owned(),
+                reason: PluginError::Start(refused(errno)),
+            };
+            let kubeconfig = AccessError::Kubeconfig {
+                path: path.clone(),
+                reason: Box::new(KubeconfigError::ReadConfig(refused(errno), path.clone())),
+            };
+            let token = AccessError::Token {
+                path: path.clone(),
+                reason: refused(errno),
+            };
+            for error in [plugin, kubeconfig, token] {
+                assert_eq!(lacks_rights(&error), expected, "{error}");
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! that an ended process left there.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     fmt,
     future::pending,
     io, mem,
@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::stat::fstat;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::timeout};
 
@@ -63,6 +64,8 @@ struct State {
 struct Table {
     next: u64,
     sockets: HashMap<u64, Entry>,
+    /// The inodes of those that were open when this process connected again.
+    before: HashSet<u64>,
     /// Number of these sockets that the holder does not have.
     missing: usize,
     /// What the holder is to be sent.
@@ -271,6 +274,11 @@ impl Holding {
     }
 }
 
+/// Returns what identifies a socket, however many descriptors it has.
+fn inode(socket: &impl AsFd) -> Option<u64> {
+    Some(fstat(socket.as_fd()).ok()?.st_ino)
+}
+
 /// Returns whether there is no holder.
 fn is_absent(error: &io::Error) -> bool {
     let kind = error.kind();
@@ -349,6 +357,9 @@ impl State {
         let mut all: Vec<u64> = table.sockets.keys().copied().collect();
         all.sort_unstable();
         table.queue = all.into_iter().map(Job::Hold).collect();
+        let open = table.sockets.values();
+        let open = open.filter_map(|entry| inode(&entry.socket.upgrade()?));
+        table.before = open.collect();
     }
 
     fn disconnected(&self) {
@@ -376,7 +387,12 @@ impl State {
                 }
             }
             Some(Message::Give(number, description)) if number >= FIRST_OF_HOLDER => {
-                let fits = descriptor.filter(|socket| description.matches(socket));
+                let fits = descriptor.filter(|socket| {
+                    // If a connection broke, the holder takes its sockets for those of an ended
+                    // process.
+                    let is_own = inode(socket).is_some_and(|inode| table.before.contains(&inode));
+                    !is_own && description.matches(socket)
+                });
                 if let Some(socket) = fits {
                     let inherited = InheritedSocket {
                         description,

@@ -69,3 +69,29 @@ impl Drop for Release {
         self.released.unneeded(self.connection, self.number);
     }
 }
+
+#[cfg(test)]
+impl InheritedSocket {
+    /// Returns a socket that no holder gave; for tests.
+    pub(crate) fn of_none(protocol: Protocol, socket: std::net::TcpListener) -> InheritedSocket {
+        InheritedSocket {
+            description: SocketDescription {
+                protocol,
+                address: socket.local_addr().expect("it is bound"),
+                label: String::new(),
+            },
+            socket: socket.into(),
+            release: Release {
+                released: Arc::new(()),
+                connection: 0,
+                number: 0,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+impl Released for () {
+    fn closed(&self, _: u64) {}
+    fn unneeded(&self, _: u64, _: u64) {}
+}

@@ -27,7 +27,7 @@ use self::message::{Message, VERSION};
 pub use self::{
     holder::{MOST_NOTES, hold},
     holding::Holding,
-    inherited::{Held, InheritedSocket},
+    inherited::{Held, InheritedSocket, Release},
     message::SocketDescription,
 };
 use crate::kernel::socket::{listening, records::Channel};

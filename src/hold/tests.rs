@@ -184,6 +184,44 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
     .await;
 }
 
+/// What is served would end if its own sockets were given to a proxy as those of an ended process,
+/// which are closed: it is the same socket.
+#[tokio::test]
+async fn a_proxy_whose_connection_broke_is_not_given_its_own_sockets() {
+    let place = Place::new("broken");
+    beside_a_holder(&place, async {
+        let (socket, address) = listener();
+        let proxy = Holding::at(place.socket());
+        let running = tokio::spawn(proxy.clone().run());
+        let open: Weak<TcpListener> = Arc::downgrade(&socket);
+        let label = || "internal default/web".into();
+        let entry = proxy.hold(Protocol::Tcp, address, label, open).unwrap();
+        until(|| proxy.is_complete()).await;
+        proxy.note(vec![b"note".to_vec()]);
+        until(|| proxy.is_sent()).await;
+        running.abort();
+        let _ = running.await;
+        // The holder notices it.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+
+        let running = tokio::spawn(proxy.clone().run());
+        // Notes come after the sockets.
+        until(|| !proxy.take_notes().is_empty()).await;
+        assert_eq!(proxy.take_inherited().len(), 0);
+        until(|| proxy.is_sent()).await;
+        proxy.leave();
+        drop((entry, socket));
+        running.abort();
+        let _ = running.await;
+        let next = Holding::at(place.socket());
+        let running = tokio::spawn(next.clone().run());
+        until(|| !next.take_notes().is_empty()).await;
+        assert_eq!(next.take_inherited().len(), 1, "it is held once");
+        running.abort();
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_proxy_of_a_later_version_gets_the_sockets() {
     let place = Place::new("later");

@@ -2,12 +2,15 @@
 //! another process that takes new ones.
 
 use std::{
+    future::pending,
+    io,
     pin::Pin,
     time::{Duration, Instant},
 };
 
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
     task::JoinSet,
 };
 
@@ -28,6 +31,52 @@ const QUIET: Duration = Duration::from_secs(1);
 /// Time from one check whether connections have ended to the next.
 const CHECK_PERIOD: Duration = Duration::from_millis(50);
 
+/// The signals that end the process.
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// Tells that they are acted on by [`until_ended`] from now on.
+    acted_on: Option<oneshot::Sender<()>>,
+}
+
+impl Signals {
+    fn new() -> io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            acted_on: None,
+        })
+    }
+
+    /// Waits for one of them, until they are acted on elsewhere.
+    async fn before(mut self, acted_on: oneshot::Receiver<()>) {
+        tokio::select! {
+            biased;
+            // It also ends when nobody will act on them: then the job is about to end.
+            _ = acted_on => pending().await,
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+        tracing::info!("ending before anything is served");
+    }
+}
+
+/// Does a job that ends with [`until_ended`]; a signal before that ends it at once. The first
+/// process of a PID namespace, as that of a container, gets only signals that it handles
+/// (pid_namespaces(7)): one that comes early would be lost.
+pub(super) async fn with_signals<Job: Future<Output = Done>>(
+    job: impl FnOnce(Signals) -> Job,
+) -> Done {
+    let (early, mut signals) = (Signals::new()?, Signals::new()?);
+    let (sender, acted_on) = oneshot::channel();
+    signals.acted_on = Some(sender);
+    tokio::select! {
+        biased;
+        done = job(signals) => done,
+        () = early.before(acted_on) => Ok(()),
+    }
+}
+
 /// Serves until the process may end, and leaves its sockets to the holder if there is one.
 pub(super) async fn until_ended(
     running: Pin<&mut impl Future<Output = ()>>,
@@ -35,8 +84,9 @@ pub(super) async fn until_ended(
     handover: Handover,
     programs: Programs,
     settings: &Settings,
+    signals: Signals,
 ) -> Done {
-    let ended = until_drained(running, serving, &handover, &programs, settings).await;
+    let ended = until_drained(running, serving, &handover, &programs, settings, signals).await;
     if handover.is_held() {
         handover.leave();
     }
@@ -51,9 +101,14 @@ async fn until_drained(
     handover: &Handover,
     programs: &Programs,
     settings: &Settings,
+    mut signals: Signals,
 ) -> Done {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    drop(signals.acted_on.take());
+    let Signals {
+        terminate,
+        interrupt,
+        ..
+    } = &mut signals;
     let (ended, until): (Done, _) = tokio::select! {
         () = &mut running => return Err(SOURCE_ENDED.into()),
         Some(Ok(Err(error))) = serving.join_next() => return Err(error.into()),
@@ -138,7 +193,7 @@ async fn leave(handover: &Handover, deadline: Instant) {
 /// with.
 async fn config_changed(file: Option<&ConfigFile>) -> String {
     let Some(file) = file else {
-        return std::future::pending().await;
+        return pending().await;
     };
     let path = file.path.display();
     match config::watch_file(file).await {

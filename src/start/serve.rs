@@ -48,6 +48,10 @@ const EVENTS: usize = 64;
 
 /// Serves until a signal, or an error, ends the process.
 pub(super) async fn serve(settings: Settings) -> Done {
+    ending::with_signals(|signals| begin_to_serve(settings, signals)).await
+}
+
+async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
     let registry = Registry::new();
@@ -125,7 +129,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let (batches, serves) = succession::announced(batches, sockets, handover.clone(), listeners);
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses)));
-    ending::until_ended(running, serving, handover, programs, &settings).await
+    ending::until_ended(running, serving, handover, programs, &settings, signals).await
 }
 
 /// Returns the record of how following the objects goes, which metrics of `registry` show, and the

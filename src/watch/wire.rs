@@ -9,11 +9,51 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 /// The part that is read of an object of any kind.
 #[derive(Deserialize)]
 pub(super) struct Bare {
     pub(super) metadata: Meta,
+}
+
+/// The part of an object without which nothing is known of it: this is read where the rest cannot
+/// be read, or does not matter.
+#[derive(Deserialize)]
+pub(super) struct Identified<'a> {
+    #[serde(borrow)]
+    pub(super) metadata: Identity<'a>,
+}
+
+/// The metadata that says which object it is, in which version.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Identity<'a> {
+    name: Option<String>,
+    namespace: Option<String>,
+    pub(super) resource_version: Option<String>,
+    #[serde(borrow)]
+    annotations: Option<&'a RawValue>,
+}
+
+impl Identity<'_> {
+    /// Returns whether an annotation has this value.
+    pub(super) fn is_annotated(&self, name: &str, value: &str) -> bool {
+        let all = self.annotations.map(RawValue::get);
+        let all = all.and_then(|all| serde_json::from_str::<serde_json::Value>(all).ok());
+        all.is_some_and(|all| all.get(name).is_some_and(|found| found == value))
+    }
+}
+
+impl From<Identity<'_>> for Meta {
+    fn from(identity: Identity<'_>) -> Self {
+        Meta {
+            name: identity.name,
+            namespace: identity.namespace,
+            resource_version: identity.resource_version,
+            ..Meta::default()
+        }
+    }
 }
 
 /// Metadata of an object.
@@ -26,7 +66,7 @@ pub(super) struct Meta {
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
     labels: Option<BTreeMap<String, String>>,
-    pub(super) annotations: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 impl Meta {

@@ -8,6 +8,7 @@ mod forward_proxy;
 pub mod monitoring;
 mod objects;
 mod pipe;
+mod query;
 mod recorder;
 mod reviews;
 pub mod server;

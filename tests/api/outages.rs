@@ -260,6 +260,77 @@ async fn watches_that_end_in_good_order_lose_nothing() {
     }
 }
 
+/// What a watch may be answered with that shows nothing.
+const FUTILE: [&str; 3] = [
+    "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":500,\"message\":\"etcd\"}}\n",
+    "nonsense\n",
+    "",
+];
+
+#[tokio::test(start_paused = true)]
+async fn everything_is_listed_anew_if_watches_fail_from_the_last_version() {
+    for text in FUTILE {
+        let server = shop();
+        let mut recorder = followed(&server).await;
+        let version = server.inspect(|cluster| cluster.version);
+        server.script().fail_watches = Some((SERVICES, version, text));
+        server.end_watches();
+        meanwhile(&server);
+        recorder.catches_up(&server, SOON * 2).await;
+        assert_eq!(recorder.seen(), MEANWHILE, "{text}");
+        recorder.is_quiet(PATIENT).await;
+        assert_eq!(recorder.troubles(), BTreeMap::new(), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_that_fail_each_time_are_known_and_cost_little() {
+    for text in FUTILE {
+        let server = shop();
+        server.script().streaming = false;
+        let mut recorder = followed(&server).await;
+        server.script().fail_watches = Some((SERVICES, u64::MAX, text));
+        server.script().calls.clear();
+        server.end_watches();
+        recorder.is_quiet(SOON).await;
+        for _ in 0..60 {
+            recorder.is_quiet(SOON * 2).await;
+            let kinds: Vec<_> = recorder.troubles().into_keys().collect();
+            assert_eq!(kinds, ["Services"], "{text}");
+        }
+        let calls = server.script().calls.clone();
+        let of_services = calls.iter().filter(|(_, _, path)| path == SERVICES);
+        let (lists, watches): (Vec<_>, Vec<_>) =
+            of_services.partition(|(_, verb, _)| *verb == "list");
+        let numbers = (lists.len(), watches.len());
+        assert!((6..20).contains(&numbers.0), "{text}: {numbers:?}");
+        assert!((20..60).contains(&numbers.1), "{text}: {numbers:?}");
+        meanwhile(&server);
+        recorder.catches_up(&server, PATIENT * 3).await;
+        assert_eq!(recorder.seen(), MEANWHILE, "{text}");
+        server.script().fail_watches = None;
+        recorder.is_quiet(PATIENT + SOON * 2).await;
+        assert_eq!(recorder.troubles(), BTreeMap::new(), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_watches_that_end_are_no_trouble() {
+    let server = shop();
+    let mut recorder = followed(&server).await;
+    server.script().calls.clear();
+    for seconds in [2, 6, 2, 2, 2, 60, 2, 2] {
+        recorder.is_quiet(Duration::from_secs(seconds)).await;
+        server.end_watches();
+        assert_eq!(recorder.troubles(), BTreeMap::new());
+    }
+    let calls = server.script().calls.clone();
+    assert!(
+        calls.iter().all(|(_, verb, _)| *verb == "watch"),
+        "{calls:?}"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_streaming_list_breaks_off() {
     let server = shop();

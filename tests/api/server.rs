@@ -28,6 +28,7 @@ use tokio_rustls::TlsAcceptor;
 use super::{
     cluster::{Cluster, Selector, bookmark},
     feed::Feed,
+    query,
     reviews::Reviews,
     single,
 };
@@ -69,6 +70,8 @@ pub struct Script {
     pub expire_page: Option<&'static str>,
     /// The next streaming list of that collection ends before it is complete.
     pub break_list: Option<&'static str>,
+    /// Watches of that collection from a version up to this one are answered with this alone.
+    pub fail_watches: Option<(&'static str, u64, &'static str)>,
     /// All requests: when, verb and collection.
     pub calls: Vec<(tokio::time::Instant, &'static str, String)>,
     /// Queries of all requests.
@@ -132,6 +135,7 @@ impl Server {
                 cut: None,
                 expire_page: None,
                 break_list: None,
+                fail_watches: None,
                 calls: Vec::new(),
                 queries: Vec::new(),
                 protocols: Vec::new(),
@@ -242,14 +246,7 @@ impl Server {
 
     fn answer(&self, request: Request<Incoming>) -> Response<Feed> {
         let path = request.uri().path().to_owned();
-        let query: BTreeMap<String, String> = request
-            .uri()
-            .query()
-            .unwrap_or_default()
-            .split('&')
-            .filter_map(|pair| pair.split_once('='))
-            .map(|(key, value)| (key.to_owned(), unescape(value)))
-            .collect();
+        let query = query::parse(request.uri().query().unwrap_or_default());
         let get = |key: &str| query.get(key).map(String::as_str);
         let watch = get("watch") == Some("true");
         let mut script = self.script();
@@ -298,6 +295,13 @@ impl Server {
                 }
                 first.push(bookmark(cluster.version, true));
                 cluster.now()
+            }
+            Some(version)
+                if let Some((of, last, text)) = script.fail_watches
+                    && of == path
+                    && version <= last =>
+            {
+                return Response::new(Feed::of(text.into()));
             }
             Some(version) if version < cluster.compacted => {
                 if script.gone_as_status {
@@ -477,20 +481,4 @@ pub(super) fn status(code: u16, reason: &str, retry_after: Option<u32>) -> Respo
     response
         .body(Feed::of(body.to_string().into_bytes()))
         .unwrap()
-}
-
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let hex = [rest.next().unwrap(), rest.next().unwrap()];
-                u8::from_str_radix(std::str::from_utf8(&hex).unwrap(), 16).unwrap()
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).unwrap()
 }

@@ -1,11 +1,16 @@
 //! The mode that runs, and what is reported about it.
 
+use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::probe::{default_mode, kernel, node, state};
-use crate::lab::{Capture, Host, Lab, Share, Tripod, figure, get, run, tripod_binary};
+use crate::lab::{Capture, Host, Lab, Share, Tripod, eventually, figure, get, run, tripod_binary};
 
 fn start(node: &Host, manifests: &std::path::Path) -> Tripod {
     let mut command = node.command(tripod_binary());
@@ -114,5 +119,51 @@ fn without_privileges_each_mode_says_what_it_lacks() {
             assert!(next.contains("CAP_NET_ADMIN"), "{mode}:\n{stderr}");
         }
         assert_eq!(before, state(&node));
+    });
+}
+
+/// Returns a PATH on which every iptables program hangs.
+fn hanging_programs() -> String {
+    let folder = "/run/hanging";
+    fs::create_dir_all(folder).expect("a folder");
+    for program in ["iptables", "ip6tables"] {
+        for variant in ["", "-nft", "-legacy"] {
+            for what in ["", "-restore", "-save"] {
+                let path = format!("{folder}/{program}{variant}{what}");
+                fs::write(&path, "#!/bin/sh\nexec sleep 600\n").expect("a script");
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+            }
+        }
+    }
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("{folder}:{path}")
+}
+
+/// The first process of a PID namespace, as that of a container, gets only signals that it handles.
+/// This one is still finding out what the kernel can do.
+#[test]
+fn a_signal_ends_the_first_process_of_a_container_while_it_starts() {
+    run(Share::Beside, || {
+        let lab = Lab::new(Capture::Local);
+        let mut command = lab.node.command("unshare");
+        command
+            .args(["--pid", "--fork", "--kill-child"])
+            .arg(tripod_binary())
+            .args(["--proxy-mode=iptables", "--hostname-override=node"])
+            .arg("--manifests")
+            .arg(lab.manifests())
+            .env("PATH", hanging_programs());
+        let mut tripod = Tripod::spawn(command);
+        let at = SocketAddr::from(([127, 0, 0, 1], 10256));
+        eventually("it answers probes", Duration::from_secs(20), || {
+            get(&lab.node, at, "/healthz").map_err(|error| error.to_string())
+        });
+        let pid = tripod.pid();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.expect("the process of unshare");
+        let first = children.trim().parse().expect("one child");
+        kill(Pid::from_raw(first), Signal::SIGTERM).expect("it runs");
+        assert!(tripod.ended().success(), "{}", tripod.log());
+        assert_eq!(tripod.logged(&["in force"]), 0, "{}", tripod.log());
     });
 }

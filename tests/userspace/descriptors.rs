@@ -5,7 +5,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::comes_to_fail;
+use super::gap::start_holder;
+use super::{SOON, comes_to_fail};
 use crate::lab::{Lab, Service, Tripod, ask, ask_within, eventually, figure, get, say, tcp};
 
 /// All connections come from one client.
@@ -16,6 +17,7 @@ on_each_capture!(
     connections_leave_what_the_process_needs,
     a_flood_of_one_service_leaves_the_others_alone,
     more_services_than_descriptors_leave_some_to_connections,
+    sockets_of_a_killed_process_count_once,
 );
 
 /// Returns connections on which a question was sent, and no answer was read yet.
@@ -156,6 +158,35 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     );
     let refused = tripod.logged(&["not in force as asked", "protocol=TCP"]);
     assert_eq!(tcp, 2 * services.len() - refused);
+}
+
+/// The listeners of all Services have more than half of the descriptors, and the next process gets
+/// them before it opens any.
+fn sockets_of_a_killed_process_count_once(lab: &mut Lab) {
+    const LIMIT: usize = 500;
+    lab.add_backends(&["a"]);
+    let services: Vec<_> = (10..70)
+        .map(|number| Service::new(&format!("web-{number}"), number))
+        .collect();
+    services.iter().for_each(|one| lab.publish(one, &["a"]));
+    let holder = start_holder(lab);
+    let before = holder.descriptors();
+    let start = || {
+        let tripod = Tripod::start_with_descriptors(lab, LIMIT, &["--userspace-workers=2"]);
+        // Logged after what is not in force.
+        tripod.logs_once(&["first sync: over"]);
+        assert_eq!(tripod.logged(&["not in force as asked"]), 0);
+        eventually("the holder has all sockets", SOON, || {
+            match holder.descriptors() - before {
+                // TCP and UDP, IPv4 and IPv6, and the connection.
+                held if held == 4 * services.len() + 1 => Ok(()),
+                held => Err(format!("{held} descriptors")),
+            }
+        });
+        tripod
+    };
+    start().kill();
+    let _next = start();
 }
 
 /// Waits until all have their answer, while connections that have it are closed.

@@ -73,13 +73,18 @@ pub fn remove_unused(path: &Path) -> io::Result<bool> {
     }
 }
 
+/// The unix sockets of the calling thread's network namespace (proc_pid_net(5)).
+const TABLE: &str = "/proc/thread-self/net/unix";
+
 /// Returns the paths of the sockets on which processes in this network namespace listen, as they
 /// were bound, also of those in another mount namespace, as of a container.
 ///
 /// # Errors
-/// Those of reading `/proc/net/unix` (proc_pid_net(5)).
+/// Those of reading the kernel's table.
 pub fn listened_on() -> io::Result<Vec<String>> {
-    let table = fs::read_to_string("/proc/net/unix")?;
+    // The names of abstract sockets are any bytes (unix(7)), and any process can bind one.
+    let table = fs::read(TABLE)?;
+    let table = String::from_utf8_lossy(&table);
     Ok(table.lines().filter_map(listener).collect())
 }
 
@@ -93,7 +98,10 @@ fn listener(line: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
+    use crate::kernel::namespace::in_namespace;
 
     fn is_listened_on(path: &Path) -> bool {
         let mut all = listened_on().unwrap().into_iter();
@@ -122,5 +130,21 @@ mod tests {
         fs::write(&path, "").unwrap();
         assert!(remove_unused(&path).is_err(), "it is no socket");
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn sockets_are_found_next_to_one_whose_name_is_no_text() {
+        in_namespace(|| {
+            let name = format!("tripod-unix-bytes-{}", std::process::id());
+            let folder = std::env::temp_dir().join(name);
+            let path = folder.join("socket");
+            let others = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+            let name = std::ffi::OsStr::from_bytes(b"\0any \xff\n\xfe bytes");
+            others.bind(&SockAddr::unix(name).unwrap()).unwrap();
+            others.listen(1).unwrap();
+            let _ours = listen(&path, Type::STREAM, 0o700).unwrap();
+            assert!(is_listened_on(&path));
+            fs::remove_dir_all(folder).unwrap();
+        });
     }
 }

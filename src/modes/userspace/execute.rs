@@ -87,7 +87,7 @@ impl Executor {
         let shared = options.shared(counters);
         let workers = Workers::start(options.workers, &shared)?;
         let descriptors = shared.descriptors.clone();
-        descriptors.count();
+        descriptors.count(0);
         Ok(Executor {
             loads: Loads::new(&shared.dials),
             shared,
@@ -123,9 +123,10 @@ impl Executor {
     /// Counts the open descriptors, in a sync that compares `extent`.
     pub fn count_descriptors(&self, extent: Extent) {
         let descriptors = &self.shared.descriptors;
+        let given = self.inherited.len() + self.assignments.passed_flows();
         match extent {
-            Extent::Full => descriptors.count(),
-            Extent::Retry | Extent::Changed => descriptors.count_if_cheap(),
+            Extent::Full => descriptors.count(given),
+            Extent::Retry | Extent::Changed => descriptors.count_if_cheap(given),
         }
     }
 
@@ -432,11 +433,13 @@ impl Executor {
     }
 
     fn listen(&mut self, name: &GroupName, bind: Bind) -> io::Result<()> {
-        let group = self.groups.get_mut(name);
-        group.map_or(Ok(()), |group| {
-            let inherited = self.inherited.take(name.port.protocol, bind.address);
-            group.open(&self.shared, &self.workers, bind, inherited)
-        })
+        let Some(group) = self.groups.get_mut(name) else {
+            return Ok(());
+        };
+        let mut inherited = self.inherited.take(name.port.protocol, bind.address);
+        let opened = group.open(&self.shared, &self.workers, bind, &mut inherited);
+        inherited.into_iter().for_each(|left| self.inherit(left));
+        opened
     }
 
     fn cannot_bind(&self, address: SocketAddr, error: &io::Error) -> String {

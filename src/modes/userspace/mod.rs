@@ -371,6 +371,8 @@ impl Mode for Userspace {
             }
         }
         let extents = self.extents(asked);
+        // First: while there are some to be taken, syncs are asked for.
+        self.executor.take_inherited();
         if let Err(error) = self.update_node(extents) {
             return both_failed(asked, error);
         }
@@ -381,7 +383,6 @@ impl Mode for Userspace {
         self.update_cluster_local(node);
 
         let mut reports = PerFamily::default();
-        self.executor.take_inherited();
         self.sync_groups(map, asked, extents, &mut reports);
         let scopes = self.scopes(asked, extents);
         if handed_over {

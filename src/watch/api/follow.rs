@@ -40,6 +40,9 @@ const OVERDUE: Duration = Duration::from_secs(30);
 const PROVEN: Duration = Duration::from_secs(5);
 /// A watch that ends sooner, without an event, is a failure.
 const SHORT: Duration = Duration::from_secs(1);
+/// After so many watches in a row that failed before they showed anything, everything is listed
+/// anew: from where they resume, the server may fail each time. client-go lists after each.
+const FUTILE: u32 = 3;
 
 /// What all kinds share.
 pub(super) struct Context<'a> {
@@ -61,7 +64,17 @@ pub(super) struct Follower<'a, K: Kind> {
     unfinished: bool,
     /// Whether everything was listed anew since the server was last well.
     expired: bool,
+    /// How many watches in a row failed before they showed that they work.
+    futile: u32,
     outage: Option<Outage>,
+}
+
+/// How far a watch is.
+struct Progress {
+    /// When it began to show changes.
+    since: Instant,
+    /// Whether it brought an event, or has lasted for some time.
+    is_proven: bool,
 }
 
 struct Outage {
@@ -92,6 +105,7 @@ impl<'a, K: Kind> Follower<'a, K> {
             pauses,
             unfinished: false,
             expired: false,
+            futile: 0,
             outage: None,
         }
     }
@@ -159,13 +173,24 @@ impl<'a, K: Kind> Follower<'a, K> {
         self.expired = false;
     }
 
-    fn works(&mut self) {
+    /// Records that the objects have been followed since then.
+    fn works(&mut self, since: Instant) {
+        self.futile = 0;
         self.health.works(K::PLURAL);
         if let Some(mut outage) = self.outage.take()
             && outage.logged.end()
         {
-            let seconds = outage.since.elapsed().as_secs_f32();
+            let seconds = since.duration_since(outage.since).as_secs_f32();
             info!("{} are followed again after {seconds:.1} s", K::PLURAL);
+        }
+    }
+
+    /// Records that a watch was answered, but failed before it showed that it works.
+    fn is_futile(&mut self) {
+        self.futile += 1;
+        if self.futile.is_multiple_of(FUTILE) {
+            debug!("{}: {FUTILE} watches failed; listing them anew", K::PLURAL);
+            self.intake.expire();
         }
     }
 
@@ -201,7 +226,6 @@ impl<'a, K: Kind> Follower<'a, K> {
         let version = self.intake.version().unwrap_or_default();
         let request = self.watch_from(&params, version);
         let response = ask(self.access, request).await?;
-        self.works();
         self.read(response, &params).await
     }
 
@@ -234,20 +258,42 @@ impl<'a, K: Kind> Follower<'a, K> {
         response: Response<Body>,
         params: &WatchParams,
     ) -> Result<(), Failure> {
+        let mut progress = Progress {
+            since: Instant::now(),
+            is_proven: false,
+        };
+        let read = self.read_lines(response, params, &mut progress).await;
+        match &read {
+            // One that the server ended in good order was no failure.
+            Ok(()) => self.works(progress.since),
+            Err(Failure::Expired) => {}
+            Err(_) if progress.is_proven || self.intake.is_listing() => {}
+            Err(_) => self.is_futile(),
+        }
+        read
+    }
+
+    async fn read_lines(
+        &mut self,
+        response: Response<Body>,
+        params: &WatchParams,
+        progress: &mut Progress,
+    ) -> Result<(), Failure> {
         let begun = Instant::now();
         let lasts = Duration::from_secs(params.timeout.unwrap_or(WATCH).into());
         let mut lines = Lines::of(response.into_body());
         let mut any_event = false;
         loop {
             let listing = self.intake.is_listing();
-            let patience = if listing {
-                STALLED
-            } else {
-                (lasts + OVERDUE).saturating_sub(begun.elapsed())
+            let left = (lasts + OVERDUE).saturating_sub(begun.elapsed());
+            let patience = match (listing, progress.is_proven) {
+                (true, _) => STALLED,
+                (false, false) => left.min(PROVEN.saturating_sub(progress.since.elapsed())),
+                (false, true) => left,
             };
             let next = lines.next(patience).await;
-            if next.is_err() && !listing && begun.elapsed() >= PROVEN {
-                self.is_well();
+            if !listing && !progress.is_proven && progress.since.elapsed() >= PROVEN {
+                self.is_proven(progress);
             }
             match next {
                 Ok(line) => {
@@ -257,10 +303,11 @@ impl<'a, K: Kind> Follower<'a, K> {
                     }
                     if listing && !self.intake.is_listing() {
                         self.listed();
+                        progress.since = Instant::now();
                     }
                     if !listing {
                         any_event = true;
-                        self.is_well();
+                        self.is_proven(progress);
                     }
                     if self.intake.has_changes() {
                         self.changes.notify_one();
@@ -271,12 +318,22 @@ impl<'a, K: Kind> Follower<'a, K> {
                     let text = "the server did not finish the list";
                     return Err(Failure::Broken(text.to_owned()));
                 }
-                Err(End::Clean) if !any_event && begun.elapsed() < SHORT => {
+                Err(End::Clean) if !any_event && progress.since.elapsed() < SHORT => {
                     let text = "the server ended the watch at once";
                     return Err(Failure::Broken(text.to_owned()));
                 }
+                // It was only looked whether it still lasts.
+                Err(End::Silent) if patience < left => {}
                 Err(End::Silent | End::Clean) => return Ok(()),
             }
+        }
+    }
+
+    /// Records that a watch brought an event, or has lasted.
+    fn is_proven(&mut self, progress: &mut Progress) {
+        self.is_well();
+        if !std::mem::replace(&mut progress.is_proven, true) {
+            self.works(progress.since);
         }
     }
 
@@ -309,7 +366,10 @@ impl<'a, K: Kind> Follower<'a, K> {
     fn listed(&mut self) {
         self.unfinished = false;
         self.health.is_complete(K::PLURAL);
-        self.works();
+        // If it was listed because watches failed, the next one may fail, too.
+        if self.futile == 0 {
+            self.works(Instant::now());
+        }
         // Also after an empty list: that there are no objects is known now.
         self.changes.notify_one();
     }

@@ -1,10 +1,7 @@
 //! Decodes and reduces the objects of lists and watches one by one, and
 //! remembers the version at which a watch resumes.
 
-use std::{
-    collections::BTreeMap,
-    hash::{DefaultHasher, Hash, Hasher},
-};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use hashbrown::{HashMap, HashSet};
 use kube::core::Status;
@@ -18,7 +15,10 @@ use super::{
     kind::Kind,
     known::Known,
 };
-use crate::{services::Names, watch::wire::Bare};
+use crate::{
+    services::Names,
+    watch::wire::{Identified, Identity, Meta},
+};
 
 /// Marks the bookmark after the initial events of a watch (KEP-3157).
 const INITIAL_END: &str = "k8s.io/initial-events-end";
@@ -144,14 +144,11 @@ impl<'a, K: Kind> Intake<'a, K> {
             "ADDED" | "MODIFIED" => self.came(line.object),
             "DELETED" => self.went(line.object),
             "BOOKMARK" => {
-                let Bare { metadata } = bare(line.object)?;
-                let ends = |notes: &BTreeMap<String, String>| {
-                    notes.get(INITIAL_END).is_some_and(|value| value == "true")
-                };
+                let bookmark = identity(line.object)?;
                 if !self.listing {
-                    self.advance(metadata.resource_version.as_deref())?;
-                } else if metadata.annotations.as_ref().is_some_and(ends) {
-                    self.end_list(metadata.resource_version)?;
+                    self.advance(bookmark.resource_version.as_deref())?;
+                } else if bookmark.is_annotated(INITIAL_END, "true") {
+                    self.end_list(bookmark.resource_version)?;
                 }
                 Ok(())
             }
@@ -188,7 +185,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         let wire: K::Wire = match serde_json::from_str(object.get()) {
             Ok(wire) => wire,
             Err(error) => {
-                let Bare { metadata } = bare(object)?;
+                let metadata = Meta::from(identity(object)?);
                 self.changed_at(metadata.resource_version.as_deref())?;
                 let name = K::name(&metadata, &mut self.names.lock());
                 self.unusable(name, &format!("it cannot be read: {error}"));
@@ -251,7 +248,7 @@ impl<'a, K: Kind> Intake<'a, K> {
 
     /// Removes an object that was deleted.
     fn went(&mut self, object: &RawValue) -> Result<(), Failure> {
-        let Bare { metadata } = bare(object)?;
+        let metadata = Meta::from(identity(object)?);
         self.changed_at(metadata.resource_version.as_deref())?;
         if let Some(name) = K::name(&metadata, &mut self.names.lock()) {
             self.warnings.remove(&name);
@@ -294,8 +291,9 @@ impl<'a, K: Kind> Intake<'a, K> {
     }
 }
 
-fn bare(object: &RawValue) -> Result<Bare, Failure> {
+fn identity(object: &RawValue) -> Result<Identity<'_>, Failure> {
     serde_json::from_str(object.get())
+        .map(|Identified { metadata }| metadata)
         .map_err(|error| Failure::Broken(format!("an object's metadata: {error}")))
 }
 
@@ -406,6 +404,47 @@ mod tests {
         assert_eq!(log.len(), 2, "each is logged once: {log:#?}");
         let left: Vec<_> = intake.warnings.keys().map(ToString::to_string).collect();
         assert_eq!(left, ["b/c"]);
+    }
+
+    /// A label that is no text, a time that is none, annotations that are none.
+    #[test]
+    fn an_object_whose_metadata_cannot_be_read_is_left_out_alone() {
+        for (field, value) in [
+            ("labels", json!({"a": 1})),
+            ("creationTimestamp", json!("yesterday")),
+            ("annotations", json!(7)),
+        ] {
+            let names = Mutex::new(Names::default());
+            let known = Mutex::new(Known::<Service>::new());
+            let mut intake = Intake::new(&names, &known);
+            let item = |name: &str| {
+                json!({
+                    "metadata": {"name": name, "namespace": "b", "resourceVersion": "7"},
+                    "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}]},
+                })
+            };
+            let mut odd = item("odd");
+            odd["metadata"][field] = value;
+            let log = lines(0, || {
+                intake.begin_list();
+                let items = [item("a"), odd.clone(), item("c")];
+                let page = json!({"metadata": {"resourceVersion": "8"}, "items": items});
+                assert!(intake.page(page.to_string().as_bytes()).is_ok(), "{field}");
+            });
+            assert_eq!(log.len(), 1, "{log:#?}");
+            assert!(
+                log[0].contains("Services b/odd: it cannot be read"),
+                "{log:#?}"
+            );
+            assert_eq!(intake.version(), Some("8"));
+            odd["metadata"]["resourceVersion"] = json!("9");
+            for kind in ["BOOKMARK", "DELETED"] {
+                let event = json!({"type": kind, "object": odd});
+                let read = intake.line(event.to_string().as_bytes());
+                assert!(read.is_ok(), "{field} {kind}");
+            }
+            assert_eq!(intake.version(), Some("9"));
+        }
     }
 
     proptest! {

@@ -157,6 +157,12 @@ impl Assignments {
         clients
     }
 
+    /// Returns how many flows of another process came with their sockets, and belong to no group
+    /// yet.
+    pub fn passed_flows(&self) -> usize {
+        self.0.lock().passed.values().map(Vec::len).sum()
+    }
+
     /// Returns the flows of which another process can have the sockets, except those of which the
     /// number `is_passed` already.
     pub fn flows_to_pass(&self, is_passed: impl Fn(u64) -> bool) -> Vec<FlowToPass> {

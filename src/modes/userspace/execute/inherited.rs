@@ -16,6 +16,7 @@ use super::{
     Executor,
 };
 use crate::{
+    hold::InheritedSocket,
     kernel::socket::bound::BoundAddress,
     net::{Family, Protocol},
     services::ServicePortName,
@@ -49,9 +50,14 @@ impl Executor {
         }
         self.assignments.give_passed();
         for inherited in self.shared.holding.take_inherited() {
-            if let Some(port) = self.inherited.add(inherited) {
-                self.ports.keep(port);
-            }
+            self.inherit(inherited);
+        }
+    }
+
+    /// Keeps a socket until a group takes it, or a full sync is in force.
+    pub(super) fn inherit(&mut self, inherited: InheritedSocket) {
+        if let Some(port) = self.inherited.add(inherited) {
+            self.ports.keep(port);
         }
     }
 

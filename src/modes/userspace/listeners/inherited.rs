@@ -1,12 +1,17 @@
 //! Sockets of an ended process that the holder gave, until a service group takes them.
 
-use std::{mem, net::SocketAddr, sync::Arc};
+use std::{io, mem, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashMap;
+use socket2::Socket;
 
 use crate::{
-    hold::InheritedSocket,
-    kernel::socket::bound::BoundAddress,
+    hold::{InheritedSocket, Release},
+    kernel::socket::{
+        bound::BoundAddress,
+        listening::{self, Bind},
+        reuseport,
+    },
     net::{Family, Protocol},
 };
 
@@ -35,6 +40,11 @@ impl InheritedSockets {
         }
         self.sockets.entry(bound).or_default().push(inherited);
         ip.is_unspecified().then_some(bound)
+    }
+
+    /// Returns how many they are.
+    pub fn len(&self) -> usize {
+        self.sockets.values().map(Vec::len).sum()
     }
 
     /// Returns the local port that was opened for `label`.
@@ -67,4 +77,26 @@ impl InheritedSockets {
         let taken: HashMap<BoundAddress, Vec<InheritedSocket>> = taken;
         taken.into_values().flatten().collect()
     }
+}
+
+/// Takes all sockets that were `inherited` at an address. Returns them with what has the holder
+/// close its descriptors.
+///
+/// # Errors
+/// Those of setsockopt(2).
+pub(super) fn adopt(
+    inherited: &mut Vec<InheritedSocket>,
+    bind: Bind,
+) -> io::Result<(Vec<Socket>, Vec<Release>)> {
+    let parts = inherited.drain(..).map(InheritedSocket::into_parts);
+    let (sockets, releases): (Vec<_>, Vec<_>) = parts.unzip();
+    let adopted = sockets
+        .into_iter()
+        .map(|socket| listening::adopt(socket, bind));
+    let sockets = adopted.collect::<io::Result<Vec<_>>>()?;
+    if let Some(socket) = sockets.first() {
+        // The process before may have handed what is new to another one.
+        let _ = reuseport::reset(socket);
+    }
+    Ok((sockets, releases))
 }

@@ -16,7 +16,7 @@ use std::{
 
 use socket2::Socket;
 
-use self::{on_worker::go_on, redirect_ports::RedirectPort};
+use self::{inherited::adopt, on_worker::go_on, redirect_ports::RedirectPort};
 use super::{
     plan::{GroupName, GroupPlan},
     proxy::{
@@ -293,13 +293,14 @@ impl ListenerSet {
     /// `inherited` there: a socket that is left out would get connections, too.
     ///
     /// # Errors
-    /// When the address cannot be bound; `AddrInUse` when another program has bound it.
+    /// When the address cannot be bound; `AddrInUse` when another program has bound it. What was
+    /// inherited is left then: connections may wait there.
     pub fn open(
         &mut self,
         shared: &Arc<Shared>,
         workers: &Workers,
         bind: Bind,
-        inherited: Vec<InheritedSocket>,
+        inherited: &mut Vec<InheritedSocket>,
     ) -> io::Result<()> {
         let spread = shared.descriptors.sockets_each(workers.count());
         let fresh = spread.saturating_sub(inherited.len());
@@ -323,31 +324,26 @@ impl ListenerSet {
             descriptors: Some(descriptors),
         };
         let on = workers.some(shared.next_worker(count), count);
-        let parts = inherited.into_iter().map(InheritedSocket::into_parts);
-        let (sockets, releases): (Vec<_>, Vec<_>) = parts.unzip();
-        let adopt = |socket| listening::adopt(socket, bind);
-        let sockets = sockets.into_iter().map(adopt);
-        let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
-        if let Some(socket) = sockets.first() {
-            // The process before may have handed what is new to another one.
-            let _ = reuseport::reset(socket);
-        }
-        match (self.name.port.protocol, &self.associations) {
+        let releases = match (self.name.port.protocol, &self.associations) {
             (Protocol::Tcp, _) => {
                 // All are bound before the first one listens, so that an
                 // address that is taken leaves nothing behind.
                 let bound = several(fresh, || listening::tcp(bind))?;
+                let (sockets, releases) = adopt(inherited, bind)?;
                 let sockets = sockets.into_iter().chain(bound);
                 self.listen(&mut listeners, on, sockets, &address)?;
+                releases
             }
             (Protocol::Udp, Some(associations)) => {
                 let bound = several(fresh, || listening::udp(bind))?;
+                let (sockets, releases) = adopt(inherited, bind)?;
                 let sockets = sockets.into_iter().map(std::net::UdpSocket::from);
                 for (worker, socket) in on.zip(sockets.chain(bound)) {
                     let listener = self.on_udp(&listeners, worker, socket, associations)?;
                     listeners.on.push(listener);
                 }
                 go_on(&listeners, associations);
+                releases
             }
             (Protocol::Udp | Protocol::Sctp, _) => {
                 return Err(io::Error::new(
@@ -355,7 +351,7 @@ impl ListenerSet {
                     "userspace mode carries TCP and UDP, not SCTP; use iptables or ipvs mode for it",
                 ));
             }
-        }
+        };
         // By now each of them is sent to the holder anew.
         drop(releases);
         // Nearly every group listens at one address; a vector that grows makes room for four.

@@ -45,7 +45,7 @@ struct Proxy {
     shared: Arc<Shared>,
     // Before the workers, which otherwise wait for a while when they end.
     listeners: ListenerSet,
-    _workers: Workers,
+    workers: Workers,
     address: SocketAddr,
 }
 
@@ -108,12 +108,14 @@ impl Proxy {
             .take(protocol, Family::V4)
             .unwrap();
         let bind = Bind::of_node(port.address);
-        listeners.open(&shared, &workers, bind, Vec::new()).unwrap();
+        listeners
+            .open(&shared, &workers, bind, &mut Vec::new())
+            .unwrap();
         let address = ([127, 0, 0, 1], port.address.port()).into();
         listeners.local_port = Some(port);
         Proxy {
             shared,
-            _workers: workers,
+            workers,
             listeners,
             address,
         }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::*;
+use crate::{hold::InheritedSocket, kernel::socket::listening};
 
 fn is_reset(client: &mut TcpStream) {
     let error = client.read(&mut [0]).unwrap_err();
@@ -35,6 +36,32 @@ fn short_messages_go_back_and_forth() {
         client.read_exact(&mut answer).unwrap();
         assert_eq!(answer, i.to_be_bytes());
     }
+}
+
+#[test]
+fn connections_that_wait_at_an_inherited_socket_survive_a_failure_to_listen() {
+    let mut proxy = Proxy::new(Protocol::Tcp, &[backend(echo)]);
+    let any = Bind::of_node(([127, 0, 0, 1], 0).into());
+    let socket = listening::start(listening::tcp(any).unwrap()).unwrap();
+    let bind = Bind::of_node(socket.local_addr().unwrap());
+    let mut client = TcpStream::connect(bind.address).unwrap();
+    client.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut inherited = vec![InheritedSocket::of_none(Protocol::Tcp, socket)];
+    let free = proxy.shared.descriptors.free();
+    let all = proxy.shared.descriptors.try_take(free.try_into().unwrap());
+    assert!(all.is_some());
+    let mut open = || {
+        let listeners = &mut proxy.listeners;
+        listeners.open(&proxy.shared, &proxy.workers, bind, &mut inherited)
+    };
+    open().expect_err("no descriptor is free");
+    drop(all);
+    open().unwrap();
+    assert!(inherited.is_empty());
+    client.write_all(b"hello").unwrap();
+    let mut answer = [0; 5];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"hello");
 }
 
 #[test]
