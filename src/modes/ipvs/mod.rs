@@ -379,6 +379,11 @@ impl Mode for Ipvs {
         outcomes
     }
 
+    fn observes(&self, asked: Asked<'_>) -> bool {
+        let due = self.must_observe(asked);
+        due.v4 || due.v6
+    }
+
     async fn externally_modified(&mut self) {
         loop {
             self.checks.due().await;
