@@ -188,6 +188,12 @@ pub trait Mode: Send {
     /// ServicePorts is in the report.
     fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>)
     -> impl Future<Output = Outcomes> + Send;
+    /// Returns true if a sync that is `asked` for reads all that the kernel holds, as far as that is
+    /// known before: it takes as long as a full one then.
+    fn observes(&self, asked: Asked<'_>) -> bool {
+        let _ = asked;
+        false
+    }
     /// Compares what the kernel holds with what it is to hold for `map`. Changes
     /// nothing.
     fn compare(&mut self, map: &ServiceMap) -> impl Future<Output = Compared> + Send;

@@ -76,11 +76,10 @@ impl<M: Mode + 'static> Mode for Offloaded<M> {
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let mut mode = Arc::clone(&self.mode).lock_owned().await;
-        let large = |changes: &Changes| changes.full || changes.ports.len() > FEW;
-        if !asked
-            .into_iter()
-            .any(|(_, changes)| changes.is_some_and(large))
-        {
+        // A retry reads all that the kernel holds, if that may differ from what is known.
+        let large = |changes: &Changes| changes.full || changes.retry || changes.ports.len() > FEW;
+        let mut of_families = asked.into_iter();
+        if !of_families.any(|(_, changes)| changes.is_some_and(large)) && !mode.observes(asked) {
             return mode.sync(map, asked).await;
         }
         // The map is a table of references.
@@ -147,6 +146,17 @@ mod tests {
     struct Slow {
         go: Receiver<()>,
         at: Vec<ThreadId>,
+        observes: bool,
+    }
+
+    impl Slow {
+        fn new(go: Receiver<()>) -> Slow {
+            Slow {
+                go,
+                at: Vec::new(),
+                observes: false,
+            }
+        }
     }
 
     impl Mode for Slow {
@@ -159,6 +169,10 @@ mod tests {
             let signal = self.go.recv_timeout(DEADLINE);
             signal.expect("the other tasks run meanwhile");
             asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())))
+        }
+
+        fn observes(&self, _: Asked<'_>) -> bool {
+            self.observes
         }
 
         /// Waits for an answer that does not come.
@@ -189,7 +203,7 @@ mod tests {
     #[tokio::test]
     async fn a_comparison_that_is_given_up_keeps_no_sync_waiting() {
         let (sender, go) = channel();
-        let mut mode = Offloaded::new(Slow { go, at: Vec::new() });
+        let mut mode = Offloaded::new(Slow::new(go));
         let (map, changes) = (ServiceMap::default(), Changes::default());
         let given_up = tokio::time::timeout(Duration::from_millis(10), mode.compare(&map));
         given_up.await.unwrap_err();
@@ -199,9 +213,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_sync_that_reads_everything_leaves_the_thread_to_others() {
+        let full = |full| Changes {
+            full,
+            ..Changes::default()
+        };
+        let retry = Changes {
+            retry: true,
+            ..Changes::default()
+        };
+        for (changes, observes, here) in [
+            (full(false), false, true),
+            (full(true), false, false),
+            (retry, false, false),
+            (full(false), true, false),
+        ] {
+            let (sender, go) = channel();
+            let mut mode = Offloaded::new(Slow {
+                observes,
+                ..Slow::new(go)
+            });
+            sender.send(()).unwrap();
+            mode.sync(&ServiceMap::default(), v4(&changes)).await;
+            let at = mode.mode.lock().await.at.clone();
+            assert_eq!(at == [thread::current().id()], here, "{changes:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_full_sync_leaves_the_thread_to_others() {
         let (sender, go) = channel();
-        let mut mode = Offloaded::new(Slow { go, at: Vec::new() });
+        let mut mode = Offloaded::new(Slow::new(go));
         let (map, mut changes) = (ServiceMap::default(), Changes::default());
         sender.send(()).unwrap();
         mode.sync(&map, v4(&changes)).await;

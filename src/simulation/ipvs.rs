@@ -28,7 +28,10 @@ use crate::{
         },
         xtables::Engine,
     },
-    modes::ipvs::{Ipvs, Options, plan},
+    modes::{
+        self,
+        ipvs::{Ipvs, Options, plan},
+    },
     net::{Family, Protocol},
     node::NodePorts,
     runner::metrics::Metrics,
@@ -66,12 +69,21 @@ impl Subject for OfIpvs {
     }
 
     fn mode(&self, kernel: &Kernel, metrics: &Metrics) -> Ipvs {
-        let checked = world::configuration();
-        let node_ports = NodePorts::new(&checked.effective.node_ports, None);
-        let options = Options::new(&checked.configuration, &checked.effective);
-        let metrics = Arc::new(metrics.clone());
-        Ipvs::new(options, kernel, Arc::new(node_ports), metrics).expect("a mode")
+        start(kernel, Arc::new(metrics.clone()), |_| {})
     }
+}
+
+/// Creates the mode with the options that `change` makes of the usual ones.
+fn start(
+    kernel: &Kernel,
+    metrics: Arc<dyn modes::Metrics>,
+    change: impl FnOnce(&mut Options),
+) -> Ipvs {
+    let checked = world::configuration();
+    let node_ports = NodePorts::new(&checked.effective.node_ports, None);
+    let mut options = Options::new(&checked.configuration, &checked.effective);
+    change(&mut options);
+    Ipvs::new(options, kernel, Arc::new(node_ports), metrics).expect("a mode")
 }
 
 /// Returns whether a chain is the mode's own.

@@ -109,6 +109,82 @@ const SCHEDULERS: [(&str, Calls, Spread); 12] = [
     ("lblcr", Calls::Short, Spread::One),
 ];
 
+/// The kernel refuses the timeout, whatever number of ticks a second it has from 100 on.
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn weights_choose_the_scheduler_and_connections_go_on() {
+    run(Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a", "b"]);
+        let web = |weights: [u16; 2]| {
+            let [a, b] = weights;
+            let web = Web {
+                number: 1,
+                port: 80,
+                annotations: &[],
+                backends: &[("a", a), ("b", b)],
+            };
+            web.publish(&lab);
+            web.external()
+        };
+        let at = web([1, 1]);
+        let tripod = node::start(&lab, &["--ipvs-tcp-timeout=8760h"]);
+        tripod.logs_once(&["ipvs.tcpTimeout", "31536000 s is not in force"]);
+        let mut open = tcp(&lab.outside, at).expect("a connection");
+        let name = say(&mut open, "name").expect("an answer");
+        for (weights, scheduler, from_a) in [([3, 1], "wrr", 12), ([1, 1], "rr", 8)] {
+            web(weights);
+            let server = format!("-A -t {at} -s {scheduler}");
+            eventually(&server, Duration::from_secs(10), || {
+                let found = lab.node.show("ipvsadm -Sn");
+                let reals = node::reals(&lab.node, at);
+                let has_weight = reals
+                    .iter()
+                    .any(|real| real.ends_with(&format!(" {}", weights[0])));
+                if has_weight && found.lines().any(|line| line == server) {
+                    Ok(())
+                } else {
+                    Err(found)
+                }
+            });
+            let answers = (0..16).map(|_| ask(&lab.outside, at).expect("an answer"));
+            let found = answers.filter(|answer| answer == "a").count();
+            assert_eq!(found, from_a, "{weights:?}");
+            assert_eq!(say(&mut open, "name").expect("an answer"), name);
+        }
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn a_hash_leads_no_client_to_an_endpoint_of_weight_0() {
+    run(Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a", "b"]);
+        let webs = ["dh", "sh", "mh"].map(|name| [("tripod.proxy/scheduler", name)]);
+        let webs = webs.iter().zip(1..).map(|(annotations, number)| Web {
+            number,
+            port: 80,
+            annotations,
+            backends: &[("a", 0), ("b", 1)],
+        });
+        let webs: Vec<Web<'_>> = webs.collect();
+        webs.iter().for_each(|web| web.publish(&lab));
+        for number in 100..108 {
+            let line = format!("addr add 192.0.2.{number}/32 dev eth0");
+            lab.outside.ip(&[&line]);
+        }
+        let _tripod = node::start(&lab, &[]);
+        for web in &webs {
+            for number in 100..108 {
+                let from = SocketAddr::from(([192, 0, 2, number], 0));
+                let mut stream = tcp_from(&lab.outside, from, web.external()).expect("an answer");
+                assert_eq!(say(&mut stream, "name").expect("an answer"), "b");
+            }
+        }
+    });
+}
+
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn schedulers_spread_connections_as_they_say() {

@@ -287,7 +287,8 @@ pub(super) struct Words<'a> {
     pub(super) name: &'a str,
 }
 
-/// Reads a set's header from a listing.
+/// Reads a set's header from a listing; `None` for a set whose name or kind is no UTF-8, which is
+/// another program's: the kernel takes any bytes.
 pub(in crate::kernel) fn listed(message: &Message<'_>) -> Result<Option<Listed>, Malformed> {
     let mut set = Listed {
         name: String::new(),
@@ -300,8 +301,16 @@ pub(in crate::kernel) fn listed(message: &Message<'_>) -> Result<Option<Listed>,
     for attribute in message.attributes(HEADER) {
         let attribute = attribute?;
         match attribute.kind {
-            NAME => attribute.text()?.clone_into(&mut set.name),
-            TYPE_NAME => attribute.text()?.clone_into(&mut set.kind),
+            NAME | TYPE_NAME => {
+                let Ok(text) = attribute.text() else {
+                    return Ok(None);
+                };
+                let of_set = match attribute.kind {
+                    NAME => &mut set.name,
+                    _ => &mut set.kind,
+                };
+                text.clone_into(of_set);
+            }
             FAMILY => set.family = Family::from_number(attribute.u8()?),
             DATA => {
                 for inner in attribute.nested() {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::kernel::namespace::in_namespace;
+use crate::kernel::{namespace::in_namespace, netlink::Malformed};
 
 fn of_each_kind(family: Family) -> Vec<(Kind, Vec<Element>)> {
     let (ip, other, net) = match family {
@@ -288,6 +288,47 @@ fn a_set_is_enlarged_with_its_members_under_the_rules_that_use_it() {
             sets.enlarge(&Set::new("NONE", Kind::Ip, Family::V4))
                 .is_err()
         );
+    });
+}
+
+/// The kernel takes any bytes as a name.
+#[test]
+fn sets_of_others_whose_name_is_no_text_are_left_out() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        let line = r"printf 'create caf\351 hash:ip\n' | ipset restore";
+        let mut command = std::process::Command::new("sh");
+        let made = command.args(["-ec", line]).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        sets.create(&Set::new("OURS", Kind::Ip, Family::V4))
+            .unwrap();
+        let names: Vec<String> = sets.list().unwrap().into_iter().map(|s| s.name).collect();
+        assert_eq!(names, ["OURS"]);
+    });
+}
+
+/// The kernel begins no other list on the socket before the end of one.
+#[test]
+fn a_list_that_cannot_be_read_is_no_obstacle_to_the_next() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        // More than the few datagrams that the kernel sends ahead.
+        for number in 0..1_500 {
+            let name = format!("A-SET-WITH-A-LONG-NAME-{number}");
+            sets.create(&Set::new(name, Kind::Ip, Family::V4)).unwrap();
+        }
+        let words = client::Words {
+            operation: "list",
+            object: "",
+            name: "sets",
+        };
+        let request = sets.request(7, libc::AF_INET as u8, 0, &words);
+        let read = sets
+            .socket
+            .dump(&request, |_| Err::<Option<()>, _>(Malformed("odd")));
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains("odd"), "{error}");
+        assert_eq!(sets.list().unwrap().len(), 1_500);
     });
 }
 

@@ -48,7 +48,7 @@ pub use self::{
     change::Change,
     client::{Ipvs, Timeouts, is_gone},
     schedulers::LONGEST_SCHEDULER_NAME,
-    table::TableReal,
+    table::{TableReal, is_there},
 };
 use crate::net::{Family, Protocol};
 

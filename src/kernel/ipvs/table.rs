@@ -7,7 +7,7 @@
 //! that comes or goes meanwhile may be missing, or another met twice.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, BufRead, BufReader, Seek},
     net::{IpAddr, Ipv4Addr, SocketAddr},
 };
@@ -37,6 +37,15 @@ pub(super) enum Table {
 
 /// Not `/proc/net`, which is that of the process's first thread.
 const PATH: &str = "/proc/thread-self/net/ip_vs";
+
+/// Returns whether the kernel has IPVS, which it shows by this file.
+pub fn is_there() -> bool {
+    #[cfg(test)]
+    if simulated::read().is_some() {
+        return true;
+    }
+    fs::exists(PATH).unwrap_or(false)
+}
 
 impl Table {
     /// Opens the table of the calling thread's namespace.

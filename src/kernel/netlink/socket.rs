@@ -257,7 +257,9 @@ impl Socket {
     }
 
     /// Collects the answers to `sequence` up to its acknowledgement or the end
-    /// of its dump. Returns also whether the dump was interrupted by a change.
+    /// of its dump. Returns also whether the dump was interrupted by a change. An answer that
+    /// cannot be read is the error at the end: the kernel refuses the next dump while this one is
+    /// not read to its end (EBUSY).
     fn gather<T>(
         &mut self,
         request: &Request,
@@ -265,6 +267,7 @@ impl Socket {
         mut parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
     ) -> Result<(Vec<T>, bool), Error> {
         let (mut answers, mut interrupted, mut ended) = (Vec::new(), false, false);
+        let mut unreadable = None;
         let private = self.private;
         while !ended {
             self.receive(request, |message| {
@@ -278,15 +281,19 @@ impl Socket {
                         ended = true;
                         settle(request, &message, private)?;
                     }
-                    _ => {
-                        let answer = parse(message).map_err(|what| malformed(request, what))?;
-                        answers.extend(answer);
-                    }
+                    _ if unreadable.is_some() => {}
+                    _ => match parse(message) {
+                        Ok(answer) => answers.extend(answer),
+                        Err(what) => unreadable = Some(malformed(request, what)),
+                    },
                 }
                 Ok(())
             })?;
         }
-        Ok((answers, interrupted))
+        match unreadable {
+            None => Ok((answers, interrupted)),
+            Some(error) => Err(error),
+        }
     }
 
     /// Waits for one datagram and hands its messages to `each`.

@@ -1,6 +1,6 @@
 //! Removing all that ipvs mode installs, kube-proxy's too.
 
-use std::{collections::BTreeSet, fs, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -14,7 +14,7 @@ use crate::{
     kernel::{
         addresses,
         ipset::{Element, IpSets, TEMPORARY},
-        ipvs::{Change, Ipvs, ServerId, is_gone},
+        ipvs::{self, Change, Ipvs, ServerId, is_gone},
         links,
         netlink::{self, Protocol, Socket},
         xtables::{
@@ -29,11 +29,6 @@ use crate::{
     },
     net::{Family, ModeName},
 };
-
-/// Returns whether the kernel has IPVS, which it shows by this file.
-fn has_ipvs() -> bool {
-    fs::exists("/proc/net/ip_vs").unwrap_or(false)
-}
 
 /// The chains that are ours.
 pub const OWNED: Owned = Owned {
@@ -80,19 +75,18 @@ impl Cleanup for Installed {
     }
 }
 
-/// Removes the dummy link, the virtual servers at its addresses and those at this
-/// node's own that the sets name, except what is in `exclude`, the rules that are not
-/// `preserved`, and the sets. This kernel may have no IPVS or no ipset.
+/// Removes the virtual servers at addresses of the dummy link and those at this node's own that the
+/// sets name, except what is in `exclude`, then the link, the rules that are not `preserved`, and the
+/// sets. While virtual servers cannot be removed, all else stays: link and sets show which ones are
+/// ours, and rules and sets keep callers out of them. This kernel may have no IPVS or no ipset.
 async fn remove_except(exclude: &[IpNet], preserved: &Preserved) -> Result<(), Error> {
-    let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
-    // The addresses of the link show which are ours.
     let servers = virtual_servers(exclude)?;
-    outcome = outcome.and(links::delete(&mut route, LINK).map_err(Error::from));
-    if has_ipvs() {
-        outcome = outcome.and(remove_servers(&servers).map_err(Error::from));
+    if ipvs::is_there() {
+        remove_servers(&servers)?;
     }
+    let mut outcome = links::delete(&mut route, LINK).map_err(Error::from);
     outcome = outcome.and(remove_rules(preserved).await);
     if let Some(sets) = &mut sets {
         outcome = outcome.and(sets.destroy(TEMPORARY).map_err(Error::from));
@@ -129,7 +123,7 @@ pub async fn chains() -> Result<Vec<OwnedChain>, xtables::Error> {
 /// # Errors
 /// When IPVS, sets or addresses cannot be read.
 pub fn virtual_servers(exclude: &[IpNet]) -> Result<Vec<ServerId>, Error> {
-    if !has_ipvs() {
+    if !ipvs::is_there() {
         return Ok(Vec::new());
     }
     let mut sets = there(IpSets::open())?;

@@ -7,6 +7,8 @@ use std::{
     sync::Arc,
 };
 
+use nix::errno::Errno;
+
 use super::{
     plan::{LINK, Member, ROUND_ROBIN, Set},
     steps::{Action, MemberStep},
@@ -15,7 +17,7 @@ use crate::{
     kernel::{
         addresses::{self, Address},
         ipset::{Element, IpSets, Listed, TEMPORARY},
-        ipvs::Ipvs,
+        ipvs::{Ipvs, Timeouts},
         links,
         netlink::{Error, Protocol, Socket},
     },
@@ -93,6 +95,46 @@ impl Clients {
             }
         }
         Ok(missing)
+    }
+
+    /// Sets how long IPVS keeps idle connections. Returns, for each timeout that the kernel refuses,
+    /// a line for the log: since Linux 5.0 one has at most as many seconds as fit into 31 bits of
+    /// ticks (`ip_vs_set_timeout`), 24 days with 1000 ticks a second. Each is set by itself, so that
+    /// this costs no other one.
+    ///
+    /// # Errors
+    /// When the socket fails, or the kernel refuses for another reason.
+    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<Vec<String>, Error> {
+        let Timeouts { tcp, tcp_fin, udp } = *timeouts;
+        let none = Timeouts::default;
+        let mut refused = Vec::new();
+        for (name, time, timeout) in [
+            (
+                "tcpTimeout (--ipvs-tcp-timeout)",
+                tcp,
+                Timeouts { tcp, ..none() },
+            ),
+            (
+                "tcpFinTimeout (--ipvs-tcpfin-timeout)",
+                tcp_fin,
+                Timeouts { tcp_fin, ..none() },
+            ),
+            (
+                "udpTimeout (--ipvs-udp-timeout)",
+                udp,
+                Timeouts { udp, ..none() },
+            ),
+        ] {
+            match self.ipvs.set_timeouts(&timeout) {
+                Err(error) if error.errno() == Some(Errno::EINVAL) => refused.push(format!(
+                    "ipvs.{name} {} s is not in force, the kernel's own timeout is: {error}; \
+                     configure a shorter one",
+                    time.as_secs()
+                )),
+                outcome => outcome?,
+            }
+        }
+        Ok(refused)
     }
 
     /// Returns true, once, after IPVS was unloaded and loaded again: it has no

@@ -13,7 +13,7 @@ use super::{
     desired::{Desired, Dirty},
     diff,
     drain::{Drains, FIRST_PAUSE},
-    execute::{Execution, Full, Made, Results},
+    execute::{Execution, Full, Repaired, Results},
     observe::{Listing, RealServers, Servers},
     plan::{self, NonEmptySets, Options, ServerId, Set},
     rules::FamilyRules,
@@ -64,6 +64,8 @@ pub struct Work {
 pub struct Observation {
     /// What is not as desired; for virtual servers, all that are ours.
     dirty: Dirty,
+    /// Virtual servers that were put there and are not there any more.
+    lost: HashSet<ServerId>,
     /// Sets that were missing.
     made_sets: Vec<&'static str>,
     full: Full,
@@ -201,9 +203,12 @@ impl ServedFamily {
             let members = diff::dirty_members(set, family, members, &observed.servers, desired);
             dirty.members.extend(members);
         }
-        self.servers = observed.servers;
+        let before = mem::replace(&mut self.servers, observed.servers);
+        let lost = before.into_keys();
+        let lost = lost.filter(|frontend| !self.servers.contains_key(frontend));
         Ok(Observation {
             dirty,
+            lost: lost.collect(),
             made_sets,
             full: Full {
                 real_servers: Arc::default(),
@@ -244,7 +249,6 @@ impl ServedFamily {
         shared: Shared<'_>,
     ) -> Result<SyncReport, Error> {
         let (metrics, desired) = (shared.metrics, shared.desired);
-        let observes = observation.is_some();
         self.state.begin_sync();
         let is_observed = !matches!(observation, Some(Err(_)));
         let applied = match observation {
@@ -252,11 +256,11 @@ impl ServedFamily {
             Some(Err(error)) => Err(error.into()),
             None => self.execute(&work.dirty, None, shared).await,
         };
-        if self.rules.unwritten().is_some() {
+        for _ in 0..self.rules.take_failures() {
             metrics.unwritten(self.family, Unwritten::Rules);
         }
-        let made = match applied {
-            Ok(made) => made,
+        let repaired = match applied {
+            Ok(repaired) => repaired,
             Err(error) => {
                 if is_observed {
                     // Changes that were not answered may have been made: virtual servers that are
@@ -272,7 +276,7 @@ impl ServedFamily {
         if let Some(now) = work.counted_at {
             self.drains.postpone(now);
         }
-        if observes && made == Made::Changes {
+        if repaired == Repaired::Some {
             self.state.flows.rules_were_missing(self.family, map);
         }
         let mut report = SyncReport {
@@ -300,12 +304,13 @@ impl ServedFamily {
     /// another program changed the rest, unless nothing was observed before.
     async fn repair(
         &mut self,
-        changed: Dirty,
+        mut changed: Dirty,
         observation: Observation,
         shared: Shared<'_>,
-    ) -> Result<Made, Error> {
+    ) -> Result<Repaired, Error> {
         let Observation {
             mut dirty,
+            lost,
             made_sets,
             mut full,
         } = observation;
@@ -316,7 +321,9 @@ impl ServedFamily {
             self.repairs.log(&sets.chain(others).collect::<Vec<_>>());
         }
         dirty.frontends.extend(&changed.frontends);
-        full.known = (!is_first).then_some(changed.frontends);
+        // What changed and was missing besides was made to be missing by another program.
+        changed.frontends.retain(|one| !lost.contains(one));
+        full.known = (!is_first).then_some(changed);
         self.execute(&dirty, Some(&full), shared).await
     }
 
@@ -325,7 +332,7 @@ impl ServedFamily {
         dirty: &Dirty,
         full: Option<&Full>,
         shared: Shared<'_>,
-    ) -> Result<Made, Error> {
+    ) -> Result<Repaired, Error> {
         let is_first = self.state.cache() == CacheState::Unknown;
         let execution = Execution {
             family: self.family,

@@ -45,7 +45,7 @@ use self::{
     desired::Desired,
     family::{Observation, ServedFamily, Shared, Work},
     observe::{Listing, RealServers},
-    plan::LINK,
+    plan::{LINK, asked_scheduler},
     rules::{FamilyRules, RuleWriter},
 };
 use super::{
@@ -62,7 +62,7 @@ use crate::{
     modes::{Metrics, Unwritten, UnwrittenCounter, repairs::Repairs},
     net::{Family, ModeName, PerFamily},
     node::{ActedOn, NodePorts},
-    services::{ServiceMap, ServicePort, ServicePortName},
+    services::{ServiceMap, ServicePortName},
 };
 
 /// What kube-proxy counts in this mode.
@@ -108,8 +108,10 @@ pub struct Ipvs {
     desired: Desired,
     families: PerFamily<ServedFamily>,
     metrics: Arc<dyn Metrics>,
-    /// Logs settings that the kernel refused.
+    /// Logs settings and timeouts that the kernel refused.
     logged: LogOnce,
+    /// Why timeouts are not as configured.
+    refused_timeouts: Vec<String>,
     /// How often another program took the dummy link away.
     repairs: Repairs,
     /// When it is checked whether another process changed what is ours.
@@ -127,11 +129,6 @@ type MadeSets = PerFamily<Option<Result<Vec<&'static str>, netlink::Error>>>;
 
 /// What was observed of each family that was due.
 type Observations = PerFamily<Option<Result<Observation, netlink::Error>>>;
-
-/// Returns the scheduler that the Service of `port` asks for.
-fn asked_scheduler(port: &Arc<ServicePort>) -> Option<Arc<str>> {
-    port.preferences().scheduler.clone()
-}
 
 impl Ipvs {
     /// Returns the mode on a `kernel` that was examined; nothing of the kernel's state
@@ -164,8 +161,8 @@ impl Ipvs {
             v4: start(Family::V4)?,
             v6: start(Family::V6)?,
         };
-        let timeouts = &options.timeouts;
-        clients.ipvs.set_timeouts(timeouts).map_err(Error::from)?;
+        let timeouts = clients.set_timeouts(&options.timeouts);
+        let refused_timeouts = timeouts.map_err(Error::from)?;
         Ok(Ipvs {
             options,
             served: node_ports.acted_on(),
@@ -176,6 +173,7 @@ impl Ipvs {
                 .map(|family, writer| ServedFamily::new(family, FamilyRules::new(family, writer))),
             metrics,
             logged: LogOnce::default(),
+            refused_timeouts,
             repairs: Repairs::default(),
             checks: Checks::new(CHECK),
             next_check_of_rules: Instant::now(),
@@ -184,9 +182,11 @@ impl Ipvs {
         })
     }
 
-    /// Writes the settings of the kernel that ipvs mode needs.
+    /// Writes the settings of the kernel that ipvs mode needs. Logs what the kernel refused of them
+    /// and of the timeouts.
     fn write_settings(&mut self) {
-        let refused = settings::apply(&self.options);
+        let mut refused = settings::apply(&self.options);
+        refused.extend(self.refused_timeouts.iter().cloned());
         self.logged.end_others(&refused);
         for new in self.logged.replace(refused) {
             tracing::warn!("{new}");
@@ -199,7 +199,7 @@ impl Ipvs {
         // Before settings, which exist only with the module.
         if self.clients.was_loaded_anew()? {
             tracing::warn!("the module of IPVS was loaded anew: its virtual servers are gone");
-            self.clients.ipvs.set_timeouts(&self.options.timeouts)?;
+            self.refused_timeouts = self.clients.set_timeouts(&self.options.timeouts)?;
         }
         self.write_settings();
         let is_known =
@@ -210,8 +210,9 @@ impl Ipvs {
         self.repairs.log(repaired.as_slice());
         let served = self.node_ports.served();
         let mut node = observe::node_context(&mut self.clients, &self.options, &served, map)?;
-        let asked = map.iter().filter_map(asked_scheduler);
-        let asked = asked.chain([Arc::clone(&self.options.scheduler)]);
+        let default = &self.options.scheduler;
+        let asked = map.iter().map(|port| asked_scheduler(port, default));
+        let asked = asked.chain([Arc::clone(default)]);
         node.missing_schedulers = self.clients.missing_schedulers(asked.collect())?;
         if self.desired.set_node(node) {
             self.invalidate();
@@ -253,7 +254,10 @@ impl Ipvs {
             let names = asked.into_iter().filter_map(|(_, changes)| changes);
             let names = names.flat_map(|changes| &changes.ports);
             let ports = names.filter_map(|name| map.get(name));
-            let asked = ports.filter_map(asked_scheduler).collect();
+            let default = &self.options.scheduler;
+            let asked = ports.map(|port| asked_scheduler(port, default));
+            // Whether the kernel has the default one is known already.
+            let asked = asked.filter(|asked| asked != default).collect();
             let missing = self.clients.missing_schedulers(asked)?;
             self.desired.add_missing_schedulers(missing);
         }
@@ -377,6 +381,11 @@ impl Mode for Ipvs {
             }
         }
         outcomes
+    }
+
+    fn observes(&self, asked: Asked<'_>) -> bool {
+        let due = self.must_observe(asked);
+        due.v4 || due.v6
     }
 
     async fn externally_modified(&mut self) {

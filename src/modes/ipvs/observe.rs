@@ -104,7 +104,8 @@ impl Listing {
         // node that no set names may be of another program, so it stays; elsewhere it is
         // ours while the link has the address, or the set of service addresses names it:
         // a process that ends in between leaves virtual servers at addresses that the
-        // link does not have.
+        // link does not have. Nor has the link an external IP that was the node's own: a set
+        // names the virtual server with that address, which may have left the node since.
         let is_known = |frontend: &ServerId| {
             desired.needs().owner(frontend).is_some()
                 || applied.contains_key(frontend)
@@ -112,7 +113,7 @@ impl Listing {
         };
         let at_node =
             |frontend: &ServerId| desired.node().addresses.contains(&frontend.address.ip());
-        let named = if servers.keys().any(|f| !is_known(f) && at_node(f)) {
+        let named = if servers.keys().any(|f| !is_known(f)) {
             NamedFrontends::read(|set, family| clients.members(set, family))?
         } else {
             NamedFrontends::default()
@@ -128,7 +129,7 @@ impl Listing {
                 || if at_node(f) {
                     named.has(f)
                 } else {
-                    of_services.contains(&Element::Ip(f.address.ip()))
+                    of_services.contains(&Element::Ip(f.address.ip())) || named.has_exactly(f)
                 }
         });
         Ok(Observed {

@@ -24,12 +24,13 @@ pub struct OwnServers {
 
 impl OwnServers {
     /// Returns true if the virtual server of that name is ours: at an address of
-    /// a Service, or at one of this node where a set names it. A node port's
-    /// number alone says nothing.
+    /// a Service, or where a set names it. A node port's number alone says nothing, unless the
+    /// address is one of this node.
     pub fn has(&self, id: &ServerId) -> bool {
         let ip = id.address.ip();
-        let frontend = *id;
-        self.services.contains(&ip) || self.node.contains(&ip) && self.named.has(&frontend)
+        self.services.contains(&ip)
+            || self.named.has_exactly(id)
+            || self.node.contains(&ip) && self.named.has(id)
     }
 }
 
@@ -89,11 +90,17 @@ impl NamedFrontends {
         });
     }
 
-    /// Returns true if a set names `frontend`.
+    /// Returns true if a set names `frontend` with its address.
+    pub fn has_exactly(&self, frontend: &ServerId) -> bool {
+        self.frontends.contains(frontend)
+    }
+
+    /// Returns true if a set names `frontend`, be it as a node port, which is the same at any
+    /// address.
     pub fn has(&self, frontend: &ServerId) -> bool {
         let any = Family::of(&frontend.address.ip()).unspecified();
         let node_port = ServerId::new((any, frontend.address.port()), frontend.protocol);
-        self.frontends.contains(&node_port) || self.frontends.contains(frontend)
+        self.frontends.contains(&node_port) || self.has_exactly(frontend)
     }
 }
 
@@ -102,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_virtual_server_is_ours_at_an_address_of_a_service_or_of_this_node() {
+    fn a_virtual_server_is_ours_at_an_address_of_a_service_or_where_a_set_names_it() {
         let ip = |text: &str| -> IpAddr { text.parse().expect("an address") };
         let members = |set: Set, family: Family| -> Result<Vec<Element>, ()> {
             Ok(match (set, family) {
@@ -111,7 +118,8 @@ mod tests {
                     vec![Element::ip_port(ip("192.0.2.10"), 132, 30_002)]
                 }
                 (Set::ExternalIp, Family::V4) => {
-                    vec![Element::ip_port(ip("192.0.2.10"), 17, 53)]
+                    let left = Element::ip_port(ip("192.0.2.12"), 17, 53);
+                    vec![Element::ip_port(ip("192.0.2.10"), 17, 53), left]
                 }
                 _ => Vec::new(),
             })
@@ -129,6 +137,8 @@ mod tests {
             (Protocol::Udp, "192.0.2.10:30001", false),
             (Protocol::Tcp, "[2001:db8::10]:30001", false),
             (Protocol::Tcp, "192.0.2.12:30001", false),
+            (Protocol::Udp, "192.0.2.12:53", true),
+            (Protocol::Tcp, "192.0.2.12:53", false),
             (Protocol::Tcp, "10.96.0.2:30001", false),
             (Protocol::Sctp, "192.0.2.10:30002", true),
             (Protocol::Sctp, "192.0.2.11:30002", false),

@@ -11,6 +11,10 @@ use crate::net::{Family, Frontend, Protocol};
 /// Frontends of which flows may wait to be deleted, while that fails.
 pub const MOST: usize = 10_000;
 
+/// Endpoints of one frontend that are named, of those that flows to it still go to; as many as of
+/// a ServicePort that waits for its family.
+const MOST_OF_ONE: usize = 100;
+
 /// The stale flows of one family that wait to be deleted, by the frontend that the client
 /// called: however often its endpoints change, a frontend counts once.
 #[derive(Debug, Default)]
@@ -54,14 +58,40 @@ impl Waiting {
         }
     }
 
-    /// Limits what waits to [`MOST`] frontends. If there are more, a comparison of all flows takes
-    /// the place of the frontends that are `served`, which have endpoints. Returns how many others
-    /// were dropped, since they are too many by themselves.
+    /// Limits what waits to [`MOST`] frontends, with [`MOST_OF_ONE`] endpoints each. If there are
+    /// more, a comparison of all flows takes the place of the frontends that are `served`, which
+    /// have endpoints. Returns how many others were dropped, since they are too many by themselves.
     pub fn bound(&mut self, served: impl FnOnce() -> HashSet<Frontend>) -> usize {
-        if self.frontends.len() <= MOST {
+        let is_large = |reply: &Reply| match reply {
+            Reply::From(gone) => gone.len() > MOST_OF_ONE,
+            Reply::Any | Reply::NotFrom(_) => false,
+        };
+        let any_is_large = self.frontends.values().any(is_large);
+        if self.frontends.len() <= MOST && !any_is_large {
             return 0;
         }
         let served = served();
+        self.frontends.retain(|at, reply| {
+            let compared = is_large(reply) && served.contains(at);
+            self.compares_all |= compared;
+            !compared
+        });
+        for (at, reply) in self
+            .frontends
+            .iter_mut()
+            .filter(|(_, reply)| is_large(reply))
+        {
+            match reply {
+                // Without an address, flows of others to that port anywhere would be meant.
+                Reply::From(gone) if at.address.is_none() => {
+                    *gone = gone.iter().take(MOST_OF_ONE).copied().collect();
+                }
+                _ => *reply = Reply::Any,
+            }
+        }
+        if self.frontends.len() <= MOST {
+            return 0;
+        }
         self.frontends.retain(|at, _| !served.contains(at));
         self.compares_all = true;
         let over = self.frontends.len().saturating_sub(MOST);
@@ -147,6 +177,36 @@ mod tests {
                 }
                 assert!(waiting.is_empty());
             }
+        }
+    }
+
+    #[test]
+    fn nothing_is_lost_of_more_endpoints_than_are_named() {
+        let served = at(1);
+        let gone = at(2);
+        let node_port = Frontend::node_port(Protocol::Udp, Family::V4, 30_053);
+        let all: Vec<u8> = (0..=MOST_OF_ONE as u8).collect();
+        for (named, compares_all, replies) in [
+            (MOST_OF_ONE, false, [Some(MOST_OF_ONE); 3]),
+            (MOST_OF_ONE + 1, true, [None, Some(0), Some(MOST_OF_ONE)]),
+        ] {
+            let mut waiting = Waiting::default();
+            for frontend in [served, gone, node_port] {
+                for last in &all[..named] {
+                    let reply = Reply::From(sources(&[*last]));
+                    waiting.add(Family::V4, [flows(&frontend, reply)]);
+                }
+            }
+            assert_eq!(waiting.bound(|| HashSet::from([served])), 0);
+            assert_eq!(waiting.compares_all, compares_all);
+            let found = [served, gone, node_port].map(|frontend| {
+                Some(match waiting.frontends.get(&frontend)? {
+                    Reply::From(gone) => gone.len(),
+                    Reply::Any => 0,
+                    Reply::NotFrom(_) => unreachable!("none was added"),
+                })
+            });
+            assert_eq!(found, replies, "{named}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! What stays as it was while the kernel refuses one request.
 
+mod kept;
 mod watched;
 
 use std::{net::IpAddr, sync::Arc};

@@ -18,6 +18,11 @@ pub fn cases() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(shares([(A, 3), (B, 1)]))
         .but(ipvs_without_wrr, Why::RoundRobinInstead, equal_shares(HERE)),
+        case("Weights alone, 3 to 1", three_to_one())
+            .when(Pod)
+            .calls(ClusterIp)
+            .sees(shares([(A, 3), (B, 1)]))
+            .but(ipvs_without_wrr, Why::RoundRobinInstead, equal_shares(HERE)),
         case(
             "Weights change",
             three_to_one().annotated("tripod.proxy/scheduler", "wrr"),

@@ -109,6 +109,8 @@ impl Default for Ipvs {
 
 /// The timeouts that the kernel begins with.
 const TIMEOUTS: [u32; 3] = [900, 120, 300];
+/// The longest one, in seconds: with 1000 ticks a second (`ip_vs_set_timeout`).
+const LONGEST_TIMEOUT: u32 = i32::MAX as u32 / 1000;
 
 impl Ipvs {
     /// Returns the real servers that may get a new connection to a virtual server; `None`:
@@ -117,6 +119,11 @@ impl Ipvs {
         let server = self.servers.get(&(protocol.into(), server))?;
         let reals = server.reals.iter().filter(|(_, real)| real.weight > 0);
         Some(reals.map(|(address, _)| *address).collect())
+    }
+
+    /// Returns the timeouts of TCP, of TCP after a FIN, and of UDP, in seconds.
+    pub(crate) fn timeouts(&self) -> [u32; 3] {
+        self.timeouts
     }
 
     /// Enters a connection, which its real server counts from now on.
@@ -200,7 +207,7 @@ impl Ipvs {
                     Some(self.service(id, server))
                 }
                 read::SET_CONFIG => {
-                    self.configure(&attributes);
+                    self.configure(&attributes)?;
                     None
                 }
                 read::FLUSH => {
@@ -236,13 +243,17 @@ impl Ipvs {
         }
     }
 
-    fn configure(&mut self, attributes: &ByKind<'_>) {
-        for (at, timeout) in self.timeouts.iter_mut().enumerate() {
-            let given = attributes.u32(read::TIMEOUT_TCP + at as u16);
+    fn configure(&mut self, attributes: &ByKind<'_>) -> Result<(), Errno> {
+        let given: [_; 3] = std::array::from_fn(|at| attributes.u32(read::TIMEOUT_TCP + at as u16));
+        if given.iter().flatten().any(|given| *given > LONGEST_TIMEOUT) {
+            return Err(Errno::EINVAL);
+        }
+        for (timeout, given) in self.timeouts.iter_mut().zip(given) {
             if let Some(given) = given.filter(|given| *given > 0) {
                 *timeout = given;
             }
         }
+        Ok(())
     }
 
     fn change(&mut self, command: u8, attributes: &ByKind<'_>) -> Result<(), Errno> {

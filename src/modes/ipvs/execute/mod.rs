@@ -51,9 +51,9 @@ pub struct Full {
     pub non_empty: NonEmptySets,
     /// Addresses of the dummy link that the kernel may choose as a source.
     pub eligible: Vec<IpAddr>,
-    /// Virtual servers that are known to have changed: others that differ were changed
-    /// by another program. `None` where nothing was observed before.
-    pub known: Option<BTreeSet<ServerId>>,
+    /// What is known to have changed: what else differs was changed by another program. `None`
+    /// where nothing was observed before.
+    pub known: Option<Dirty>,
 }
 
 /// One sync of one family.
@@ -86,14 +86,15 @@ pub struct Execution<'a> {
     pub progress: &'a SyncProgress,
 }
 
-/// Whether virtual servers or addresses were changed.
+/// Whether virtual servers or addresses that nothing was known to have changed were not as they
+/// should be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Made {
-    /// All were as they should be.
+pub enum Repaired {
+    /// None was, as far as known.
     #[default]
     Nothing,
-    /// Some were added, changed or removed.
-    Changes,
+    /// Some were added or changed.
+    Some,
 }
 
 /// What came of the steps that were run so far.
@@ -111,8 +112,8 @@ pub struct Results {
     still_guarded: BTreeSet<ServerId>,
     /// An answer of the kernel shows that it holds something else than was known.
     found_unexpected: bool,
-    /// Whether virtual servers or addresses were changed.
-    made: Made,
+    /// Whether clients may have been led past virtual servers.
+    has_repaired: Repaired,
     /// Virtual servers that another program had changed.
     repaired: Vec<String>,
 }
@@ -123,7 +124,7 @@ impl Execution<'_> {
     /// # Errors
     /// When a socket fails, or traffic could not be taken over from iptables mode; then
     /// all that was pending still is.
-    pub async fn run(mut self, dirty: &Dirty) -> Result<Made, Error> {
+    pub async fn run(mut self, dirty: &Dirty) -> Result<Repaired, Error> {
         self.state.clear_failures();
         self.run_steps(dirty).await?;
         *self.state.pending() = self.results.again;
@@ -131,7 +132,7 @@ impl Execution<'_> {
         if self.results.found_unexpected {
             self.state.suspect();
         }
-        Ok(self.results.made)
+        Ok(self.results.has_repaired)
     }
 
     async fn run_steps(&mut self, dirty: &Dirty) -> Result<(), Error> {
@@ -373,6 +374,14 @@ impl Execution<'_> {
         // ServicePorts that are not open for the same reason were reported already.
         let closed = self.state.failed().clone();
         self.report_addresses(&waiting, &closed);
+        let is_repaired = |full: &Full, ip| match &full.known {
+            Some(known) => !known.addresses.contains(ip),
+            None => true,
+        };
+        let full = self.full;
+        if full.is_some_and(|full| coming.iter().any(|ip| is_repaired(full, ip))) {
+            self.results.has_repaired = Repaired::Some;
+        }
         let refused = self.change_addresses(&coming, Action::Add)?;
         self.report_addresses(&refused, &FailedPorts::default());
         Ok(())
@@ -415,7 +424,6 @@ impl Execution<'_> {
         if addresses.is_empty() {
             return Ok(reasons);
         }
-        self.results.made = Made::Changes;
         self.progress.send(addresses.len());
         let outcomes = self.clients.change_addresses(addresses, action)?;
         self.progress.confirm();

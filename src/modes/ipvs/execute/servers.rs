@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashSet;
 
-use super::{Execution, Made, is_unexpected};
+use super::{Execution, Repaired, is_unexpected};
 use crate::{
     kernel::{ipvs::Change, netlink},
     modes::ipvs::{
@@ -230,20 +230,31 @@ impl Execution<'_> {
         let drained = self.drains.of(frontend);
         let difference = server_difference(server, present, limit, self.drains, self.now);
         self.drains.update(frontend, &difference.drained, self.now);
-        let known = self.full.and_then(|full| full.known.as_ref());
         let is_end_of_drain = |change: &Change| match change {
             Change::DeleteReal(_, real) => drained.contains(real),
             _ => false,
         };
-        if !difference.changes.iter().all(is_end_of_drain)
-            && known.is_some_and(|known| !known.contains(frontend))
-        {
+        if !difference.changes.iter().all(is_end_of_drain) {
+            self.record_repair(frontend);
+        }
+        changes.extend(difference.changes);
+        Ok(())
+    }
+
+    /// Records that `frontend` was not as it should be, unless it is known to have changed.
+    fn record_repair(&mut self, frontend: &ServerId) {
+        let Some(full) = self.full else {
+            return;
+        };
+        if let Some(known) = &full.known {
+            if known.frontends.contains(frontend) {
+                return;
+            }
             self.results
                 .repaired
                 .push(objects::virtual_server(frontend));
         }
-        changes.extend(difference.changes);
-        Ok(())
+        self.results.has_repaired = Repaired::Some;
     }
 
     fn change_full_batch(&mut self, changes: &mut Vec<Change>) -> Result<(), netlink::Error> {
@@ -285,7 +296,6 @@ impl Execution<'_> {
         if changes.is_empty() {
             return Ok(of_reals);
         }
-        self.results.made = Made::Changes;
         let outcomes = self.clients.ipvs.apply(changes)?;
         // What is asked for a virtual server that was refused is refused too.
         let mut refused: Option<ServerId> = None;

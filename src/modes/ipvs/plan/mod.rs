@@ -21,7 +21,7 @@ pub use self::{
     node_context::NodeContext,
     options::{LINK, Options, ROUND_ROBIN, is_excluded},
     rules::{NonEmptySets, interest, rules},
-    servers::VirtualServer,
+    servers::{VirtualServer, asked_scheduler},
     sets::{Member, Set},
     unsupported::unsupported,
 };

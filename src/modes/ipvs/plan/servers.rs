@@ -39,10 +39,9 @@ impl VirtualServer {
     }
 
     /// Returns how long connections of a real server that is removed may go on, where `limit` is
-    /// the time for other schedulers; `None`: as long as they last. `dh` has such a table, too, and
-    /// nothing to fall back to: all clients would be refused meanwhile (`ip_vs_dh_schedule`).
+    /// the time for other schedulers; `None`: as long as they last.
     pub fn drain_limit(&self, limit: Option<Duration>) -> Option<Duration> {
-        if &*self.scheduler == "dh" {
+        if refuses_clients(&self.scheduler) {
             return Some(Duration::ZERO);
         }
         limit
@@ -62,20 +61,37 @@ impl VirtualServer {
     }
 }
 
-/// Returns the scheduler that `port` asks for.
+/// Returns true for a scheduler that refuses the clients of a real server of weight 0: `dh` assigns
+/// them by a table that also holds such real servers, and has nothing to fall back to
+/// (`ip_vs_dh_schedule`).
+fn refuses_clients(scheduler: &str) -> bool {
+    scheduler == "dh"
+}
+
+/// Returns the scheduler that `port` asks for, where Services that name none have `default`.
+pub fn asked_scheduler(port: &ServicePort, default: &Arc<str>) -> Arc<str> {
+    if let Some(named) = &port.preferences().scheduler {
+        return Arc::clone(named);
+    }
+    match port.scheduler(default) {
+        asked if *asked == **default => Arc::clone(default),
+        by_weights => by_weights.into(),
+    }
+}
+
+/// Returns the scheduler of `port`.
 ///
 /// # Errors
-/// Why [`ROUND_ROBIN`] takes its place.
+/// Why [`ROUND_ROBIN`] takes the place of the one that it asks for.
 pub(super) fn scheduler(port: &ServicePort, node: &NodeContext) -> Result<Arc<str>, String> {
-    let preferred = port.preferences().scheduler.as_ref();
-    let asked = preferred.unwrap_or(&node.scheduler);
-    if node.missing_schedulers.contains(asked) {
+    let asked = asked_scheduler(port, &node.scheduler);
+    if node.missing_schedulers.contains(&asked) {
         return Err(format!(
             "this kernel has no IPVS scheduler {asked:?} (module ip_vs_{asked}), so connections \
-             are spread by {ROUND_ROBIN}"
+             are spread by {ROUND_ROBIN}, which ignores weights"
         ));
     }
-    Ok(Arc::clone(asked))
+    Ok(asked)
 }
 
 /// How the virtual servers of one ServicePort spread connections and forward
@@ -102,7 +118,8 @@ impl<'a> SchedulingParameters<'a> {
     }
 
     /// Returns the virtual server at `frontend`, which sends to `endpoints`; those on
-    /// other nodes are reached by the method `direct`, if there is one.
+    /// other nodes are reached by the method `direct`, if there is one. Endpoints of weight 0 are
+    /// left out where the scheduler would refuse their clients although others take them.
     pub(super) fn server(
         &self,
         frontend: ServerId,
@@ -116,11 +133,16 @@ impl<'a> SchedulingParameters<'a> {
             let way = way.unwrap_or(Way::Masquerade);
             RealServer::new(endpoint.address, endpoint.weight.into(), way)
         };
+        let takes_clients = |endpoint: &&&Endpoint| endpoint.weight > 0;
+        let leaves_out =
+            refuses_clients(&self.scheduler) && endpoints.iter().any(|e| takes_clients(&e));
+        let used = endpoints.iter();
+        let used = used.filter(|endpoint| !leaves_out || takes_clients(endpoint));
         VirtualServer {
             frontend,
             scheduler: Arc::clone(&self.scheduler),
             persistence: self.persistence,
-            reals: endpoints.iter().map(real).collect(),
+            reals: used.map(real).collect(),
         }
     }
 

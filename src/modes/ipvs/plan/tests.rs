@@ -67,6 +67,76 @@ fn weights_are_the_endpoints_own() {
 }
 
 #[test]
+fn endpoints_that_weigh_differently_get_their_shares() {
+    let equal = ServicePort {
+        endpoints: service_ports::endpoints([HERE, REMOTE].map(|number| Endpoint {
+            weight: 3,
+            ..service_ports::endpoint(([10, 244, 0, number], 80))
+        })),
+        ..port()
+    };
+    let asking = preferring(Preferences {
+        scheduler: Some(ROUND_ROBIN.into()),
+        ..Preferences::NONE
+    });
+    let scheduler = |port: &ServicePort, node: &NodeContext| {
+        let [server] = &plan(port, node).servers[..] else {
+            panic!("one address");
+        };
+        server.scheduler.to_string()
+    };
+    let of_all = |node: &NodeContext| [&port(), &equal, &asking].map(|port| scheduler(port, node));
+    assert_eq!(of_all(&node()), ["wrr", "rr", "rr"]);
+    let with_lc = NodeContext {
+        scheduler: "lc".into(),
+        ..node()
+    };
+    assert_eq!(of_all(&with_lc), ["lc", "lc", "rr"]);
+    let lacking = NodeContext {
+        missing_schedulers: ["wrr".into()].into(),
+        ..node()
+    };
+    assert_eq!(of_all(&lacking), ["rr"; 3]);
+    let found = unsupported(&port(), &lacking);
+    let [Reason { what, why }] = found.as_slice() else {
+        panic!("{found:?}");
+    };
+    assert_eq!(*what, Preferences::SCHEDULER);
+    assert!(
+        why.contains("ip_vs_wrr") && why.contains("ignores weights"),
+        "{why}"
+    );
+    assert_eq!(unsupported(&equal, &lacking), []);
+}
+
+#[test]
+fn clients_of_dh_are_led_past_endpoints_of_weight_0() {
+    let weighing = |scheduler: &str, weights: [u16; 2]| {
+        let endpoints = [HERE, REMOTE].into_iter().zip(weights);
+        let endpoints = endpoints.map(|(number, weight)| Endpoint {
+            weight,
+            ..service_ports::endpoint(([10, 244, 0, number], 80))
+        });
+        let port = ServicePort {
+            endpoints: service_ports::endpoints(endpoints),
+            ..preferring(Preferences {
+                scheduler: Some(scheduler.into()),
+                ..Preferences::NONE
+            })
+        };
+        let servers = plan(&port, &node()).servers;
+        servers[0]
+            .reals
+            .iter()
+            .map(|real| real.weight)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(weighing("dh", [0, 1]), [1]);
+    assert_eq!(weighing("dh", [0, 0]), [0, 0], "all are drained");
+    assert_eq!(weighing("sh", [0, 1]), [0, 1], "it falls back");
+}
+
+#[test]
 fn a_scheduler_that_the_kernel_lacks_is_reported() {
     let port = preferring(Preferences {
         scheduler: Some("mh".into()),

@@ -42,6 +42,8 @@ struct InForce {
     sets: Option<NonEmptySets>,
     /// Why the rules are not as they should be.
     failure: Option<String>,
+    /// How many attempts to write rules failed since that was asked last.
+    failures: u32,
 }
 
 impl InForce {
@@ -55,6 +57,12 @@ impl InForce {
     fn set(&mut self, non_empty: NonEmptySets) {
         self.sets = Some(non_empty);
         self.failure = None;
+    }
+
+    /// Records that an attempt to read and write rules failed.
+    fn attempt_failed(&mut self, why: String, previous: Previous) {
+        self.failures = self.failures.saturating_add(1);
+        self.failed(why, previous);
     }
 
     /// Records that rules could not be read or written, or not yet.
@@ -112,6 +120,11 @@ impl FamilyRules {
              are not open yet wait: {why}",
             self.family
         ))
+    }
+
+    /// Returns how many attempts to write rules failed since the last call.
+    pub fn take_failures(&mut self) -> u32 {
+        std::mem::take(&mut self.in_force.failures)
     }
 
     /// Returns, once, what other programs had changed and was repaired.
@@ -189,7 +202,8 @@ impl FamilyRules {
             Some(Outcome::Failed { error, .. }) => error,
             None => writer.unanswered(),
         };
-        self.in_force.failed(source.to_string(), Previous::Lost);
+        self.in_force
+            .attempt_failed(source.to_string(), Previous::Lost);
         Err(Error::Rules {
             family: self.family,
             source,
@@ -243,7 +257,7 @@ impl FamilyRules {
                 self.repaired.extend(named);
             }
             Some(Outcome::Failed { error, previous }) => {
-                self.in_force.failed(error.to_string(), previous);
+                self.in_force.attempt_failed(error.to_string(), previous);
             }
             None => {}
         }
@@ -262,10 +276,10 @@ mod tests {
         let old = non_empty(&[Set::LoadBalancer]);
         let new = non_empty(&[Set::LoadBalancer, Set::Firewall]);
         let mut rules = InForce::default();
-        rules.failed(locked(), Previous::InForce);
+        rules.attempt_failed(locked(), Previous::InForce);
         assert_eq!(rules.sets, None, "what was never read is not known");
         rules.set(old);
-        assert_eq!(rules.failure, None);
+        assert_eq!((&rules.failure, rules.failures), (&None, 1));
         rules.changing_to(new);
         rules.failed(locked(), Previous::InForce);
         assert_eq!((rules.sets, &rules.failure), (Some(old), &Some(locked())));
