@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
-use super::Absence;
+use super::{Absence, extensions::DEFAULT_WEIGHT};
 
 /// One endpoint of a ServicePort: an address and port that serves it, with
 /// what decides whether traffic may go there.
@@ -90,13 +90,11 @@ impl Endpoints {
         weights.filter(|weight| *weight > 0)
     }
 
-    /// Returns whether endpoints that take new connections have different
-    /// weights.
-    pub fn weigh_differently(&self) -> bool {
-        let mut weights = self.weights();
-        weights
-            .next()
-            .is_some_and(|first| weights.any(|weight| weight != first))
+    /// Returns whether any endpoint, ready or not, counts more than another would without a weight.
+    /// That does not change as endpoints become ready and unready.
+    pub fn are_weighed(&self) -> bool {
+        let mut all = self.all.iter();
+        all.any(|endpoint| endpoint.weight > DEFAULT_WEIGHT)
     }
 }
 

@@ -67,14 +67,19 @@ fn weights_are_the_endpoints_own() {
 }
 
 #[test]
-fn endpoints_that_weigh_differently_get_their_shares() {
-    let equal = ServicePort {
-        endpoints: service_ports::endpoints([HERE, REMOTE].map(|number| Endpoint {
-            weight: 3,
-            ..service_ports::endpoint(([10, 244, 0, number], 80))
-        })),
+fn endpoints_that_have_weights_get_their_shares() {
+    let weighing = |weights: [u16; 2]| ServicePort {
+        endpoints: service_ports::endpoints(weights.into_iter().zip([HERE, REMOTE]).map(
+            |(weight, number)| Endpoint {
+                weight,
+                // The scheduler stays while those with weights are not ready.
+                ready: weight == 1,
+                ..service_ports::endpoint(([10, 244, 0, number], 80))
+            },
+        )),
         ..port()
     };
+    let (equal, unready) = (weighing([1, 1]), weighing([3, 1]));
     let asking = preferring(Preferences {
         scheduler: Some(ROUND_ROBIN.into()),
         ..Preferences::NONE
@@ -85,18 +90,19 @@ fn endpoints_that_weigh_differently_get_their_shares() {
         };
         server.scheduler.to_string()
     };
-    let of_all = |node: &NodeContext| [&port(), &equal, &asking].map(|port| scheduler(port, node));
-    assert_eq!(of_all(&node()), ["wrr", "rr", "rr"]);
+    let of_all =
+        |node: &NodeContext| [&port(), &unready, &equal, &asking].map(|port| scheduler(port, node));
+    assert_eq!(of_all(&node()), ["wrr", "wrr", "rr", "rr"]);
     let with_lc = NodeContext {
         scheduler: "lc".into(),
         ..node()
     };
-    assert_eq!(of_all(&with_lc), ["lc", "lc", "rr"]);
+    assert_eq!(of_all(&with_lc), ["lc", "lc", "lc", "rr"]);
     let lacking = NodeContext {
         missing_schedulers: ["wrr".into()].into(),
         ..node()
     };
-    assert_eq!(of_all(&lacking), ["rr"; 3]);
+    assert_eq!(of_all(&lacking), ["rr"; 4]);
     let found = unsupported(&port(), &lacking);
     let [Reason { what, why }] = found.as_slice() else {
         panic!("{found:?}");
