@@ -15,7 +15,7 @@ use http::{Method, Uri};
 use kube::{Client, config::KubeconfigError};
 use parking_lot::Mutex;
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     time::{Instant, timeout},
 };
 use tracing::{info, warn};
@@ -140,6 +140,8 @@ struct Shared {
     /// Why they could not be read again, to log each reason once: a plugin is run every
     /// ten seconds.
     unreadable: Mutex<LogOnce>,
+    /// Notifies that the system refused to start a plugin.
+    program_refused: Notify,
 }
 
 enum Source {
@@ -213,6 +215,7 @@ impl Access {
                 refused: AtomicBool::new(false),
                 reading: Mutex::default(),
                 unreadable: Mutex::default(),
+                program_refused: Notify::new(),
             }),
             budget: Arc::new(budget),
         }
@@ -284,6 +287,14 @@ impl Access {
             }
             Err(error) => {
                 if self.shared.unreadable.lock().differs(&error.to_string()) {
+                    if let AccessError::Plugin {
+                        reason: PluginError::Start(start),
+                        ..
+                    } = &error
+                        && start.kind() == ErrorKind::Unsupported
+                    {
+                        self.shared.program_refused.notify_one();
+                    }
                     let confined = if lacks_rights(&error) { CONFINED } else { "" };
                     warn!(
                         "{error}{confined}; mend that before they expire: the credentials from \
@@ -301,6 +312,12 @@ impl Access {
             }
         };
         self.shared.current.store(Arc::new(current));
+    }
+
+    /// Waits until a kubeconfig that was changed names a plugin that this process cannot start
+    /// (ENOSYS), because a filter of calls does not let it start programs.
+    pub async fn program_is_refused(&self) {
+        self.shared.program_refused.notified().await;
     }
 
     /// Has the next request read the credentials again, because the server refused them.

@@ -1,13 +1,28 @@
 //! Whether this process may start programs while it serves, and what it does if it may not and
 //! would have to: it ends, to be started again.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::Notify;
 
 /// Whether programs may be started.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Programs(Option<Arc<Notify>>);
+pub(super) struct Programs(Option<Arc<Missed>>);
+
+/// What a program is needed for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Need {
+    /// Removing the rules of another mode.
+    Removal,
+    /// The credentials for the API server.
+    Credentials,
+}
+
+#[derive(Debug, Default)]
+struct Missed {
+    told: Notify,
+    need: OnceLock<Need>,
+}
 
 impl Programs {
     /// None may be started, because the process has confined itself. [`Programs::default`] allows
@@ -21,20 +36,31 @@ impl Programs {
     }
 
     /// Has [`Programs::missed`] return, now or when it is called.
-    pub(super) fn miss(&self) {
+    pub(super) fn miss(&self, need: Need) {
         if let Some(missed) = &self.0 {
-            missed.notify_one();
+            // The first one counts.
+            let _ = missed.need.set(need);
+            missed.told.notify_one();
         }
     }
 
     /// Waits until a program would be needed that may not be started. Returns the message to end
     /// with.
     pub(super) async fn missed(&self) -> &'static str {
-        match &self.0 {
-            Some(missed) => missed.notified().await,
-            None => std::future::pending().await,
+        let Some(missed) = &self.0 else {
+            return std::future::pending().await;
+        };
+        missed.told.notified().await;
+        match missed.need.get() {
+            Some(Need::Credentials) => {
+                "the kubeconfig names a program that gives credentials now, and this process has \
+                 given up starting programs, as it named none at the start: ending, to be started \
+                 again and run it"
+            }
+            Some(Need::Removal) | None => {
+                "there are rules of another mode, which iptables has to remove, and this process \
+                 has given up starting programs: ending, to be started again and remove them"
+            }
         }
-        "there are rules of another mode, which iptables has to remove, and this process has given up \
-         starting programs: ending, to be started again and remove them"
     }
 }

@@ -18,6 +18,7 @@ use super::{
     addresses::{self, Addresses},
     build, confine, ending,
     probe::{self, Chosen},
+    programs::{Need, Programs},
     progress, rings, succession,
     takeover::TakeOver,
     traffic,
@@ -68,7 +69,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
     let rings = rings::make(&settings, &mut choice);
     let programs = confine::to_serve(&settings, &mut choice, &node_ports, &rings);
-    let source = source(&settings, &registry).await?;
+    let source = source(&settings, &registry, &programs).await?;
     let recorder = recorder(&source, &node);
     let node_settings = begin(&choice, &settings, &recorder);
 
@@ -363,10 +364,11 @@ fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> A
 }
 
 /// Returns the source of objects that the settings name. Requests to the API server
-/// count in metrics of `registry`.
+/// count in metrics of `registry`. Later credentials of a program are `programs` that may be missed.
 async fn source(
     settings: &Settings,
     registry: &Registry,
+    programs: &Programs,
 ) -> Result<Source, Box<dyn std::error::Error>> {
     let metrics = RequestMetrics::register(registry)?;
     let client = &settings.configuration.client_connection;
@@ -377,7 +379,18 @@ async fn source(
         burst: u32::try_from(client.burst).unwrap_or(0),
     };
     let opened = Source::open(settings.own.manifests.clone(), cluster, metrics).await;
-    Ok(opened.map_err(|e| format!("{e}; or serve a folder of manifests with --manifests DIR"))?)
+    let source =
+        opened.map_err(|e| format!("{e}; or serve a folder of manifests with --manifests DIR"))?;
+    if let Source::Cluster(access) = &source
+        && programs.are_forbidden()
+    {
+        let (access, programs) = (access.clone(), programs.clone());
+        tokio::spawn(async move {
+            access.program_is_refused().await;
+            programs.miss(Need::Credentials);
+        });
+    }
+    Ok(source)
 }
 
 /// Returns what serves health-check node ports, none before the first sync.

@@ -27,7 +27,10 @@ use self::{
     sockets::Removed,
     stale_state::StaleState,
 };
-use super::{Done, programs::Programs};
+use super::{
+    Done,
+    programs::{Need, Programs},
+};
 use crate::{
     cli::{Cleanup, Own, Settings},
     kernel::{
@@ -298,7 +301,7 @@ impl<M: Mode> Mode for TakeOver<M> {
 /// them.
 async fn miss(programs: &Programs, left: &[StaleState]) {
     if programs.are_forbidden() && !left.is_empty() && clearing::takes_programs().await {
-        programs.miss();
+        programs.miss(Need::Removal);
     }
 }
 

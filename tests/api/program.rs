@@ -311,3 +311,54 @@ fn a_server_that_is_away_makes_the_proxy_unhealthy_and_says_since_when() {
         comes_to_say(0, &["is healthy"], &["not followed"]);
     });
 }
+
+/// A process that gave up starting programs ends when its kubeconfig names one, and the next one
+/// runs it.
+#[test]
+fn a_kubeconfig_that_comes_to_name_a_program_is_used_by_the_next_process() {
+    in_sandbox(async || {
+        let authority = Authority::new();
+        let tcp = TcpServer::open_at(SERVER, shop(), "confined", &authority, false).await;
+        let cluster = format!(
+            "server: \"https://{}\", certificate-authority: ca.crt",
+            tcp.address
+        );
+        tcp.configure(&cluster, "token: any");
+        let start = || {
+            let mut command = command(&tcp);
+            command.args(["--confine=calls", "--userspace-drain-timeout=1s"]);
+            Tripod::spawn(command)
+        };
+        let mut confined = start();
+        eventually("it serves", SOON, || match confined.logged(&["synced"]) {
+            0 => Err(confined.log()),
+            _ => Ok(()),
+        });
+        let refused = "programs: none can be started from now on";
+        assert_eq!(confined.logged(&[refused]), 1, "{}", confined.log());
+        let answer = "{apiVersion: client.authentication.k8s.io/v1, kind: ExecCredential, \
+                      status: {token: given}}";
+        tcp.write("answer", answer);
+        tcp.configure(
+            &cluster,
+            &format!(
+                "exec: {{apiVersion: client.authentication.k8s.io/v1, command: cat, \
+                 args: [\"{}\"], interactiveMode: Never}}",
+                tcp.file("answer").display()
+            ),
+        );
+        tcp.server.end_watches();
+        let ended = confined.ended_within(SOON);
+        assert!(!ended.success(), "{}", confined.log());
+        let words = ["the kubeconfig names a program", "to be started again"];
+        assert!(confined.logged(&words) > 0, "{}", confined.log());
+        tcp.server.script().token = Some("given".to_owned());
+        let next = start();
+        eventually("the next one serves", SOON, || {
+            match next.logged(&["synced"]) {
+                0 => Err(next.log()),
+                _ => Ok(()),
+            }
+        });
+    });
+}
