@@ -224,6 +224,14 @@ impl Mode for Nftables {
         outcomes
     }
 
+    fn observes(&self, asked: Asked<'_>) -> bool {
+        // A table that is not known to be in force is written as a whole.
+        let is_written = |(family, served): (Family, &ServedFamily)| {
+            asked.get(family).is_some() && served.table.options().is_none()
+        };
+        self.families.present().any(is_written)
+    }
+
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
         let setup = &self.setup;
         self.families.as_mut().map(|_, served| {
