@@ -22,6 +22,7 @@ use tracing::{info, warn};
 
 use super::{
     budget::Budget,
+    causes::causes,
     credentials::{self, Loaded},
     exec::PluginError,
     metrics::{Asked, RequestMetrics},
@@ -341,17 +342,11 @@ const CONFINED: &str = " (--confine may keep this process from what the kubeconf
 
 /// Returns whether the system refused a call (ENOSYS, by a filter of calls) or to open a file.
 fn lacks_rights(error: &AccessError) -> bool {
-    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(cause) = next {
-        let kind = cause
-            .downcast_ref::<std::io::Error>()
-            .map(std::io::Error::kind);
-        if let Some(ErrorKind::Unsupported | ErrorKind::PermissionDenied) = kind {
-            return true;
-        }
-        next = cause.source();
-    }
-    false
+    let mut found = causes(error).filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    found.any(|cause| {
+        let kind = cause.kind();
+        matches!(kind, ErrorKind::Unsupported | ErrorKind::PermissionDenied)
+    })
 }
 
 #[cfg(test)]

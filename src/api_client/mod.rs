@@ -3,6 +3,7 @@
 
 mod access;
 mod budget;
+mod causes;
 mod connect;
 mod counted;
 mod credentials;
@@ -15,6 +16,7 @@ mod validity;
 
 pub use self::{
     access::{Access, AccessError, Connection},
+    causes::causes,
     credentials::{files as credential_files, names_program},
     exec::PluginError,
     metrics::RequestMetrics,

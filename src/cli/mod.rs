@@ -5,6 +5,7 @@ mod ask;
 mod cleanup;
 mod destination;
 mod documents;
+mod ends;
 mod flag;
 mod flags;
 mod help;
@@ -32,6 +33,7 @@ use options::{CommandLine, Subcommand};
 pub use self::{
     ask::{Ask, Output, Probe, Question, Repeat},
     cleanup::Cleanup,
+    ends::Ends,
     hold::Hold,
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},

@@ -138,6 +138,11 @@ impl Health {
         };
     }
 
+    /// Returns false if the last sync found that this node cannot serve `family`.
+    pub fn is_served(&self, family: Family) -> bool {
+        !self.state().syncs.get(family).is_unserved
+    }
+
     /// Records that the objects of the cluster were read for the first time.
     pub fn objects_known(&self) {
         self.state().are_objects_known = true;

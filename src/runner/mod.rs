@@ -87,8 +87,6 @@ pub struct Runner<M> {
     tracker: Tracker,
     options: schedule::Options,
     health: Arc<Health>,
-    /// The families that this node could not serve in their last sync.
-    unserved: PerFamily<bool>,
     metrics: Metrics,
     triggers: Triggers,
     followers: Vec<Box<dyn AfterSync>>,
@@ -121,7 +119,6 @@ impl<M: Mode> Runner<M> {
             tracker,
             options,
             health,
-            unserved: PerFamily::default(),
             triggers: Triggers::new(SystemTime::now()),
             followers: vec![Box::new(NoLocalEndpoints::new(metrics.clone()))],
             metrics,
@@ -394,10 +391,10 @@ impl<M: Mode> Runner<M> {
         }
         self.failures.sync_in_force(family, Instant::now());
         let map = self.tracker.map();
-        *self.unserved.get_mut(family) = !is_served;
         // Counted only where it takes counting.
-        let unserved = self.unserved.iter().filter(|(_, unserved)| **unserved);
-        let unserved = unserved.map(|(family, _)| map.of_family(family).count());
+        let unserved = Family::ALL.into_iter();
+        let unserved = unserved.filter(|family| !self.health.is_served(*family));
+        let unserved = unserved.map(|family| map.of_family(family).count());
         let served = map.len() - unserved.sum::<usize>();
         self.metrics.service_ports.set(served as i64);
         let Pending { changes, .. } = std::mem::take(self.pending.get_mut(family));

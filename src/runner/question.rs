@@ -16,7 +16,8 @@ use crate::{
 pub use crate::modes::{
     Compared, Difference, Explanation, Found, Packet, SyncError,
     explain::{
-        Caller, Carrier, Connection, Origin, Stale, Verdict, connections, dropping_chains, stale,
+        Caller, Candidate, Carrier, Connection, Origin, Stale, Verdict, connections,
+        dropping_chains, stale,
     },
 };
 
@@ -98,7 +99,7 @@ pub struct Explained {
 /// What becomes of a packet.
 #[derive(Debug)]
 pub struct ExplainedPacket {
-    /// The packet.
+    /// The packet that was asked about.
     pub packet: Packet,
     /// What becomes of it if the kernel is as it should be.
     pub explanation: Result<Explanation, SyncError>,

@@ -60,20 +60,20 @@ impl FamilyStatus {
         if let Some(why) = self.failures.ports.get(port) {
             return Some(why.clone());
         }
-        match (&self.last, &self.failure) {
-            (Some(last), _) if last.not_served.is_some() => {
-                let why = last.not_served.as_deref().unwrap_or_default();
-                Some(format!("{family} is not served: {why}"))
-            }
-            (Some(_), Some(failure)) => Some(format!(
-                "what changed lately may not be in force, as syncs of {family} fail: {}",
-                failure.why
-            )),
-            (None, Some(failure)) => {
-                Some(format!("nothing of {family} is in force: {}", failure.why))
-            }
-            (_, None) => None,
+        if let Some(why) = self.not_served() {
+            return Some(format!("{family} is not served: {why}"));
         }
+        let why = &self.failure.as_ref()?.why;
+        Some(if self.last.is_some() {
+            format!("what changed lately may not be in force, as syncs of {family} fail: {why}")
+        } else {
+            format!("nothing of {family} is in force: {why}")
+        })
+    }
+
+    /// Returns why ServicePorts of the family are not served; `None`: they are, as far as known.
+    pub fn not_served(&self) -> Option<&str> {
+        self.last.as_ref()?.not_served.as_deref()
     }
 
     /// Returns whether the first sync has ended, in force or failed.

@@ -52,7 +52,7 @@ impl Signals {
     async fn before(mut self, acted_on: oneshot::Receiver<()>) {
         tokio::select! {
             biased;
-            // It also ends when nobody will act on them: then the job is about to end.
+            // It also ends when they will not be acted on: then the job is about to end.
             _ = acted_on => pending().await,
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

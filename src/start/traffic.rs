@@ -1,7 +1,7 @@
 //! What each mode knows of the traffic that it forwarded.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     fmt,
     net::{IpAddr, SocketAddr},
     pin::Pin,
@@ -162,6 +162,12 @@ impl TrafficSource for Relayed {
         ports.iter().map(|port| self.of_port(port)).collect()
     }
 
+    fn ejected(&self, port: &ServicePort) -> HashSet<SocketAddr> {
+        let loads = self.0.of(&port.name).into_iter();
+        let ejected = loads.filter(|(_, load)| load.ejected);
+        ejected.map(|(address, _)| address).collect()
+    }
+
     fn dials(&self, asked: &DialsAsked) -> Option<Result<DialList, String>> {
         let DialsAsked {
             service_port,
@@ -199,8 +205,7 @@ impl Relayed {
             service: limited.service,
             client: limited.client,
         });
-        let ejected = loads.into_iter().filter(|(_, load)| load.ejected);
-        traffic.ejected = ejected.map(|(address, _)| address).collect();
+        traffic.ejected = self.ejected(port);
         traffic
     }
 }

@@ -18,10 +18,7 @@ use std::{
 };
 
 use nix::{errno::Errno, net::if_::if_indextoname};
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    time,
-};
+use tokio::time;
 
 use self::{
     legacy::{Legacy, LegacyStep},
@@ -33,7 +30,7 @@ use self::{
 };
 use crate::{
     ask,
-    cli::Trace,
+    cli::{Ends, Trace},
     kernel::{
         conntrack::{
             events::{Event, Events},
@@ -122,31 +119,6 @@ async fn target(asked: &Trace) -> Result<TraceTarget, String> {
         protocol: protocol.ok_or("the Service has a port of an unknown protocol")?,
         from: asked.from,
     })
-}
-
-/// The signals that end the trace.
-struct Ends {
-    interrupted: Signal,
-    terminated: Signal,
-    hung_up: Signal,
-}
-
-impl Ends {
-    fn listen() -> io::Result<Ends> {
-        Ok(Ends {
-            interrupted: signal(SignalKind::interrupt())?,
-            terminated: signal(SignalKind::terminate())?,
-            hung_up: signal(SignalKind::hangup())?,
-        })
-    }
-
-    async fn arrived(&mut self) {
-        tokio::select! {
-            _ = self.interrupted.recv() => {}
-            _ = self.terminated.recv() => {}
-            _ = self.hung_up.recv() => {}
-        }
-    }
 }
 
 /// A trace that is under way.

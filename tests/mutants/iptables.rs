@@ -69,8 +69,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        " || names.any(|name| self.state.has_failed(name))",
-        " || names.next().is_some_and(|_| false)",
+        "            || names.any(|name| self.state.has_failed(name))\n",
+        "            || names.next().is_some_and(|_| false)\n",
         "what was refused is changed without reading the kernel",
     ),
     noticed(

@@ -267,11 +267,19 @@ impl Rules {
         self.socket.dump(&request, |m| ListedSet::read(m).map(ours))
     }
 
-    /// Returns the elements of a set or a map, in no order.
+    /// Returns the elements of a set or a map, each once, in no order. Of a dynamic one, to which
+    /// packets add elements, some may be left out if others expire meanwhile: the kernel goes on by
+    /// the number of those that it listed.
     ///
     /// # Errors
     /// As [`Rules::chains`]; also when there is no such set.
     pub fn elements(&mut self, table: &Table, set: &set::Set) -> Result<Vec<Element>, Error> {
+        if set.dynamic {
+            let mut elements = Found::elements(self.listed(table, set)?, set);
+            let mut seen = HashSet::new();
+            elements.retain(|element| seen.insert(element.key.clone()));
+            return Ok(elements);
+        }
         for attempt in 0..ATTEMPTS {
             let found = self.listed(table, set)?;
             if !Found::repeats(&found) {
@@ -285,24 +293,6 @@ impl Rules {
             object: elements_of(table, set),
             attempts: ATTEMPTS,
         })
-    }
-
-    /// Returns the elements of a map to which packets add some, each once, in no order. The
-    /// kernel lists some twice if others come meanwhile, as with [`Rules::elements`], and leaves
-    /// some out if others expire.
-    ///
-    /// # Errors
-    /// As [`Rules::chains`]; also when there is no such map.
-    pub fn elements_of_packets(
-        &mut self,
-        table: &Table,
-        map: &set::Set,
-    ) -> Result<Vec<Element>, Error> {
-        let found = self.listed(table, map)?;
-        let mut elements = Found::elements(found, map);
-        let mut seen = HashSet::new();
-        elements.retain(|element| seen.insert(element.key.clone()));
-        Ok(elements)
     }
 
     /// Returns the messages with the elements of a set or a map.
@@ -337,11 +327,7 @@ impl Rules {
             let listed = rules.rules(&table)?;
             let mut sets = Vec::new();
             for set in rules.sets(&table)? {
-                let elements = if set.set.dynamic {
-                    rules.elements_of_packets(&table, &set.set)?
-                } else {
-                    rules.elements(&table, &set.set)?
-                };
+                let elements = rules.elements(&table, &set.set)?;
                 sets.push((set, elements));
             }
             Ok(Some((table, chains, listed, sets)))

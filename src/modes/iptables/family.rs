@@ -291,20 +291,10 @@ impl ServedFamily {
     /// Returns true if a sync of `changes` has to read the kernel.
     fn must_observe(&mut self, changes: &Changes) -> bool {
         let is_clean = self.state.cache() == CacheState::Clean;
-        self.must_observe_others(changes)
-            || self.state.must_observe(changes) && !(is_clean && self.watch.is_unchanged())
-    }
-
-    /// Returns true if a sync of `changes` has to read the kernel, unless the rules turn out to be
-    /// unchanged.
-    pub fn may_observe(&self, changes: &Changes) -> bool {
-        self.must_observe_others(changes) || self.state.must_observe(changes)
-    }
-
-    /// Returns true if a sync of `changes` has to read the kernel even if the rules are unchanged.
-    fn must_observe_others(&self, changes: &Changes) -> bool {
         let mut names = changes.ports.iter();
-        self.leads_left || names.any(|name| self.state.has_failed(name))
+        self.leads_left
+            || names.any(|name| self.state.has_failed(name))
+            || self.state.must_observe(changes) && !(is_clean && self.watch.is_unchanged())
     }
 
     /// Applies what changed since the last sync.

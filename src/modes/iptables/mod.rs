@@ -147,15 +147,6 @@ impl Mode for Iptables {
         Ok(())
     }
 
-    fn observes(&self, asked: Asked<'_>) -> bool {
-        let mut served = self.families.present();
-        served.any(|(family, rules)| {
-            asked
-                .get(family)
-                .is_some_and(|changes| rules.may_observe(changes))
-        })
-    }
-
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let node = map.this_node();
         self.setup.node_ports.update(node);

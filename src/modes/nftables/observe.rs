@@ -43,7 +43,7 @@ pub fn observe(rules: &mut Rules, family: Family, affinity: &Set) -> Result<Obse
         // One that an older program made may be of another type.
         let alike = rules.sets(&table)?.iter().any(|listed| listed.is(affinity));
         if alike {
-            observed.affinity = rules.elements_of_packets(&table, affinity)?;
+            observed.affinity = rules.elements(&table, affinity)?;
         }
     }
     Ok(observed)

@@ -116,7 +116,7 @@ impl StaleClients {
         clients: &std::sync::Arc<Set>,
     ) -> Result<Searched, Error> {
         let table = Table::new(options.family, TABLE);
-        let mut left: Vec<Element> = rules.elements_of_packets(&table, clients)?;
+        let mut left: Vec<Element> = rules.elements(&table, clients)?;
         let listed = left.len();
         left.retain(|client| self.routes.are_of(client, options));
         let stale = left.len();

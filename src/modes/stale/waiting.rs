@@ -72,15 +72,13 @@ impl Waiting {
         }
         let served = served();
         self.frontends.retain(|at, reply| {
-            let compared = is_large(reply) && served.contains(at);
-            self.compares_all |= compared;
-            !compared
-        });
-        for (at, reply) in self
-            .frontends
-            .iter_mut()
-            .filter(|(_, reply)| is_large(reply))
-        {
+            if !is_large(reply) {
+                return true;
+            }
+            if served.contains(at) {
+                self.compares_all = true;
+                return false;
+            }
             match reply {
                 // Without an address, flows of others to that port anywhere would be meant.
                 Reply::From(gone) if at.address.is_none() => {
@@ -88,7 +86,8 @@ impl Waiting {
                 }
                 _ => *reply = Reply::Any,
             }
-        }
+            true
+        });
         if self.frontends.len() <= MOST {
             return 0;
         }

@@ -1,16 +1,12 @@
 //! Answers `/v1/explain`.
 
-use std::{
-    collections::HashSet,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{net::IpAddr, sync::Arc};
 
 use hyper::StatusCode;
 
 use super::{
     About, StatusApi, address_kind,
-    candidates::{candidates, passed_over},
+    candidates::{candidates, passed_over, used},
     connections,
     destination::{self, Unresolved},
     diff::{difference, unanswered},
@@ -22,7 +18,6 @@ use crate::{
         self, Caller, Compared, Difference, ExplainedPacket, Origin, Packet, Reading, Verdict,
     },
     serve::http::{Answer, Reply},
-    services::ServicePort,
     status_api::{
         self, Addressee, Destination, Explanation, ExplanationList, Listed, NoEndpoints, Object,
         VERSION,
@@ -63,13 +58,6 @@ impl StatusApi {
             from: *from,
         };
         Ok(found.into_iter().map(packet).collect())
-    }
-
-    /// Returns the endpoints of `port` that the mode leaves out, as they did not answer lately.
-    fn ejected(&self, port: Option<&Arc<ServicePort>>) -> HashSet<SocketAddr> {
-        let traffic = port.map(|port| self.traffic.of(&[port]));
-        let traffic = traffic.into_iter().flatten();
-        traffic.flat_map(|one| one.ejected).collect()
     }
 }
 
@@ -215,11 +203,8 @@ async fn explained_packet(
     let node = api.node_differences(port.map(|port| &port.name.service));
     let found = compared.map(|compared| found(compared, &node, family, api.about.mode));
     let shown = Shown::new(explanation, found);
-    let candidates = candidates(
-        explanation,
-        port,
-        &api.ejected(explained.service_port.as_ref()),
-    );
+    let ejected = port.map(|port| api.traffic.ejected(port));
+    let used = used(explanation, &ejected.unwrap_or_default());
     let name = explanation.served_by.as_ref().map(|(name, _)| name);
     let role = explanation.served_by.as_ref().map(|(_, role)| *role);
     Ok(Explanation {
@@ -235,8 +220,8 @@ async fn explained_packet(
         role: role.map(address_kind),
         no_endpoints: no_endpoints(&api.about, explanation),
         forward_policies,
-        passed_over: passed_over(explanation, port, &candidates),
-        candidates,
+        passed_over: passed_over(explanation, port, &used),
+        candidates: candidates(explanation, port, &used),
         steps: explanation.steps.clone(),
         objects: shown.objects,
         differences: shown.differences,

@@ -43,6 +43,8 @@ impl StatusApi {
             1 => problems.push("1 health-check node port cannot be served".to_owned()),
             ports => problems.push(format!("{ports} health-check node ports cannot be served")),
         }
+        let is_served =
+            |port: &&Arc<ServicePort>| families.get(port.name.family).not_served().is_none();
         Status {
             api_version: VERSION.to_owned(),
             kind: "Status".to_owned(),
@@ -61,7 +63,7 @@ impl StatusApi {
             objects,
             syncs,
             draining: draining(&families),
-            counts: counts(ports.values().filter(|port| is_served(&families, port))),
+            counts: counts(ports.values().filter(is_served)),
             failing,
             health_checks_failing,
             unsupported: self.unsupported(),
@@ -175,7 +177,7 @@ fn syncs(families: &PerFamily<FamilyStatus>, health: &runner::health::Health) ->
 
 fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync {
     let last = status.last.as_ref();
-    let not_served = last.and_then(|sync| sync.not_served.clone());
+    let not_served = status.not_served().map(str::to_owned);
     FamilySync {
         family: family.to_string(),
         last: last.map(|sync| LastSync {
@@ -233,12 +235,6 @@ fn failing<'a>(families: impl Iterator<Item = (Family, &'a FamilyStatus)>) -> Li
         items.extend(ports.chain(others).take(MOST - items.len()));
     }
     Listed { total, items }
-}
-
-/// Returns whether this node can serve the family of `port`.
-fn is_served(families: &PerFamily<FamilyStatus>, port: &ServicePort) -> bool {
-    let last = families.get(port.name.family).last.as_ref();
-    last.is_none_or(|sync| sync.not_served.is_none())
 }
 
 fn counts<'a>(ports: impl Iterator<Item = &'a Arc<ServicePort>>) -> Counts {

@@ -21,6 +21,11 @@ pub trait TrafficSource: fmt::Debug + Send + Sync {
     fn dials(&self, _: &DialsAsked) -> Option<Result<DialList, String>> {
         None
     }
+    /// Returns the endpoints of `port` that the mode leaves out, as they did not answer lately, and
+    /// that are not left out of the ServicePort itself.
+    fn ejected(&self, _: &ServicePort) -> HashSet<SocketAddr> {
+        HashSet::new()
+    }
     /// Returns what is known of each of `ports`, in their order.
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic>;
 }

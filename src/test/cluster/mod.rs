@@ -25,10 +25,7 @@ use std::{
 };
 
 use data_encoding::HEXLOWER;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::timeout,
-};
+use tokio::time::timeout;
 
 use self::{
     kubernetes::Kubernetes,
@@ -41,7 +38,11 @@ use super::{
     agent,
     report::{Check, Finding, Report},
 };
-use crate::{ask, cli::Cluster, status_api::Status};
+use crate::{
+    ask,
+    cli::{Cluster, Ends},
+    status_api::Status,
+};
 
 /// How long it may take until what the running Tripod shows is in force, given a
 /// `minSyncPeriod` of some seconds, and a sync of a large cluster.
@@ -64,14 +65,10 @@ pub async fn test(asked: &Cluster) -> Result<Report, String> {
     let token = random()?;
     let run = run(asked, &kubernetes, &token).await?;
     let made = Made::default();
-    let mut interrupted = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
-    let mut terminated = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
-    let mut hung_up = signal(SignalKind::hangup()).map_err(|error| error.to_string())?;
+    let mut ends = Ends::listen().map_err(|error| error.to_string())?;
     let done = tokio::select! {
         done = try_all(asked, &kubernetes, &run, &made, &running, &token) => done,
-        _ = interrupted.recv() => Err("interrupted".to_owned()),
-        _ = terminated.recv() => Err("interrupted".to_owned()),
-        _ = hung_up.recv() => Err("interrupted".to_owned()),
+        () = ends.arrived() => Err("interrupted".to_owned()),
     };
     if asked.keep {
         let Run { namespace, id, .. } = &run;

@@ -8,7 +8,7 @@ use kube::{client::Body, core::Status};
 use tokio::time::timeout;
 
 use super::pause::MOST_ASKED;
-use crate::api_client::Access;
+use crate::api_client::{Access, causes};
 
 /// How long the server may take until it begins to answer: it may have to wait
 /// for its own cache. client-go has no limit, and waits for ever where this
@@ -162,13 +162,11 @@ fn unsent(error: &kube::Error) -> String {
 /// addresses programmers.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = own(error);
-    let mut next = error.source();
-    while let Some(cause) = next {
+    for cause in causes(error).skip(1) {
         let words = own(cause);
         if !text.contains(&words) {
             text = format!("{text}: {words}");
         }
-        next = cause.source();
     }
     text
 }

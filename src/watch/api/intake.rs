@@ -383,19 +383,26 @@ mod tests {
         );
     }
 
+    /// Returns a Service that can be used.
+    fn item(name: &str) -> serde_json::Value {
+        json!({
+            "metadata": {"name": name, "namespace": "b", "resourceVersion": "7"},
+            "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}]},
+        })
+    }
+
     #[test]
     fn warnings_of_objects_that_a_list_lacks_are_forgotten() {
         let names = Mutex::new(Names::default());
         let known = Mutex::new(Known::<Service>::new());
         let mut intake = Intake::new(&names, &known);
-        let item = |name: &str| {
-            json!({
-                "metadata": {"name": name, "namespace": "b", "resourceVersion": "7"},
-                "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "externalIPs": ["x"]},
-            })
+        let odd = |name: &str| {
+            let mut item = item(name);
+            item["spec"]["externalIPs"] = json!(["x"]);
+            item
         };
         let log = lines(0, || {
-            for items in [vec![item("a"), item("c")], vec![item("c")]] {
+            for items in [vec![odd("a"), odd("c")], vec![odd("c")]] {
                 intake.begin_list();
                 let page = json!({"metadata": {"resourceVersion": "8"}, "items": items});
                 assert!(intake.page(page.to_string().as_bytes()).is_ok());
@@ -417,12 +424,6 @@ mod tests {
             let names = Mutex::new(Names::default());
             let known = Mutex::new(Known::<Service>::new());
             let mut intake = Intake::new(&names, &known);
-            let item = |name: &str| {
-                json!({
-                    "metadata": {"name": name, "namespace": "b", "resourceVersion": "7"},
-                    "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}]},
-                })
-            };
             let mut odd = item("odd");
             odd["metadata"][field] = value;
             let log = lines(0, || {

@@ -133,11 +133,10 @@ impl<'a> SchedulingParameters<'a> {
             let way = way.unwrap_or(Way::Masquerade);
             RealServer::new(endpoint.address, endpoint.weight.into(), way)
         };
-        let takes_clients = |endpoint: &&&Endpoint| endpoint.weight > 0;
-        let leaves_out =
-            refuses_clients(&self.scheduler) && endpoints.iter().any(|e| takes_clients(&e));
+        let leaves_out = refuses_clients(&self.scheduler)
+            && endpoints.iter().any(|endpoint| endpoint.weight > 0);
         let used = endpoints.iter();
-        let used = used.filter(|endpoint| !leaves_out || takes_clients(endpoint));
+        let used = used.filter(|endpoint| !leaves_out || endpoint.weight > 0);
         VirtualServer {
             frontend,
             scheduler: Arc::clone(&self.scheduler),
