@@ -203,25 +203,33 @@ fn of_process(proc: &Path, pid: u32) -> Result<Given, String> {
 
 /// Reads the text of a configuration file, or of a ConfigMap that holds one.
 fn of_text(text: &str, origin: String) -> Result<Given, String> {
-    let document: Document = serde_saphyr::from_str(text)
-        .map_err(|e| format!("{origin} is neither YAML nor JSON of one document: {e}"))?;
-    let (text, origin) = match document.kind.as_str() {
-        decode::KIND => (text.to_owned(), origin),
-        _ => {
-            let (key, text) = held(document).ok_or_else(|| {
-                format!(
-                    "{origin} holds neither a {} nor a ConfigMap with one: try kubectl -n \
-                     kube-system get configmap kube-proxy -o yaml",
-                    decode::KIND
-                )
-            })?;
-            (text, format!("{origin}, {key} of its ConfigMap"))
-        }
+    // Reading a configuration is more lenient than reading a manifest, as for kube-proxy: fields
+    // may be given twice, and other documents may follow.
+    let (text, origin) = match decode::decode(text) {
+        Ok(_) => (text.to_owned(), origin),
+        Err(_) => of_manifest(text, origin)?,
     };
     let words = [KUBE_PROXY, "--config", &origin].map(OsString::from);
     let settings = cli::read(words, |_| Ok(text.clone()));
     let settings = settings.map_err(|stop| refused(&stop, &origin))?;
     Ok(Given::new(origin, settings))
+}
+
+/// Returns the configuration that a manifest holds or is, and where it is.
+fn of_manifest(text: &str, origin: String) -> Result<(String, String), String> {
+    let document: Document = serde_saphyr::from_str(text)
+        .map_err(|e| format!("{origin} is neither YAML nor JSON of one document: {e}"))?;
+    if document.kind == decode::KIND {
+        return Ok((text.to_owned(), origin));
+    }
+    let (key, text) = held(document).ok_or_else(|| {
+        format!(
+            "{origin} holds neither a {} nor a ConfigMap with one: try kubectl -n kube-system get \
+             configmap kube-proxy -o yaml",
+            decode::KIND
+        )
+    })?;
+    Ok((text, format!("{origin}, {key} of its ConfigMap")))
 }
 
 fn refused(stop: &Stop, origin: &str) -> String {
@@ -364,6 +372,21 @@ mod tests {
         std::os::unix::fs::symlink("/usr/local/bin/kube-proxy", proc.join("42/exe")).unwrap();
         assert_eq!(running(&proc), Ok(42));
         fs::remove_dir_all(proc).unwrap();
+    }
+
+    /// kube-proxy takes it, and so does Tripod when it serves.
+    #[test]
+    fn a_file_with_fields_given_twice_and_more_documents_is_read() {
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
+                    kind: KubeProxyConfiguration\nmode: ipvs\nmode: nftables\n---\nkind: Other\n";
+        let given = of_text(text, "it".to_owned()).unwrap();
+        assert_eq!(given.origin, "it");
+        assert_eq!(given.kube_proxy_mode(), ModeName::Nftables);
+        let json = r#"{"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.conf": "X"}}"#;
+        let text = text.replace('\n', "\\n");
+        let given = of_text(&json.replace('X', &text), "it".to_owned()).unwrap();
+        assert_eq!(given.origin, "it, config.conf of its ConfigMap");
+        assert_eq!(given.kube_proxy_mode(), ModeName::Nftables);
     }
 
     #[test]
