@@ -12,6 +12,7 @@ pub mod node_lines;
 pub mod origin;
 mod print;
 mod report;
+mod saved_servers;
 mod settings;
 pub mod state;
 #[cfg(test)]

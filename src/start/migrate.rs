@@ -88,7 +88,9 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
         machine => {
             let kernel = probe::imagine(settings, &requirements);
             let there = match machine {
-                Machine::Saved(folder) => node_lines::saved(folder)?,
+                Machine::Saved(folder) => {
+                    node_lines::saved(folder, &settings.effective.ipvs_exclude)?
+                }
                 _ => Holdings::default(),
             };
             (kernel, Vec::new(), there)

@@ -36,6 +36,7 @@ use tokio::time::Instant;
 
 pub use self::{
     cleanup::{Installed, chains, virtual_servers},
+    own_servers::NamedFrontends,
     plan::Options,
     saved::saved,
 };
