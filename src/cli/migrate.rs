@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, builder::ValueParser, value_parser};
 
-use super::{Output, ask, help};
+use super::{Options, Output, ask, flags::hostname, help};
 
 /// What is to be compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +15,9 @@ pub struct Migrate {
     pub machine: Machine,
     /// A folder with the cluster's objects; `None`: the changes line by line are left out.
     pub manifests: Option<PathBuf>,
+    /// The name of the node whose rules are compared; `None`: the configuration has it, or it is
+    /// the machine's host name.
+    pub hostname_override: Option<String>,
     /// How the differences are printed.
     pub output: Output,
 }
@@ -55,6 +58,9 @@ Examples:
       mkdir objects
       kubectl get services,endpointslices,nodes -A -o yaml >objects/all.yaml
       tripod migrate --check --manifests=objects
+  The same, from files that were saved on node-1:
+      tripod migrate --check --config=cm.yaml --manifests=objects --saved=node-1 \
+          --hostname-override=node-1
   For a cluster, from anywhere:
       kubectl -n kube-system get cm kube-proxy -o yaml |
           tripod migrate --check --config=- --without-node";
@@ -83,7 +89,7 @@ pub(super) fn command() -> Command {
                 .long("pid")
                 .value_name("PID")
                 .value_parser(value_parser!(u32))
-                .help("The process of kube-proxy, where several run in this network namespace"),
+                .help("The process of kube-proxy, where several run in this namespace"),
         )
         .arg(flag(
             "without-node",
@@ -94,6 +100,15 @@ pub(super) fn command() -> Command {
             "The cluster's objects: render what would change, mode by mode",
             "The cluster's Services, EndpointSlices and Nodes, as the proxy reads such a folder: \
              render what would change, mode by mode",
+        ))
+        .arg(help::explained(
+            Arg::new("hostname-override")
+                .long("hostname-override")
+                .value_name("NAME")
+                .value_parser(ValueParser::new(node_name)),
+            "Name of the node, if it is not the machine's host name",
+            "Name of the node among the objects of --manifests; without it, the one that \
+             kube-proxy's configuration or flags have, or the machine's host name",
         ))
         .arg(help::explained(
             folder("saved")
@@ -114,6 +129,13 @@ fn folder(name: &'static str) -> Arg {
         .value_parser(value_parser!(PathBuf))
 }
 
+/// Reads the name of a node; empty: none is given.
+fn node_name(text: &str) -> Result<Option<String>, String> {
+    let mut options = Options::default();
+    hostname(&mut options, text)?;
+    Ok(options.hostname_override)
+}
+
 /// Returns what `matches`, of this subcommand, request.
 pub(super) fn read(matches: &ArgMatches) -> Migrate {
     let file = matches.get_one::<String>("config").map(String::as_str);
@@ -131,6 +153,10 @@ pub(super) fn read(matches: &ArgMatches) -> Migrate {
             None => Machine::Node,
         },
         manifests: matches.get_one::<PathBuf>("manifests").cloned(),
+        hostname_override: matches
+            .get_one::<Option<String>>("hostname-override")
+            .cloned()
+            .flatten(),
         output: ask::chosen(matches),
     }
 }

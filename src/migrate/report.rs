@@ -114,6 +114,8 @@ pub struct Report {
     /// For each mode, what changes line by line if it starts; `None`: the cluster's
     /// objects were not given.
     pub changes: Option<Vec<ModeChanges>>,
+    /// Why lines may be missing among those that would be added; `None`: the objects are complete.
+    pub incomplete: Option<String>,
 }
 
 impl Report {

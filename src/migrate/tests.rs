@@ -287,6 +287,7 @@ fn report(given: &Given, mode: Option<ModeName>) -> Report {
         kernel: Vec::new(),
         unknown: Vec::new(),
         changes: None,
+        incomplete: None,
     }
 }
 

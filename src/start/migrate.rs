@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     probe,
-    render::{self, OwnAddresses},
+    render::{self, Objects, OwnAddresses},
 };
 use crate::{
     ask,
@@ -21,12 +21,15 @@ use crate::{
     modes::verdict::{self, ModeRequirements},
     net::{Family, ModeName},
     node,
+    services::Tracker,
 };
 
 /// Something that matters differs.
 const DIFFERS: u8 = 1;
 /// The configuration or the objects cannot be read, or the answer cannot be written.
 const FAILED: u8 = 2;
+/// Number of Nodes that an error names; the rest is counted.
+const NODES: usize = 6;
 
 /// Prints what differs. Returns the status to exit with.
 pub(super) async fn check(asked: &Migrate) -> ExitCode {
@@ -49,7 +52,11 @@ fn print(report: &Report, output: Output) -> Result<(), String> {
 }
 
 async fn report(asked: &Migrate) -> Result<Report, String> {
-    let given = origin::read(&asked.from)?;
+    let mut given = origin::read(&asked.from)?;
+    if let Some(name) = &asked.hostname_override {
+        let configuration = &mut given.settings.configuration;
+        configuration.hostname_override.clone_from(name);
+    }
     let settings = &given.settings;
     let requirements = probe::requirements(settings);
     let mut report = Report {
@@ -61,6 +68,7 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
         kernel: Vec::new(),
         unknown: Vec::new(),
         changes: None,
+        incomplete: None,
     };
     // These are of this node, if it is the one that is asked about.
     let mut own = None;
@@ -107,7 +115,9 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
                 .as_deref()
                 .map_or(OwnAddresses::Object, OwnAddresses::Listed),
         };
-        report.changes = Some(target.changes(&there, folder).await?);
+        let mut objects = render::read(settings, folder).await?;
+        report.incomplete = lacking_node(&objects, folder)?;
+        report.changes = Some(target.changes(&there, &mut objects.tracker)?);
     }
     Ok(report)
 }
@@ -123,10 +133,9 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Returns what changes, in each mode, of the lines in `there`, for the objects of a folder.
-    async fn changes(&self, there: &Holdings, folder: &Path) -> Result<Vec<ModeChanges>, String> {
+    /// Returns what changes, in each mode, of the lines in `there`, for the objects of `tracker`.
+    fn changes(&self, there: &Holdings, tracker: &mut Tracker) -> Result<Vec<ModeChanges>, String> {
         let settings = &self.given.settings;
-        let mut tracker = render::read(settings, folder).await?;
         let engine = |family| {
             let mut engines = self.engines.iter();
             let found = engines.find(|(of, _)| *of == family);
@@ -138,7 +147,7 @@ impl Target<'_> {
             let mut places = Vec::new();
             let impossible = (!verdict.can_run()).then(|| verdict.to_string());
             if impossible.is_none() {
-                let text = render::text_of(mode, self.kernel, settings, &mut tracker, self.own);
+                let text = render::text_of(mode, self.kernel, settings, tracker, self.own);
                 let mut desired = Holdings::default();
                 desired.rendered(&text.map_err(|error| error.to_string())?, engine);
                 places = migrate::changes(there, &desired);
@@ -151,6 +160,38 @@ impl Target<'_> {
         }
         Ok(changes)
     }
+}
+
+/// Returns what is missing among the lines because `folder` has no Nodes, in words; `None`: it has
+/// the node of the settings.
+///
+/// # Errors
+/// When it has Nodes, but not that one: the lines would be those of a node without addresses.
+fn lacking_node(objects: &Objects, folder: &Path) -> Result<Option<String>, String> {
+    let Objects {
+        tracker,
+        node,
+        nodes,
+    } = objects;
+    let folder = folder.display();
+    if tracker.node().is_some() {
+        return Ok(None);
+    }
+    if nodes.is_empty() {
+        return Ok(Some(format!(
+            "--manifests {folder} has no Node: lines that depend on the addresses and pod networks \
+             of {node:?} may be missing from what would come; add it with kubectl get nodes"
+        )));
+    }
+    let names = nodes.iter().take(NODES).map(|name| &**name);
+    let mut named = names.collect::<Vec<_>>().join(", ");
+    if let more @ 1.. = nodes.len().saturating_sub(NODES) {
+        named.push_str(&format!(" and {more} more"));
+    }
+    Err(format!(
+        "--manifests {folder} has no Node called {node:?}, but {named}: name the node whose rules \
+         are compared by --hostname-override"
+    ))
 }
 
 /// Returns the mode that this node would run, and why.
@@ -177,4 +218,60 @@ fn text(report: &Report, output: Output) -> Result<String, String> {
     ask::document(report, output, || {
         migrate::table(report, output == Output::Wide)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use super::*;
+    use crate::cli::Origin;
+
+    const CONFIG: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
+                          kind: KubeProxyConfiguration\nmode: iptables\nhostnameOverride: \"\"\n";
+    const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\n\
+                           spec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n";
+    const NODES: &str = "---\napiVersion: v1\nkind: Node\nmetadata: {name: node-1}\n---\n\
+                         apiVersion: v1\nkind: Node\nmetadata: {name: node-2}\n";
+
+    /// Compares with a folder of these objects, for a node of this name, from another machine.
+    async fn compare(test: &str, objects: &str, name: Option<&str>) -> Result<Report, String> {
+        let name_of_folder = format!("tripod-migrate-{test}-{}", std::process::id());
+        let folder: PathBuf = std::env::temp_dir().join(name_of_folder);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("objects.yaml"), objects).unwrap();
+        fs::write(folder.join("config"), CONFIG).unwrap();
+        let report = report(&Migrate {
+            from: Origin::File(folder.join("config")),
+            machine: Machine::Elsewhere,
+            manifests: Some(folder.clone()),
+            hostname_override: name.map(str::to_owned),
+            output: Output::Table,
+        })
+        .await;
+        fs::remove_dir_all(folder).unwrap();
+        report
+    }
+
+    /// Otherwise the lines would be those of a node without addresses.
+    #[tokio::test]
+    async fn a_folder_with_other_nodes_alone_is_refused() {
+        let objects = format!("{SERVICE}{NODES}");
+        for name in [None, Some("node-3")] {
+            let why = compare("others", &objects, name).await.unwrap_err();
+            assert!(why.contains("but node-1, node-2: name the node"), "{why}");
+            assert!(why.contains("--hostname-override"), "{why}");
+        }
+        let report = compare("named", &objects, Some("node-2")).await.unwrap();
+        assert_eq!(report.incomplete, None);
+        assert_eq!(report.changes.map(|modes| modes.len()), Some(4));
+    }
+
+    #[tokio::test]
+    async fn a_folder_without_nodes_makes_an_incomplete_report() {
+        let report = compare("none", SERVICE, Some("node-2")).await.unwrap();
+        assert!(report.changes.is_some());
+        let text = text(&report, Output::Table).unwrap();
+        assert!(text.contains("\nincomplete  --manifests"), "{text}");
+    }
 }

@@ -1,6 +1,6 @@
 //! `tripod render`: what a mode would do, for a folder of manifests.
 
-use std::{fmt, net::IpAddr, path::Path};
+use std::{collections::BTreeSet, fmt, net::IpAddr, path::Path, sync::Arc};
 
 use super::{Done, probe};
 use crate::{
@@ -9,27 +9,49 @@ use crate::{
     modes::{render, verdict},
     net::ModeName,
     node::{self, NodePorts},
-    services::Tracker,
+    services::{Event, Tracker},
     watch,
 };
 
 pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
-    let text = text(settings, &mut read(settings, folder).await?)?;
+    let mut objects = read(settings, folder).await?;
+    let text = text(settings, &mut objects.tracker)?;
     cli::put(&text)?;
     Ok(())
+}
+
+/// The objects of a folder of manifests.
+pub(super) struct Objects {
+    /// The objects as the node of the settings sees them.
+    pub(super) tracker: Tracker,
+    /// The name of that node.
+    pub(super) node: String,
+    /// The names of all Nodes of the folder.
+    pub(super) nodes: BTreeSet<Arc<str>>,
 }
 
 /// Reads the objects of a folder of manifests, for the node of the settings.
 ///
 /// # Errors
 /// When the folder cannot be read, or the node has no name; in words.
-pub(super) async fn read(settings: &Settings, folder: &Path) -> Result<Tracker, String> {
+pub(super) async fn read(settings: &Settings, folder: &Path) -> Result<Objects, String> {
     std::fs::read_dir(folder)
         .map_err(|e| format!("cannot read --manifests {}: {e}", folder.display()))?;
-    let mut tracker = Tracker::new(&node::name(&settings.configuration.hostname_override)?);
+    let node = node::name(&settings.configuration.hostname_override)?;
+    let mut tracker = Tracker::new(&node);
     let objects = watch::manifests::spawn(folder).recv().await;
-    tracker.apply(objects.unwrap_or_default().events);
-    Ok(tracker)
+    let events = objects.unwrap_or_default().events;
+    let nodes = events.iter().filter_map(|event| match event {
+        Event::Node(node) => Some(Arc::clone(&node.name)),
+        _ => None,
+    });
+    let nodes = nodes.collect();
+    tracker.apply(events);
+    Ok(Objects {
+        tracker,
+        node,
+        nodes,
+    })
 }
 
 /// Returns what the mode of the settings would do for the objects of `tracker`.

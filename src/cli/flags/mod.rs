@@ -6,6 +6,7 @@ mod observing;
 mod proxying;
 mod running;
 
+pub(super) use self::objects::hostname;
 use super::flag::Flag;
 
 /// The flags by the headings that they have in the help.

@@ -76,7 +76,8 @@ pub(super) const OBJECTS: &[Flag] = &[
     ),
 ];
 
-fn hostname(options: &mut Options, text: &str) -> Result<(), String> {
+/// Stores the name of the node; empty: none is given.
+pub(in crate::cli) fn hostname(options: &mut Options, text: &str) -> Result<(), String> {
     let name = text.trim();
     if name.is_empty() && !text.is_empty() {
         return Err("it must not be blank".to_owned());

@@ -385,6 +385,19 @@ fn what_is_to_be_left_out_is_known_by_name_and_no_flag_of_kube_proxys() {
 }
 
 #[test]
+fn the_node_that_is_compared_can_be_named() {
+    let named = |flags: &[&str]| match settings(&[&["migrate", "--check"], flags].concat()).job {
+        Job::Migrate(asked) => asked.hostname_override,
+        other => panic!("{flags:?}: {other:?}"),
+    };
+    assert_eq!(named(&[]), None);
+    assert_eq!(named(&["--hostname-override="]), None);
+    let name = named(&["--hostname-override= Node-7 "]);
+    assert_eq!(name.as_deref(), Some("node-7"));
+    refusal("", &["migrate", "--check", "--hostname-override= "]);
+}
+
+#[test]
 fn questions_to_the_running_proxy() {
     let ask = |arguments: &[&str]| match settings(arguments).job {
         Job::Ask(ask) => ask,

@@ -14,6 +14,10 @@ pub(super) fn write(text: &mut String, report: &Report, wide: bool) {
         text.push_str(hint);
         return;
     };
+    if let Some(why) = &report.incomplete {
+        text.push('\n');
+        field(text, "", "incomplete", why);
+    }
     let decisive = report.decisive();
     for (mode, heading) in modes(decisive) {
         let mut modes = changes.iter();
