@@ -15,6 +15,7 @@ pub(super) fn rows(given: &Given, mode: ModeName, rows: &mut Rows) {
     scheduler(given, mode, rows);
     service_addresses(given, mode, rows);
     localhost(given, mode, rows);
+    node_ports(given, mode, rows);
     invalid_packets(given, mode, rows);
     syncs(given, rows);
     userspace(given, mode, rows);
@@ -170,6 +171,23 @@ fn invalid_packets(given: &Given, mode: ModeName, rows: &mut Rows) {
         "forwards packets that connection tracking finds invalid; its iptables mode drops them",
         "drops them: without translation they have clients reset their connections",
         "set conntrack.tcpBeLiberal: true where this node sees one direction of connections alone",
+    ]);
+}
+
+/// Adds that nftables mode has node ports at fewer addresses where none are configured, as
+/// kube-proxy's (`platformApplyDefaults` of its `cmd/kube-proxy/app/init_linux.go`).
+fn node_ports(given: &Given, mode: ModeName, rows: &mut Rows) {
+    let c = &given.settings.configuration;
+    let (was, is) = (given.kube_proxy_mode(), mode);
+    if is != ModeName::Nftables || was == is || !c.node_port_addresses.is_empty() {
+        return;
+    }
+    rows.note([
+        "nodePortAddresses: []",
+        "serves node ports at all addresses of the node",
+        "serves them at the addresses of the Node object alone (primary) where the configuration \
+         names mode: nftables, as kube-proxy does; at all where it runs in place of another mode",
+        "set nodePortAddresses: [0.0.0.0/0, \"::/0\"] if clients call other addresses of the node",
     ]);
 }
 

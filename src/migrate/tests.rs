@@ -183,6 +183,26 @@ fn node_ports_on_localhost_are_kept_or_named() {
     check(LOCALHOST, &cases);
 }
 
+/// They narrow where the mode is named.
+#[test]
+fn node_ports_at_other_addresses_are_noted_for_nftables_mode() {
+    use ModeName::{Iptables, Ipvs, Nftables};
+    let addresses = "mode: ipvs\nnodePortAddresses: [0.0.0.0/0]";
+    for (text, mode, expected) in [
+        ("mode: iptables", Nftables, true),
+        ("mode: ipvs", Nftables, true),
+        ("", Nftables, true),
+        ("mode: ipvs", Iptables, false),
+        ("mode: iptables", Ipvs, false),
+        ("mode: nftables", Nftables, false),
+        (addresses, Nftables, false),
+    ] {
+        let notes = settings_of(&configured(text), mode, Importance::Note);
+        let is_noted = notes.iter().any(|note| note == "nodePortAddresses");
+        assert_eq!(is_noted, expected, "{text} in {mode} mode: {notes:?}");
+    }
+}
+
 #[test]
 fn schedulers_are_kept_or_named() {
     use ModeName::{Iptables, Ipvs, Nftables, Userspace};
