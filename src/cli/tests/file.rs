@@ -65,6 +65,21 @@ fn a_bad_port_range_is_an_error_in_userspace_mode_alone() {
     }
 }
 
+/// ipvs mode gives its name to the kernel, which has it.
+#[test]
+fn a_scheduler_that_the_kernel_alone_has_is_not_called_invalid() {
+    let file = format!("{TOP}mode: ipvs\nipvs: {{scheduler: lblc}}\n");
+    let settings = settings_of_file(&file, &[]);
+    let [warning] = settings.warnings.as_slice() else {
+        panic!("{:?}", settings.warnings);
+    };
+    let expected = "KubeProxyConfiguration.ipvs.scheduler (--ipvs-scheduler): \"lblc\" is a scheduler \
+                    of the kernel's IPVS alone: ipvs mode uses it, userspace mode uses rr instead";
+    assert_eq!(warning, expected);
+    assert_eq!(settings.configuration.ipvs.scheduler, "lblc");
+    assert_eq!(settings.effective.scheduler, SchedulerName::Rr);
+}
+
 #[test]
 fn periods_and_interfaces_are_checked_with_their_mode() {
     for (text, path) in [

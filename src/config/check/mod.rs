@@ -244,11 +244,19 @@ impl Check {
         let (field, flag, name) = ("ipvs.scheduler", "ipvs-scheduler", &c.ipvs.scheduler);
         match name.parse() {
             Ok(scheduler) => return scheduler,
-            // It is valid for kube-proxy, so it must not prevent a node from
+            // It is valid for kube-proxy and in ipvs mode, so it must not prevent a node from
             // starting.
-            Err(why @ SchedulerNameError::KernelOnly { .. }) => {
-                let problem = Problem::invalid(field, Some(flag), name, why);
-                self.warnings.push(format!("{problem}; using rr"));
+            Err(SchedulerNameError::KernelOnly { .. }) => {
+                let problem = Problem {
+                    field: field.to_owned(),
+                    flag: Some(flag),
+                    what: format!(
+                        "{name:?} is a scheduler of the kernel's IPVS alone: ipvs mode uses it, \
+                         userspace mode uses {} instead",
+                        SchedulerName::Rr
+                    ),
+                };
+                self.warnings.push(problem.to_string());
             }
             Err(why) => self.invalid_for_ipvs(c, field.to_owned(), flag, name, &why.to_string()),
         }
