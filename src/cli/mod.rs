@@ -49,10 +49,11 @@ replacement for kube-proxy that works on any kernel.";
 
 const AFTER_HELP: &str = "\
 With --config, the file decides all that it can express. Only these flags still
-apply then: --hostname-override, --master, --manifests, --iptables-dispatch,
---status-socket, --metrics-secure-bind-address, --tls-cert-file,
---tls-private-key-file, those for logging and userspace mode, and those under
-Running but --oom-score-adj and --feature-gates.
+apply then: --hostname-override, --master, --manifests, --node-weights,
+--strict-proxy-mode, --without, --iptables-dispatch, --ipvs-drain-timeout,
+--status-socket, --service-metrics, --metrics-secure-bind-address,
+--tls-cert-file, --tls-private-key-file, those for logging and userspace mode,
+and those under Running but --oom-score-adj and --feature-gates.
 
 Examples:
   See what this kernel can run:

@@ -1,7 +1,10 @@
 //! What the help says, short and long.
 
 use super::*;
-use crate::cli::help::{COMMANDS, MORE_FLAGS, VALUES};
+use crate::cli::{
+    flags::GROUPS,
+    help::{COMMANDS, MORE_FLAGS, VALUES},
+};
 
 /// Returns what the help says of each flag, in one line.
 fn help_entries(help: &str) -> BTreeMap<&str, String> {
@@ -108,6 +111,32 @@ fn the_short_help_has_one_line_for_each_flag_and_says_where_there_is_more() {
         "too long, or no line: {}",
         wrong.join("\n")
     );
+}
+
+#[test]
+fn the_help_names_the_flags_that_apply_beside_a_file() {
+    let (paragraph, _) = AFTER_HELP.split_once("\n\n").expect("paragraphs");
+    let (alone, but) = paragraph.split_once(" but ").expect("exceptions");
+    let named = |text: &str| -> BTreeSet<String> {
+        let words = text.split([' ', '\n', ',', '.']);
+        let flags = words.filter_map(|word| word.strip_prefix("--"));
+        flags.map(str::to_owned).collect()
+    };
+    let whole = ["Userspace mode", "Logging", "Running"];
+    let (mut beside, mut excepted) = (BTreeSet::new(), BTreeSet::new());
+    for (heading, flags) in GROUPS {
+        for flag in flags.iter().filter(|flag| !flag.hidden) {
+            match (whole.contains(&heading), flag.beside_file) {
+                (true, false) => excepted.insert(flag.name.to_owned()),
+                (false, true) => beside.insert(flag.name.to_owned()),
+                _ => false,
+            };
+        }
+    }
+    let mut alone = named(alone);
+    alone.remove("config");
+    assert_eq!(alone, beside);
+    assert_eq!(named(but), excepted);
 }
 
 #[test]

@@ -6,7 +6,12 @@ mod recorded;
 mod test;
 mod trace;
 
-use std::{collections::BTreeMap, io, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::Value;
