@@ -103,6 +103,32 @@ impl KubeProxyConfiguration {
         serde_saphyr::to_string(&value).map_err(|e| e.to_string())
     }
 
+    /// Returns lines about values that [`to_yaml`](Self::to_yaml) cannot write, as who reads the
+    /// file takes them for values that are not given: kube-proxy, too
+    /// (`SetDefaults_KubeProxyConfiguration`).
+    pub fn unwritable(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (field, address, what) in [
+            ("healthzBindAddress", &self.healthz_bind_address, "/healthz"),
+            ("metricsBindAddress", &self.metrics_bind_address, "/metrics"),
+        ] {
+            if address.is_empty() {
+                lines.push(format!(
+                    "{field}: a file cannot say that {what} is served nowhere; with this file it \
+                     is served at the default address"
+                ));
+            }
+        }
+        if self.min_sync_period_given && self.min_sync_period.is_zero() {
+            lines.push(format!(
+                "{}.minSyncPeriod: in a file 0s means the default; write 1ns there to have each \
+                 change in force at once",
+                self.mode_section().name()
+            ));
+        }
+        lines
+    }
+
     fn put_once_a_mode(&self, value: &mut Value) {
         let own = self.mode_section();
         for section in [

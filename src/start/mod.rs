@@ -107,5 +107,8 @@ fn write_config(settings: &Settings, path: &Path) -> Done {
     let yaml = settings.configuration.to_yaml()?;
     std::fs::write(path, yaml).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
     tracing::info!(file = %path.display(), "wrote the configuration");
+    for line in settings.configuration.unwritable() {
+        tracing::warn!("{}: {line}", path.display());
+    }
     Ok(())
 }

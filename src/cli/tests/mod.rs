@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::{
+    config::Effective,
     modes::userspace::capture::Requested,
     net::{DetectLocal, ModeName, NodePortAddresses},
     sched::SchedulerName,

@@ -104,6 +104,37 @@ fn what_is_written_means_the_same_when_read() {
     }
 }
 
+/// What a file says for them is read as if it said nothing.
+#[test]
+fn what_a_file_cannot_say_is_named() {
+    for (flags, fields) in [
+        (&[][..], &[][..]),
+        (&["--iptables-min-sync-period=1s"], &[]),
+        (
+            &["--healthz-port=0", "--metrics-bind-address="],
+            &["healthzBindAddress", "metricsBindAddress"],
+        ),
+        (&["--metrics-port=0"], &["metricsBindAddress"]),
+        (
+            &["--proxy-mode=nftables", "--iptables-min-sync-period=0"],
+            &["nftables.minSyncPeriod"],
+        ),
+    ] {
+        let first = settings(flags);
+        let named = first.configuration.unwritable();
+        let named: Vec<_> = named
+            .iter()
+            .filter_map(|line| line.split(':').next())
+            .collect();
+        assert_eq!(named, fields, "{flags:?}");
+        let written = first.configuration.to_yaml().expect("can be written");
+        let again = settings_of_file(&written, &[]).effective;
+        let values = |of: &Effective| (of.healthz, of.metrics, of.min_sync_period);
+        let is_same = values(&again) == values(&first.effective);
+        assert_eq!(is_same, fields.is_empty(), "{flags:?}: {written}");
+    }
+}
+
 #[test]
 fn the_configuration_of_kubeadm_is_taken() {
     let map: ConfigMap = serde_saphyr::from_str(KUBEADM).expect("a ConfigMap");
