@@ -36,9 +36,19 @@ pub struct ConfigFile {
 /// every 10 s instead; a renaming is not noticed then. kube-proxy does not start in that case,
 /// but all users of a node share that limit, and a proxy that ends serves nothing.
 ///
+/// A pipe or a device has no content that could be compared or change, and reading it again may
+/// wait for a writer: it is never waited for.
+///
 /// # Errors
 /// When the file cannot be opened.
 pub async fn watch_file(file: &ConfigFile) -> io::Result<()> {
+    if !std::fs::metadata(&file.path)?.is_file() {
+        tracing::info!(
+            file = %file.path.display(),
+            "the configuration is not from a regular file: changes of it are not noticed"
+        );
+        return std::future::pending().await;
+    }
     match notified(file).await {
         Ok(()) => Ok(()),
         Err(error) => read_regularly(file, &error).await,
@@ -188,6 +198,19 @@ mod tests {
         fs::rename(folder.0.join("next"), &path).expect("rename");
         let watch = timeout(10 * READ_PERIOD, &mut watch).await;
         assert!(watch.is_err(), "it is another file");
+    }
+
+    /// Opening it would block the thread, as nothing writes.
+    #[tokio::test]
+    async fn a_pipe_is_not_read_again() {
+        let folder = Folder::new("pipe");
+        nix::unistd::mkfifo(&folder.0.join("pipe"), nix::sys::stat::Mode::S_IRWXU).expect("mkfifo");
+        let file = folder.file("pipe");
+        let mut watch = pin!(watch_file(&file));
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+            assert!(now(&mut watch).await.is_pending());
+        }
     }
 
     #[tokio::test]
