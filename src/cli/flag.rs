@@ -20,6 +20,8 @@ pub(super) struct Flag {
     /// Text in the short help, on one line; empty: the same as `help`.
     pub(super) line: &'static str,
     pub(super) field: Field,
+    /// The value that counts if it is not given; empty: its default.
+    pub(super) not_given: &'static str,
     /// Whether it has an effect even if there is a configuration file.
     pub(super) beside_file: bool,
     /// Whether it is not in the help.
@@ -41,6 +43,8 @@ pub(super) enum Field {
     List(fn(&mut Options) -> &mut Vec<String>),
     /// A setter, and the default as the help shows it.
     Set(fn(&mut Options, &str) -> Result<(), String>, &'static str),
+    /// As `Set`, but each value adds to those before it.
+    Add(fn(&mut Options, &str) -> Result<(), String>),
     /// As `Set`, with the value that the flag alone, without a value, means.
     SetOr(fn(&mut Options, &str) -> Result<(), String>, &'static str),
 }
@@ -59,6 +63,7 @@ impl Flag {
             help,
             line: "",
             field,
+            not_given: "",
             beside_file: false,
             hidden: false,
             common: false,
@@ -100,6 +105,13 @@ impl Flag {
 
     pub(super) const fn beside_file(mut self) -> Flag {
         self.beside_file = true;
+        self
+    }
+
+    /// Returns the flag with the value that counts if it is not given, in place of the default
+    /// that the help shows for kube-proxy's sake.
+    pub(super) const fn not_given(mut self, value: &'static str) -> Flag {
+        self.not_given = value;
         self
     }
 
@@ -146,7 +158,7 @@ impl Flag {
                 let items = notation::list(text).ok_or("a quote must end where its item ends")?;
                 at(options).extend(items);
             }
-            Field::Set(set, _) | Field::SetOr(set, _) => set(options, text)?,
+            Field::Set(set, _) | Field::Add(set) | Field::SetOr(set, _) => set(options, text)?,
         }
         Ok(())
     }
@@ -166,12 +178,28 @@ impl Flag {
             Field::Text(at) => at(options).clone(),
             Field::List(at) => at(options).join(","),
             Field::Set(_, default) => default.to_owned(),
-            Field::SetOr(..) => String::new(),
+            Field::Add(_) | Field::SetOr(..) => String::new(),
+        }
+    }
+
+    /// Returns the value that follows from `values`, of which there is one for each time that the
+    /// flag is given: the last one, or all together.
+    pub(super) fn joined<'a>(&self, values: impl Iterator<Item = &'a String>) -> String {
+        let values: Vec<&str> = values.map(String::as_str).collect();
+        match self.field {
+            Field::List(_) => format!("[{}]", values.join(",")),
+            Field::Add(_) => values.join(","),
+            _ => values
+                .last()
+                .map_or_else(String::new, |last| (*last).to_owned()),
         }
     }
 
     /// Returns the value that it has if it is not given.
     pub(super) fn initial(&self) -> String {
+        if !self.not_given.is_empty() {
+            return self.not_given.to_owned();
+        }
         let options = &mut Options::default();
         match self.field {
             Field::Switch(at) => at(options).to_string(),

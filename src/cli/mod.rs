@@ -247,8 +247,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
                 ))
             })?;
         }
-        let last = values.and_then(Iterator::last);
-        given.push((flag.name, last.cloned().unwrap_or_default()));
+        given.push((flag.name, flag.joined(values.into_iter().flatten())));
     }
     Ok(CommandLine {
         options,

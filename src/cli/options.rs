@@ -178,7 +178,7 @@ pub enum Version {
 #[derive(Clone, Debug)]
 pub(super) struct CommandLine {
     pub(super) options: Options,
-    /// The flags that were given, each with its last value.
+    /// The flags that were given, each with the value that counts.
     pub(super) given: Vec<(&'static str, String)>,
     /// The subcommand, if one was given.
     pub(super) subcommand: Option<Subcommand>,

@@ -1,6 +1,8 @@
 //! Writes a configuration as kube-proxy 1.36 serves it at `/configz`: under the names of its
 //! internal type (`pkg/proxy/apis/config/types.go`), which are those of the Go fields.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::{
@@ -10,8 +12,9 @@ use super::{
 use crate::duration;
 
 impl KubeProxyConfiguration {
-    /// Returns the configuration as `/configz` shows it.
-    pub fn to_internal_value(&self) -> Value {
+    /// Returns the configuration as `/configz` shows it, with the shortest time between two syncs
+    /// that is in force, which may be Tripod's own default.
+    pub fn to_internal_value(&self, min_sync_period: Duration) -> Value {
         let gates = (!self.feature_gates.is_empty()).then_some(&self.feature_gates);
         let (client, detect) = (&self.client_connection, &self.detect_local);
         let (conntrack, winkernel) = (&self.conntrack, &self.winkernel);
@@ -76,7 +79,7 @@ impl KubeProxyConfiguration {
             },
             "NodePortAddresses": list(&self.node_port_addresses),
             "SyncPeriod": duration::format(self.sync_period),
-            "MinSyncPeriod": duration::format(self.min_sync_period),
+            "MinSyncPeriod": duration::format(min_sync_period),
             "ConfigSyncPeriod": duration::format(self.config_sync_period),
         })
     }
@@ -94,7 +97,7 @@ mod tests {
             node_port_addresses: vec!["primary".to_owned()],
             ..KubeProxyConfiguration::default()
         };
-        let value = configuration.to_internal_value();
+        let value = configuration.to_internal_value(Duration::from_millis(10));
         for (pointer, expected) in [
             ("/Mode", json!("ipvs")),
             ("/Linux/MasqueradeAll", json!(true)),
@@ -105,6 +108,7 @@ mod tests {
             ("/FeatureGates", Value::Null),
             ("/NodePortAddresses", json!(["primary"])),
             ("/ConfigSyncPeriod", json!("15m0s")),
+            ("/MinSyncPeriod", json!("10ms")),
         ] {
             assert_eq!(value.pointer(pointer), Some(&expected), "{pointer}");
         }

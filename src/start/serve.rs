@@ -286,7 +286,8 @@ fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> In
         passed_over: choice.passed_over,
         wanting: choice.wanting,
     };
-    let configuration = settings.configuration.to_internal_value();
+    let min_sync_period = sync_options(&settings.effective).min_interval;
+    let configuration = settings.configuration.to_internal_value(min_sync_period);
     Introspection::new(registry.clone(), running, configuration, flags.collect())
 }
 
@@ -423,7 +424,17 @@ fn health_check_addresses(node_ports: &NodePorts) -> io::Result<BTreeSet<IpAddr>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli;
+    use crate::{cli, duration};
+
+    #[test]
+    fn flags_name_the_interval_that_is_in_force_without_one() {
+        let read = cli::read(["tripod".into()], |_| unreachable!("no file"));
+        let settings = read.expect("good flags");
+        let interval = duration::format(sync_options(&settings.effective).min_interval);
+        for flag in ["iptables-min-sync-period", "ipvs-min-sync-period"] {
+            assert!(settings.flags.contains(&(flag, interval.clone())), "{flag}");
+        }
+    }
 
     #[test]
     fn what_depends_on_the_node_object_is_known() {

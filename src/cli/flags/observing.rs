@@ -158,16 +158,11 @@ pub(super) const LOGGING: &[Flag] = &[
     Flag::new(
         "vmodule",
         "PATTERN=N,...",
-        Field::Set(
-            |o, text| {
-                o.configuration
-                    .logging
-                    .vmodule
-                    .extend(notation::vmodule(text)?);
-                Ok(())
-            },
-            "",
-        ),
+        Field::Add(|o, text| {
+            let items = notation::vmodule(text)?;
+            o.configuration.logging.vmodule.extend(items);
+            Ok(())
+        }),
         "Accepted for kube-proxy's sake: there is one verbosity for all files here",
     )
     .beside_file(),

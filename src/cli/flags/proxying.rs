@@ -16,6 +16,9 @@ use crate::{
     net::address::parse_ip,
 };
 
+/// What counts if no minimum is given: the default of the schedule, which is the same in every mode.
+const MIN_SYNC_PERIOD: &str = "10ms";
+
 pub(super) const PROXYING: &[Flag] = &[
     Flag::text(
         "proxy-mode",
@@ -35,15 +38,12 @@ pub(super) const PROXYING: &[Flag] = &[
     Flag::new(
         "without",
         "NAMES",
-        Field::Set(
-            |o, text| {
-                let words = text.split(',').map(str::trim);
-                words
-                    .filter(|word| !word.is_empty())
-                    .try_for_each(|word| o.own.without.add(word))
-            },
-            "",
-        ),
+        Field::Add(|o, text| {
+            let words = text.split(',').map(str::trim);
+            words
+                .filter(|word| !word.is_empty())
+                .try_for_each(|word| o.own.without.add(word))
+        }),
         "Leave out what tripod probe found, as if this kernel did not have it: a match that is \
          broken here, or a test. Names with commas, such as recent,dummy,ipvs-wrr; an unknown \
          one has all of them listed",
@@ -127,8 +127,10 @@ pub(super) const IPTABLES: &[Flag] = &[
         "iptables-min-sync-period",
         "DURATION",
         Field::Set(|o, text| period(&mut o.periods.iptables_min, text), "1s"),
-        "Least time between two syncs, unless the mode is ipvs; 0: each change at once",
-    ),
+        "Least time between two syncs, unless the mode is ipvs; 0: each change at once. If it is not \
+         given, Tripod takes 10ms in place of kube-proxy's default",
+    )
+    .not_given(MIN_SYNC_PERIOD),
     Flag::int(
         "iptables-masquerade-bit",
         |o| &mut o.configuration.iptables.masquerade_bit,
@@ -160,8 +162,10 @@ pub(super) const IPVS: &[Flag] = &[
         "ipvs-min-sync-period",
         "DURATION",
         Field::Set(|o, text| period(&mut o.periods.ipvs_min, text), "1s"),
-        "Least time between two syncs, if the mode is ipvs; 0: each change at once",
-    ),
+        "Least time between two syncs, if the mode is ipvs; 0: each change at once. If it is not \
+         given, Tripod takes 10ms in place of kube-proxy's default",
+    )
+    .not_given(MIN_SYNC_PERIOD),
     Flag::text(
         "ipvs-scheduler",
         "NAME",

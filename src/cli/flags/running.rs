@@ -59,10 +59,7 @@ pub(super) const RUNNING: &[Flag] = &[
     Flag::new(
         "feature-gates",
         "GATE=BOOL,...",
-        Field::Set(
-            |o, text| notation::feature_gates(text, &mut o.configuration.feature_gates),
-            "",
-        ),
+        Field::Add(|o, text| notation::feature_gates(text, &mut o.configuration.feature_gates)),
         "Accepted for kube-proxy's sake: Tripod has no feature gates",
     ),
     Flag::text(

@@ -350,7 +350,19 @@ fn jobs() {
 
 #[test]
 fn flags_are_listed_with_their_values() {
-    let flags = settings(&["--v=4", "--ipvs-strict-arp"]).flags;
+    let flags = settings(&[
+        "--v=1",
+        "--v=4",
+        "--ipvs-strict-arp",
+        "--ipvs-exclude-cidrs=192.0.2.0/24,198.51.100.0/24",
+        "--ipvs-exclude-cidrs=fd00::/8",
+        "--without=recent",
+        "--without=dummy",
+        "--feature-gates=A=true",
+        "--feature-gates=B=false",
+        "--ipvs-min-sync-period=2s",
+    ])
+    .flags;
     assert!(flags.is_sorted());
     for expected in [
         ("v", "4"),
@@ -359,11 +371,21 @@ fn flags_are_listed_with_their_values() {
         ("masquerade-all", "false"),
         ("nodeport-addresses", "[]"),
         ("oom-score-adj", "-999"),
+        (
+            "ipvs-exclude-cidrs",
+            "[192.0.2.0/24,198.51.100.0/24,fd00::/8]",
+        ),
+        ("without", "recent,dummy"),
+        ("feature-gates", "A=true,B=false"),
+        ("ipvs-min-sync-period", "2s"),
+        // In force, unlike kube-proxy's default.
+        ("iptables-min-sync-period", "10ms"),
     ] {
         assert!(
             flags
                 .iter()
-                .any(|(name, value)| (*name, value.as_str()) == expected)
+                .any(|(name, value)| (*name, value.as_str()) == expected),
+            "{expected:?} is not in {flags:?}"
         );
     }
 }
