@@ -177,9 +177,9 @@ fn invalid_packets(given: &Given, mode: ModeName, rows: &mut Rows) {
 /// Adds that nftables mode has node ports at fewer addresses where none are configured, as
 /// kube-proxy's (`platformApplyDefaults` of its `cmd/kube-proxy/app/init_linux.go`).
 fn node_ports(given: &Given, mode: ModeName, rows: &mut Rows) {
-    let c = &given.settings.configuration;
-    let (was, is) = (given.kube_proxy_mode(), mode);
-    if is != ModeName::Nftables || was == is || !c.node_port_addresses.is_empty() {
+    // Never empty where kube-proxy's mode is nftables.
+    let named = &given.settings.configuration.node_port_addresses;
+    if mode != ModeName::Nftables || !named.is_empty() {
         return;
     }
     rows.note([
