@@ -114,7 +114,8 @@ pub struct Report {
     /// For each mode, what changes line by line if it starts; `None`: the cluster's
     /// objects were not given.
     pub changes: Option<Vec<ModeChanges>>,
-    /// Why lines may be missing among those that would be added; `None`: the objects are complete.
+    /// Why lines are missing among those that would be added, and may be among those that would be
+    /// removed; `None`: the objects are complete.
     pub incomplete: Option<String>,
 }
 

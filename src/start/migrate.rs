@@ -179,8 +179,9 @@ fn lacking_node(objects: &Objects, folder: &Path) -> Result<Option<String>, Stri
     }
     if nodes.is_empty() {
         return Ok(Some(format!(
-            "--manifests {folder} has no Node: lines that depend on the addresses and pod networks \
-             of {node:?} may be missing from what would come; add it with kubectl get nodes"
+            "--manifests {folder} has no Node: lines that follow from the object of node {node:?} \
+             (its addresses, its pod networks) are missing from what comes, and may be among what \
+             goes; add it with kubectl get nodes"
         )));
     }
     let names = nodes.iter().take(NODES).map(|name| &**name);
