@@ -17,7 +17,7 @@ pub struct Files<'a> {
     pub read: Vec<PathBuf>,
     /// Files that are written, and created if they do not exist.
     pub written: Vec<&'a Path>,
-    /// Unix sockets that are created, or connected to.
+    /// Unix sockets that are created.
     pub sockets: Vec<&'a Path>,
 }
 

@@ -1,7 +1,7 @@
 //! The holder: keeps sockets of proxies, and gives those of an ended one to another.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     error::Error,
     future::pending,
     io, mem,
@@ -11,37 +11,30 @@ use std::{
     time::Duration,
 };
 
+use nix::errno::Errno;
 use parking_lot::Mutex;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    sync::mpsc::UnboundedReceiver,
     time::{MissedTickBehavior, interval, timeout},
 };
 
 use super::{
-    flows::{PassedFlow, PassedFlows},
+    flows::PassedFlow,
     greet,
-    message::{
-        FIRST_OF_HOLDER, FLOWS_SINCE, LONGEST, Message, OLDEST, SocketDescription, is_spoken,
-    },
-    others::Others,
+    message::{FIRST_OF_HOLDER, LONGEST, Message, OLDEST, is_spoken},
+    pool::{HeldSocket, Offer, Pool},
 };
-use crate::{
-    kernel::{
-        open_files,
-        socket::{
-            bound::BoundAddress,
-            records::{self, Channel, Listener},
-        },
-    },
-    net::Protocol,
+use crate::kernel::{
+    open_files,
+    socket::records::{Channel, Listener},
 };
 
 /// How long a process that connected may take to say its version.
 const GREETING: Duration = Duration::from_secs(5);
 
 /// Pause after a connection could not be accepted: most likely there is no descriptor
-/// left.
+/// left; and after a record could not be sent for want of memory.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// How often other processes are looked for while sockets wait for a proxy.
@@ -85,169 +78,6 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
             _ = observation.tick() => pool.lock().close_shared(),
             _ = terminate.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
-        }
-    }
-}
-
-/// A socket that is held.
-#[derive(Debug)]
-struct HeldSocket {
-    description: SocketDescription,
-    socket: OwnedFd,
-}
-
-impl HeldSocket {
-    fn bound(&self) -> BoundAddress {
-        BoundAddress {
-            protocol: self.description.protocol,
-            address: self.description.address,
-        }
-    }
-
-    /// Closes it, even if a proxy that is ending still has a descriptor. Connections that wait are
-    /// reset.
-    fn close(self) {
-        if self.description.protocol == Protocol::Tcp {
-            records::stop_listening(&self.socket);
-        }
-    }
-}
-
-/// What a proxy is given.
-#[derive(Debug)]
-enum Offer {
-    Socket(HeldSocket),
-    Flow(PassedFlow),
-    /// A note of the proxy before.
-    Note(Vec<u8>),
-    /// There is nothing more now.
-    All,
-}
-
-/// What all connections share.
-#[derive(Debug, Default)]
-struct Pool {
-    /// Sockets that no proxy serves.
-    unserved: Vec<HeldSocket>,
-    /// The notes of the last proxy that recorded any.
-    notes: Vec<Vec<u8>>,
-    /// UDP flows that no proxy has taken yet.
-    flows: PassedFlows,
-    /// The proxies that are connected, in the order in which they came.
-    proxies: BTreeMap<u64, Proxy>,
-    next: u64,
-    /// Which processes have sockets at the addresses of `unserved`.
-    others: Others,
-}
-
-/// A proxy that is connected.
-#[derive(Debug)]
-struct Proxy {
-    version: u16,
-    offers: UnboundedSender<Offer>,
-}
-
-impl Pool {
-    /// Closes all sockets that no proxy serves, because a proxy that cannot take them is about to
-    /// serve. If both listen at an address (SO_REUSEPORT), the kernel would send a share of the
-    /// connections to sockets from which none is accepted.
-    fn give_up(&mut self, why: &str) {
-        self.flows = PassedFlows::default();
-        let sockets = self.unserved.len();
-        // Such a proxy may come again every second.
-        if sockets == 0 {
-            tracing::debug!("a proxy connected, for which nothing is held: {why}");
-            return;
-        }
-        self.unserved.drain(..).for_each(HeldSocket::close);
-        tracing::warn!(sockets, "closing the sockets that wait for a proxy: {why}");
-    }
-
-    /// Closes the sockets that no proxy serves at addresses where another process waits for
-    /// clients: a proxy that does not talk to this holder.
-    fn close_shared(&mut self) {
-        self.flows.expire();
-        if self.unserved.is_empty() || !self.proxies.is_empty() {
-            self.others.clear();
-            return;
-        }
-        let held = self.unserved.iter();
-        let shared = match self
-            .others
-            .observe(held.map(|held| (held.bound(), &held.socket)))
-        {
-            Ok(shared) if shared.is_empty() => return,
-            Ok(shared) => shared,
-            Err(error) => {
-                tracing::debug!("cannot look for sockets of other processes: {error}");
-                return;
-            }
-        };
-        let (close, keep) = mem::take(&mut self.unserved)
-            .into_iter()
-            .partition(|held| shared.contains(&held.bound()));
-        self.unserved = keep;
-        let close: Vec<HeldSocket> = close;
-        tracing::warn!(
-            sockets = close.len(),
-            "closing sockets at whose addresses a process serves that does not use this holder; \
-             have the proxy name it (--userspace-holder-socket)"
-        );
-        close.into_iter().for_each(HeldSocket::close);
-    }
-
-    /// Offers what no proxy serves to a new one. Returns its number and the offers.
-    fn join(&mut self, version: u16) -> (u64, UnboundedReceiver<Offer>) {
-        let (send, offers) = unbounded_channel();
-        let sockets = mem::take(&mut self.unserved).into_iter();
-        let notes = self.notes.iter().cloned().map(Offer::Note);
-        let flows = if version >= FLOWS_SINCE {
-            self.flows.take()
-        } else {
-            Vec::new()
-        };
-        let flows = flows.into_iter().map(Offer::Flow);
-        let all = sockets.map(Offer::Socket).chain(flows).chain(notes);
-        for offer in all.chain([Offer::All]) {
-            // It does not fail: the receiver exists.
-            let _ = send.send(offer);
-        }
-        let number = self.next;
-        self.next += 1;
-        let proxy = Proxy {
-            version,
-            offers: send,
-        };
-        self.proxies.insert(number, proxy);
-        (number, offers)
-    }
-
-    /// Offers a socket that is not served any more to the proxy that came last, or keeps it for the
-    /// next one. A socket that the proxy has closed is dropped.
-    fn add(&mut self, held: HeldSocket) {
-        if !held.description.matches(&held.socket) {
-            return;
-        }
-        let Some(last) = self.proxies.values().next_back() else {
-            self.unserved.push(held);
-            return;
-        };
-        if let Err(refused) = last.offers.send(Offer::Socket(held))
-            && let Offer::Socket(held) = refused.0
-        {
-            self.unserved.push(held);
-        }
-    }
-
-    /// Offers a flow to the proxy that came last, or keeps it for the next one.
-    fn pass(&mut self, flow: PassedFlow) {
-        match self.proxies.values().next_back() {
-            Some(last) if last.version >= FLOWS_SINCE => {
-                // If it cannot be sent, its socket is closed, and the flow ends.
-                let _ = last.offers.send(Offer::Flow(flow));
-            }
-            Some(_) => {}
-            None => self.flows.add(flow),
         }
     }
 }
@@ -426,8 +256,9 @@ async fn serve(channel: Channel, pool: Arc<Mutex<Pool>>) {
 
 async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -> io::Result<()> {
     let mut answers = VecDeque::<Sent>::new();
-    let mut reached = true;
+    let (mut reached, mut is_late) = (true, false);
     loop {
+        let is_late = &mut is_late;
         let sending = async {
             let Some(Sent { message, socket }) = answers.front().filter(|_| reached) else {
                 return pending().await;
@@ -438,12 +269,19 @@ async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -
             };
             let held = held.map(|held| &held.socket).or(socket.as_ref());
             let descriptor = held.map(AsFd::as_fd);
-            channel.send(&Message::encode(message), descriptor).await
+            let record = Message::encode(message);
+            when_possible(is_late, || channel.send(&record, descriptor)).await
         };
         tokio::select! {
             sent = sending => {
-                // A proxy that cannot be sent anything may have sent a lot before it ended.
-                reached &= sent.is_ok();
+                match sent {
+                    Ok(()) => {}
+                    // It may have sent a lot before it ended.
+                    Err(error) if is_end(&error) => reached = false,
+                    // A proxy that is not told of what it has would never take it. Its sockets are
+                    // offered again when it is connected again.
+                    Err(error) => return Err(error),
+                }
                 answers.pop_front();
             }
             received = channel.receive(buffer) => {
@@ -466,12 +304,61 @@ async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -
     }
 }
 
+/// Returns whether a record could not be sent because the other side has closed the connection.
+fn is_end(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
+}
+
+/// Returns whether a record could not be sent because the kernel lacks memory (ENOBUFS, ENOMEM), or
+/// because too many descriptors are on their way (ETOOMANYREFS, see unix(7)).
+fn is_passing(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(
+        errno,
+        Some(Errno::ENOBUFS | Errno::ENOMEM | Errno::ETOOMANYREFS)
+    )
+}
+
+/// Returns what `send` returns, which is called again after a pause while that is an error that
+/// passes. It is logged if `is_late` is not set yet, which is set then until one is sent.
+async fn when_possible<Sending>(
+    is_late: &mut bool,
+    mut send: impl FnMut() -> Sending,
+) -> io::Result<()>
+where
+    Sending: Future<Output = io::Result<()>>,
+{
+    loop {
+        match send().await {
+            Err(error) if is_passing(&error) => {
+                if !mem::replace(is_late, true) {
+                    tracing::warn!(
+                        "a proxy cannot be given what is held for it yet: {error}; trying again \
+                         every second. If it lasts, raise the limits of this process (memory, \
+                         ulimit -n)"
+                    );
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+            done => {
+                if done.is_ok() && mem::take(is_late) {
+                    tracing::info!("the proxy is given what is held for it again");
+                }
+                return done;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
 
-    use super::*;
-    use crate::log::lines;
+    use super::{super::message::SocketDescription, *};
+    use crate::{log::lines, net::Protocol};
 
     #[test]
     fn that_descriptors_are_short_is_logged_once_and_when_it_is_over() {
@@ -495,5 +382,27 @@ mod tests {
         };
         assert!(short.contains("ulimit -n"), "{short}");
         assert!(over.contains("sockets are held again"), "{over}");
+    }
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_sent_yet_is_sent_later() {
+        let (passing, end) = ([Errno::ENOBUFS, Errno::ETOOMANYREFS], [Errno::EPIPE]);
+        for (mut errors, expected) in [
+            (passing.to_vec(), Ok(())),
+            ([&passing[..], &end].concat(), Err(Errno::EPIPE)),
+        ] {
+            errors.reverse();
+            let begun = tokio::time::Instant::now();
+            let mut is_late = false;
+            let send = || {
+                let outcome = errors.pop().map_or(Ok(()), |errno| Err(errno.into()));
+                std::future::ready(outcome)
+            };
+            let sent = when_possible(&mut is_late, send).await;
+            let sent = sent.map_err(|error| (is_end(&error), error.raw_os_error()));
+            let expected = expected.map_err(|errno| (true, Some(errno as i32)));
+            assert_eq!(sent, expected);
+            assert_eq!((is_late, begun.elapsed()), (sent.is_err(), AGAIN * 2));
+        }
+        assert!(!is_end(&Errno::EMSGSIZE.into()) && !is_passing(&Errno::EMSGSIZE.into()));
     }
 }

@@ -64,8 +64,12 @@ struct State {
 struct Table {
     next: u64,
     sockets: HashMap<u64, Entry>,
-    /// The inodes of those that were open when this process connected again.
+    /// The inodes of those that were open when this process connected again, and of those of ended
+    /// processes that it had then.
     before: HashSet<u64>,
+    /// The sockets of ended processes that it has, by their inodes: under which number the holder
+    /// gave each of them, on which connection.
+    given: HashMap<u64, (u64, u64)>,
     /// Number of these sockets that the holder does not have.
     missing: usize,
     /// What the holder is to be sent.
@@ -332,10 +336,12 @@ impl Released for State {
         self.release(table, number);
     }
 
-    fn unneeded(&self, connection: u64, number: u64) {
-        let table = self.table.lock();
+    fn unneeded(&self, inode: u64) {
+        let mut table = self.table.lock();
         // Another holder has no such number, and one that ended holds nothing.
-        if table.connection == connection {
+        if let Some((connection, number)) = table.given.remove(&inode)
+            && table.connection == connection
+        {
             self.release(table, number);
         }
     }
@@ -359,7 +365,7 @@ impl State {
         table.queue = all.into_iter().map(Job::Hold).collect();
         let open = table.sockets.values();
         let open = open.filter_map(|entry| inode(&entry.socket.upgrade()?));
-        table.before = open.collect();
+        table.before = open.chain(table.given.keys().copied()).collect();
     }
 
     fn disconnected(&self) {
@@ -387,27 +393,32 @@ impl State {
                 }
             }
             Some(Message::Give(number, description)) if number >= FIRST_OF_HOLDER => {
-                let fits = descriptor.filter(|socket| {
-                    // If a connection broke, the holder takes its sockets for those of an ended
-                    // process.
-                    let is_own = inode(socket).is_some_and(|inode| table.before.contains(&inode));
-                    !is_own && description.matches(socket)
-                });
-                if let Some(socket) = fits {
-                    let inherited = InheritedSocket {
+                let fits = descriptor.filter(|socket| description.matches(socket));
+                let fits = fits.and_then(|socket| Some((inode(&socket)?, socket)));
+                let Some((inode, socket)) = fits else {
+                    table.queue(Job::Release(number));
+                    return Ok(());
+                };
+                let connection = table.connection;
+                // If a connection broke, the holder takes the sockets of this process for those of
+                // an ended one. What waits here to be taken is held under the new number.
+                if let Some(given) = table.given.get_mut(&inode) {
+                    let (of, before) = mem::replace(given, (connection, number));
+                    if of == connection {
+                        table.queue(Job::Release(before));
+                    }
+                } else if table.before.contains(&inode) {
+                    table.queue(Job::Release(number));
+                } else {
+                    table.given.insert(inode, (connection, number));
+                    let released = Arc::<State>::clone(self);
+                    table.inherited.push(InheritedSocket {
                         description,
                         socket,
-                        release: Release {
-                            released: Arc::<State>::clone(self),
-                            connection: table.connection,
-                            number,
-                        },
-                    };
-                    table.inherited.push(inherited);
+                        release: Release { released, inode },
+                    });
                     drop(table);
                     self.arrived.send_replace(());
-                } else {
-                    table.queue(Job::Release(number));
                 }
             }
             Some(Message::Note(note)) => table.notes.push(note),

@@ -10,9 +10,9 @@ pub(super) trait Released: fmt::Debug + Send + Sync {
     /// Is called when the process has closed the socket that the holder keeps under `number`.
     fn closed(&self, number: u64);
 
-    /// Is called when the process does not need the socket any more that the holder gave it under
-    /// `number` on a `connection`.
-    fn unneeded(&self, connection: u64, number: u64);
+    /// Is called when the process does not need the socket with this `inode` any more that the
+    /// holder gave.
+    fn unneeded(&self, inode: u64);
 }
 
 /// A socket that the holder keeps, until this is dropped.
@@ -60,13 +60,12 @@ impl InheritedSocket {
 #[derive(Debug)]
 pub struct Release {
     pub(super) released: Arc<dyn Released>,
-    pub(super) connection: u64,
-    pub(super) number: u64,
+    pub(super) inode: u64,
 }
 
 impl Drop for Release {
     fn drop(&mut self) {
-        self.released.unneeded(self.connection, self.number);
+        self.released.unneeded(self.inode);
     }
 }
 
@@ -83,8 +82,7 @@ impl InheritedSocket {
             socket: socket.into(),
             release: Release {
                 released: Arc::new(()),
-                connection: 0,
-                number: 0,
+                inode: 0,
             },
         }
     }
@@ -93,5 +91,5 @@ impl InheritedSocket {
 #[cfg(test)]
 impl Released for () {
     fn closed(&self, _: u64) {}
-    fn unneeded(&self, _: u64, _: u64) {}
+    fn unneeded(&self, _: u64) {}
 }

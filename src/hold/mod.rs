@@ -14,6 +14,7 @@ mod holding;
 mod inherited;
 mod message;
 mod others;
+mod pool;
 #[cfg(test)]
 pub(crate) mod recorded;
 #[cfg(test)]

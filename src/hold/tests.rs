@@ -51,6 +51,19 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Waits until the holder has noticed the end of every connection, and kept what it left.
+    async fn until_left(&self) {
+        let path = self.socket().display().to_string();
+        // Connections that were accepted have the address of the listening socket.
+        until(|| {
+            let table = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
+            table.lines().filter(|line| line.ends_with(&path)).count() == 1
+        })
+        .await;
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
@@ -201,8 +214,7 @@ async fn a_proxy_whose_connection_broke_is_not_given_its_own_sockets() {
         until(|| proxy.is_sent()).await;
         running.abort();
         let _ = running.await;
-        // The holder notices it.
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        place.until_left().await;
 
         let running = tokio::spawn(proxy.clone().run());
         // Notes come after the sockets.
@@ -222,6 +234,41 @@ async fn a_proxy_whose_connection_broke_is_not_given_its_own_sockets() {
     .await;
 }
 
+/// A second descriptor of what a proxy already has would be closed as one that nobody needs, and
+/// with it the socket.
+#[tokio::test]
+async fn a_socket_that_waits_to_be_taken_is_given_once_though_the_connection_breaks() {
+    let place = Place::new("twice");
+    beside_a_holder(&place, async {
+        let ((one, at_one), (other, at_other)) = (listener(), listener());
+        leaves(&place, &[&one, &other]).await;
+        drop((one, other));
+        place.until_left().await;
+        let proxy = Holding::at(place.socket());
+        let running = tokio::spawn(proxy.clone().run());
+        // Notes come after the sockets.
+        until(|| !proxy.take_notes().is_empty()).await;
+        let mut inherited = proxy.take_inherited();
+        inherited.sort_by_key(|inherited| inherited.description().address == at_one);
+        assert_eq!(inherited.len(), 2);
+        running.abort();
+        let _ = running.await;
+        place.until_left().await;
+
+        let running = tokio::spawn(proxy.clone().run());
+        until(|| !proxy.take_notes().is_empty()).await;
+        assert_eq!(proxy.take_inherited().len(), 0);
+        drop(inherited.pop());
+        until(|| TcpStream::connect(at_one).is_err()).await;
+        TcpStream::connect(at_other).expect("it waits on");
+        running.abort();
+        let _ = running.await;
+        drop(inherited);
+        TcpStream::connect(at_other).expect("the holder keeps it");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_proxy_of_a_later_version_gets_the_sockets() {
     let place = Place::new("later");
@@ -237,7 +284,7 @@ async fn a_proxy_of_a_later_version_gets_the_sockets() {
     .await;
 }
 
-/// Has a proxy leave these sockets to the holder, and end.
+/// Has a proxy leave these sockets and a note to the holder, and end.
 async fn leaves(place: &Place, sockets: &[&TcpListener]) {
     let proxy = place.connect().await;
     send(&proxy, Message::Hello(VERSION), None).await;
@@ -248,6 +295,7 @@ async fn leaves(place: &Place, sockets: &[&TcpListener]) {
         send(&proxy, Message::Hold(number, description), Some(socket)).await;
         assert_eq!(receive(&proxy).await, Some(Message::Held(number)));
     }
+    send(&proxy, Message::Note(b"note".to_vec()), None).await;
 }
 
 #[tokio::test]
@@ -263,6 +311,24 @@ async fn nothing_waits_when_a_proxy_comes_that_has_no_version_in_common() {
         assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
         assert_eq!(receive(&proxy).await, None);
         TcpStream::connect(address).expect_err("it is closed");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_proxy_whose_connection_broke_goes_on_when_its_sockets_are_given_up() {
+    let place = Place::new("serves");
+    beside_a_holder(&place, async {
+        let (socket, address) = listener();
+        leaves(&place, &[&socket]).await;
+        place.until_left().await;
+        let other = place.connect().await;
+        send(&other, Message::Hello(OLDEST - 1), None).await;
+        assert_eq!(receive(&other).await, Some(Message::Hello(VERSION)));
+        assert_eq!(receive(&other).await, None);
+        let client = TcpStream::connect(address).expect("it listens");
+        let (_, peer) = socket.accept().unwrap();
+        assert_eq!(peer, client.local_addr().unwrap());
     })
     .await;
 }
@@ -332,11 +398,11 @@ async fn all_that_a_proxy_sent_before_it_was_killed_is_kept() {
     let place = Place::new("killed");
     beside_a_holder(&place, async {
         let proxy = place.connect().await;
-        let (socket, address) = listener();
         send(&proxy, Message::Hello(VERSION), None).await;
         assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
         // It reads nothing more, so that its end is a reset for the holder.
         for number in 0..SOCKETS {
+            let (socket, address) = listener();
             let description = description(Protocol::Tcp, address);
             send(&proxy, Message::Hold(number, description), Some(&socket)).await;
         }

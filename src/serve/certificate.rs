@@ -68,6 +68,19 @@ pub enum CertificateError {
     },
 }
 
+impl CertificateError {
+    /// Returns whether a file could not be read, whatever is in it.
+    fn is_of_reading(&self) -> bool {
+        matches!(
+            self,
+            CertificateError::File {
+                reason: pem::Error::Io(_),
+                ..
+            }
+        )
+    }
+}
+
 /// The current certificate.
 #[derive(Debug)]
 pub(super) struct Certificate {
@@ -106,18 +119,31 @@ impl Certificate {
     /// Returns the TLS configuration with it. While changed files cannot be used (one was written,
     /// the other not yet), their last content stays in use.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
+        self.config_after(|| config(&self.identity))
+    }
+
+    /// Returns the same; `read` reads the files if they were changed.
+    fn config_after(
+        &self,
+        read: impl FnOnce() -> Result<ServerConfig, CertificateError>,
+    ) -> Arc<ServerConfig> {
         let mut current = self.current.lock();
         // Before the files are read: a change while they are is noticed at the next call.
         let stamps = stamps(&self.identity);
         if stamps != current.stamps {
-            current.stamps = stamps;
-            match config(&self.identity) {
+            match read() {
                 Ok(config) => {
+                    current.stamps = stamps;
                     current.config = Arc::new(config);
                     current.logged.end();
                     tracing::info!("the certificate of the secure metrics address was read again");
                 }
                 Err(error) => {
+                    // What cannot be read (the process may open no more files) may be at the next
+                    // call; what is wrong in the files stays so until they are changed again.
+                    if !error.is_of_reading() {
+                        current.stamps = stamps;
+                    }
                     let text = error.to_string();
                     if current.logged.differs(&text) {
                         tracing::warn!("{text}; the certificate from before stays in use");
@@ -207,4 +233,74 @@ fn stamp(path: &Path) -> io::Result<Stamp> {
         file.ctime(),
         file.ctime_nsec(),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use nix::errno::Errno;
+
+    use super::*;
+
+    /// Writes a certificate of its own with its key.
+    fn write(identity: &Identity) {
+        let Identity::Files { certificate, key } = identity else {
+            panic!("{identity:?}");
+        };
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        fs::write(certificate, made.cert.pem()).unwrap();
+        fs::write(key, made.signing_key.serialize_pem()).unwrap();
+    }
+
+    #[test]
+    fn changed_files_that_cannot_be_read_are_read_later() {
+        let folder = std::env::temp_dir().join(format!("tripod-identity-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = |name| folder.join(name);
+        let identity = Identity::Files {
+            certificate: path("tls.crt"),
+            key: path("tls.key"),
+        };
+        write(&identity);
+        let served = Certificate::open(identity.clone()).unwrap();
+        let first = served.config();
+        write(&identity);
+        let attempts = Cell::new(0);
+        let fails = |reason| {
+            let after = served.config_after(|| {
+                attempts.set(attempts.get() + 1);
+                Err(CertificateError::File {
+                    path: path("tls.crt"),
+                    reason,
+                })
+            });
+            assert!(Arc::ptr_eq(&after, &first), "what was read before is used");
+        };
+        for number in 1..=2 {
+            fails(pem::Error::Io(Errno::EMFILE.into()));
+            assert_eq!(attempts.get(), number);
+        }
+        let second = served.config();
+        assert!(!Arc::ptr_eq(&second, &first), "it is read again");
+        assert!(Arc::ptr_eq(&second, &served.config()), "once");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn files_with_wrong_contents_are_read_once() {
+        let folder = std::env::temp_dir().join(format!("tripod-wrong-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let identity = Identity::Files {
+            certificate: folder.join("tls.crt"),
+            key: folder.join("tls.key"),
+        };
+        write(&identity);
+        let served = Certificate::open(identity.clone()).unwrap();
+        let first = served.config();
+        fs::write(folder.join("tls.crt"), "nothing").unwrap();
+        assert!(Arc::ptr_eq(&first, &served.config()));
+        served.config_after(|| panic!("nothing was changed since"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

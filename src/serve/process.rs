@@ -15,6 +15,8 @@ use prometheus::{
 };
 use tokio::runtime::Handle;
 
+use crate::kernel::open_files;
+
 /// Name, help, and how the value is read; `None`: not at the moment.
 type Metric = (&'static str, &'static str, fn() -> Option<f64>);
 
@@ -46,12 +48,7 @@ const COUNTERS: [Metric; 3] = [
     ),
 ];
 
-const GAUGES: [Metric; 8] = [
-    (
-        "go_goroutines",
-        "Tasks of this process, where dashboards for kube-proxy look for its goroutines.",
-        tasks,
-    ),
+const GAUGES: [Metric; 7] = [
     (
         "process_max_fds",
         "File descriptors that this process may have open.",
@@ -60,7 +57,7 @@ const GAUGES: [Metric; 8] = [
     (
         "process_open_fds",
         "File descriptors that this process has open.",
-        || Some(fs::read_dir("/proc/self/fd").ok()?.count() as f64),
+        || open_files::number().map(|number| number as f64),
     ),
     (
         "process_resident_memory_bytes",
@@ -89,7 +86,14 @@ const GAUGES: [Metric; 8] = [
 
 const KIB: f64 = 1024.0;
 
-/// Registers the metrics with `registry`.
+/// Name and help of the number of tasks.
+const TASKS: (&str, &str) = (
+    "go_goroutines",
+    "Tasks of this process, where dashboards for kube-proxy look for its goroutines.",
+);
+
+/// Registers the metrics with `registry`. Tasks are those of the runtime that this is called on:
+/// scrapes over TLS are answered on another one.
 ///
 /// # Errors
 /// When it has metrics of these names already.
@@ -98,14 +102,20 @@ pub(super) fn register(registry: &Registry) -> prometheus::Result<()> {
     for (name, help, _) in COUNTERS {
         descriptions.extend(Counter::new(name, help)?.desc().into_iter().cloned());
     }
-    for (name, help, _) in GAUGES {
+    let gauges = GAUGES.iter().map(|(name, help, _)| (*name, *help));
+    for (name, help) in gauges.chain([TASKS]) {
         descriptions.extend(Gauge::new(name, help)?.desc().into_iter().cloned());
     }
-    registry.register(Box::new(Process { descriptions }))
+    registry.register(Box::new(Process {
+        descriptions,
+        runtime: Handle::try_current().ok(),
+    }))
 }
 
 struct Process {
     descriptions: Vec<Desc>,
+    /// What runs the tasks of this process.
+    runtime: Option<Handle>,
 }
 
 impl Collector for Process {
@@ -120,9 +130,13 @@ impl Collector for Process {
             counter.inc_by(read()?.max(0.0));
             Some(counter.collect())
         });
-        let gauges = GAUGES.into_iter().filter_map(|(name, help, read)| {
+        let gauges = GAUGES.into_iter();
+        let gauges = gauges.map(|(name, help, read)| (name, help, read()));
+        let tasks = self.runtime.as_ref().map(tasks);
+        let gauges = gauges.chain([(TASKS.0, TASKS.1, tasks)]);
+        let gauges = gauges.filter_map(|(name, help, value)| {
             let gauge = Gauge::new(name, help).ok()?;
-            gauge.set(read()?);
+            gauge.set(value?);
             Some(gauge.collect())
         });
         counters.chain(gauges).flatten().collect()
@@ -135,10 +149,8 @@ fn cpu_seconds() -> Option<f64> {
     Some(micros as f64 / 1e6)
 }
 
-/// Returns the number of tasks. Scrapes are answered on a thread of the runtime.
-fn tasks() -> Option<f64> {
-    let runtime = Handle::try_current().ok()?;
-    Some(runtime.metrics().num_alive_tasks() as f64)
+fn tasks(runtime: &Handle) -> f64 {
+    runtime.metrics().num_alive_tasks() as f64
 }
 
 fn limit(resource: Resource) -> Option<f64> {
@@ -203,7 +215,7 @@ mod tests {
             let metric = &family.get_metric()[0];
             metric.get_gauge().get_value() + metric.get_counter().get_value()
         };
-        assert_eq!(families.len(), COUNTERS.len() + GAUGES.len());
+        assert_eq!(families.len(), COUNTERS.len() + GAUGES.len() + 1);
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap();
@@ -213,5 +225,21 @@ mod tests {
         assert!(value("process_open_fds") <= value("process_max_fds"));
         assert!(value("process_resident_memory_bytes") > 1e6);
         assert!(value("process_virtual_memory_bytes") <= value("process_virtual_memory_max_bytes"));
+    }
+
+    #[tokio::test]
+    async fn tasks_are_those_of_the_runtime_that_registers() {
+        let registry = Registry::new();
+        register(&registry).unwrap();
+        let _tasks: Vec<_> = (0..7)
+            .map(|_| tokio::spawn(std::future::pending::<()>()))
+            .collect();
+        let tasks = std::thread::spawn(move || {
+            let other = tokio::runtime::Builder::new_current_thread().build();
+            let families = other.unwrap().block_on(async { registry.gather() });
+            let tasks = families.iter().find(|f| f.name() == TASKS.0).expect("it");
+            tasks.get_metric()[0].get_gauge().get_value()
+        });
+        assert_eq!(tasks.join().unwrap(), 7.0);
     }
 }

@@ -15,9 +15,6 @@ use crate::kernel::socket::unix;
 /// Pause before a socket that could not be opened is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Mode of the folder: everybody may read other files that this program has there.
-const FOLDER: u32 = 0o755;
-
 /// Returns a listener at `path`, trying again until it can be opened.
 pub(super) async fn listen(path: PathBuf) -> UnixListener {
     let log = |error: &io::Error| {
@@ -32,5 +29,5 @@ pub(super) async fn listen(path: PathBuf) -> UnixListener {
 }
 
 fn open(path: &Path) -> io::Result<UnixListener> {
-    UnixListener::from_std(unix::listen(path, Type::STREAM, FOLDER)?.into())
+    UnixListener::from_std(unix::listen(path, Type::STREAM, unix::READABLE)?.into())
 }

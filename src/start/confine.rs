@@ -6,8 +6,8 @@ use super::{probe::Chosen, programs::Programs, succession, takeover};
 use crate::{
     api_client::{credential_files, names_program},
     cli::{Job, Settings},
-    confine::{self, Files, Serving, Task},
-    kernel::probe::Kernel,
+    confine::{self, Confinement, Files, Serving, Task},
+    kernel::{probe::Kernel, socket::unix},
     modes::userspace::{
         Rings,
         capture::{self, Method},
@@ -102,10 +102,42 @@ fn to(settings: &Settings, task: Task) -> Vec<String> {
         Job::Hold(hold) => hold.confinement,
         _ => settings.own.confinement,
     };
+    if confinement == Confinement::Files && task != Task::Start {
+        make_folders(&sockets(settings));
+    }
     confine::confine(confinement, task, &files(settings))
 }
 
+/// Makes the folders of `sockets`: without its own one, a socket would take the right to make and
+/// remove any in the folder above, which is `/run`.
+fn make_folders(sockets: &[(&Path, u32)]) {
+    for (socket, mode) in sockets {
+        // What opens the socket reports it.
+        let _ = unix::make_folder(socket, *mode);
+    }
+}
+
+/// Returns the unix sockets at which the process listens, with the modes of their folders. That of
+/// the holder is not among those of a proxy, which only connects to it.
+fn sockets(settings: &Settings) -> Vec<(&Path, u32)> {
+    if let Job::Hold(hold) = &settings.job {
+        return vec![(&hold.socket, unix::PRIVATE)];
+    }
+    let status = settings.own.status_socket.as_deref();
+    let status = status.map(|path| (path, unix::READABLE));
+    let successors = (Path::new(succession::FIRST), unix::PRIVATE);
+    status.into_iter().chain([successors]).collect()
+}
+
 fn files(settings: &Settings) -> Files<'_> {
+    let sockets = sockets(settings).into_iter().map(|(path, _)| path);
+    let sockets = sockets.collect();
+    if let Job::Hold(_) = settings.job {
+        return Files {
+            sockets,
+            ..Files::default()
+        };
+    }
     let own = &settings.own;
     let kubeconfig = settings.effective.kubeconfig.as_deref();
     let read = [
@@ -116,27 +148,60 @@ fn files(settings: &Settings) -> Files<'_> {
         own.tls_private_key_file.as_deref(),
     ];
     let read = read.into_iter().flatten().map(Path::to_owned);
-    let held = match &settings.job {
-        Job::Hold(hold) => Some(hold.socket.as_path()),
-        _ => own.holder_socket.as_deref(),
-    };
-    let serves = matches!(settings.job, Job::Serve);
-    let successors = serves.then_some(Path::new(succession::FIRST));
-    let sockets = [own.status_socket.as_deref(), held, successors];
     Files {
         read: read.chain(credential_files(kubeconfig)).collect(),
         written: vec![Path::new(XTABLES_LOCK)],
-        sockets: sockets.into_iter().flatten().collect(),
+        sockets,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::{
         cli,
         kernel::namespace::{in_namespace, sh},
     };
+
+    fn settings(arguments: &[&str]) -> Settings {
+        let words = ["tripod"].iter().chain(arguments);
+        let read = cli::read(words.map(Into::into), |_| unreachable!("no file"));
+        read.expect("good flags")
+    }
+
+    #[test]
+    fn a_proxy_makes_no_socket_of_the_holder_and_the_holder_nothing_else() {
+        let proxy = settings(&["--manifests=/nowhere"]);
+        let default = Path::new(crate::hold::SOCKET);
+        assert_eq!(proxy.own.holder_socket.as_deref(), Some(default));
+        let of_proxy = files(&proxy);
+        let expected: [&Path; 2] = [
+            Path::new("/run/tripod/tripod.sock"),
+            Path::new(succession::FIRST),
+        ];
+        assert_eq!(of_proxy.sockets, expected);
+        assert_eq!(of_proxy.written, [Path::new(XTABLES_LOCK)]);
+        let holder = settings(&["hold"]);
+        let of_holder = files(&holder);
+        assert_eq!(of_holder.sockets, [default]);
+        assert!(of_holder.written.is_empty() && of_holder.read.is_empty());
+    }
+
+    #[test]
+    fn sockets_have_folders_of_their_own_before_files_are_out_of_reach() {
+        let folder = std::env::temp_dir().join(format!("tripod-folders-{}", std::process::id()));
+        let paths = ["run/status/socket", "run/status/inner/socket"].map(|path| folder.join(path));
+        make_folders(&[(&paths[0], unix::READABLE), (&paths[1], unix::PRIVATE)]);
+        let modes = paths.map(|path| {
+            let folder = path.parent().expect("a folder").to_owned();
+            let metadata = std::fs::metadata(folder).expect("it is there");
+            metadata.permissions().mode() & 0o777
+        });
+        assert_eq!(modes, [0o755, 0o700]);
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
 
     /// Each mode with its settings and the node's state, and whether it may have to start programs.
     #[test]
@@ -189,9 +254,7 @@ mod tests {
         ];
         let kernel = Kernel::examine(&[]);
         for (mode, flags, script, expected) in cases {
-            let words = ["tripod"].iter().chain(&flags);
-            let read = cli::read(words.map(Into::into), |_| unreachable!("no file"));
-            let settings = read.expect("good flags");
+            let settings = settings(&flags);
             let case = format!("{mode} {flags:?} {script}");
             let kernel = kernel.clone();
             in_namespace(move || {

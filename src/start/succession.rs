@@ -393,7 +393,7 @@ fn open(name: &str, kind: Type) -> io::Result<Socket> {
     let mut refused = None;
     for number in 0..MOST {
         let path = format!("{FOLDER}{name}{number}");
-        match unix::listen(Path::new(&path), kind, 0o700) {
+        match unix::listen(Path::new(&path), kind, unix::PRIVATE) {
             Ok(socket) => return Ok(socket),
             Err(error) => refused = Some(format!("cannot listen at {path}: {error}")),
         }

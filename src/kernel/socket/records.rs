@@ -130,7 +130,7 @@ impl Listener {
     /// # Errors
     /// Those of [`unix::listen`].
     pub fn open(path: &Path) -> io::Result<Listener> {
-        Listener::over(unix::listen(path, KIND, 0o700)?)
+        Listener::over(unix::listen(path, KIND, unix::PRIVATE)?)
     }
 
     /// Accepts connections of a listening socket of [`KIND`].

@@ -14,6 +14,12 @@ use socket2::{Domain, SockAddr, Socket, Type};
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 32;
 
+/// Mode of a folder for processes of its user alone.
+pub const PRIVATE: u32 = 0o700;
+
+/// Mode of a folder in which everybody may read other files.
+pub const READABLE: u32 = 0o755;
+
 /// Opens a listening socket of this `kind` that does not block, in a folder that is
 /// made if there is none, with the mode `folder_mode`; those above it can be read by
 /// all.
@@ -22,18 +28,7 @@ const BACKLOG: i32 = 32;
 /// When another process answers there, a file that is no socket is in the way, or the
 /// kernel refuses it.
 pub fn listen(path: &Path, kind: Type, folder_mode: u32) -> io::Result<Socket> {
-    if let Some(folder) = path.parent() {
-        if let Some(above) = folder.parent() {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o755)
-                .create(above)?;
-        }
-        DirBuilder::new()
-            .recursive(true)
-            .mode(folder_mode)
-            .create(folder)?;
-    }
+    make_folder(path, folder_mode)?;
     if !remove_unused(path)? {
         return Err(io::Error::other("another process answers there"));
     }
@@ -44,6 +39,22 @@ pub fn listen(path: &Path, kind: Type, folder_mode: u32) -> io::Result<Socket> {
     socket.bind(&SockAddr::unix(path)?)?;
     socket.listen(BACKLOG)?;
     Ok(socket)
+}
+
+/// Makes the folder of a socket at `path` if there is none, with this `mode`; those above it can be
+/// read by all.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
+    let Some(folder) = path.parent() else {
+        return Ok(());
+    };
+    if let Some(above) = folder.parent() {
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o755).create(above)?;
+    }
+    DirBuilder::new().recursive(true).mode(mode).create(folder)
 }
 
 /// Removes the socket at `path` if the process that made it has ended. Returns whether

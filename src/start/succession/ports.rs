@@ -144,7 +144,7 @@ async fn give(channel: Channel, listeners: Listeners) -> io::Result<()> {
     let mut changes = listeners.changes();
     let mut successor = listeners.successor();
     let mut buffer = [0; LONGEST];
-    let mut is_first = true;
+    let (mut is_first, mut has_left) = (true, false);
     loop {
         changes.mark_unchanged();
         for (address, socket) in listeners.open() {
@@ -164,13 +164,16 @@ async fn give(channel: Channel, listeners: Listeners) -> io::Result<()> {
                 };
                 let address = address(&buffer[..received.len]);
                 if successor.answers_at(address.ok_or(io::ErrorKind::InvalidData)?) {
+                    has_left = true;
                     tracing::info!("another process answers on the ports of this one");
                 }
             }
             _ = changes.changed() => {}
         }
     }
-    tracing::info!("answering on the ports again: the other process has ended");
+    if has_left {
+        tracing::info!("answering on the ports again: the other process has ended");
+    }
     Ok(())
 }
 

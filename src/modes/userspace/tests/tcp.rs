@@ -3,7 +3,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::*;
-use crate::{hold::InheritedSocket, kernel::socket::listening};
+use crate::{
+    hold::InheritedSocket,
+    kernel::{
+        namespace::{in_namespace, sh},
+        socket::listening,
+    },
+};
 
 fn is_reset(client: &mut TcpStream) {
     let error = client.read(&mut [0]).unwrap_err();
@@ -319,6 +325,25 @@ fn an_endpoint_that_is_silent_for_long_does_not_fail() {
         let at_most = Duration::from_secs(at_most);
         assert!(failed.elapsed() < at_most, "{seconds} s");
     }
+}
+
+#[test]
+fn an_endpoint_for_which_the_node_has_no_local_port_does_not_fail() {
+    in_namespace(|| {
+        let [first, other] = [(); 2].map(|()| backend(echo));
+        let mut proxy = Proxy::new(Protocol::Tcp, &[]);
+        // The first one gets all connections while they reach it.
+        let mut plan = plan(Protocol::Tcp, &[first, other]);
+        plan.targets[0].weight = 1_000;
+        plan.scheduler = SchedulerName::Sed;
+        proxy.listeners.reroute(&plan, None);
+        // Each address can be called once.
+        sh("sysctl -qw net.ipv4.ip_local_port_range='50000 50000'");
+        let _uses_it_up = TcpStream::connect(first).unwrap();
+        greet(&proxy);
+        assert_eq!(proxy.shared.counters.dial_failures.get(), 1);
+        assert!(!proxy.listeners.group().passes_over(&first));
+    });
 }
 
 #[test]

@@ -138,9 +138,12 @@ impl<'a> Search<'a> {
                         self.timed_out += 1;
                     }
                     if error.kind() == io::ErrorKind::AddrNotAvailable {
+                        // The endpoint has not failed; another one may still be reached.
                         self.log_exhausted_ports(endpoint.address);
+                        self.not_reached(endpoint.address, &error);
+                    } else {
+                        self.failed(endpoint.address, &error);
                     }
-                    self.failed(endpoint.address, &error);
                 }
             }
         }
@@ -170,9 +173,14 @@ impl<'a> Search<'a> {
         !std::mem::replace(&mut self.sent, true)
     }
 
-    /// Records that `endpoint` did not answer, so that another one is next.
+    /// Records that `endpoint` did not answer, so that another one is next, also for others.
     pub fn failed(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
         self.group.failed(endpoint);
+        self.not_reached(endpoint, why);
+    }
+
+    /// Records that `endpoint` was not reached, so that another one is next.
+    fn not_reached(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
         self.tried.add(endpoint);
         self.shared.counters.dial_failures.inc();
         self.remember(endpoint, Err(why));
