@@ -44,7 +44,7 @@ use crate::{
         netlink::{Protocol, Socket},
         sysctl,
     },
-    log_once::LogOnce,
+    log_once::{LogOnce, LoggedFlag},
     net::{Family, ModeName},
     runner::AfterSync,
     services::{Batch, Changes, Ejected, Event, Preferences, ServiceMap, ServiceName},
@@ -125,6 +125,7 @@ pub fn begin(
         kernel: None,
         opening: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
         logged: LogOnce::default(),
+        lost: LoggedFlag::default(),
         in_force: BTreeMap::new(),
         metrics,
         recorder,
@@ -159,6 +160,8 @@ struct Ejector {
     /// changed by then.
     opening: Backoff,
     logged: LogOnce,
+    /// Whether it was logged that notifications are lost.
+    lost: LoggedFlag,
     /// What was last reported as ejected, by Service.
     in_force: BTreeMap<ServiceName, BTreeSet<SocketAddr>>,
     metrics: Metrics,
@@ -257,10 +260,21 @@ impl Ejector {
             }
         });
         drop(watched);
-        if let Err(error) = read {
-            tracing::warn!("tracking of new connections was restarted: {error}");
-            self.kernel = None;
-            self.watch();
+        match read {
+            Ok(true) if self.lost.is_first() => tracing::warn!(
+                "connections begin and end faster than the kernel's notifications of them are \
+                 read: some are lost, and a connection that an endpoint refused may not count \
+                 against it (tripod.proxy/eject)"
+            ),
+            Ok(false) if self.lost.is_over() => {
+                tracing::info!("no notification of a connection has been lost for a minute");
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!("tracking of new connections was restarted: {error}");
+                self.kernel = None;
+                self.watch();
+            }
         }
     }
 

@@ -30,7 +30,7 @@ pub use comparison::{Compared, Difference, Found};
 pub use explain::{Explanation, Packet};
 pub use failed::FailedPorts;
 pub use metrics::{Metrics, Unwritten, UnwrittenCounter};
-pub use unsupported::{Reason, Unsupported};
+pub use unsupported::{Done, Reason, Unsupported};
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

@@ -1,5 +1,7 @@
 //! What Services ask for that a mode cannot do.
 
+use std::sync::Arc;
+
 use crate::{
     net::Family,
     services::{Changes, Forwarding, Preferences, Retry, ServiceMap, ServicePort, ServicePortName},
@@ -23,13 +25,45 @@ pub struct Reason {
     pub what: &'static str,
     /// Why it is not done, what is done instead, and what would help.
     pub why: String,
+    /// What of it is done.
+    pub done: Done,
+}
+
+/// What is done of something that is not done as asked.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Done {
+    /// Nothing: the mode does not support it.
+    Nothing,
+    /// Nothing, in no mode: it cannot be read.
+    Unreadable,
+    /// The mode does this instead, such as the named scheduler.
+    Instead(Arc<str>),
 }
 
 impl Reason {
     /// Returns a reason about `what`, which is not done because of `why`.
     pub fn new(what: &'static str, why: impl Into<String>) -> Reason {
-        let why = why.into();
-        Reason { what, why }
+        Reason {
+            what,
+            why: why.into(),
+            done: Done::Nothing,
+        }
+    }
+
+    /// Returns this reason where the mode does `other` instead.
+    pub fn instead(self, other: &str) -> Reason {
+        Reason {
+            done: Done::Instead(other.into()),
+            ..self
+        }
+    }
+
+    /// Returns the reason for which `what` has no effect in any mode: `why` it cannot be read.
+    pub fn unreadable(what: &'static str, why: impl Into<String>) -> Reason {
+        Reason {
+            done: Done::Unreadable,
+            ..Reason::new(what, why)
+        }
     }
 
     /// Returns what of `tripod.proxy/retry` cannot be done where the kernel sends a

@@ -15,7 +15,7 @@ pub use super::{
     history::{Extent, PastSync},
     unsupported::UnsupportedPreferences,
 };
-pub use crate::modes::{Reason, progress::Position};
+pub use crate::modes::{Done, Reason, progress::Position};
 use crate::{
     modes::{Drain, progress::SyncProgress},
     net::{Family, PerFamily},

@@ -11,10 +11,16 @@ use parking_lot::Mutex;
 
 use crate::{
     events::{self, Recorder},
-    modes::{Reason, Unsupported},
+    modes::{Done, Reason, Unsupported},
     net::{Family, ModeName},
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
+
+/// What is said of an annotation that the mode does not support.
+const UNSUPPORTED: &str = "is not supported";
+
+/// What is said of one that no mode understands.
+const UNREADABLE: &str = "cannot be read";
 
 /// What the ports of each Service request and the mode does not do.
 pub type UnsupportedPreferences = HashMap<ServiceName, BTreeMap<ServicePortName, BTreeSet<Reason>>>;
@@ -74,8 +80,13 @@ impl ReportedPreferences {
                 .is_some_and(|reasons| reasons.contains_key(&reason))
                 || ports.values().any(|reasons| reasons.contains(&reason));
             if !known {
-                let Reason { what, why } = &reason;
-                let note = format!("{what} is not supported in {mode} mode: {why}");
+                let Reason { what, why, done } = &reason;
+                let note = match done {
+                    Done::Unreadable => format!("{what} {UNREADABLE}: {why}"),
+                    Done::Nothing | Done::Instead(_) => {
+                        format!("{what} {UNSUPPORTED} in {mode} mode: {why}")
+                    }
+                };
                 tracing::warn!("Service {service}: {note}");
                 self.recorder
                     .post(events::Event::unsupported(service, note));
@@ -96,10 +107,11 @@ fn log_ended(before: &Removed, now: &UnsupportedPreferences, map: &ServiceMap) {
         };
         for (reason, port) in reasons {
             if !holds(reason) && map.get(port).is_some() {
-                tracing::info!(
-                    "Service {service}: no longer so: {} is not supported",
-                    reason.what
-                );
+                let was = match reason.done {
+                    Done::Unreadable => UNREADABLE,
+                    Done::Nothing | Done::Instead(_) => UNSUPPORTED,
+                };
+                tracing::info!("Service {service}: no longer so: {} {was}", reason.what);
             }
         }
     }
@@ -152,7 +164,7 @@ fn with(
 /// Returns the annotations of `port` that cannot be read: no mode sees them.
 fn malformed(port: &Arc<ServicePort>) -> impl Iterator<Item = Unsupported> {
     let malformed = port.preferences().malformed.iter();
-    malformed.map(|(what, why)| Reason::new(what, why).at(&port.name))
+    malformed.map(|(what, why)| Reason::unreadable(what, why).at(&port.name))
 }
 
 #[cfg(test)]
@@ -275,7 +287,7 @@ mod tests {
         let [note] = &notes[..] else {
             panic!("{notes:?}");
         };
-        let begins = "tripod.proxy/scheduler is not supported in ipvs mode: metadata.annotations";
+        let begins = "tripod.proxy/scheduler cannot be read: metadata.annotations";
         assert!(note.starts_with(begins), "{note}");
         assert_eq!(posted(None, true), [""; 0], "a full sync");
         assert_eq!(posted(Some(service("wrr")), false), [""; 0]);

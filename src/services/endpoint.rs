@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
-use super::{Absence, extensions::DEFAULT_WEIGHT};
+use super::Absence;
 
 /// One endpoint of a ServicePort: an address and port that serves it, with
 /// what decides whether traffic may go there.
@@ -41,6 +41,9 @@ pub struct Endpoints {
     pub all_reachable: Box<[u32]>,
     /// Whether some endpoint in the cluster is usable, even if none on this node is.
     pub has_any: bool,
+    /// Whether some endpoint has more than the weight of those that have none of their own. It
+    /// stays while endpoints become ready and unready, and are ejected.
+    pub weighed: bool,
     /// Indices into `all`: those that have weight 0 because connections to them are not
     /// answered.
     pub ejected: Box<[u32]>,
@@ -88,13 +91,6 @@ impl Endpoints {
         let reachable = reachable.filter_map(|&at| self.all.get(at as usize));
         let weights = reachable.map(|endpoint| endpoint.weight);
         weights.filter(|weight| *weight > 0)
-    }
-
-    /// Returns whether any endpoint, ready or not, counts more than another would without a weight.
-    /// That does not change as endpoints become ready and unready.
-    pub fn are_weighed(&self) -> bool {
-        let mut all = self.all.iter();
-        all.any(|endpoint| endpoint.weight > DEFAULT_WEIGHT)
     }
 }
 
@@ -235,6 +231,7 @@ mod tests {
         };
         let used = |cluster: &[u32], local: &[u32]| {
             let endpoints = Endpoints {
+                weighed: false,
                 ejected: Box::default(),
                 forbidden: Box::default(),
                 absence: None,

@@ -45,7 +45,7 @@ pub use event::{Batch, Ejected, Event};
 pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT};
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;
-pub use namespaces::Namespaces;
+pub use namespaces::{Namespaces, namespace};
 pub use node::Node;
 pub use oddity::Oddity;
 pub use owners::{AddressKind, Conflict};

@@ -1,6 +1,17 @@
-//! Namespaces that the operator names.
+//! The namespace of an object, and namespaces that the operator names.
 
 use std::{collections::BTreeSet, sync::Arc};
+
+/// Returns the namespace of an object that is `given` this one: without one it is in `default`, as
+/// kubectl has it, also where a template left the name empty.
+///
+/// ```
+/// # use tripod::services::namespace;
+/// assert_eq!([Some("a"), Some(""), None].map(namespace), ["a", "default", "default"]);
+/// ```
+pub fn namespace(given: Option<&str>) -> &str {
+    given.filter(|name| !name.is_empty()).unwrap_or("default")
+}
 
 /// Some namespaces, all, or none.
 ///

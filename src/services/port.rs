@@ -142,14 +142,14 @@ impl ServicePort {
 
     /// Returns the name of the scheduler that the Service requests, else `default`. If that is
     /// `rr`, which ignores weights, and endpoints have weights, returns `wrr`, which otherwise does
-    /// the same. It stays so while none of those is ready: IPVS refuses new connections for a moment
-    /// when a scheduler changes.
+    /// the same. It stays so while none of those is ready, or they are ejected: IPVS refuses new
+    /// connections for a moment when a scheduler changes.
     pub fn scheduler<'a>(&'a self, default: &'a str) -> &'a str {
         if let Some(asked) = &self.preferences().scheduler {
             return asked;
         }
         match default {
-            "" | "rr" if self.endpoints.are_weighed() => "wrr",
+            "" | "rr" if self.endpoints.weighed => "wrr",
             _ => default,
         }
     }

@@ -186,6 +186,12 @@ fn services_whose_other_fields_are_refused() {
             "spec.loadBalancerSourceRanges",
             "10.0.0.0, all",
         ),
+        (
+            // Over IPv6 it would be open to everyone.
+            "GOOD, loadBalancerSourceRanges: [10.0.0.0/8, 'fd00::/129']",
+            "spec.loadBalancerSourceRanges",
+            "10.0.0.0/8, fd00::/129",
+        ),
     ]);
     assert_eq!(
         service("{metadata: {}}").expect_err("no name").field,

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashMap;
 
-use super::{Endpoint, Endpoints, slice::Hints};
+use super::{Endpoint, Endpoints, extensions::DEFAULT_WEIGHT, slice::Hints};
 
 /// The node on which traffic is proxied.
 #[derive(Clone, Debug)]
@@ -71,7 +71,9 @@ pub(super) fn select(
     let has_any = candidates
         .iter()
         .any(|Candidate { endpoint, .. }| endpoint.ready || terminating(endpoint));
+    let weighed = |Candidate { endpoint, .. }: &Candidate| endpoint.weight > DEFAULT_WEIGHT;
     let mut endpoints = Endpoints {
+        weighed: candidates.iter().any(weighed),
         all: candidates
             .into_iter()
             .map(|candidate| candidate.endpoint)

@@ -11,6 +11,7 @@ use super::{
     extensions::{self, Preferences},
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
+    namespaces::namespace,
 };
 use crate::net::{
     Family, Protocol,
@@ -128,7 +129,7 @@ impl Service {
     /// Names the first field without which the Service cannot be served.
     pub fn reduce(service: &api::Service, names: &mut Names) -> Result<Reduced<Service>, Invalid> {
         let metadata = &service.metadata;
-        let namespace = metadata.namespace.as_deref().unwrap_or("default");
+        let namespace = namespace(metadata.namespace.as_deref());
         let object_name = metadata.name.as_deref().unwrap_or_default();
         let mut inspection = Inspection::of("Service", format_args!("{namespace}/{object_name}"));
         if object_name.is_empty() {
@@ -381,27 +382,44 @@ fn source_ranges(
         .as_deref()
         .unwrap_or_default();
     let mut found = Vec::with_capacity(listed.len());
+    let mut unreadable = Vec::new();
     for (i, text) in listed.iter().enumerate() {
         // The API server's validation lets white space pass.
         match parse_cidr(text.trim()) {
             Some(range) => found.push(range),
-            None => inspection.skip(
-                format!("spec.loadBalancerSourceRanges[{i}]"),
-                text,
-                "not a CIDR such as 192.0.2.0/24",
-            ),
+            None => {
+                inspection.skip(
+                    format!("spec.loadBalancerSourceRanges[{i}]"),
+                    text,
+                    "not a CIDR such as 192.0.2.0/24",
+                );
+                unreadable.push(family_meant(text));
+            }
         }
     }
-    // No range means everyone: a list of nothing but mistakes must not open
-    // what its author meant to close.
-    if found.is_empty() && !listed.is_empty() {
+    // No range of a family means everyone: where there are nothing but mistakes, this must not
+    // open what the author meant to close.
+    let is_readable = |family: &Family| found.iter().any(|net| Family::of(&net.addr()) == *family);
+    if let Some(family) = unreadable.iter().find(|family| !is_readable(family)) {
         return Err(inspection.refuse(
             "spec.loadBalancerSourceRanges",
             listed.join(", "),
-            "none of these is a CIDR, and serving without one would let everyone in",
+            format!(
+                "none of these is an {family} CIDR, and serving without one would let everyone in \
+                 over {family}"
+            ),
         ));
     }
     Ok(once(found))
+}
+
+/// Returns the family of a range that cannot be read: only those of IPv6 have colons.
+fn family_meant(text: &str) -> Family {
+    if text.contains(':') {
+        Family::V6
+    } else {
+        Family::V4
+    }
 }
 
 fn session_affinity(

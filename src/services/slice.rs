@@ -10,6 +10,7 @@ use super::{
     Named, ServiceName, extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
+    namespaces::namespace,
     service::OTHER_PROXY_LABEL,
     trigger::Trigger,
 };
@@ -150,7 +151,7 @@ impl EndpointSlice {
         names: &mut Names,
     ) -> Result<Reduced<EndpointSlice>, Invalid> {
         let metadata = &slice.metadata;
-        let namespace = metadata.namespace.as_deref().unwrap_or("default");
+        let namespace = namespace(metadata.namespace.as_deref());
         let object_name = metadata.name.as_deref().unwrap_or_default();
         let mut inspection =
             Inspection::of("EndpointSlice", format_args!("{namespace}/{object_name}"));

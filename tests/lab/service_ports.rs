@@ -82,6 +82,7 @@ pub fn endpoints(all: impl IntoIterator<Item = Endpoint>) -> Arc<Endpoints> {
         taking.map(|(index, _)| index).collect()
     };
     Arc::new(Endpoints {
+        weighed: all.iter().any(|endpoint| endpoint.weight > 1),
         ejected: Box::default(),
         forbidden: Box::default(),
         absence: None,

@@ -11,13 +11,13 @@ use hyper::StatusCode;
 
 use super::{PortTraffic, StatusApi, address_kind, json, refused, unsupported};
 use crate::{
-    runner::status::FamilyStatus,
+    runner::status::{Done, FamilyStatus, Reason},
     serve::{http::Answer, service_health::Refused},
     services::{
         AddressKind, NotUsed, Preferences, Reach, ServicePort, ServicePortName, ServicePorts,
         SessionAffinity, TrafficPolicy,
     },
-    status_api::{self, Address, Endpoint, ServicePortList, Unsupported, VERSION},
+    status_api::{self, Address, Endpoint, ServicePortList, VERSION},
 };
 
 /// Maximum number of ServicePorts on a page.
@@ -68,14 +68,9 @@ impl StatusApi {
         traffic: &PortTraffic,
     ) -> status_api::ServicePort {
         let name = &port.name;
-        let unsupported = self.unsupported_by(name);
-        let asked = Preferences::SCHEDULER;
-        let default = &*self.about.scheduler;
-        let scheduler = if unsupported.iter().any(|reason| reason.what == asked) {
-            default
-        } else {
-            port.scheduler(default)
-        };
+        let reasons = self.unsupported_by(name);
+        let scheduler = scheduler(port, &self.about.scheduler, &reasons);
+        let unsupported = reasons.iter().map(|r| unsupported(&name.service, r));
         let ranges = port.load_balancer_source_ranges.iter();
         status_api::ServicePort {
             namespace: name.service.namespace.to_string(),
@@ -99,22 +94,35 @@ impl StatusApi {
                 .map(|why| self.about.no_endpoints(&name.service, why)),
             failing: family.failing(name.family, name),
             health_check_failing: Vec::new(),
-            unsupported,
+            unsupported: unsupported.collect(),
             conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
             traffic: traffic.of_port,
             limited: traffic.limited,
         }
     }
 
-    fn unsupported_by(&self, port: &ServicePortName) -> Vec<Unsupported> {
+    fn unsupported_by(&self, port: &ServicePortName) -> BTreeSet<Reason> {
         self.runner.unsupported(|services| {
             let ports = services.get(&port.service);
-            let reasons = ports.and_then(|ports| ports.get(port)).into_iter();
-            let reasons = reasons.flatten();
-            reasons
-                .map(|reason| unsupported(&port.service, reason))
-                .collect()
+            let reasons = ports.and_then(|ports| ports.get(port));
+            reasons.cloned().unwrap_or_default()
         })
+    }
+}
+
+/// Returns the scheduler that `port` has where Services that name none have `default`, and where
+/// there are `reasons` not to do what the Service asks for.
+fn scheduler<'a>(
+    port: &'a ServicePort,
+    default: &'a str,
+    reasons: &'a BTreeSet<Reason>,
+) -> &'a str {
+    let reason = reasons.iter().find(|r| r.what == Preferences::SCHEDULER);
+    match reason.map(|reason| &reason.done) {
+        Some(Done::Instead(other)) => other,
+        Some(Done::Nothing) => default,
+        // It is as if the Service had named none.
+        Some(Done::Unreadable) | None => port.scheduler(default),
     }
 }
 
@@ -295,7 +303,7 @@ fn endpoints(port: &ServicePort, traffic: &PortTraffic) -> Vec<Endpoint> {
 mod tests {
     use super::*;
     use crate::services::{
-        ServiceMap,
+        Endpoint, ServiceMap,
         service_ports::{endpoint, endpoints, service_port},
     };
 
@@ -312,6 +320,39 @@ mod tests {
                 Some(next) => query = format!("continue={next}"),
                 None => return pages,
             }
+        }
+    }
+
+    #[test]
+    fn the_scheduler_is_the_one_that_is_used() {
+        let asking = ServicePort {
+            preferences: Some(Arc::new(Preferences {
+                scheduler: Some("lblc".into()),
+                ..Preferences::NONE
+            })),
+            ..service_port("web", [10, 0, 0, 1])
+        };
+        let why = |reason: Reason| BTreeSet::from([reason]);
+        let about = || Reason::new(Preferences::SCHEDULER, "for some reason");
+        let weighed = ServicePort {
+            endpoints: endpoints([Endpoint {
+                weight: 3,
+                ..endpoint(([10, 244, 0, 1], 80))
+            }]),
+            ..service_port("web", [10, 0, 0, 1])
+        };
+        for (port, reasons, used) in [
+            (&asking, BTreeSet::new(), "lblc"),
+            (&asking, why(about().instead("wlc")), "wlc"),
+            (&asking, why(about()), "rr"),
+            (&asking, why(Reason::new("another part", "no")), "lblc"),
+            (
+                &weighed,
+                why(Reason::unreadable(Preferences::SCHEDULER, "it has spaces")),
+                "wrr",
+            ),
+        ] {
+            assert_eq!(scheduler(port, "rr", &reasons), used, "{reasons:?}");
         }
     }
 

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::services::{
     EndpointSlice, Event, Invalid, Named, Names, Node, Reduced, Service, ServiceCidr, ServiceName,
-    SliceName,
+    SliceName, namespace,
 };
 use crate::watch::wire;
 
@@ -55,7 +55,7 @@ pub(super) trait Kind:
 /// Returns namespace and name; `None` without a name.
 fn namespaced(meta: &wire::Meta) -> Option<(&str, &str)> {
     let name = meta.name.as_deref().filter(|name| !name.is_empty())?;
-    Some((meta.namespace.as_deref().unwrap_or("default"), name))
+    Some((namespace(meta.namespace.as_deref()), name))
 }
 
 impl Kind for Service {

@@ -18,7 +18,7 @@ use serde::{
 };
 
 use crate::{
-    services::{Event, ServiceName, SliceName},
+    services::{self, Event, ServiceName, SliceName},
     watch::wire,
 };
 
@@ -66,7 +66,7 @@ impl Key {
     /// Returns the key of an object with these metadata; `None` without a name.
     pub(super) fn new(kind: Kind, namespace: Option<&str>, name: Option<&str>) -> Option<Key> {
         let name: Arc<str> = name.filter(|name| !name.is_empty())?.into();
-        let namespace = || namespace.unwrap_or("default").into();
+        let namespace = || services::namespace(namespace).into();
         Some(match kind {
             Kind::Node => Key::Node(name),
             Kind::ServiceCidr => Key::ServiceCidr(name),

@@ -8,7 +8,7 @@ use crate::{
         ipvs::{FALL_BACK, Forwarding as Method, HASH_PORTS},
         xtables::{features::Features, rule::Table},
     },
-    modes::Reason,
+    modes::{Done, Reason},
     net::PerFamily,
     services::{Endpoint, Preferences, service_ports},
 };
@@ -104,10 +104,11 @@ fn endpoints_that_have_weights_get_their_shares() {
     };
     assert_eq!(of_all(&lacking), ["rr"; 4]);
     let found = unsupported(&port(), &lacking);
-    let [Reason { what, why }] = found.as_slice() else {
+    let [Reason { what, why, done }] = found.as_slice() else {
         panic!("{found:?}");
     };
     assert_eq!(*what, Preferences::SCHEDULER);
+    assert_eq!(*done, Done::Instead(ROUND_ROBIN.into()));
     assert!(
         why.contains("ip_vs_wrr") && why.contains("ignores weights"),
         "{why}"
@@ -158,10 +159,11 @@ fn a_scheduler_that_the_kernel_lacks_is_reported() {
     let lacks = plan(&port, &lacking);
     assert_eq!(&*lacks.servers[0].scheduler, ROUND_ROBIN);
     let found = unsupported(&port, &lacking);
-    let [Reason { what, why }] = found.as_slice() else {
+    let [Reason { what, why, done }] = found.as_slice() else {
         panic!("{found:?}");
     };
     assert_eq!(*what, Preferences::SCHEDULER);
+    assert_eq!(*done, Done::Instead(ROUND_ROBIN.into()));
     assert!(why.contains("ip_vs_mh"), "{why}");
 }
 

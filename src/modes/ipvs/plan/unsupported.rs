@@ -1,6 +1,6 @@
 //! What Services ask of Tripod that ipvs mode cannot do.
 
-use super::{Builder, NodeContext, servers::scheduler};
+use super::{Builder, NodeContext, ROUND_ROBIN, servers::scheduler};
 use crate::{
     modes::Reason,
     services::{Forwarding, Preferences, ServicePort},
@@ -14,7 +14,8 @@ pub fn unsupported(port: &ServicePort, node: &NodeContext) -> Vec<Reason> {
         Reason::new(Preferences::PROXY_PROTOCOL, why)
     });
     let scheduler = scheduler(port, node).err();
-    let scheduler = scheduler.map(|why| Reason::new(Preferences::SCHEDULER, why));
+    let scheduler =
+        scheduler.map(|why| Reason::new(Preferences::SCHEDULER, why).instead(ROUND_ROBIN));
     let not_direct = match asked.forwarding {
         Some(Forwarding::Dr | Forwarding::Tunnel) => Builder::new(port, node).not_direct,
         Some(Forwarding::Nat | Forwarding::FullNat) | None => Vec::new(),

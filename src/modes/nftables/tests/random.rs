@@ -159,6 +159,7 @@ fn endpoints(family: Family, choices: &mut Choices) -> Endpoints {
     reachable.sort_unstable();
     reachable.dedup();
     Endpoints {
+        weighed: false,
         ejected: Box::default(),
         forbidden: Box::default(),
         absence: None,

@@ -46,7 +46,8 @@ pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Reason> {
         return Vec::new();
     };
     let scheduler = scheduler(port, default).err();
-    let scheduler = scheduler.map(|used| Reason::new(Preferences::SCHEDULER, used.why));
+    let scheduler = scheduler
+        .map(|used| Reason::new(Preferences::SCHEDULER, used.why).instead(used.instead.as_str()));
     let forwarding = match preferences.forwarding {
         Some(way @ (Forwarding::Dr | Forwarding::Tunnel)) => Some(Reason::new(
             Preferences::FORWARDING,
