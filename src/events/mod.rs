@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 pub use self::post::post;
 use crate::services::ServiceName;
 
-/// A Kubernetes Event, as `kubectl describe` shows it.
+/// A Kubernetes Event, as `kubectl events` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     /// The object that it is about.
