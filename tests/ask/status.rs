@@ -35,21 +35,29 @@ fn a_node_that_falls_back_to_userspace_mode_warns_of_network_policies() {
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
         let words = "NetworkPolicies do not hold for calls through Services on this node";
-        let said = |mode: &str, without: &[&str]| {
+        let says = |mode: &str, without: &[&str], times: usize| {
             let flags = [without, &["--userspace-drain-timeout=1s"]].concat();
             let mut running = started_in_with(&lab, mode, &flags);
-            let logged = running.logged(&["WARN", words]);
+            if times == 1 {
+                running.logs_once(&["WARN", words]);
+            }
             let printed = tripod(&lab.node, &["status"]);
             let lost = status(&lab)["mode"]["lost"].to_string();
             running.terminate();
-            assert_eq!(lost.contains(words), logged == 1, "{lost}");
-            assert_eq!(printed.text.contains(words), logged == 1, "{printed:?}");
+            assert_eq!(
+                running.logged(&["WARN", words]),
+                times,
+                "{mode} {without:?}"
+            );
+            assert_eq!(lost.contains(words), times == 1, "{lost}");
+            assert_eq!(printed.text.contains(words), times == 1, "{printed:?}");
             assert_eq!(printed.status, Some(0), "{printed:?}");
-            logged
         };
-        assert_eq!(said("nftables", &["--without=nft,nat"]), 1);
-        assert_eq!(said("nftables", &["--without=nft"]), 0, "iptables mode");
-        assert_eq!(said("userspace", &[]), 0, "as asked");
+        says("nftables", &["--without=nft,nat"], 1);
+        // This is iptables mode.
+        says("nftables", &["--without=nft"], 0);
+        // This is as asked.
+        says("userspace", &[], 0);
     });
 }
 
@@ -212,16 +220,10 @@ fn a_node_object_that_is_missing_makes_it_unhealthy_where_something_depends_on_i
             let printed = tripod(&lab.node, &["status", probe]);
             assert_eq!(printed.status, Some(0), "{printed:?}");
         }
-        assert_eq!(
-            running.log().matches(missing).count(),
-            1,
-            "{}",
-            running.log()
-        );
+        running.logs_once(&[missing]);
         node("node");
         comes_to_exit(&lab, 0);
-        let over = "this node's Node object node has all that is needed now";
-        assert!(running.log().contains(over), "{}", running.log());
+        running.logs(&["this node's Node object node has all that is needed now"]);
     });
 }
 
@@ -280,7 +282,7 @@ fn a_health_check_that_cannot_be_served_makes_it_unhealthy() {
         drop(taken);
         comes_to_exit(&lab, 0);
         assert!(metrics().contains("tripod_health_check_node_ports_failed 0\n"));
-        assert!(running.log().contains("health-check node port served now"));
+        running.logs(&["health-check node port served now"]);
     });
 }
 

@@ -23,8 +23,9 @@ use std::{path::PathBuf, time::Duration};
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ConfigMap};
 use serde_json::Value;
 
-/// How soon an edit of a manifest must be in force.
-const SOON: Duration = Duration::from_secs(5);
+/// How soon an edit of a manifest must be in force, also on a slow machine; less than the 30 s after
+/// which everything is compared.
+const SOON: Duration = Duration::from_secs(20);
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy")

@@ -3,7 +3,7 @@
 use std::{
     process::Command,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tripod::services::{ServiceMap, ServicePort};
@@ -11,8 +11,15 @@ use tripod::services::{ServiceMap, ServicePort};
 use super::rig::{Rig, hint, service, sh};
 use crate::lab::{self, Share};
 
-/// Pause between two rules of the other writer.
+/// Least pause between two rules of the other writer.
 const PAUSE: Duration = Duration::from_millis(25);
+
+/// Returns a pause that is longer than reading all rules takes.
+fn pause(iptables: &str) -> Duration {
+    let begun = Instant::now();
+    sh(&format!("{iptables}-save"));
+    PAUSE.max(3 * begun.elapsed())
+}
 
 #[test]
 fn nothing_foreign_is_lost_with_nft() {
@@ -45,6 +52,7 @@ fn race(engine: &str) {
     let (one, other) = (some(1, 20), some(8, 30));
     let mut rig = Rig::new(&["--cluster-cidr=10.244.0.0/16"]);
     rig.sync(None, &one);
+    let pause = pause(&iptables);
     // The rules that were added, by table.
     let added = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
@@ -56,7 +64,7 @@ fn race(engine: &str) {
                 // iptables-nft-save starts again whenever rules change while it reads,
                 // and never ends while another process writes without a pause.
                 if engine == "nft" {
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(pause);
                 }
                 let table = ["nat", "filter"][number as usize % 2];
                 let chain = ["FOREIGN", "OUTPUT"][number as usize / 2 % 2];

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
+    time::Duration,
 };
 
 use nix::sched::{CloneFlags, setns};
@@ -181,7 +182,11 @@ impl Proxy {
                 let metrics = Metrics::register(&registry).expect("metrics");
                 let setup = setup(&flags, metrics.clone());
                 let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
-                let options = schedule::Options::default();
+                let options = schedule::Options {
+                    // What is not noticed must not be repaired nevertheless.
+                    sync_period: Duration::from_secs(3600),
+                    ..schedule::Options::default()
+                };
                 let health = Arc::new(Health::new(options.sync_period));
                 let tracker = Tracker::new("node");
                 let mode = mode.expect("iptables works here");

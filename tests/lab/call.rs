@@ -258,17 +258,30 @@ fn from_new_port<T>(bind: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Sends `text`. Returns who answered. An answer to another text is an error.
+/// Sends `text`. Returns who answered. Answers to other texts, which may be late ones to what was
+/// asked before, do not count; if there is no other one, the error names the last of them.
 pub fn udp_say(socket: &UdpSocket, text: &str) -> io::Result<String> {
     socket.send(text.as_bytes())?;
-    let mut buffer = [0; 2048];
-    let n = socket.recv(&mut buffer)?;
-    let answer = String::from_utf8_lossy(&buffer[..n]).into_owned();
-    match answer.split_once(' ') {
-        Some((name, echoed)) if echoed == text => Ok(name.into()),
-        _ => Err(io::Error::other(format!(
-            "asked {text:?}, answered {answer:?}"
-        ))),
+    let (begun, patience) = (Instant::now(), socket.read_timeout()?);
+    let mut other = None;
+    let fails = |kind, answer| io::Error::new(kind, format!("asked {text:?}, answered {answer:?}"));
+    loop {
+        let mut buffer = [0; 2048];
+        let n = match socket.recv(&mut buffer) {
+            Ok(n) => n,
+            Err(error) => {
+                let kind = error.kind();
+                return Err(other.map_or(error, |answer| fails(kind, answer)));
+            }
+        };
+        let answer = String::from_utf8_lossy(&buffer[..n]).into_owned();
+        match answer.split_once(' ') {
+            Some((name, echoed)) if echoed == text => return Ok(name.into()),
+            _ if patience.is_some_and(|patience| begun.elapsed() > patience) => {
+                return Err(fails(io::ErrorKind::WouldBlock, answer));
+            }
+            _ => other = Some(answer),
+        }
     }
 }
 

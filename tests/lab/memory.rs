@@ -91,6 +91,15 @@ impl MemoryCgroup {
         self.version
     }
 
+    /// Raises the limit of version 2 to that many bytes, if it is lower. What was read of it
+    /// before stays a lower one.
+    pub fn raise_limit(&self, limit: u64) {
+        let file = "memory.max";
+        if self.number(file) < limit {
+            fs::write(self.folder.join(file), limit.to_string()).expect("a limit");
+        }
+    }
+
     /// Returns a command that will run in it on `node`, with that many descriptors. It
     /// sees the cgroups of the machine, which `ip netns exec` would hide.
     pub fn command(&self, node: &Host, descriptors: usize, program: &Path) -> Command {

@@ -17,10 +17,11 @@ use super::uml::PROCESSOR;
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 
 /// Returns the longest time that one test may take: with the sizes of the acceptance
-/// list, or with each feature left out in turn, some take half an hour.
+/// list, or with each feature left out in turn, some take half an hour. It only ends a test that
+/// hangs; a guest lives less long (`lab::uml`, `conformance`), so that its console is shown.
 fn lifetime() -> Duration {
     let much = acceptance() || std::env::var_os("TRIPOD_CONFORMANCE_WITHOUT").is_some();
-    Duration::from_secs(if much { 3600 } else { 600 }).max(soak_length() + SOAK_ENDS)
+    Duration::from_secs(if much { 3600 } else { 1200 }).max(soak_length() + SOAK_ENDS)
 }
 
 /// How long starting and ending a long run takes.

@@ -117,7 +117,7 @@ fn a_flood_of_one_service_leaves_the_others_alone(lab: &mut Lab) {
     );
     collect_answers(&mut waiting, &mut answered);
     assert!(!waiting.is_empty(), "the flood is not over");
-    assert_eq!(tripod.logged(&["new connections wait", "default/web"]), 1);
+    tripod.logs_once(&["new connections wait", "default/web"]);
 
     all_are_served(&mut waiting, &mut answered);
 }
@@ -140,7 +140,7 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
         "{in_force} in force"
     );
 
-    let patience = Duration::from_secs(2);
+    let patience = Duration::from_secs(10);
     let is_served = |to: &SocketAddr| ask_within(&lab.client, *to, patience).is_ok();
     let served = |service: &Service| service.cluster().iter().filter(|to| is_served(to)).count();
     let tcp: usize = std::thread::scope(|scope| {

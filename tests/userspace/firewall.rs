@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use super::{comes_to_fail, reaches};
-use crate::lab::{Capture, Lab, Service, Tripod, ask_within, udp_ask};
+use crate::lab::{Capture, Lab, Service, Tripod, ask, ask_within, udp_ask};
 
 on_each_capture!(commands_of_the_document_open_a_firewall);
 
 const ALL: [&str; 3] = ["a", "b", "c"];
-/// How long a caller waits for an answer, which takes a millisecond if nothing drops it.
+/// How long a caller waits for an answer that is to be dropped. One that is to come has more time.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Returns the commands of iptables in docs/userspace.md, each with the capture that it is for.
@@ -52,7 +52,7 @@ fn commands_of_the_document_open_a_firewall(lab: &mut Lab) {
         .collect();
     let (first, rest) = of_capture.split_first().expect("a command");
     lab.node.show(first);
-    reaches("a cluster IP", &ALL, || pod(lab));
+    reaches("a cluster IP", &ALL, || ask(&lab.client, cluster));
     if lab.capture == Capture::Local {
         comes_to_fail("node ports are another rule", || outside(lab));
         for command in rest {
@@ -62,6 +62,6 @@ fn commands_of_the_document_open_a_firewall(lab: &mut Lab) {
     } else {
         assert!(rest.is_empty(), "{rest:?}");
     }
-    reaches("a node port", &ALL, || outside(lab));
+    reaches("a node port", &ALL, || ask(&lab.outside, node_port));
     reaches("a node port over UDP", &ALL, || outside_udp(lab));
 }

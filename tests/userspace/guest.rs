@@ -79,7 +79,7 @@ fn transparent_says_what_is_missing_and_serves() {
                 family,
                 "xt_socket",
             ];
-            assert_eq!(tripod.logged(&message), 1, "{}", tripod.log());
+            tripod.logs_once(&message);
         }
         for to in web.external() {
             ask(&lab.outside, to).expect("an answer");

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::SOON;
+use super::{SOON, succession::Stop};
 use crate::lab::{
     Lab, Service, Tripod, ask, bind_new, eventually, get, say, tcp, tcp_from, tripod_binary,
     udp_ask, udp_from, udp_say,
@@ -120,24 +120,27 @@ fn a_flood_of_udp_flows_leaves_room_to_other_clients(lab: &mut Lab) {
         scope.spawn(|| {
             lab.client.enter(|| {
                 let any = SocketAddr::from(([0; 4], 0));
-                let flood: Vec<_> = (0..FEW).map(|_| bind_new(any).expect("a socket")).collect();
+                let flood = (0..FEW / 2).map(|_| bind_new(any).expect("a socket"));
+                let flood: Vec<_> = flood.collect();
                 while !over.load(Relaxed) {
                     for socket in &flood {
                         let _ = socket.send_to(b"name", to);
                     }
-                    // This is the pace, not a wait for something.
-                    std::thread::sleep(Duration::from_millis(50));
+                    // This is the pace, not a wait for something: shorter than any flow is kept.
+                    std::thread::sleep(Duration::from_millis(100));
                 }
             });
         });
+        let _ends = Stop(&over);
         grows(lab, &tripod, CLIENT_LIMITED, 0.0);
         for call in 0..5 {
             let socket = udp_from(&lab.client, other, to).expect("a socket");
-            let answer = udp_say(&socket, "name");
-            over.store(answer.is_err(), Relaxed);
-            answer.unwrap_or_else(|e| panic!("call {call}: {e}"));
+            let patience = Some(Duration::from_millis(500));
+            socket.set_read_timeout(patience).expect("a time limit");
+            // A busy process drops datagrams of new clients, who send them again.
+            let answered = (0..5).any(|_| udp_say(&socket, "name").is_ok());
+            assert!(answered, "call {call} is not answered");
         }
-        over.store(true, Relaxed);
     });
     eventually(
         "the client is served again",

@@ -60,18 +60,34 @@ fn without(victim: &Backend, calls: &FirstByte, mut before: Vec<Long>) {
     still_served(&mut before);
 }
 
+/// An endpoint that failed is avoided for a second at first. If that may have passed before all
+/// calls were made, others are made of a Service that was not called yet.
 fn with_retry_off_each_endpoint_that_fails_costs_one_call(lab: &mut Lab) {
-    let [connect, off] = [("connect", 12), ("off", 13)]
-        .map(|(retry, number)| Service::new(retry, number).annotated(RETRY, retry));
+    let services = (0..10).map(|round: u8| {
+        [("connect", 12), ("off", 13)].map(|(retry, first)| {
+            let service = Service::new(&format!("{retry}-{round}"), first + 2 * round);
+            service.annotated(RETRY, retry)
+        })
+    });
+    let services: Vec<_> = services.collect();
     lab.three_backends();
-    for service in [&connect, &off] {
+    for service in services.iter().flatten() {
         lab.publish_all(service);
     }
     lab.backend("b").kill();
     let _tripod = lab.tripod();
-    let fails = |to| (0..9).filter(|_| ask(&lab.client, to).is_err()).count();
-    for (connect, off) in connect.cluster().into_iter().zip(off.cluster()) {
-        assert_eq!((fails(connect), fails(off)), (0, 1));
+    let fails = |to| {
+        let begun = Instant::now();
+        let failed = (0..9).filter(|_| ask(&lab.client, to).is_err()).count();
+        (begun.elapsed() < Duration::from_millis(800)).then_some(failed)
+    };
+    for family in [0, 1] {
+        let mut rounds = services.iter();
+        let failed = rounds.find_map(|[connect, off]| {
+            assert_eq!(fails(connect.cluster()[family]).unwrap_or(0), 0);
+            fails(off.cluster()[family])
+        });
+        assert_eq!(failed, Some(1), "of nine calls within 0.8 s");
     }
 }
 
@@ -135,8 +151,9 @@ fn a_silent_backend_fails_no_call(lab: &mut Lab) {
             healthy.slowest()
         ),
     );
+    // An attempt that is not answered takes 250 ms, and a second one as long again at least.
     assert!(
-        extra <= Duration::from_millis(300),
+        extra <= Duration::from_millis(700),
         "{extra:?} extra for a first byte"
     );
 }
@@ -167,6 +184,9 @@ fn a_backend_that_dies_before_it_answers_is_replaced(lab: &mut Lab) {
         assert!(!waiting.is_empty(), "of nine calls, none went to b");
         lab.backend("b").kill();
         for stream in &mut waiting {
+            stream
+                .set_read_timeout(Some(Duration::from_secs(10)))
+                .expect("a time limit");
             assert_eq!(stream.read(&mut byte).expect("an answer by another"), 1);
             assert_ne!(byte, *b"b");
         }

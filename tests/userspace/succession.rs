@@ -261,7 +261,7 @@ fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
     let lab = &*lab;
-    let flags = ["--userspace-drain-timeout=5s", "--iptables-sync-period=1s"];
+    let flags = ["--userspace-drain-timeout=30s", "--iptables-sync-period=1s"];
     let mut old = start(lab, 0, &flags);
     under_load(lab, &web.cluster(), |calls| {
         calls.more();
@@ -284,7 +284,8 @@ fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
             });
             reaches("its UDP port", &["b"], || udp_ask(&lab.client, to));
         }
-        // Its own connections keep it until the deadline.
+        // Its own connections have kept it until now.
+        drop(open);
         assert!(old.ended().success(), "the old process ended badly");
         fresh.are_served("the old process is gone");
         calls.more();
@@ -320,8 +321,8 @@ fn without_a_successor_the_cluster_is_followed_until_the_deadline(lab: &mut Lab)
     let [web, gone] = [Service::new("web", 10), Service::new("gone", 11)];
     lab.three_backends().publish(&web, &["a"]);
     lab.publish(&gone, &["a"]);
-    let patience = Duration::from_secs(4);
-    let mut tripod = start(lab, 0, &["--userspace-drain-timeout=4s"]);
+    let patience = Duration::from_secs(10);
+    let mut tripod = start(lab, 0, &["--userspace-drain-timeout=10s"]);
     let begun = Instant::now();
     tripod.ask_to_end();
     lab.publish(&web, &["b"]);
@@ -419,7 +420,7 @@ fn a_third_process_takes_over_when_the_first_has_ended(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
     let lab = &*lab;
-    let drain = ["--userspace-drain-timeout=5s"];
+    let drain = ["--userspace-drain-timeout=30s"];
     let mut first = start(lab, 0, &drain);
     under_load(lab, &web.cluster(), |calls| {
         let mut open = Open::to(lab, &web.cluster());
@@ -427,6 +428,8 @@ fn a_third_process_takes_over_when_the_first_has_ended(lab: &mut Lab) {
         first.ask_to_end();
         open.are_served("the first process was asked to end");
         let third = start(lab, 2, &[]);
+        open.are_served("the third process is there");
+        drop(open);
         assert!(first.ended().success(), "the first process ended badly");
         second.ask_to_end();
         calls.more();

@@ -27,7 +27,7 @@ fn transparent(lab: &Lab) -> Tripod {
     let tripod = Tripod::start_as(lab, command);
     for family in ["IPv4", "IPv6"] {
         let message = [family, "endpoints see clients"];
-        assert_eq!(tripod.logged(&message), 1, "{}", tripod.log());
+        tripod.logs_once(&message);
     }
     tripod
 }
@@ -247,7 +247,7 @@ fn who_cannot_be_answered_is_served_in_the_name_of_the_node(lab: &mut Lab) {
     let _tripod = transparent(lab);
     for to in node_ports(lab, &web) {
         let mut delays = Vec::new();
-        for _ in 0..3 {
+        for _ in 0..7 {
             let start = Instant::now();
             let mut stream = tcp(&lab.outside, to).expect("a connection");
             let peer = say(&mut stream, "peer").expect("an answer");
@@ -256,11 +256,9 @@ fn who_cannot_be_answered_is_served_in_the_name_of_the_node(lab: &mut Lab) {
             assert_ne!(peer, stream.local_addr().expect("an open socket"));
         }
         assert!(delays[0] >= Duration::from_millis(250), "{delays:?}");
-        // Tripod remembers this.
-        assert!(
-            delays[1].max(delays[2]) < Duration::from_millis(250),
-            "{delays:?}"
-        );
+        // Tripod remembers this, so most of the others take less; the machine may be busy.
+        let quick = |delay: &&Duration| **delay < Duration::from_millis(250);
+        assert!(delays[1..].iter().filter(quick).count() >= 4, "{delays:?}");
     }
 }
 

@@ -23,11 +23,12 @@ use crate::{
 const SOON: Duration = Duration::from_secs(20);
 /// How long new calls may fail after an event that is noticed within a second. A busy machine
 /// may need longer, and another second for neighbours (RETRANS_TIMER, RFC 4861 section 10).
-const AT_FIRST: Duration = Duration::from_secs(3);
+const AT_FIRST: Duration = Duration::from_secs(6);
 /// The same in the guest kernel, where each system call is slow.
-const AT_FIRST_IN_GUEST: Duration = Duration::from_secs(6);
-/// How long without an answer counts as silence.
-const SILENCE: Duration = Duration::from_millis(300);
+const AT_FIRST_IN_GUEST: Duration = Duration::from_secs(12);
+/// How long without an answer counts as silence: less than the second after which a SYN that was
+/// lost is sent again (RFC 6298).
+const SILENCE: Duration = Duration::from_millis(900);
 /// How long an answer may take that is on its way.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long an event lasts that does not end by itself.

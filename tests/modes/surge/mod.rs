@@ -97,7 +97,7 @@ impl Pod {
             ])
             .args([
                 "--conntrack-max-per-core=0",
-                "--userspace-drain-timeout=5s",
+                "--userspace-drain-timeout=15s",
                 "--v=4",
             ])
             .args([
@@ -250,7 +250,8 @@ fn nobody_notices_an_upgrade(lab: &Lab, way: Way) {
                 open.are_served("the old pod was asked to end");
                 open = Open::to(lab, &web);
             }
-            assert!(old.process.ended().success(), "the old pod ended badly");
+            let ended = old.process.ended_within(SOON);
+            assert!(ended.success(), "the old pod ended badly");
             open.are_served("the old pod is gone");
             follows_the_cluster(lab, &format!("after-{number}"), 30 + number as u8);
             load.more();

@@ -21,7 +21,7 @@ use crate::lab::{
 };
 
 /// How long a UDP client may go without an answer.
-const SILENCE: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_secs(20);
 
 /// A mode with its capture, or with the engine of its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,6 +28,10 @@ const LITTLE: u64 = 64 * MIB;
 /// optimized has 25 MiB of such pages.
 const LITTLE_WITH_ALL: u64 = 80 * MIB;
 
+/// What is left at least in that case once Tripod serves: a program with more pages, as one that
+/// grows has, leaves no less to connections.
+const LEFT_WITH_ALL: u64 = 37 * MIB;
+
 /// Memory in tests where descriptors run out.
 const MUCH: u64 = 1024 * MIB;
 
@@ -40,9 +44,9 @@ const MANY: usize = 2_000;
 /// Clients of each of several Services.
 const EACH: usize = 2_200;
 
-/// Time within which a Service is served again after its flood: a second, and another two for what
+/// Time within which a Service is served again after its flood: a second, and others for what
 /// else the machine does meanwhile. The figure `served again` says how long it took.
-const RECOVERY: Duration = Duration::from_secs(3);
+const RECOVERY: Duration = Duration::from_secs(10);
 
 /// The same in a guest, whose one processor is slow: connections that the kernel had completed
 /// by then are accepted first. A connection that finds the queue full meanwhile retries after 1,
@@ -112,11 +116,12 @@ impl Overloaded<'_> {
 
     /// Returns how often connections waited, and how many stalled ones were ended.
     fn waited_or_ended(&self) -> [f64; 2] {
-        ["accept_paused", "stalled_ended"].map(|name| {
-            let name = format!("tripod_userspace_{name}_total");
-            let count = self.tripod.metric(&self.lab.node, &name);
-            count.expect("a counter")
-        })
+        let names = [
+            "tripod_userspace_accept_paused_total",
+            "tripod_userspace_stalled_ended_total",
+        ];
+        let counts = self.tripod.metrics(&self.lab.node, names);
+        counts.map(|count| count.expect("a counter"))
     }
 
     /// Reports the figures that docs/reliability.md shows.
@@ -194,6 +199,9 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
     for to in [flooded, beside] {
         ask(&lab.client, to).expect("an answer before the load");
     }
+    if cgroup.version() == CgroupVersion::Two {
+        cgroup.raise_limit(cgroup.usage() + LEFT_WITH_ALL);
+    }
     let overloaded = Overloaded {
         lab,
         tripod: &tripod,
@@ -221,14 +229,7 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
         CgroupVersion::One => RECOVERY,
         CgroupVersion::Two => RECOVERY_IN_A_GUEST,
     };
-    eventually("the flooded Service is served", recovery, || {
-        ask(&lab.client, flooded).map_err(|error| error.to_string())?;
-        // A datagram that was dropped at first is sent again.
-        let socket = udp(&lab.client, flooded).expect("a socket");
-        let patience = Some(Duration::from_millis(50));
-        socket.set_read_timeout(patience).expect("a socket");
-        udp_say(&socket, "name").map_err(|error| error.to_string())
-    });
+    comes_to_be_served(lab, flooded, recovery);
     figure("served again", format!("after {:?}", begun.elapsed()));
     // Connections that the kernel had completed are accepted first, and found to be
     // closed. UDP clients are kept for a while.
@@ -245,12 +246,27 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
     if cgroup.version() == CgroupVersion::One {
         assert_eq!(cgroup.reached(), 0, "times that all memory was in use");
     }
-    // The allocator keeps some memory.
-    let (after, most) = (cgroup.usage(), cgroup.most());
-    assert!(
-        after < 8 * MIB + (before + most) / 2,
-        "{before}, {most}, now {after}"
-    );
+    // The allocator keeps some memory. The kernel frees some of its own a while later.
+    let most = cgroup.most();
+    eventually("memory is free", Duration::from_secs(20), || {
+        let after = cgroup.usage();
+        if after < 8 * MIB + (before + most) / 2 {
+            return Ok(());
+        }
+        Err(format!("{before}, {most}, now {after}"))
+    });
+}
+
+/// Waits until `to` is served over TCP and UDP. A datagram that was dropped at first is sent again,
+/// and a late answer counts.
+fn comes_to_be_served(lab: &Lab, to: SocketAddr, within: Duration) {
+    let socket = udp(&lab.client, to).expect("a socket");
+    let patience = Some(Duration::from_millis(50));
+    socket.set_read_timeout(patience).expect("a socket");
+    eventually("the flooded Service is served", within, || {
+        ask(&lab.client, to).map_err(|error| error.to_string())?;
+        udp_say(&socket, "name").map_err(|error| error.to_string())
+    });
 }
 
 /// Calls `to` until it is `over`, at least once; all calls must succeed.

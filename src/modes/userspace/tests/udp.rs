@@ -42,7 +42,9 @@ fn ask(client: &UdpSocket, question: &[u8]) -> Vec<u8> {
 #[test]
 fn udp_clients_keep_their_backend_until_they_are_idle() {
     let name = |n: u8| udp_backend(move |q| [&[n], q].concat());
-    let proxy = Proxy::new(Protocol::Udp, &[name(1), name(2)]);
+    // Long enough for all questions, also on a slow machine.
+    let timeout = UDP_TIMEOUT * 10;
+    let proxy = Proxy::with_udp_timeout(timeout, Protocol::Udp, &[name(1), name(2)]);
     let clients: Vec<UdpSocket> = (0..40).map(|_| proxy.udp_client()).collect();
     let first: Vec<u8> = clients
         .iter()
