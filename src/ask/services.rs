@@ -199,7 +199,12 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
         remarks.push((Tone::Bad, text));
     }
     for unsupported in &port.unsupported {
-        let text = format!("{} is not supported: {}", unsupported.what, unsupported.why);
+        let is = if unsupported.unreadable {
+            "cannot be read"
+        } else {
+            "is not supported"
+        };
+        let text = format!("{} {is}: {}", unsupported.what, unsupported.why);
         remarks.push((Tone::Warning, text));
     }
     let limited = port.limited.unwrap_or_default();

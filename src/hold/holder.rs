@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use nix::errno::Errno;
 use parking_lot::Mutex;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -24,6 +23,7 @@ use super::{
     greet,
     message::{FIRST_OF_HOLDER, LONGEST, Message, OLDEST, is_spoken},
     pool::{HeldSocket, Offer, Pool},
+    sending,
 };
 use crate::kernel::{
     open_files,
@@ -33,8 +33,7 @@ use crate::kernel::{
 /// How long a process that connected may take to say its version.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// Pause after a connection could not be accepted: most likely there is no descriptor
-/// left; and after a record could not be sent for want of memory.
+/// Pause after a connection could not be accepted: most likely there is no descriptor left.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// How often other processes are looked for while sockets wait for a proxy.
@@ -270,7 +269,7 @@ async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -
             let held = held.map(|held| &held.socket).or(socket.as_ref());
             let descriptor = held.map(AsFd::as_fd);
             let record = Message::encode(message);
-            when_possible(is_late, || channel.send(&record, descriptor)).await
+            sending::when_possible(is_late, "a proxy", || channel.send(&record, descriptor)).await
         };
         tokio::select! {
             sent = sending => {
@@ -312,47 +311,6 @@ fn is_end(error: &io::Error) -> bool {
     )
 }
 
-/// Returns whether a record could not be sent because the kernel lacks memory (ENOBUFS, ENOMEM), or
-/// because too many descriptors are on their way (ETOOMANYREFS, see unix(7)).
-fn is_passing(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    matches!(
-        errno,
-        Some(Errno::ENOBUFS | Errno::ENOMEM | Errno::ETOOMANYREFS)
-    )
-}
-
-/// Returns what `send` returns, which is called again after a pause while that is an error that
-/// passes. It is logged if `is_late` is not set yet, which is set then until one is sent.
-async fn when_possible<Sending>(
-    is_late: &mut bool,
-    mut send: impl FnMut() -> Sending,
-) -> io::Result<()>
-where
-    Sending: Future<Output = io::Result<()>>,
-{
-    loop {
-        match send().await {
-            Err(error) if is_passing(&error) => {
-                if !mem::replace(is_late, true) {
-                    tracing::warn!(
-                        "a proxy cannot be given what is held for it yet: {error}; trying again \
-                         every second. If it lasts, raise the limits of this process (memory, \
-                         ulimit -n)"
-                    );
-                }
-                tokio::time::sleep(AGAIN).await;
-            }
-            done => {
-                if done.is_ok() && mem::take(is_late) {
-                    tracing::info!("the proxy is given what is held for it again");
-                }
-                return done;
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -382,27 +340,5 @@ mod tests {
         };
         assert!(short.contains("ulimit -n"), "{short}");
         assert!(over.contains("sockets are held again"), "{over}");
-    }
-    #[tokio::test(start_paused = true)]
-    async fn what_cannot_be_sent_yet_is_sent_later() {
-        let (passing, end) = ([Errno::ENOBUFS, Errno::ETOOMANYREFS], [Errno::EPIPE]);
-        for (mut errors, expected) in [
-            (passing.to_vec(), Ok(())),
-            ([&passing[..], &end].concat(), Err(Errno::EPIPE)),
-        ] {
-            errors.reverse();
-            let begun = tokio::time::Instant::now();
-            let mut is_late = false;
-            let send = || {
-                let outcome = errors.pop().map_or(Ok(()), |errno| Err(errno.into()));
-                std::future::ready(outcome)
-            };
-            let sent = when_possible(&mut is_late, send).await;
-            let sent = sent.map_err(|error| (is_end(&error), error.raw_os_error()));
-            let expected = expected.map_err(|errno| (true, Some(errno as i32)));
-            assert_eq!(sent, expected);
-            assert_eq!((is_late, begun.elapsed()), (sent.is_err(), AGAIN * 2));
-        }
-        assert!(!is_end(&Errno::EMSGSIZE.into()) && !is_passing(&Errno::EMSGSIZE.into()));
     }
 }

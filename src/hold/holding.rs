@@ -2,31 +2,28 @@
 //! that an ended process left there.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    fmt,
     future::pending,
     io, mem,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use nix::sys::stat::fstat;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
     greet,
     inherited::{Held, InheritedSocket, Release, Released},
-    message::{
-        FIRST_OF_HOLDER, FLOWS_SINCE, LONGEST, LONGEST_LABEL, Message, OLDEST, SocketDescription,
-        is_spoken,
-    },
+    inode,
+    message::{FIRST_OF_HOLDER, FLOWS_SINCE, LONGEST, LONGEST_LABEL, Message, OLDEST, is_spoken},
+    sending,
+    table::{Entry, Flow, Job, Socket, Table},
 };
 use crate::{kernel::socket::records::Channel, net::Protocol};
 
@@ -35,12 +32,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// How long the holder may take to give what it has. It may hang.
 const ANSWER: Duration = Duration::from_secs(5);
-
-/// A socket that the holder is to have while it is open.
-type Socket = Weak<dyn AsFd + Send + Sync>;
-
-/// A flow's socket, and what the next process must know of it.
-type Flow<Socket> = (Vec<u8>, Socket);
 
 /// What the holder keeps for this process. Clones share it; the default has no holder.
 #[derive(Clone, Debug, Default)]
@@ -58,54 +49,6 @@ struct State {
     arrived: watch::Sender<()>,
     /// Whether sockets stay with the holder when this process closes its own.
     left: AtomicBool,
-}
-
-#[derive(Default)]
-struct Table {
-    next: u64,
-    sockets: HashMap<u64, Entry>,
-    /// The inodes of those that were open when this process connected again, and of those of ended
-    /// processes that it had then.
-    before: HashSet<u64>,
-    /// The sockets of ended processes that it has, by their inodes: under which number the holder
-    /// gave each of them, on which connection.
-    given: HashMap<u64, (u64, u64)>,
-    /// Number of these sockets that the holder does not have.
-    missing: usize,
-    /// What the holder is to be sent.
-    queue: VecDeque<Job>,
-    /// Number of the connection; 0: there was none yet.
-    connection: u64,
-    connected: bool,
-    /// Version of the records that both sides use.
-    version: u16,
-    inherited: Vec<InheritedSocket>,
-    /// UDP flows of an ended process.
-    flows: Vec<Flow<OwnedFd>>,
-    /// Notes of the process before.
-    notes: Vec<Vec<u8>>,
-}
-
-impl fmt::Debug for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table").finish_non_exhaustive()
-    }
-}
-
-struct Entry {
-    protocol: Protocol,
-    address: SocketAddr,
-    label: Arc<str>,
-    socket: Socket,
-    /// Whether the holder confirmed that it has it.
-    held: bool,
-}
-
-enum Job {
-    Hold(u64),
-    Release(u64),
-    Note(Vec<u8>),
-    Flow(Flow<Arc<dyn AsFd + Send + Sync>>),
 }
 
 impl Holding {
@@ -136,6 +79,7 @@ impl Holding {
         if label.len() > LONGEST_LABEL {
             return None;
         }
+        let inode = socket.upgrade().and_then(|socket| inode(&socket).ok());
         let mut table = state.table.lock();
         let number = table.next;
         table.next += 1;
@@ -144,9 +88,11 @@ impl Holding {
             address,
             label,
             socket,
+            inode,
             held: false,
         };
         table.sockets.insert(number, entry);
+        table.known.extend(inode);
         table.missing += 1;
         table.queue(Job::Hold(number));
         drop(table);
@@ -278,49 +224,10 @@ impl Holding {
     }
 }
 
-/// Returns what identifies a socket, however many descriptors it has.
-fn inode(socket: &impl AsFd) -> Option<u64> {
-    Some(fstat(socket.as_fd()).ok()?.st_ino)
-}
-
 /// Returns whether there is no holder.
 fn is_absent(error: &io::Error) -> bool {
     let kind = error.kind();
     kind == io::ErrorKind::NotFound || kind == io::ErrorKind::ConnectionRefused
-}
-
-impl Table {
-    fn queue(&mut self, job: Job) {
-        if self.connected {
-            self.queue.push_back(job);
-        }
-    }
-
-    /// Returns the next record, with its socket if it has one.
-    fn next(&self) -> Option<(Message, Option<Arc<dyn AsFd + Send + Sync>>)> {
-        Some(match self.queue.front()? {
-            Job::Release(number) => (Message::Release(*number), None),
-            Job::Note(note) => (Message::Note(note.clone()), None),
-            Job::Flow((record, socket)) => {
-                (Message::Flow(record.clone()), Some(Arc::clone(socket)))
-            }
-            Job::Hold(number) => {
-                let entry = self.sockets.get(number);
-                match entry.and_then(|entry| Some((entry, entry.socket.upgrade()?))) {
-                    Some((entry, socket)) => {
-                        let description = SocketDescription {
-                            protocol: entry.protocol,
-                            address: entry.address,
-                            label: entry.label.to_string(),
-                        };
-                        (Message::Hold(*number, description), Some(socket))
-                    }
-                    // It was closed meanwhile.
-                    None => (Message::Release(*number), None),
-                }
-            }
-        })
-    }
 }
 
 impl Released for State {
@@ -329,9 +236,11 @@ impl Released for State {
             return;
         }
         let mut table = self.table.lock();
-        let entry = table.sockets.remove(&number);
-        if entry.is_some_and(|entry| !entry.held) {
-            table.missing -= 1;
+        if let Some(entry) = table.sockets.remove(&number) {
+            table.missing -= usize::from(!entry.held);
+            if let Some(inode) = entry.inode {
+                table.known.remove(&inode);
+            }
         }
         self.release(table, number);
     }
@@ -363,9 +272,8 @@ impl State {
         let mut all: Vec<u64> = table.sockets.keys().copied().collect();
         all.sort_unstable();
         table.queue = all.into_iter().map(Job::Hold).collect();
-        let open = table.sockets.values();
-        let open = open.filter_map(|entry| inode(&entry.socket.upgrade()?));
-        table.before = open.chain(table.given.keys().copied()).collect();
+        let open = table.sockets.values().filter_map(|entry| entry.inode);
+        table.known = open.chain(table.given.keys().copied()).collect();
     }
 
     fn disconnected(&self) {
@@ -394,7 +302,7 @@ impl State {
             }
             Some(Message::Give(number, description)) if number >= FIRST_OF_HOLDER => {
                 let fits = descriptor.filter(|socket| description.matches(socket));
-                let fits = fits.and_then(|socket| Some((inode(&socket)?, socket)));
+                let fits = fits.and_then(|socket| Some((inode(&socket).ok()?, socket)));
                 let Some((inode, socket)) = fits else {
                     table.queue(Job::Release(number));
                     return Ok(());
@@ -407,7 +315,7 @@ impl State {
                     if of == connection {
                         table.queue(Job::Release(before));
                     }
-                } else if table.before.contains(&inode) {
+                } else if table.known.contains(&inode) {
                     table.queue(Job::Release(number));
                 } else {
                     table.given.insert(inode, (connection, number));
@@ -455,7 +363,9 @@ async fn attend(state: &Arc<State>) -> io::Result<()> {
     state.connected(version);
     let mut queued = state.queued.subscribe();
     queued.mark_changed();
+    let mut is_late = false;
     loop {
+        let is_late = &mut is_late;
         let next = state.table.lock().next();
         let idle = next.is_none();
         let sending = async {
@@ -463,7 +373,9 @@ async fn attend(state: &Arc<State>) -> io::Result<()> {
                 return pending().await;
             };
             let descriptor = socket.as_ref().map(|socket| socket.as_fd());
-            channel.send(&message.encode(), descriptor).await
+            let record = message.encode();
+            sending::when_possible(is_late, "the holder", || channel.send(&record, descriptor))
+                .await
         };
         tokio::select! {
             sent = sending => {
@@ -495,5 +407,47 @@ async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
             Err(io::Error::other("it is no holder"))
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, sync::Weak};
+
+    use super::{
+        super::message::{SocketDescription, VERSION},
+        *,
+    };
+
+    /// What another process left may be a socket that this one took before and serves.
+    #[test]
+    fn a_socket_that_this_process_serves_is_no_inherited_one() {
+        let socket = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+        let address = socket.local_addr().unwrap();
+        let description = SocketDescription {
+            protocol: Protocol::Tcp,
+            address,
+            label: "web".to_owned(),
+        };
+        let holding = Holding::at(PathBuf::new());
+        let state = holding.0.as_ref().unwrap();
+        state.connected(VERSION);
+        let given = |number| {
+            let record = Message::Give(number, description.clone()).encode();
+            let descriptor = socket.try_clone().unwrap().into();
+            state.act(&record, Some(descriptor)).unwrap();
+            holding.take_inherited().len()
+        };
+        let weak: Weak<TcpListener> = Arc::downgrade(&socket);
+        let held = holding.hold(Protocol::Tcp, address, || "web".into(), weak);
+        assert_eq!(given(FIRST_OF_HOLDER), 0);
+        let queue = |state: &State| mem::take(&mut state.table.lock().queue);
+        let released = queue(state);
+        assert!(
+            matches!(released.back(), Some(Job::Release(FIRST_OF_HOLDER))),
+            "the holder need not keep it for another one"
+        );
+        drop(held);
+        assert_eq!(given(FIRST_OF_HOLDER + 1), 1, "it serves there no more");
     }
 }

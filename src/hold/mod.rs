@@ -17,10 +17,14 @@ mod others;
 mod pool;
 #[cfg(test)]
 pub(crate) mod recorded;
+mod sending;
+mod table;
 #[cfg(test)]
 mod tests;
 
 use std::{io, os::fd::AsFd};
+
+use nix::sys::stat::fstat;
 
 #[cfg(fuzzing)]
 pub use self::message::read_anything;
@@ -42,6 +46,14 @@ impl SocketDescription {
         listening::identity(socket)
             .is_some_and(|found| found.protocol == self.protocol && found.address == self.address)
     }
+}
+
+/// Returns what identifies a socket, however many descriptors it has.
+///
+/// # Errors
+/// Those of the kernel.
+fn inode(socket: &impl AsFd) -> io::Result<u64> {
+    Ok(fstat(socket.as_fd())?.st_ino)
 }
 
 /// Exchanges versions, which each side sends first. Returns that of the other side.

@@ -7,8 +7,7 @@ use std::{
     os::fd::AsFd,
 };
 
-use nix::sys::stat::fstat;
-
+use super::inode;
 use crate::kernel::socket::bound::{BoundAddress, each_bound};
 
 /// The sockets of other processes that were seen, by their inodes.
@@ -34,7 +33,7 @@ impl Others {
         let (mut bound, mut own) = (HashSet::new(), HashSet::new());
         for (address, socket) in held {
             bound.insert(address);
-            own.insert(fstat(socket.as_fd())?.st_ino);
+            own.insert(inode(socket)?);
         }
         let mut seen = HashMap::new();
         each_bound(|address, inode| {

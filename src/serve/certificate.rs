@@ -243,14 +243,21 @@ mod tests {
 
     use super::*;
 
-    /// Writes a certificate of its own with its key.
+    /// Writes a certificate of its own with its key to new files: the time of a change has the
+    /// kernel's ticks, and the size may be as before.
     fn write(identity: &Identity) {
         let Identity::Files { certificate, key } = identity else {
             panic!("{identity:?}");
         };
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        fs::write(certificate, made.cert.pem()).unwrap();
-        fs::write(key, made.signing_key.serialize_pem()).unwrap();
+        for (path, text) in [
+            (certificate, made.cert.pem()),
+            (key, made.signing_key.serialize_pem()),
+        ] {
+            let new = path.with_extension("new");
+            fs::write(&new, text).unwrap();
+            fs::rename(&new, path).unwrap();
+        }
     }
 
     #[test]

@@ -188,7 +188,8 @@ fn services_whose_other_fields_are_refused() {
         ),
         (
             // Over IPv6 it would be open to everyone.
-            "GOOD, loadBalancerSourceRanges: [10.0.0.0/8, 'fd00::/129']",
+            "GOOD, clusterIPs: [10.0.0.1, 'fd00::1'], \
+             loadBalancerSourceRanges: [10.0.0.0/8, 'fd00::/129']",
             "spec.loadBalancerSourceRanges",
             "10.0.0.0/8, fd00::/129",
         ),
@@ -225,6 +226,17 @@ fn addresses_that_are_skipped() {
             Some("Service default/a: spec.loadBalancerSourceRanges[1]"),
         ]
     );
+}
+
+#[test]
+fn ranges_of_a_family_that_the_service_does_not_have_open_nothing() {
+    for ranges in ["[10.0.0.0/8, 'fd00::/129']", "[10.0.0.0/8, nonsense]"] {
+        let (serving, warnings) = serving(&format!(
+            "clusterIP: 10.0.0.1, ports: [{{port: 80}}], loadBalancerSourceRanges: {ranges}"
+        ));
+        assert_eq!(serving.load_balancer_source_ranges.len(), 1, "{ranges}");
+        assert_eq!(warnings.len(), 1, "{ranges}");
+    }
 }
 
 #[test]

@@ -191,7 +191,7 @@ fn serving(
     let families: Vec<Family> = cluster_ips.iter().map(Family::of).collect();
     let external_ips = external_ips(spec, &families, inspection);
     let load_balancer_ips = load_balancer_ips(service, &families, inspection);
-    let load_balancer_source_ranges = source_ranges(spec, inspection)?;
+    let load_balancer_source_ranges = source_ranges(spec, &families, inspection)?;
 
     let kind = spec.type_.as_deref().unwrap_or("ClusterIP");
     if !matches!(kind, "ClusterIP" | "NodePort" | "LoadBalancer") {
@@ -375,6 +375,7 @@ fn once<T: Copy + Eq + Hash>(values: Vec<T>) -> Box<[T]> {
 
 fn source_ranges(
     spec: &api::ServiceSpec,
+    families: &[Family],
     inspection: &mut Inspection,
 ) -> Result<Box<[IpNet]>, Invalid> {
     let listed = spec
@@ -399,8 +400,10 @@ fn source_ranges(
     }
     // No range of a family means everyone: where there are nothing but mistakes, this must not
     // open what the author meant to close.
-    let is_readable = |family: &Family| found.iter().any(|net| Family::of(&net.addr()) == *family);
-    if let Some(family) = unreadable.iter().find(|family| !is_readable(family)) {
+    let readable = |family| found.iter().any(|net| Family::of(&net.addr()) == family);
+    let meant = |family| unreadable.contains(&family) || found.is_empty() && !listed.is_empty();
+    let opened = families.iter().find(|of| meant(**of) && !readable(**of));
+    if let Some(family) = opened {
         return Err(inspection.refuse(
             "spec.loadBalancerSourceRanges",
             listed.join(", "),

@@ -221,7 +221,7 @@ pub struct HealthCheckFailing {
     pub why: String,
 }
 
-/// A setting of a Service that the mode does not support.
+/// A setting of a Service that the mode does not support, or that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unsupported {
@@ -231,6 +231,9 @@ pub struct Unsupported {
     pub what: String,
     /// The reason, and what is done instead.
     pub why: String,
+    /// Whether no mode does it, as it cannot be read.
+    #[serde(default)]
+    pub unreadable: bool,
 }
 
 /// An address that a Service names and another Service owns.

@@ -261,7 +261,7 @@ fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
     let lab = &*lab;
-    let flags = ["--userspace-drain-timeout=30s", "--iptables-sync-period=1s"];
+    let flags = ["--userspace-drain-timeout=5m", "--iptables-sync-period=1s"];
     let mut old = start(lab, 0, &flags);
     under_load(lab, &web.cluster(), |calls| {
         calls.more();
@@ -301,7 +301,7 @@ fn an_old_process_ends_first_and_nobody_notices(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
     let lab = &*lab;
-    let mut old = start(lab, 0, &["--userspace-drain-timeout=30s"]);
+    let mut old = start(lab, 0, &["--userspace-drain-timeout=5m"]);
     under_load(lab, &web.cluster(), |calls| {
         let mut open = Open::to(lab, &web.cluster());
         old.ask_to_end();
@@ -342,7 +342,7 @@ fn without_a_successor_the_cluster_is_followed_until_the_deadline(lab: &mut Lab)
 fn a_successor_that_is_killed_leaves_the_addresses_to_the_old_one(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
-    let mut old = start(lab, 0, &["--userspace-drain-timeout=30s"]);
+    let mut old = start(lab, 0, &["--userspace-drain-timeout=5m"]);
     for asked_to_end in [false, true] {
         let mut new = start(lab, 1, &[]);
         if asked_to_end {
@@ -380,7 +380,7 @@ fn connections_to_deleted_services_go_on_while_the_old_process_ends(lab: &mut La
     for service in [&web, &before, &meanwhile] {
         lab.publish_all(service);
     }
-    let flags = ["--userspace-drain-timeout=30s", "--iptables-sync-period=1s"];
+    let flags = ["--userspace-drain-timeout=5m", "--iptables-sync-period=1s"];
     let mut old = start(lab, 0, &flags);
     let deleted = [before.cluster(), meanwhile.cluster()].concat();
     let mut open = Open::to(lab, &deleted);
@@ -420,7 +420,7 @@ fn a_third_process_takes_over_when_the_first_has_ended(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
     let lab = &*lab;
-    let drain = ["--userspace-drain-timeout=30s"];
+    let drain = ["--userspace-drain-timeout=5m"];
     let mut first = start(lab, 0, &drain);
     under_load(lab, &web.cluster(), |calls| {
         let mut open = Open::to(lab, &web.cluster());
@@ -458,7 +458,7 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
     fs::write(file, text("")).expect("a configuration file");
     let mut command = lab.node.command(tripod_binary());
     command
-        .args(["--config", file, "--v=4", "--userspace-drain-timeout=30s"])
+        .args(["--config", file, "--v=4", "--userspace-drain-timeout=5m"])
         .arg(format!("--userspace-capture={}", lab.capture.flag()))
         .arg("--manifests")
         .arg(lab.manifests());

@@ -22,8 +22,9 @@ on_each_capture!(
 on_each_capture!(alone: a_thousand_clients_come_and_go);
 on_each_capture!(alone: more_new_clients_than_ports_leave_some_for_the_node);
 
-/// Longer than Tripod's `--udp-timeout`, plus the time until it checks.
-const FORGOTTEN: Duration = Duration::from_secs(40);
+/// Longer than Tripod's `--udp-timeout` here, plus the time until it checks, and shorter than the
+/// default one.
+const FORGOTTEN: Duration = Duration::from_secs(25);
 
 fn a_client_keeps_its_endpoint(lab: &mut Lab) {
     let web = Service::new("web", 10);

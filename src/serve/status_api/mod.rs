@@ -40,7 +40,7 @@ use crate::{
     runner::{
         health::Health,
         question::Questions,
-        status::{Reason, Status},
+        status::{Done, Reason, Status},
     },
     services::{AddressKind, SERVICE_LABEL, ServiceName},
     status_api::{
@@ -181,6 +181,7 @@ fn unsupported(service: &ServiceName, reason: &Reason) -> Unsupported {
         service: service.to_string(),
         what: reason.what.to_owned(),
         why: reason.why.clone(),
+        unreadable: reason.done == Done::Unreadable,
     }
 }
 

@@ -117,11 +117,12 @@ fn scheduler<'a>(
     default: &'a str,
     reasons: &'a BTreeSet<Reason>,
 ) -> &'a str {
-    let reason = reasons.iter().find(|r| r.what == Preferences::SCHEDULER);
-    match reason.map(|reason| &reason.done) {
+    let mut about = reasons.iter().filter(|r| r.what == Preferences::SCHEDULER);
+    // Where it cannot be read it is as if the Service had named none, for which there may be
+    // another reason.
+    match about.find_map(|r| (r.done != Done::Unreadable).then_some(&r.done)) {
         Some(Done::Instead(other)) => other,
         Some(Done::Nothing) => default,
-        // It is as if the Service had named none.
         Some(Done::Unreadable) | None => port.scheduler(default),
     }
 }
@@ -334,6 +335,7 @@ mod tests {
         };
         let why = |reason: Reason| BTreeSet::from([reason]);
         let about = || Reason::new(Preferences::SCHEDULER, "for some reason");
+        let unreadable = || Reason::unreadable(Preferences::SCHEDULER, "a name has no spaces");
         let weighed = ServicePort {
             endpoints: endpoints([Endpoint {
                 weight: 3,
@@ -346,11 +348,8 @@ mod tests {
             (&asking, why(about().instead("wlc")), "wlc"),
             (&asking, why(about()), "rr"),
             (&asking, why(Reason::new("another part", "no")), "lblc"),
-            (
-                &weighed,
-                why(Reason::unreadable(Preferences::SCHEDULER, "it has spaces")),
-                "wrr",
-            ),
+            (&weighed, why(unreadable()), "wrr"),
+            (&weighed, [unreadable(), about().instead("rr")].into(), "rr"),
         ] {
             assert_eq!(scheduler(port, "rr", &reasons), used, "{reasons:?}");
         }

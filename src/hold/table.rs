@@ -1,0 +1,104 @@
+//! What the proxy knows of the sockets that the holder is to have, and what is to be sent to it.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fmt,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Weak},
+};
+
+use super::{
+    inherited::InheritedSocket,
+    message::{Message, SocketDescription},
+};
+use crate::net::Protocol;
+
+/// A socket that the holder is to have while it is open.
+pub(super) type Socket = Weak<dyn AsFd + Send + Sync>;
+
+/// A flow's socket, and what the next process must know of it.
+pub(super) type Flow<Socket> = (Vec<u8>, Socket);
+
+#[derive(Default)]
+pub(super) struct Table {
+    pub(super) next: u64,
+    pub(super) sockets: HashMap<u64, Entry>,
+    /// The inodes of those, and of sockets of ended processes that it had when it connected again.
+    pub(super) known: HashSet<u64>,
+    /// The sockets of ended processes that it has, by their inodes: under which number the holder
+    /// gave each of them, on which connection.
+    pub(super) given: HashMap<u64, (u64, u64)>,
+    /// Number of these sockets that the holder does not have.
+    pub(super) missing: usize,
+    /// What the holder is to be sent.
+    pub(super) queue: VecDeque<Job>,
+    /// Number of the connection; 0: there was none yet.
+    pub(super) connection: u64,
+    pub(super) connected: bool,
+    /// Version of the records that both sides use.
+    pub(super) version: u16,
+    pub(super) inherited: Vec<InheritedSocket>,
+    /// UDP flows of an ended process.
+    pub(super) flows: Vec<Flow<OwnedFd>>,
+    /// Notes of the process before.
+    pub(super) notes: Vec<Vec<u8>>,
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").finish_non_exhaustive()
+    }
+}
+
+pub(super) struct Entry {
+    pub(super) protocol: Protocol,
+    pub(super) address: SocketAddr,
+    pub(super) label: Arc<str>,
+    pub(super) socket: Socket,
+    /// `None`: it was closed before the holder was to have it.
+    pub(super) inode: Option<u64>,
+    /// Whether the holder confirmed that it has it.
+    pub(super) held: bool,
+}
+
+pub(super) enum Job {
+    Hold(u64),
+    Release(u64),
+    Note(Vec<u8>),
+    Flow(Flow<Arc<dyn AsFd + Send + Sync>>),
+}
+
+impl Table {
+    pub(super) fn queue(&mut self, job: Job) {
+        if self.connected {
+            self.queue.push_back(job);
+        }
+    }
+
+    /// Returns the next record, with its socket if it has one.
+    pub(super) fn next(&self) -> Option<(Message, Option<Arc<dyn AsFd + Send + Sync>>)> {
+        Some(match self.queue.front()? {
+            Job::Release(number) => (Message::Release(*number), None),
+            Job::Note(note) => (Message::Note(note.clone()), None),
+            Job::Flow((record, socket)) => {
+                (Message::Flow(record.clone()), Some(Arc::clone(socket)))
+            }
+            Job::Hold(number) => {
+                let entry = self.sockets.get(number);
+                match entry.and_then(|entry| Some((entry, entry.socket.upgrade()?))) {
+                    Some((entry, socket)) => {
+                        let description = SocketDescription {
+                            protocol: entry.protocol,
+                            address: entry.address,
+                            label: entry.label.to_string(),
+                        };
+                        (Message::Hold(*number, description), Some(socket))
+                    }
+                    // It was closed meanwhile.
+                    None => (Message::Release(*number), None),
+                }
+            }
+        })
+    }
+}
