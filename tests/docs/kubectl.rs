@@ -30,7 +30,7 @@ const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "namespaces"];
 const METRICS_PORT: &str = "10249";
 
 /// Flags that take a value in a separate word.
-const WITH_VALUE: [&str; 6] = ["-n", "-l", "-o", "-k", "--selector", "--output"];
+const WITH_VALUE: [&str; 7] = ["-n", "-l", "-o", "-k", "--selector", "--output", "--for"];
 
 type Object = (String, String, String);
 
@@ -131,6 +131,8 @@ impl Cluster {
                     .then_some(())
                     .ok_or(format!("{kind} is no kind that is known"))
             }),
+            ["events"] if flag(own, &["--for"]) == Some("service/NAME") => Ok(()),
+            ["describe", "service"] => Ok(()),
             ["get" | "edit", kind, name] => self.exists(&format!("{kind}/{name}"), namespace),
             ["create", "token", name] => self.exists(&format!("serviceaccount/{name}"), "default"),
             ["create", "serviceaccount", name] => {
