@@ -43,7 +43,12 @@ fn a_malformed_annotation_concerns_its_service_alone() {
             }
         }
         for (key, service) in &services {
-            let of = format!("default/{}: {key} is not supported", service.name);
+            let is = match &*service.name {
+                // A name that the kernel might know, and this one does not.
+                "none" => "is not supported",
+                _ => "cannot be read",
+            };
+            let of = format!("default/{}: {key} {is}", service.name);
             tripod.logs_once(&[&of]);
         }
         // The same for a Service that is added later, and for its neighbours.
@@ -60,6 +65,6 @@ fn a_malformed_annotation_concerns_its_service_alone() {
                 }
             });
         }
-        tripod.logs_once(&["default/late: tripod.proxy/scheduler is not supported"]);
+        tripod.logs_once(&["default/late: tripod.proxy/scheduler cannot be read"]);
     });
 }
