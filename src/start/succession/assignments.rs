@@ -25,7 +25,7 @@ pub(super) const SOCKET: &str = "assignments-";
 const LONGEST: u16 = 1024;
 
 /// How long all of it may take. Clients whose records have not come by then are assigned anew.
-const TIME: Duration = Duration::from_secs(2);
+const TIME: Duration = Duration::from_secs(5);
 
 /// What came from a process that has given way.
 #[derive(Debug, Default)]

@@ -47,9 +47,9 @@ const ALL: [u8; NUMBER] = [0; NUMBER];
 /// Maximum number of numbers in one record.
 const MOST: usize = LONGEST_FLOW / NUMBER;
 
-/// How long passing on all existing flows may take. Clients whose flows have not come by then keep
-/// their endpoints, which see another source port.
-const TIME: Duration = Duration::from_secs(2);
+/// How long passing on all existing flows may take: the node may be busy. Clients whose flows have
+/// not come by then keep their endpoints, which see another source port.
+const TIME: Duration = Duration::from_secs(5);
 
 /// Takes over the flows of running processes. Returns when those that exist now are there.
 pub(super) async fn inherit(assignments: &Arc<Assignments>) {
