@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::timeout;
+use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
     Holding, SocketDescription, hold,
@@ -179,8 +179,7 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
         until(|| TcpStream::connect(at_closed).is_err()).await;
         proxy.leave();
         drop((entries.1, left));
-        running.abort();
-        let _ = running.await;
+        stop(running).await;
 
         let next = Holding::at(place.socket());
         let running = tokio::spawn(next.clone().run());
@@ -212,19 +211,12 @@ async fn a_proxy_whose_connection_broke_is_not_given_its_own_sockets() {
         until(|| proxy.is_complete()).await;
         proxy.note(vec![b"note".to_vec()]);
         until(|| proxy.is_sent()).await;
-        running.abort();
-        let _ = running.await;
-        place.until_left().await;
-
-        let running = tokio::spawn(proxy.clone().run());
-        // Notes come after the sockets.
-        until(|| !proxy.take_notes().is_empty()).await;
+        let running = connects_anew(&place, &proxy, running).await;
         assert_eq!(proxy.take_inherited().len(), 0);
         until(|| proxy.is_sent()).await;
         proxy.leave();
         drop((entry, socket));
-        running.abort();
-        let _ = running.await;
+        stop(running).await;
         let next = Holding::at(place.socket());
         let running = tokio::spawn(next.clone().run());
         until(|| !next.take_notes().is_empty()).await;
@@ -234,7 +226,7 @@ async fn a_proxy_whose_connection_broke_is_not_given_its_own_sockets() {
     .await;
 }
 
-/// A second descriptor of what a proxy already has would be closed as one that nobody needs, and
+/// A second descriptor of what a proxy already has would be closed as one that is not needed, and
 /// with it the socket.
 #[tokio::test]
 async fn a_socket_that_waits_to_be_taken_is_given_once_though_the_connection_breaks() {
@@ -251,18 +243,12 @@ async fn a_socket_that_waits_to_be_taken_is_given_once_though_the_connection_bre
         let mut inherited = proxy.take_inherited();
         inherited.sort_by_key(|inherited| inherited.description().address == at_one);
         assert_eq!(inherited.len(), 2);
-        running.abort();
-        let _ = running.await;
-        place.until_left().await;
-
-        let running = tokio::spawn(proxy.clone().run());
-        until(|| !proxy.take_notes().is_empty()).await;
+        let running = connects_anew(&place, &proxy, running).await;
         assert_eq!(proxy.take_inherited().len(), 0);
         drop(inherited.pop());
         until(|| TcpStream::connect(at_one).is_err()).await;
         TcpStream::connect(at_other).expect("it waits on");
-        running.abort();
-        let _ = running.await;
+        stop(running).await;
         drop(inherited);
         TcpStream::connect(at_other).expect("the holder keeps it");
     })
@@ -282,6 +268,22 @@ async fn a_proxy_of_a_later_version_gets_the_sockets() {
         assert!(matches!(given, Some(Message::Give(..))), "{given:?}");
     })
     .await;
+}
+
+/// Ends the connection of a proxy.
+async fn stop(running: JoinHandle<()>) {
+    running.abort();
+    let _ = running.await;
+}
+
+/// Has the connection of `proxy` break and come about again. Returns when it has been given what is
+/// left there, of which notes come last.
+async fn connects_anew(place: &Place, proxy: &Holding, running: JoinHandle<()>) -> JoinHandle<()> {
+    stop(running).await;
+    place.until_left().await;
+    let running = tokio::spawn(proxy.clone().run());
+    until(|| !proxy.take_notes().is_empty()).await;
+    running
 }
 
 /// Has a proxy leave these sockets and a note to the holder, and end.

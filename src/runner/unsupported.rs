@@ -16,12 +16,6 @@ use crate::{
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
-/// What is said of an annotation that the mode does not support.
-const UNSUPPORTED: &str = "is not supported";
-
-/// What is said of one that no mode understands.
-const UNREADABLE: &str = "cannot be read";
-
 /// What the ports of each Service request and the mode does not do.
 pub type UnsupportedPreferences = HashMap<ServiceName, BTreeMap<ServicePortName, BTreeSet<Reason>>>;
 
@@ -81,12 +75,11 @@ impl ReportedPreferences {
                 || ports.values().any(|reasons| reasons.contains(&reason));
             if !known {
                 let Reason { what, why, done } = &reason;
-                let note = match done {
-                    Done::Unreadable => format!("{what} {UNREADABLE}: {why}"),
-                    Done::Nothing | Done::Instead(_) => {
-                        format!("{what} {UNSUPPORTED} in {mode} mode: {why}")
-                    }
+                let here = match done {
+                    Done::Unreadable => String::new(),
+                    Done::Nothing | Done::Instead(_) => format!(" in {mode} mode"),
                 };
+                let note = format!("{what} {}{here}: {why}", is(done));
                 tracing::warn!("Service {service}: {note}");
                 self.recorder
                     .post(events::Event::unsupported(service, note));
@@ -94,6 +87,14 @@ impl ReportedPreferences {
             ports.entry(port).or_default().insert(reason);
         }
         log_ended(&before, services, map);
+    }
+}
+
+/// Returns what is said of something of which only this is `done`.
+fn is(done: &Done) -> &'static str {
+    match done {
+        Done::Unreadable => "cannot be read",
+        Done::Nothing | Done::Instead(_) => "is not supported",
     }
 }
 
@@ -107,11 +108,8 @@ fn log_ended(before: &Removed, now: &UnsupportedPreferences, map: &ServiceMap) {
         };
         for (reason, port) in reasons {
             if !holds(reason) && map.get(port).is_some() {
-                let was = match reason.done {
-                    Done::Unreadable => UNREADABLE,
-                    Done::Nothing | Done::Instead(_) => UNSUPPORTED,
-                };
-                tracing::info!("Service {service}: no longer so: {} {was}", reason.what);
+                let Reason { what, done, .. } = reason;
+                tracing::info!("Service {service}: no longer so: {what} {}", is(done));
             }
         }
     }

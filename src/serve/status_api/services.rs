@@ -117,10 +117,11 @@ fn scheduler<'a>(
     default: &'a str,
     reasons: &'a BTreeSet<Reason>,
 ) -> &'a str {
-    let mut about = reasons.iter().filter(|r| r.what == Preferences::SCHEDULER);
+    let about = reasons.iter().filter(|r| r.what == Preferences::SCHEDULER);
     // Where it cannot be read it is as if the Service had named none, for which there may be
     // another reason.
-    match about.find_map(|r| (r.done != Done::Unreadable).then_some(&r.done)) {
+    let mut done = about.map(|reason| &reason.done);
+    match done.find(|done| **done != Done::Unreadable) {
         Some(Done::Instead(other)) => other,
         Some(Done::Nothing) => default,
         Some(Done::Unreadable) | None => port.scheduler(default),
