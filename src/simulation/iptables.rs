@@ -33,7 +33,7 @@ use crate::{
 /// Steps of each run.
 const STEPS: usize = 400;
 /// Number of seeds.
-const SEEDS: u64 = 2;
+const SEEDS: u32 = 2;
 /// iptables mode as the subject of the simulation, with the given engine.
 #[derive(Clone, Copy)]
 pub(super) struct OfIptables(pub(super) Engine);

@@ -40,7 +40,7 @@ use crate::{
 /// Steps of each run.
 const STEPS: usize = 250;
 /// Number of seeds.
-const SEEDS: u64 = 2;
+const SEEDS: u32 = 2;
 /// A chain of others, to which a rule of `FORWARD` jumps.
 const CHAIN: &str = "DOCKER-USER";
 /// Virtual servers of others.

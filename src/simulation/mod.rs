@@ -49,6 +49,7 @@ use crate::{
     modes::{Difference, Mode, SyncReport},
     net::{Family, PerFamily},
     services::{Changes, ServiceMap},
+    tests::cases,
 };
 
 /// Without faults everything is in force after this time: whatever failed is retried at
@@ -122,18 +123,18 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
     })
 }
 
-/// Runs `seeds` seeds of `steps` steps each, or what the environment requests:
+/// Runs as many of `seeds` seeds as [`cases`] says, of `steps` steps each, or what the environment requests:
 /// `TRIPOD_SIMULATE_STEPS` steps, of which every [`STEPS_OF_SEED`] follow from a seed of their
 /// own, the first from `TRIPOD_SIMULATE_SEED`. So a failure can be examined without waiting for
 /// a long run. The counts of a run of at least [`MEASURED`] steps are figures of
 /// docs/reliability.md, in the row `name`.
-fn all(name: &str, seeds: u64, steps: usize, subject: impl Subject) {
+fn all(name: &str, seeds: u32, steps: usize, subject: impl Subject) {
     let asked = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first = asked("TRIPOD_SIMULATE_SEED");
     let (of_seed, mut left) = match asked("TRIPOD_SIMULATE_STEPS") {
         Some(steps) => (STEPS_OF_SEED, steps as usize),
         None if first.is_some() => (steps, steps),
-        None => (steps, seeds as usize * steps),
+        None => (steps, cases(seeds) as usize * steps),
     };
     let (mut all, begun) = (Counts::default(), std::time::Instant::now());
     for seed in first.unwrap_or(0).. {

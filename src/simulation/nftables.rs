@@ -29,7 +29,7 @@ use crate::{
 /// Steps of each run.
 const STEPS: usize = 800;
 /// Number of seeds.
-const SEEDS: u64 = 5;
+const SEEDS: u32 = 5;
 
 /// The table of nftables mode.
 const TABLE: &str = "tripod";

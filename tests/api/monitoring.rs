@@ -69,7 +69,9 @@ pub fn program(name: &str) -> Option<PathBuf> {
     let program = target.map(|target| target.join("tools/usr/bin").join(name));
     let program = program.filter(|program| program.exists());
     if program.is_none() {
-        skip(format!("there is no {name}; make test-tools unpacks it"));
+        skip(format!(
+            "there is no {name}; make test-all INSTALL=yes unpacks it"
+        ));
     }
     program
 }

@@ -60,7 +60,7 @@ const HEAD: &str = "\
 This page lists what Tripod promises, case by case, and in which modes and on which
 kernels each promise holds. `make conformance` generates it by running every case in
 every column with the real program, in network namespaces; the same runs are part of
-`make test`. The cases are in `tests/conformance/cases/`.
+`make test-all`, and most of them of `make test`. The cases are in `tests/conformance/cases/`.
 
 - **✓** Tripod behaves like kube-proxy in iptables mode. If two Services name the same
   address, kube-proxy promises nothing; the promise is then Tripod's own.

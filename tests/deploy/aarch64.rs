@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::Command};
 
 use crate::lab::skip;
 
-/// `make test` builds one and names it here.
+/// `make test-all` builds one and names it here.
 const AARCH64: &str = "TRIPOD_AARCH64";
 const EMULATOR: &str = "qemu-aarch64-static";
 
@@ -13,7 +13,9 @@ const EMULATOR: &str = "qemu-aarch64-static";
 fn emulated(arguments: &[&str]) -> Option<String> {
     let binary = std::env::var_os(AARCH64).map(PathBuf::from);
     let Some(binary) = binary.filter(|binary| binary.is_file()) else {
-        skip(format!("{AARCH64} names no binary; make test builds one"));
+        skip(format!(
+            "{AARCH64} names no binary; make test-all builds one"
+        ));
         return None;
     };
     let done = Command::new(EMULATOR).arg(&binary).args(arguments).output();

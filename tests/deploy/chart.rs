@@ -26,12 +26,12 @@ pub const NEW_CLUSTER: [&str; 3] = [
     "config.kubeProxy.clusterCIDR=10.244.0.0/16",
 ];
 
-/// Returns a program that `make test` unpacked, or `None` after the test was skipped.
+/// Returns a program that `make test-all` unpacked, or `None` after the test was skipped.
 pub fn tool(path: &str) -> Option<PathBuf> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools");
     let program = tools.join(path);
     if !program.is_file() {
-        skip("Helm is not here: make test unpacks it");
+        skip("Helm is not here: make test-all INSTALL=yes unpacks it");
         return None;
     }
     Some(program)

@@ -10,7 +10,7 @@ use std::{
 
 use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, skip, udp_ask};
 
-/// `make test` builds one and names it here.
+/// `make test-all` builds one and names it here.
 const STATIC: &str = "TRIPOD_STATIC";
 
 const ROOT: &str = "/run/alone";
@@ -19,7 +19,7 @@ pub fn static_binary() -> Option<PathBuf> {
     let binary = std::env::var_os(STATIC).map(PathBuf::from);
     if binary.is_none() {
         skip(format!(
-            "{STATIC} names no static binary; make test builds one"
+            "{STATIC} names no static binary; make test-all builds one"
         ));
     }
     binary

@@ -9,7 +9,7 @@ use crate::lab::{is_installed, path_with_tools, skip};
 #[test]
 fn every_page_is_one_of_the_book() {
     if !is_installed("mdbook") {
-        return skip("mdbook is not installed: make dist-tools");
+        return skip("mdbook is not installed: make test-all INSTALL=yes installs it");
     }
     let book = std::env::temp_dir().join(format!("tripod-book-{}", std::process::id()));
     let built = Command::new("mdbook")

@@ -22,7 +22,7 @@ A failure affects only what depends on it. In each mode, what it depends on fail
 Services and endpoints change, and the tests observe what keeps working: the programs that write
 rules, requests to the kernel by netlink, the API server. `make reliability` generates this page by
 running every case with the real program in network namespaces, ipvs mode in a guest kernel. The
-same runs are part of `make test`, which fails if a cell does not hold. The cases are in
+same runs are part of `make test-all`, which fails if a cell does not hold. The cases are in
 `tests/faults/`. Faults of single requests are part of the [simulation](#faults-by-the-thousand).
 
 - **✓** keeps working.

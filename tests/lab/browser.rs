@@ -31,7 +31,7 @@ impl<'a> Browser<'a> {
             let found = Command::new(program).arg("--version").output();
             if !found.is_ok_and(|output| output.status.success()) {
                 skip(format!(
-                    "{program} does not run; make test-tools installs it"
+                    "{program} does not run; make test-all INSTALL=yes installs it"
                 ));
                 return None;
             }

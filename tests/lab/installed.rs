@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Returns `PATH` with the tools that `make test` installs.
+/// Returns `PATH` with the tools that `make test-all` installs.
 pub fn path_with_tools() -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     format!("{}/target/tools/bin:{path}", env!("CARGO_MANIFEST_DIR"))

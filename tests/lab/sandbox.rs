@@ -8,10 +8,19 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use super::machine::{self, Share};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
+
 use super::process::{Group, die_with_parent};
 use super::skip::{print_uncaptured, skip, test_name};
-use super::uml::PROCESSOR;
+
+/// Whether a test may run while others do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    Beside,
+    Guest,
+    Alone,
+}
 
 /// Tells the binary that it runs in a sandbox.
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
@@ -40,11 +49,10 @@ pub fn is_soak() -> bool {
 }
 
 /// Runs `body`, which is a whole test, in a sandbox.
-pub fn run(share: Share, body: impl FnOnce()) {
+pub fn run(_share: Share, body: impl FnOnce()) {
     if is_inside() {
         return body();
     }
-    let held = machine::take(share);
     if let Some(reason) = no_sandbox() {
         return skip(reason);
     }
@@ -55,10 +63,8 @@ pub fn run(share: Share, body: impl FnOnce()) {
         .args(["--exact", &name, "--include-ignored", "--nocapture"])
         .env("RUST_BACKTRACE", "0")
         .env(INSIDE, "1");
-    if let Some(processor) = held.processor {
-        command.env(PROCESSOR, processor.to_string());
-    }
     let (passed, output) = finish(command);
+    report_cpu();
     let skipped = format!("SKIP {name}: ");
     for line in output.lines() {
         // libtest may have begun a line before it.
@@ -72,6 +78,17 @@ pub fn run(share: Share, body: impl FnOnce()) {
         // What libtest prints at its end is long, and far away in the output.
         print_uncaptured(&format!("FAILURE {name}: {}", reason(&output)));
         panic!("{name} failed in its sandbox:\n{output}");
+    }
+}
+
+/// Reports the processor time of all children for `tests/times.sh`, which is that of the test where
+/// nextest gives each test a process, and the group of the test.
+fn report_cpu() {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("the usage of children");
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    let spent = seconds(usage.user_time()) + seconds(usage.system_time());
+    if let Ok(group) = std::env::var("NEXTEST_TEST_GROUP") {
+        print_uncaptured(&format!("CPU {spent:.2} {group}"));
     }
 }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use super::backend::Backend;
 use super::host::Host;
 use super::manifests::{self, EndpointChoice, Service};
+use super::sandbox::{self, Share};
 use super::tripod::Tripod;
-use super::{machine::Share, sandbox};
 
 /// How Tripod captures traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -146,7 +146,10 @@ fn simulate(tests: &str, tree: &Path, target: &Path, steps: Steps) -> Outcome {
         .arg(env!("CARGO"))
         .args(["test", "--lib"]);
     let run = run.args(["--", tests]);
-    let run = run.current_dir(tree).env("CARGO_TARGET_DIR", target);
+    let run = run
+        .current_dir(tree)
+        .env("CARGO_TARGET_DIR", target)
+        .env("TRIPOD_ALL_CASES", "1");
     let status = run.stdout(Stdio::null()).stderr(Stdio::null()).status();
     match status.unwrap().code() {
         Some(0) => Outcome::Passed,

@@ -37,7 +37,7 @@ use crate::{
 /// Steps of each run.
 const STEPS: usize = 400;
 /// Number of seeds.
-const SEEDS: u64 = 6;
+const SEEDS: u32 = 6;
 /// A port that no Service has.
 const OTHER_PORT: u16 = 22;
 /// Takes the place of the port of packets without ports, such as fragments.

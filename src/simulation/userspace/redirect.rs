@@ -32,7 +32,7 @@ use crate::{
 /// Steps of each run.
 const STEPS: usize = 400;
 /// Number of seeds.
-const SEEDS: u64 = 6;
+const SEEDS: u32 = 6;
 /// Packets of an established connection pass no rules that match the port to which it was
 /// redirected.
 const ANY_PORT: u16 = 1;

@@ -17,7 +17,7 @@ const IMAGE: &str = "registry.example/tripod:test";
 /// The snapshotter that needs nothing of the kernel.
 const SNAPSHOTTER: &str = "--snapshotter=native";
 
-/// Returns a program that `make test` unpacked.
+/// Returns a program that `make test-all` unpacked.
 fn tool(name: &str) -> PathBuf {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/usr/bin");
     tools.join(name)

@@ -248,7 +248,7 @@ fn it_serves_as_the_daemon_set_starts_it() {
 
 fn serves_in_containerd(image: Image) {
     if !containerd::is_there() {
-        return skip("containerd is not here: make test unpacks it");
+        return skip("containerd is not here: make test-all INSTALL=yes unpacks it");
     }
     with_image(image, |lab, service, unpacked| {
         let containerd = Containerd::start(lab, unpacked.place);

@@ -1,7 +1,7 @@
 //! Changes for a long time under traffic: no call fails, and what the process and the kernel hold
 //! does not grow.
 //!
-//! `make test` runs this for some seconds in each mode, `make soak` for an hour.
+//! `make test-all` runs this for some seconds in each mode, `make soak` for an hour.
 //!
 //! - [`run`]: what changes, who calls, and what has to hold.
 //! - [`sample`]: what is measured meanwhile.

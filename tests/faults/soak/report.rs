@@ -20,7 +20,7 @@ Services are added, changed and removed, and so are the endpoints of two other S
 two are called 50 times per second all the time, over TCP and UDP, in both IP families, with and
 without session affinity: half of the calls are new connections, the others go over twelve
 connections that stay open. (A datagram without an answer is sent once more.) At the end nothing may
-be left of removed objects. `make test` does the same for some seconds.
+be left of removed objects. `make test-all` does the same for some seconds.
 
 ![Memory, descriptors, objects in the kernel and entries of connection tracking in each
 mode over the time of the run](images/soak.svg)

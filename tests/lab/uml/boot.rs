@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::super::process::{Group, die_with_parent};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 
-/// Environment variable: the processor on which a guest is to run.
-pub const PROCESSOR: &str = "TRIPOD_LAB_PROCESSOR";
+use super::super::process::{Group, die_with_parent};
 
 /// Memory of a guest.
 pub const MEMORY: &str = "1G";
@@ -118,10 +118,10 @@ pub fn run_with(
 fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
     // Each system call of a guest's process switches to the process that is the guest's kernel,
     // and back. Between two processors each switch wakes one up, which takes five times as long.
-    let mut command = match std::env::var_os(PROCESSOR) {
+    let mut command = match processor() {
         Some(processor) => {
             let mut pinned = die_with_parent("taskset");
-            pinned.arg("--cpu-list").arg(processor).arg("unshare");
+            pinned.args(["--cpu-list", &processor.to_string(), "unshare"]);
             pinned
         }
         None => die_with_parent("unshare"),
@@ -160,6 +160,20 @@ fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
     command
+}
+
+/// Returns the processor for this guest: guests that run at the same time have numbers in the group
+/// of `.config/nextest.toml`, which nextest passes in this variable.
+fn processor() -> Option<usize> {
+    let slot: usize = std::env::var("NEXTEST_TEST_GROUP_SLOT")
+        .ok()?
+        .parse()
+        .ok()?;
+    let ours = sched_getaffinity(Pid::from_raw(0)).expect("the processors that we may use");
+    let mut usable = (0..CpuSet::count())
+        .filter(|n| ours.is_set(*n) == Ok(true))
+        .cycle();
+    usable.nth(slot)
 }
 
 /// Builds the library that the guest's kernel needs to run a process on this processor;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-pub use boot::{Outcome, PROCESSOR, Profile, unavailable};
+pub use boot::{Outcome, Profile, unavailable};
 
 use super::{SOAK_ENDS, Share, figure, is_soak, skip, soak_length, tripod_binary};
 

@@ -16,6 +16,7 @@ use crate::{
         },
     },
     net::Family,
+    tests::cases,
 };
 
 /// How many random programs there are: each list walks the kernel's whole table.
@@ -148,7 +149,7 @@ fn matching(one: u8, other: u8) -> Match {
 fn random_programs_do_the_same_as_in_the_real_kernel() {
     in_namespace(|| {
         let mut real = Side::new(None);
-        for program in programs(CASES) {
+        for program in programs(cases(CASES)) {
             let mut model = Side::of_model();
             for family in Family::ALL {
                 let all = [Match::all(TCP), Match::all(UDP)];

@@ -12,6 +12,7 @@ use crate::{
         },
     },
     net::Family,
+    tests::cases,
 };
 
 /// How many random programs there are.
@@ -142,7 +143,7 @@ fn contents(sets: &mut IpSets) -> Vec<String> {
 fn random_programs_do_the_same_as_in_the_real_kernel() {
     in_namespace(|| {
         let mut real = IpSets::open().unwrap();
-        for program in programs(CASES) {
+        for program in programs(cases(CASES)) {
             let kernel = Kernel::new(Faultless);
             let mut model = {
                 let _installed = kernel.install();

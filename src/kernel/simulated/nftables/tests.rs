@@ -15,6 +15,7 @@ use crate::{
         simulated::{Faultless, Kernel},
     },
     net::Family,
+    tests::cases,
 };
 
 /// How many random programs there are.
@@ -178,7 +179,7 @@ fn random_transactions_do_the_same_as_in_the_real_kernel() {
     in_namespace(move || {
         let sets = Sets::new();
         let mut runner = TestRunner::deterministic();
-        for _ in 0..CASES {
+        for _ in 0..cases(CASES) {
             let program = program.new_tree(&mut runner).unwrap().current();
             let kernel = Kernel::new(Faultless);
             let mut model = {

@@ -21,6 +21,7 @@ use crate::{
         },
     },
     net::Family,
+    tests::cases,
 };
 
 /// How many random programs there are.
@@ -232,7 +233,7 @@ fn random_programs_do_the_same_as_in_the_real_kernel() {
         sh(NODE);
         let link = links::index("eth0").expect("a link");
         let mut real = Socket::open(Protocol::Route).unwrap();
-        for program in programs(CASES) {
+        for program in programs(cases(CASES)) {
             let kernel = Kernel::new(Faultless);
             let mut model = {
                 let _installed = kernel.install();

@@ -13,6 +13,7 @@ use crate::{
         xtables::Engine,
     },
     net::Family,
+    tests::cases,
 };
 
 /// How many random programs there are for each engine and family.
@@ -118,7 +119,7 @@ fn compare(engine: Engine, family: Family, runner: &mut TestRunner) {
     };
     let name = crate::kernel::xtables::program_prefix(family);
     let [restore, save] = ["restore", "save"].map(|what| format!("{name}-{variant}-{what}"));
-    for _ in 0..CASES {
+    for _ in 0..cases(CASES) {
         let program = program.new_tree(runner).expect("a program").current();
         let mut state = State::default();
         state.xtables.engine = engine;

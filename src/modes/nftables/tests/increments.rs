@@ -26,9 +26,10 @@ use crate::{
     },
     net::{Family, Protocol},
     services::{Endpoints, ServicePort, ServicePortName, TrafficPolicy},
+    tests::cases,
 };
 
-/// How many random cases there are of each family.
+/// How many random cases of each family [`cases`] counts.
 const CASES: u32 = 5000;
 
 fn options(family: Family) -> Options {
@@ -109,7 +110,7 @@ fn converges(options: &Options, steps: &[Step]) {
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(CASES)
+        ..ProptestConfig::with_cases(cases(CASES))
     })]
 
     #[test]

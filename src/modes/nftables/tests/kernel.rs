@@ -28,6 +28,7 @@ use crate::{
     },
     net::{Family, Protocol},
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
+    tests::cases,
 };
 
 const FAMILY: Family = Family::V4;
@@ -170,7 +171,7 @@ fn random_steps_leave_what_a_fresh_table_has() {
     );
     in_namespace(move || {
         let mut runner = TestRunner::deterministic();
-        for _ in 0..CASES {
+        for _ in 0..cases(CASES) {
             let case = strategy.new_tree(&mut runner).unwrap().current();
             println!("{case:?}");
             let (v6, choices, steps) = case;

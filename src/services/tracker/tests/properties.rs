@@ -9,6 +9,7 @@ use crate::services::{
     Created, Hints, Port, Preferences, Serving, SessionAffinity, SliceEndpoint, SlicePort,
     TrafficPolicy, Trigger,
 };
+use crate::tests::cases;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const ZONES: [&str; 3] = ["", "za", "zb"];
@@ -292,7 +293,7 @@ fn remaining(events: &[Event]) -> Vec<Event> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(10_000))]
+    #![proptest_config(ProptestConfig::with_cases(cases(10_000)))]
     #[test]
     fn changes_lead_where_a_fresh_start_leads(
         batches in prop::collection::vec(

@@ -21,6 +21,7 @@ use crate::{
     },
     modes::userspace::capture::{Capture, Method, OtherPorts, Target},
     net,
+    tests::cases,
 };
 
 fn target(other_ports: OtherPorts) -> Target {
@@ -97,7 +98,7 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
         let step = prop::collection::vec((frontend, prop::option::of(refuse)), 1..5);
         let steps = prop::collection::vec((step, any::<bool>()), 1..8);
         let mut runner = TestRunner::new(ProptestConfig {
-            cases: 48,
+            cases: cases(48),
             failure_persistence: None,
             ..ProptestConfig::default()
         });

@@ -17,6 +17,7 @@ use crate::{
     },
     modes::userspace::capture::redirect::{plan::CHAIN, tree::FEW},
     net::{Frontend, Protocol},
+    tests::cases,
 };
 
 fn environment(family: Family) -> Environment {
@@ -142,7 +143,7 @@ fn apply(applied: &mut Applied, tables: &mut Tables, before: &Desired, after: &D
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(cases(48)))]
 
     /// Step by step or at once: the same chains, in which a packet finds what a map would.
     #[test]
