@@ -98,10 +98,10 @@ pub fn is_there(path: &str) -> Result<(), String> {
 
 pub fn is_target(name: &str) -> Result<(), String> {
     let makefile = fs::read_to_string(root().join("Makefile")).expect("the Makefile");
-    let is_recipe = |line: &&str| line.starts_with(char::is_whitespace);
+    let is_other = |line: &&str| line.starts_with(|c: char| c.is_whitespace() || c == '#');
     let is_target = makefile
         .lines()
-        .filter(|line| !is_recipe(line))
+        .filter(|line| !is_other(line))
         .any(|line| {
             line.split_once(':').is_some_and(|(targets, rest)| {
                 !rest.starts_with('=') && targets.split(' ').any(|target| target == name)

@@ -186,7 +186,7 @@ fn make(words: &[&str]) -> Result<(), String> {
 fn cargo(words: &[&str]) -> Result<(), String> {
     match words {
         ["deny"] => is_there("deny.toml"),
-        ["test", "--lib", path] => is_test("src", path),
+        ["test", "--lib", path] | ["nextest", "run", "--lib", path] => is_test("src", path),
         ["bench", "--bench", bench, rest @ ..] => {
             let cargo = fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
             let is_bench = cargo.contains(&format!("[[bench]]\nname = \"{bench}\"\n"));
@@ -197,7 +197,7 @@ fn cargo(words: &[&str]) -> Result<(), String> {
             let mut words = words.filter(|word| word.parse::<u32>().is_err());
             words.try_for_each(|word| is_word_of(bench, word))
         }
-        _ => Err("only cargo deny, test --lib and bench --bench are known".to_owned()),
+        _ => Err("only cargo deny, test --lib, nextest run --lib and bench --bench are known".to_owned()),
     }
 }
 
