@@ -119,6 +119,7 @@ fn check(words: &[String]) -> Result<(), String> {
         ["make", ref rest @ ..] => make(rest),
         ["cargo", ref rest @ ..] => cargo(rest),
         ["kubectl", ref rest @ ..] => kubectl(rest),
+        ["kill", job] if job.starts_with('%') => Ok(()),
         ["helm", "uninstall"] => has_flag(&["helm", "uninstall"], "--help"),
         [program @ ("conntrack" | "ipset" | "nft" | "ss"), word] => knows(program, word),
         ["iptables", "-t", "nat", word] => knows("iptables", word),
@@ -156,7 +157,7 @@ fn knows(program: &str, word: &str) -> Result<(), String> {
         .ok_or(format!("{program} has no {word}"))
 }
 
-fn make(words: &[&str]) -> Result<(), String> {
+pub fn make(words: &[&str]) -> Result<(), String> {
     let is_variable = |word: &&str| word.contains('=');
     let variables = words.iter().copied().filter(is_variable);
     let targets: Vec<&str> = words
@@ -197,7 +198,9 @@ fn cargo(words: &[&str]) -> Result<(), String> {
             let mut words = words.filter(|word| word.parse::<u32>().is_err());
             words.try_for_each(|word| is_word_of(bench, word))
         }
-        _ => Err("only cargo deny, test --lib, nextest run --lib and bench --bench are known".to_owned()),
+        _ => Err(
+            "only cargo deny, test --lib, nextest run --lib and bench --bench are known".to_owned(),
+        ),
     }
 }
 

@@ -165,7 +165,7 @@ fn the_contents_list_every_page_once() {
 fn calls(line: &str) -> Vec<Vec<String>> {
     let line = line.split(" #").next().unwrap_or_default();
     let mut calls = Vec::new();
-    for part in line.split(['|', ';']).flat_map(|part| part.split("&&")) {
+    for part in line.split(['|', ';', '&']) {
         let part = part.split('>').next().unwrap_or_default();
         let words = part
             .split_whitespace()

@@ -8,6 +8,7 @@ fn guest_full_modes() {
     let tests = [
         "modes::probe::",
         "modes::choosing::",
+        "modes::example::",
         "modes::links::",
         "modes::switching::modes::",
     ];
@@ -83,7 +84,7 @@ fn guest_full_crowd() {
 
 #[test]
 fn guest_bare_modes() {
-    let tests = ["modes::probe::", "modes::choosing::"];
+    let tests = ["modes::probe::", "modes::choosing::", "modes::example::"];
     uml::in_guest(uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
 }
 

@@ -6,6 +6,7 @@ mod confined;
 mod convergence;
 mod crowd;
 mod ejection;
+mod example;
 mod families;
 mod guest;
 mod hostile;
