@@ -10,6 +10,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 mod absence;
+mod address_limit;
 mod assemble;
 mod by_name;
 mod changes;

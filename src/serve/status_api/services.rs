@@ -124,7 +124,7 @@ fn scheduler<'a>(
     match done.find(|done| **done != Done::Unreadable) {
         Some(Done::Instead(other)) => other,
         Some(Done::Nothing) => default,
-        Some(Done::Unreadable) | None => port.scheduler(default),
+        Some(Done::Unreadable | Done::Part) | None => port.scheduler(default),
     }
 }
 
