@@ -89,7 +89,7 @@ impl Executor {
         let descriptors = shared.descriptors.clone();
         descriptors.count(0);
         Ok(Executor {
-            loads: Loads::new(&shared.dials),
+            loads: Loads::new(&shared.dials, &shared.captured),
             shared,
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
             groups: HashMap::new(),
