@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    mem,
     time::{Duration, Instant},
 };
 
@@ -12,6 +11,10 @@ const NAMED: usize = 20;
 /// If something is repaired again within this time, a program keeps changing it. Most of it is
 /// compared with the kernel by full syncs alone, which may be minutes apart.
 const QUIET: Duration = Duration::from_secs(600);
+
+/// So many repairs of one thing, none of them long after the one before, mean that a program keeps
+/// changing it. Fewer are what an administrator does who flushes rules a few times.
+const KEEPS_CHANGING: u32 = 6;
 
 /// How many things are remembered; more are logged each time.
 const MOST: usize = 1000;
@@ -26,37 +29,42 @@ pub struct Repairs {
 #[derive(Debug)]
 struct Recent {
     at: Instant,
-    /// Whether it was not the first.
-    again: bool,
+    /// How many there were.
+    times: u32,
+}
+
+impl Recent {
+    /// Returns whether a program keeps changing it.
+    fn keeps_changing(&self) -> bool {
+        self.times >= KEEPS_CHANGING
+    }
 }
 
 impl Repairs {
     /// Names in the log what a sync `repaired` of what other programs had changed: each thing by
-    /// itself once, and once more when it is changed again. Logs when all that was changed again
-    /// and again is left alone.
+    /// itself once, then together with others, and as an error when a program keeps changing it.
+    /// Logs when all that was changed again and again is left alone.
     pub fn log(&mut self, repaired: &[String]) {
         self.log_at(repaired, Instant::now());
     }
 
     fn log_at(&mut self, repaired: &[String], now: Instant) {
         self.expire(now);
-        let (mut new, mut again) = (Vec::new(), Vec::new());
+        let (mut new, mut again, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         for what in repaired {
             if let Some(recent) = self.recent.get_mut(what) {
                 recent.at = now;
-                if mem::replace(&mut recent.again, true) {
-                    tracing::debug!("repaired {what} again");
-                } else {
-                    again.push(what);
+                recent.times = recent.times.saturating_add(1);
+                match recent.times {
+                    ..KEEPS_CHANGING => again.push(what),
+                    KEEPS_CHANGING => kept.push(what),
+                    _ => tracing::debug!("repaired {what} again"),
                 }
                 continue;
             }
             new.push(what);
             if self.recent.len() < MOST {
-                let first = Recent {
-                    at: now,
-                    again: false,
-                };
+                let first = Recent { at: now, times: 1 };
                 self.recent.insert(what.clone(), first);
             }
         }
@@ -66,13 +74,12 @@ impl Repairs {
         if let Some(more) = new.len().checked_sub(NAMED).filter(|more| *more > 0) {
             tracing::warn!("repaired {more} more things that another program had changed");
         }
-        if let Some((first, more)) = again.split_first() {
-            let more = match more.len() {
-                0 => String::new(),
-                more => format!(" and {more} more things"),
-            };
+        if let Some(what) = together(&again) {
+            tracing::warn!("repaired {what} again, which another program had changed");
+        }
+        if let Some(what) = together(&kept) {
             tracing::error!(
-                "repaired {first}{more} again, which another program keeps changing: find it, such as \
+                "repaired {what} again, which another program keeps changing: find it, such as \
                  another proxy of Services or a script, and end it or have it leave them alone; \
                  further repairs of them are logged only with --v=2"
             );
@@ -82,14 +89,23 @@ impl Repairs {
     fn expire(&mut self, now: Instant) {
         let is_old = |_: &String, recent: &mut Recent| now.duration_since(recent.at) >= QUIET;
         let old = self.recent.extract_if(.., is_old);
-        let ended = old.filter(|(_, recent)| recent.again).count();
-        if ended > 0 && !self.recent.values().any(|recent| recent.again) {
+        let ended = old.filter(|(_, recent)| recent.keeps_changing()).count();
+        if ended > 0 && !self.recent.values().any(Recent::keeps_changing) {
             let minutes = QUIET.as_secs() / 60;
             tracing::info!(
                 "no other program changed what is ours again and again for {minutes} minutes"
             );
         }
     }
+}
+
+/// Returns the first of the `things` and how many more there are; `None`: there are none.
+fn together(things: &[&String]) -> Option<String> {
+    let (first, more) = things.split_first()?;
+    Some(match more.len() {
+        0 => first.to_string(),
+        more => format!("{first} and {more} more things"),
+    })
 }
 
 #[cfg(test)]
@@ -111,29 +127,48 @@ mod tests {
     }
 
     #[test]
-    fn what_is_changed_again_and_again_is_logged_twice_and_when_that_is_over() {
+    fn what_is_changed_again_and_again_is_an_error_until_that_is_over() {
         let lines = logged(&[
             (0, &["a", "b"]),
             (30, &["a"]),
-            (60, &["a", "c"]),
+            (31, &["a"]),
+            (32, &["a"]),
+            (40, &["a", "c"]),
+            (50, &["a"]),
             (90, &["a"]),
             (600, &[]),
             (690, &[]),
             (691, &[]),
             (692, &["a"]),
         ]);
+        let again = "WARN repaired a again, which another program had changed";
         let expected = [
-            "repaired a, which another program had changed",
-            "repaired b, which another program had changed",
-            "repaired a again, which another program keeps changing: find it",
-            "repaired c, which another program had changed",
+            "WARN repaired a, which another program had changed",
+            "WARN repaired b, which another program had changed",
+            again,
+            again,
+            again,
+            "WARN repaired c, which another program had changed",
+            again,
+            "ERROR repaired a again, which another program keeps changing: find it",
             "for 10 minutes",
-            "repaired a, which another program had changed",
+            "WARN repaired a, which another program had changed",
         ];
         assert_eq!(lines.len(), expected.len(), "{lines:#?}");
         for (line, expected) in lines.iter().zip(expected) {
+            let line = line.replace("  ", " ");
             assert!(line.contains(expected), "{lines:#?}");
         }
+    }
+
+    #[test]
+    fn a_few_flushes_are_no_error() {
+        let lines = logged(&[(0, &["a", "b"]), (60, &["a", "b"]), (300, &["a", "b"])]);
+        assert!(
+            !lines.iter().any(|line| line.contains("ERROR")),
+            "{lines:#?}"
+        );
+        assert_eq!(lines.len(), 4, "{lines:#?}");
     }
 
     #[test]

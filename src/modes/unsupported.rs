@@ -36,6 +36,8 @@ pub enum Done {
     Nothing,
     /// Nothing, in no mode: it cannot be read.
     Unreadable,
+    /// A part of it, in no mode all of it: there is too much of it.
+    Part,
     /// The mode does this instead, such as the named scheduler.
     Instead(Arc<str>),
 }
@@ -63,6 +65,24 @@ impl Reason {
         Reason {
             done: Done::Unreadable,
             ..Reason::new(what, why)
+        }
+    }
+
+    /// Returns the reason for which a Service is not served at all its addresses in any mode.
+    pub fn too_many_addresses(why: impl Into<String>) -> Reason {
+        Reason {
+            done: Done::Part,
+            ..Reason::new("the number of its addresses", why)
+        }
+    }
+
+    /// Returns the reason for which a Service does not have all its endpoints in any mode.
+    pub fn too_many_endpoints() -> Reason {
+        let why = "its ports have more of them together than one Service may have, and some of the \
+                   last ports lack endpoints; name fewer ports, or create several Services";
+        Reason {
+            done: Done::Part,
+            ..Reason::new("the number of its endpoints", why)
         }
     }
 

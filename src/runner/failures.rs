@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
+use hashbrown::HashMap;
 use tokio::time::Instant;
 
 use crate::{
@@ -9,7 +10,12 @@ use crate::{
     log_once::LogOnce,
     modes::FailedPorts,
     net::{Family, ModeName, PerFamily},
+    services::ServicePortName,
 };
+
+/// As many ServicePorts that fail for the same reason have a line each in the log; more have one
+/// together.
+const LOGGED_ALONE: usize = 3;
 
 /// Failures that were logged and still last.
 #[derive(Debug, Default)]
@@ -148,18 +154,50 @@ fn log_ports(before: &FailedPorts, now: &FailedPorts) -> bool {
     if now.is_shared_with(before) {
         return false;
     }
-    let mut new = false;
-    for (name, why) in now.iter() {
-        let known = before.get(name);
-        new |= known.is_none();
-        if known != Some(why) {
-            tracing::error!(service = %name, protocol = %name.protocol, "not in force as asked: {why}");
+    let changed = now
+        .iter()
+        .filter(|(name, why)| before.get(*name) != Some(*why));
+    for (why, names) in by_reason(changed) {
+        if names.len() <= LOGGED_ALONE {
+            for name in names {
+                tracing::error!(service = %name, protocol = %name.protocol, "not in force as asked: {why}");
+            }
+        } else if let [first, others @ ..] = &*names {
+            let count = others.len();
+            tracing::error!(
+                "{first} and {count} more ServicePorts are not in force as asked: {why}"
+            );
         }
     }
-    for name in before.over(now) {
-        tracing::info!(service = %name, protocol = %name.protocol, "in force again");
+    let over = before.over(now).into_iter();
+    let over = over.filter_map(|name| before.get_key_value(name));
+    for (_, names) in by_reason(over) {
+        if names.len() <= LOGGED_ALONE {
+            for name in names {
+                tracing::info!(service = %name, protocol = %name.protocol, "in force again");
+            }
+        } else if let [first, others @ ..] = &*names {
+            let count = others.len();
+            tracing::info!("{first} and {count} more ServicePorts are in force again");
+        }
     }
-    new
+    now.keys().any(|name| !before.contains_key(name))
+}
+
+/// Returns the ServicePorts of each reason, in the order of the first of them.
+fn by_reason<'a>(
+    failed: impl Iterator<Item = (&'a ServicePortName, &'a String)>,
+) -> Vec<(&'a str, Vec<&'a ServicePortName>)> {
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    let mut reasons: Vec<(&str, Vec<&ServicePortName>)> = Vec::new();
+    for (name, why) in failed {
+        let place = *places.entry(why).or_insert(reasons.len());
+        match reasons.get_mut(place) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((why, vec![name])),
+        }
+    }
+    reasons
 }
 
 /// Returns what was not done, without the reason after the last colon.
@@ -172,7 +210,7 @@ fn what(unfinished: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::lines;
+    use crate::{log::lines, services::service_ports::port_name};
 
     /// Returns what `body` logs, each line as its level and what follows.
     fn logged(body: impl FnOnce(&mut LoggedFailures)) -> Vec<String> {
@@ -214,6 +252,40 @@ mod tests {
             failed("IPv4", "busy"),
         ];
         assert_eq!(log, expected);
+    }
+
+    #[test]
+    fn many_that_fail_for_one_reason_have_one_line() {
+        let name = |number: usize| port_name(&format!("web:p{number:02}"));
+        let failed = |ports: std::ops::Range<usize>, why: &str| -> FailedPorts {
+            ports.map(|port| (name(port), why.to_owned())).collect()
+        };
+        let log = logged(|failures| {
+            let mut both = failed(1..41, "full");
+            both.add(name(0), "taken".to_owned());
+            for failed in [both, failed(0..41, "full"), FailedPorts::default()] {
+                failures.replace(Family::V4, failed, Vec::new());
+            }
+        });
+        let [taken, full, also, over] = &log[..] else {
+            panic!("{log:#?}");
+        };
+        assert!(
+            taken.starts_with("ERROR not in force as asked: taken service="),
+            "{taken}"
+        );
+        let first = name(1);
+        let expected =
+            format!("ERROR {first} and 39 more ServicePorts are not in force as asked: full");
+        assert_eq!(*full, expected);
+        assert!(also.contains("full") && also.contains("p00"), "{also}");
+        assert_eq!(
+            *over,
+            format!(
+                "INFO {} and 40 more ServicePorts are in force again",
+                name(0)
+            )
+        );
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl ReportedPreferences {
             if !known {
                 let Reason { what, why, done } = &reason;
                 let here = match done {
-                    Done::Unreadable => String::new(),
+                    Done::Unreadable | Done::Part => String::new(),
                     Done::Nothing | Done::Instead(_) => format!(" in {mode} mode"),
                 };
                 let note = format!("{what} {}{here}: {why}", is(done));
@@ -94,7 +94,7 @@ impl ReportedPreferences {
 fn is(done: &Done) -> &'static str {
     match done {
         Done::Unreadable => "cannot be read",
-        Done::Nothing | Done::Instead(_) => "is not supported",
+        Done::Nothing | Done::Part | Done::Instead(_) => "is not supported",
     }
 }
 
@@ -159,10 +159,16 @@ fn with(
         .map(move |reason| (reason, port.clone()))
 }
 
-/// Returns the annotations of `port` that cannot be read: no mode sees them.
+/// Returns the annotations of `port` that cannot be read, and why it lacks addresses or endpoints:
+/// no mode sees them.
 fn malformed(port: &Arc<ServicePort>) -> impl Iterator<Item = Unsupported> {
     let malformed = port.preferences().malformed.iter();
-    malformed.map(|(what, why)| Reason::unreadable(what, why).at(&port.name))
+    let malformed = malformed.map(|(what, why)| Reason::unreadable(what, why));
+    let too_many = port.preferences().too_many_addresses.iter();
+    let reasons = malformed.chain(too_many.map(Reason::too_many_addresses));
+    let endpoints = port.endpoints.are_too_many.then(Reason::too_many_endpoints);
+    let reasons = reasons.chain(endpoints);
+    reasons.map(|reason| reason.at(&port.name))
 }
 
 #[cfg(test)]
@@ -248,6 +254,62 @@ mod tests {
         assert!(changed.contains("no sed"), "{changed}");
         let expected = "no longer so: tripod.proxy/scheduler is not supported";
         assert!(over.contains(expected), "{over}");
+    }
+
+    #[test]
+    fn a_service_of_too_many_addresses_is_reported_in_any_mode() {
+        let names = &mut Names::default();
+        let ports: Vec<_> = (1..=5_000)
+            .map(|port| json!({"name": format!("p{port}"), "port": port}))
+            .collect();
+        let ips: Vec<_> = (0..2_000)
+            .map(|n| format!("192.0.{}.{}", n / 250, n % 250))
+            .collect();
+        let huge = json!({
+            "metadata": {"namespace": "aaa", "name": "huge"},
+            "spec": {"clusterIP": "10.96.0.1", "ports": ports, "externalIPs": ips},
+        });
+        let huge = serde_json::from_value(huge).expect("a Service");
+        let huge = Service::reduce(&huge, names).expect("a good one").object;
+        let slice = json!({
+            "metadata": {"namespace": "aaa", "name": "s", "labels": {"kubernetes.io/service-name": "huge"}},
+            "addressType": "IPv4", "ports": ports,
+            "endpoints": (0..200).map(|n| json!({"addresses": [format!("10.1.0.{n}")]})).collect::<Vec<_>>(),
+        });
+        let slice = serde_json::from_value(slice).expect("a slice");
+        let slice = crate::services::EndpointSlice::reduce(&slice, names)
+            .expect("a good one")
+            .object;
+        let mut tracker = Tracker::new("node");
+        let events = [
+            Event::Service(Arc::new(huge)),
+            Event::EndpointSlice(Arc::new(slice)),
+        ];
+        let changes = tracker.apply(events);
+        let map = tracker.map();
+        let frontends: usize = map.iter().map(|port| port.frontends().count()).sum();
+        assert_eq!((map.len(), frontends), (5_000, 5_000 * 4));
+        let endpoints: usize = map.iter().map(|port| port.endpoints.all.len()).sum();
+        assert_eq!(endpoints, 262_144);
+        let (recorder, mut events) = Recorder::new(16);
+        let mut preferences = ReportedPreferences::new(recorder);
+        preferences.report(ModeName::Nftables, Family::V4, Vec::new(), &changes, map);
+        let mut notes = Vec::new();
+        while let Ok(event) = events.try_recv() {
+            assert_eq!(event.reason, "NotHonoured");
+            notes.push(event.note);
+        }
+        notes.sort_unstable();
+        let [addresses, endpoints] = &notes[..] else {
+            panic!("{notes:?}");
+        };
+        let begins = "the number of its addresses is not supported: it is served at its cluster IPs \
+                      and at 3 of its 2000 ";
+        assert!(addresses.starts_with(begins), "{addresses}");
+        assert!(
+            endpoints.starts_with("the number of its endpoints "),
+            "{endpoints}"
+        );
     }
 
     #[test]

@@ -17,6 +17,10 @@ use super::{
 };
 use crate::net::Family;
 
+/// Maximum number of endpoints of one Service, counted at each of its ports: an object can name
+/// thousands of ports, and each has all endpoints of an EndpointSlice.
+const MOST_ENDPOINTS: usize = 262_144;
+
 /// Returns the ServicePorts of `service`: one for each port and family, with
 /// the addresses that they own. Endpoints that are `ejected` take no new connections.
 pub(super) fn service_ports<'a>(
@@ -30,19 +34,24 @@ pub(super) fn service_ports<'a>(
     let Ok(serving) = &service.serving else {
         return Vec::new();
     };
+    let mut left = MOST_ENDPOINTS;
     let mut made = Vec::with_capacity(serving.cluster_ips.len() * serving.ports.len());
     for cluster_ip in &serving.cluster_ips {
         let family = Family::of(cluster_ip);
         for (number, port) in serving.ports.iter().enumerate() {
             let mut service_port = without_endpoints(service, serving, port, *cluster_ip);
             ownership.leave_owned(&service.name, number, &mut service_port);
-            let candidates = candidates(port, family, slices.clone(), node, weights);
+            let mut candidates = candidates(port, family, slices.clone(), node, weights);
+            let are_too_many = candidates.len() > left;
+            candidates.truncate(left);
+            left -= candidates.len();
             let ejected = if service_port.is_ejecting() {
                 ejected
             } else {
                 &BTreeSet::new()
             };
             let mut endpoints = select(candidates, uses(&service_port), node, ejected);
+            endpoints.are_too_many = are_too_many;
             endpoints.forbidden = forbidden(port, family, slices.clone());
             if endpoints.all.is_empty() && endpoints.forbidden.is_empty() {
                 let absence = Absence::of(port, family, slices.clone(), service.selector);

@@ -50,6 +50,8 @@ pub struct Endpoints {
     /// Endpoints that are left out because no endpoint of a Service may have their addresses; only
     /// the first ones of each slice.
     pub forbidden: Box<[SocketAddr]>,
+    /// Whether others are left out because the ports of the Service have too many together.
+    pub are_too_many: bool,
     /// Why there are none, usable or not; `None`: there are some, or that is not known.
     pub absence: Option<Box<Absence>>,
 }
@@ -234,6 +236,7 @@ mod tests {
                 weighed: false,
                 ejected: Box::default(),
                 forbidden: Box::default(),
+                are_too_many: false,
                 absence: None,
                 all: Box::new(all()),
                 cluster: cluster.into(),

@@ -54,6 +54,8 @@ pub struct Preferences {
     /// Annotations whose values cannot be read, each with the reason. They count
     /// as not given.
     pub malformed: Vec<(&'static str, String)>,
+    /// Why the Service is not served at all its addresses: they are too many; `None`: it is.
+    pub too_many_addresses: Option<String>,
 }
 
 impl Preferences {
@@ -87,6 +89,7 @@ impl Preferences {
         max_connections: None,
         max_connections_per_client: None,
         malformed: Vec::new(),
+        too_many_addresses: None,
     };
 }
 
@@ -207,9 +210,13 @@ pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Opti
     weight
 }
 
-/// Returns what a Service requests, if anything. Malformed values are part of it: they concern this
-/// Service alone, and the runner reports them in an Event.
-pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Arc<Preferences>> {
+/// Returns what a Service requests, if anything. Malformed values are part of it, and why its
+/// addresses are too many: they concern this Service alone, and the runner reports them in an Event.
+pub(super) fn preferences(
+    metadata: &ObjectMeta,
+    too_many_addresses: Option<String>,
+    names: &mut Names,
+) -> Option<Arc<Preferences>> {
     let mut malformed = Vec::new();
     let mut read = Reader {
         metadata,
@@ -238,6 +245,7 @@ pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Ar
         max_connections: read.value(Preferences::MAX_CONNECTIONS, most),
         max_connections_per_client: read.value(Preferences::MAX_CONNECTIONS_PER_CLIENT, most),
         malformed,
+        too_many_addresses,
     };
     (preferences != Preferences::NONE).then(|| Arc::new(preferences))
 }
@@ -329,7 +337,7 @@ mod tests {
 
     fn preferences_of(annotations: &[(&str, &str)]) -> Option<Preferences> {
         let metadata = metadata(&[], annotations);
-        let preferences = preferences(&metadata, &mut Names::default());
+        let preferences = preferences(&metadata, None, &mut Names::default());
         preferences.map(|preferences| (*preferences).clone())
     }
 
@@ -384,6 +392,7 @@ mod tests {
             max_connections: NonZeroU32::new(100),
             max_connections_per_client: NonZeroU32::new(10),
             malformed: vec![],
+            too_many_addresses: None,
         };
         assert_eq!(all, Some(expected));
         let router = preferences_of(&[(KUBE_ROUTER_SCHEDULER, "lc")]);

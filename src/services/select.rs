@@ -84,6 +84,7 @@ pub(super) fn select(
         has_any,
         ejected: Box::default(),
         forbidden: Box::default(),
+        are_too_many: false,
         absence: None,
     };
     if !ejected.is_empty() {

@@ -1,6 +1,6 @@
 //! A Service object, reduced to what proxying needs.
 
-use std::{hash::Hash, net::IpAddr, sync::Arc, time::Duration};
+use std::{hash::Hash, mem, net::IpAddr, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
@@ -8,6 +8,7 @@ use k8s_openapi::{api::core::v1 as api, apimachinery::pkg::apis::meta::v1::Objec
 
 use super::{
     Named, ServiceName, SessionAffinity, TrafficPolicy,
+    address_limit::NamedAddresses,
     extensions::{self, Preferences},
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
@@ -114,6 +115,22 @@ pub struct Port {
     pub node_port: Option<u16>,
 }
 
+impl Serving {
+    /// Leaves out the addresses that are too many. Returns why; `None`: there are none.
+    fn limit_addresses(&mut self) -> Option<String> {
+        let mut named = NamedAddresses {
+            external_ips: mem::take(&mut self.external_ips),
+            load_balancer_ips: mem::take(&mut self.load_balancer_ips),
+            source_ranges: mem::take(&mut self.load_balancer_source_ranges),
+        };
+        let why = named.limit(self.ports.len());
+        self.external_ips = named.external_ips;
+        self.load_balancer_ips = named.load_balancer_ips;
+        self.load_balancer_source_ranges = named.source_ranges;
+        why
+    }
+}
+
 impl Named for Service {
     type Name = ServiceName;
 
@@ -142,11 +159,16 @@ impl Service {
             name: names.share(object_name),
         };
         let spec = service.spec.clone().unwrap_or_default();
+        let mut too_many = None;
         let serving = match not_served(service, &spec) {
             Some(reason) => Err(reason),
-            None => Ok(serving(&spec, service, &mut inspection, names)?),
+            None => {
+                let mut serving = serving(&spec, service, &mut inspection, names)?;
+                too_many = serving.limit_addresses();
+                Ok(serving)
+            }
         };
-        let preferences = extensions::preferences(metadata, names);
+        let preferences = extensions::preferences(metadata, too_many, names);
         Ok(inspection.finish(Service {
             name,
             created: Created::of(metadata),

@@ -24,7 +24,7 @@ use crate::{
     net::{Family, Protocol},
     node::NodePorts,
     serve::{DialsAsked, PortTraffic, TrafficSource},
-    services::{Namespaces, ServicePort},
+    services::{Namespaces, ServicePort, ServicePortName},
     status_api::{self, DialList, Limited, Traffic, VERSION},
 };
 
@@ -163,9 +163,11 @@ impl TrafficSource for Relayed {
     }
 
     fn ejected(&self, port: &ServicePort) -> HashSet<SocketAddr> {
-        let loads = self.0.of(&port.name).into_iter();
-        let ejected = loads.filter(|(_, load)| load.ejected);
-        ejected.map(|(address, _)| address).collect()
+        self.0.ejected(&port.name).into_iter().collect()
+    }
+
+    fn comes_back(&self, protocol: Protocol, endpoint: SocketAddr) -> Option<ServicePortName> {
+        self.0.comes_back(protocol, endpoint)
     }
 
     fn dials(&self, asked: &DialsAsked) -> Option<Result<DialList, String>> {
@@ -205,7 +207,6 @@ impl Relayed {
             service: limited.service,
             client: limited.client,
         });
-        traffic.ejected = self.ejected(port);
         traffic
     }
 }

@@ -9,8 +9,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{SOON, started, tripod};
-use crate::lab::{EndpointChoice, Group, Lab, Service, eventually, tripod_binary};
+use super::{SOON, started, started_in, tripod};
+use crate::lab::{EndpointChoice, Group, Lab, Service, ask, eventually, tripod_binary};
 
 /// The answer about one ServicePort of `default/web`.
 fn port(lab: &Lab, protocol: &str, family: &str) -> Value {
@@ -283,4 +283,61 @@ fn a_service_without_endpoints_in_use_says_why() {
             }
         });
     });
+}
+
+/// Userspace mode does not call it; rules send packets there, where they are refused.
+#[test]
+fn an_endpoint_with_the_address_of_a_service_is_not_in_use() {
+    for mode in ["userspace", "nftables"] {
+        Lab::run(|lab| {
+            let other = Service::new("other", 2);
+            lab.publish(&other, &["a"]);
+            let called = other.cluster()[0];
+            let (metadata, to) = (
+                json!({"name": "web", "namespace": "default"}),
+                "10.96.0.99:80",
+            );
+            let ports = json!([{"name": "http", "port": 80}]);
+            let web = json!({
+                "apiVersion": "v1", "kind": "Service", "metadata": metadata,
+                "spec": {"clusterIP": "10.96.0.99", "ports": ports},
+            });
+            let slice = json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                "metadata": {
+                    "name": "web-1", "namespace": "default",
+                    "labels": {"kubernetes.io/service-name": "web"},
+                },
+                "addressType": "IPv4", "ports": [{"name": "http", "port": called.port()}],
+                "endpoints": [{"addresses": [called.ip()]}],
+            });
+            let list = json!({"apiVersion": "v1", "kind": "List", "items": [web, slice]});
+            lab.write("web.json", &list.to_string());
+            let _running = started_in(lab, mode);
+            let status = || tripod(&lab.node, &["status", "-o", "json"]).json();
+            eventually("the first sync is over", SOON, || {
+                match status()["syncs"].to_string() {
+                    syncs if syncs.matches("\"ended\"").count() == 2 => Ok(()),
+                    syncs => Err(syncs),
+                }
+            });
+            let refused = ask(&lab.client, to.parse().expect("an address"));
+            assert!(refused.is_err(), "{mode}: {refused:?}");
+            let endpoint = &port(lab, "TCP", "IPv4")["endpoints"][0];
+            let why = endpoint["why"].as_str().unwrap_or_default();
+            let words = "its address is one of Service default/other";
+            assert!(
+                endpoint["inUse"] == false && why.starts_with(words),
+                "{mode}: {endpoint}"
+            );
+            let explained = tripod(&lab.node, &["explain", "--to", to, "-o", "json"]).json();
+            assert_eq!(explained["verdict"], "refused", "{mode}: {explained:#}");
+            assert_eq!(explained["candidates"], json!([]), "{mode}");
+            let passed_over = &explained["passedOver"][0]["why"];
+            assert_eq!(passed_over, &endpoint["why"], "{mode}");
+            let counts = &status()["counts"];
+            let [all, used] = ["endpoints", "endpointsInUse"].map(|count| counts[count].as_u64());
+            assert_eq!(used.map(|used| used + 1), all, "{mode}: {counts}");
+        });
+    }
 }

@@ -81,8 +81,18 @@ fn an_endpoint_that_does_not_answer_is_ejected() {
             let passed_over = &explained["passedOver"][0]["why"];
             let is_left_out = candidates.len() == 1 && candidates[0]["share"] == 1.0;
             match passed_over.as_str() {
-                Some("ejected, it did not answer lately") if is_left_out => Ok(()),
-                _ => Err(format!("{explained:#}")),
+                Some("ejected, it did not answer lately") if is_left_out => {}
+                _ => return Err(format!("{explained:#}")),
+            }
+            let steps = explained["steps"].as_array().expect("a list");
+            let count = "1 endpoint takes connections";
+            assert!(steps.iter().any(|step| step == count), "{explained:#}");
+            let status = tripod(&lab.node, &["status", "-o", "json"]).json();
+            let counts = ["endpoints", "endpointsInUse"];
+            let counts = counts.map(|count| status["counts"][count].as_u64());
+            match counts.map(|count| count.expect("a number")) {
+                [all, used] if used + 1 == all => Ok(()),
+                counts => Err(format!("{counts:?}")),
             }
         });
     });

@@ -85,6 +85,7 @@ pub fn endpoints(all: impl IntoIterator<Item = Endpoint>) -> Arc<Endpoints> {
         weighed: all.iter().any(|endpoint| endpoint.weight > 1),
         ejected: Box::default(),
         forbidden: Box::default(),
+        are_too_many: false,
         absence: None,
         cluster: indices(|_| true),
         local: indices(|endpoint| endpoint.local),

@@ -95,12 +95,16 @@ impl Drop for PortLease {
     }
 }
 
+/// Returns how many ports this network namespace has for programs that ask for none.
+pub fn number() -> usize {
+    let range = sysctl::read("net.ipv4.ip_local_port_range").ok();
+    range.as_deref().and_then(size).unwrap_or(USUAL_RANGE)
+}
+
 impl LocalPorts {
     /// Returns half of the ports that this network namespace has.
     pub fn of_this_node() -> Arc<Self> {
-        let range = sysctl::read("net.ipv4.ip_local_port_range").ok();
-        let size = range.as_deref().and_then(size).unwrap_or(USUAL_RANGE);
-        LocalPorts::with_most(size / 2)
+        LocalPorts::with_most(number() / 2)
     }
 
     /// Returns up to `most` ports.

@@ -4,9 +4,13 @@ use super::{
     Attempts, Engine, Error, Xtables,
     observed::{InterestIn, Observed},
     rule::Table,
-    transaction::{CHAIN, Group, Phase, Transaction, text},
+    transaction::{Action, CHAIN, Group, Op, Phase, Transaction, text},
 };
 use crate::net::Family;
+
+/// Lines of a part of a change that is made in several: iptables-nft-restore takes about 4 KiB for
+/// each.
+const PART: usize = 500;
 
 /// Reads and writes the rules of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,6 +164,44 @@ impl Writer {
         for run in runs.iter().filter(|run| !run.is_empty()) {
             self.xtables.restore(run).await?;
             made += transactions(run);
+        }
+        Ok(made)
+    }
+
+    /// Makes the change as [`Writer::run`] does; a large one in several runs of the program, each
+    /// with some of its chains, so that it needs little memory. Chains that are filled must be named
+    /// before those that jump to them.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn run_in_parts<O>(&self, transaction: &Transaction<O>) -> Result<u32, Error> {
+        let family = transaction.family;
+        let ops = || transaction.groups.iter().flat_map(|group| &group.ops);
+        if ops().map(Op::lines).sum::<usize>() <= PART {
+            return self.run(transaction).await;
+        }
+        let mut made = 0;
+        for phase in Phase::ALL {
+            let is_due = |op: &&Op| op.phase() == phase;
+            let fills = |op: &&Op| matches!(op.action, Action::Fill(_) | Action::FillLast(_));
+            let mut part: Vec<Op> = Vec::new();
+            let mut runs = Vec::new();
+            for op in ops().filter(is_due).filter(fills) {
+                if part.iter().map(Op::lines).sum::<usize>() + op.lines() > PART {
+                    runs.push(std::mem::take(&mut part));
+                }
+                part.push(op.clone());
+            }
+            // A chain can be deleted when none has a jump to it, be it one that is deleted, too.
+            part.extend(ops().filter(is_due).filter(|op| !fills(op)).cloned());
+            runs.push(part);
+            for ops in runs {
+                let text = text(&[Group::<()>::common(ops)], phase, family);
+                if !text.is_empty() {
+                    self.xtables.restore(&text).await?;
+                    made += transactions(&text);
+                }
+            }
         }
         Ok(made)
     }

@@ -123,6 +123,16 @@ impl Op {
         is_there && Words::of(rule, family).matches_as(words)
     }
 
+    /// Returns how many lines it takes, as input of the program.
+    pub fn lines(&self) -> usize {
+        match &self.action {
+            Action::Fill(rules) | Action::FillLast(rules) => 1 + rules.len(),
+            Action::Raise(_, times) => 1 + times,
+            Action::Delete => 2,
+            Action::Insert(_) | Action::Append(_) | Action::Remove(_) => 1,
+        }
+    }
+
     /// Returns when it is due.
     pub fn phase(&self) -> Phase {
         let takes = matches!(

@@ -13,19 +13,21 @@ use super::{
 use crate::{
     net::{Family, Protocol},
     services::{
-        AddressKind, Endpoint, Reach, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,
+        AddressKind, Endpoint, Reach, ServiceAddresses, ServiceMap, ServicePort, SessionAffinity,
+        TrafficPolicy,
     },
 };
 
 /// Why packets are dropped that would be refused elsewhere.
-const NO_REFUSAL: &str = "rules on this kernel cannot refuse";
+pub(super) const NO_REFUSAL: &str = "rules on this kernel cannot refuse";
 
 /// Returns what becomes of `packet` where the mode has this `behaviour`, and chooses
-/// endpoints by this `selection`; without the objects that bring it about.
+/// endpoints by this `selection`, among those that are not `ejected`; without the objects that bring it about.
 pub fn decide(
     map: &ServiceMap,
     behaviour: &Behaviour,
     selection: &dyn Fn(&ServicePort) -> Selection,
+    ejected: &dyn Fn(&ServicePort) -> HashSet<SocketAddr>,
     packet: &Packet,
 ) -> Explanation {
     let asked = packet;
@@ -37,6 +39,7 @@ pub fn decide(
         map,
         behaviour,
         selection,
+        ejected,
         packet,
         explanation: Explanation {
             properties: behaviour.properties,
@@ -45,6 +48,7 @@ pub fn decide(
             verdict: Verdict::NotServed,
             steps: Vec::new(),
             candidates: Vec::new(),
+            passed_over: Vec::new(),
             no_endpoints: None,
             objects: Vec::new(),
         },
@@ -97,33 +101,29 @@ fn origin(behaviour: &Behaviour, packet: &Packet) -> Origin {
 }
 
 /// The way of a packet, as far as it is known.
-struct Way<'a> {
-    map: &'a ServiceMap,
-    behaviour: &'a Behaviour,
+pub(super) struct Way<'a> {
+    pub(super) map: &'a ServiceMap,
+    pub(super) behaviour: &'a Behaviour,
     selection: &'a dyn Fn(&ServicePort) -> Selection,
-    packet: &'a Packet,
-    explanation: Explanation,
+    pub(super) ejected: &'a dyn Fn(&ServicePort) -> HashSet<SocketAddr>,
+    pub(super) packet: &'a Packet,
+    pub(super) explanation: Explanation,
 }
 
 impl Way<'_> {
-    fn step(&mut self, words: impl Into<String>) {
+    pub(super) fn step(&mut self, words: impl Into<String>) {
         self.explanation.steps.push(words.into());
     }
 
-    /// Names the candidates that are addresses of Services themselves: the kernel's modes
-    /// translate a packet once, and userspace mode does not call itself.
+    /// Names the candidates that are addresses of Services themselves, in the kernel's modes, which
+    /// translate a packet once.
     fn name_dead_ends(&mut self) {
-        let protocol = self.packet.protocol;
-        let candidates = self.explanation.candidates.iter();
-        let candidates: HashSet<SocketAddr> = candidates.map(|one| one.address).collect();
-        if candidates.is_empty() {
+        if self.explanation.candidates.is_empty() {
             return;
         }
-        let ports = self.map.iter();
-        for port in ports.filter(|port| port.name.protocol == protocol) {
-            let addresses = port.addresses().map(|ip| SocketAddr::new(ip, port.port));
-            for address in addresses.filter(|address| candidates.contains(address)) {
-                let name = &port.name;
+        let addresses = ServiceAddresses::of(self.map.iter());
+        for Candidate { address, .. } in self.explanation.candidates.clone() {
+            if let Some((name, _)) = addresses.owner(self.packet.protocol, address) {
                 self.step(format!(
                     "endpoint {address} is itself an address of {name}: calls that are sent there \
                      do not reach its endpoints"
@@ -132,7 +132,7 @@ impl Way<'_> {
         }
     }
 
-    fn end(&mut self, verdict: Verdict, why: impl Into<String>) {
+    pub(super) fn end(&mut self, verdict: Verdict, why: impl Into<String>) {
         self.explanation.verdict = verdict;
         self.step(why);
     }
@@ -273,7 +273,7 @@ impl Way<'_> {
             let why = port.endpoints.none_in_use(reach).unwrap_or_default();
             self.explanation.no_endpoints = Some(why.clone());
             self.without_endpoints(port, role, policy, &why);
-        } else {
+        } else if let Some(chosen) = self.leave_out(port, &chosen) {
             self.choose(port, &chosen);
         }
     }

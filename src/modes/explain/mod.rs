@@ -5,6 +5,7 @@
 
 mod behaviour;
 mod connections;
+mod dead_ends;
 mod decide;
 mod frontend;
 mod policies;
@@ -13,6 +14,8 @@ mod ranges;
 mod tests;
 
 use std::net::{IpAddr, SocketAddr};
+
+use hashbrown::HashSet;
 
 use self::decide::decide;
 pub use self::{
@@ -37,6 +40,12 @@ pub trait Explain {
     /// Returns how an endpoint of `port` is chosen.
     fn selection(&self, port: &ServicePort) -> Selection;
 
+    /// Returns the endpoints of `port` that get no connections while others are there, as they did
+    /// not answer lately, and of which the ServicePort does not say so.
+    fn ejected(&self, _: &ServicePort) -> HashSet<SocketAddr> {
+        HashSet::new()
+    }
+
     /// Returns what is to be there for `port`, as [`Explanation::objects`] has it.
     fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String>;
 
@@ -50,7 +59,9 @@ pub trait Explain {
         packet: &Packet,
     ) -> Result<Explanation, netlink::Error> {
         let behaviour = self.behaviour(map, Family::of(&packet.to.ip()))?;
-        let mut explanation = decide(map, &behaviour, &|port| self.selection(port), packet);
+        let selection = |port: &ServicePort| self.selection(port);
+        let ejected = |port: &ServicePort| self.ejected(port);
+        let mut explanation = decide(map, &behaviour, &selection, &ejected, packet);
         let served_by = explanation.served_by.as_ref();
         if let Some(port) = served_by.and_then(|(name, _)| map.get(name)) {
             explanation.objects = self.objects(map, port);
@@ -153,6 +164,9 @@ pub struct Explanation {
     pub steps: Vec<String>,
     /// Where it may be sent, sorted by address.
     pub candidates: Vec<Candidate>,
+    /// Endpoints that get no such packets although they are ready and policies allow it, each with
+    /// the reason.
+    pub passed_over: Vec<(SocketAddr, String)>,
     /// Why no endpoint gets it; `None`: some does, or it is not for endpoints.
     pub no_endpoints: Option<String>,
     /// What the kernel, or this process, is to hold for the ServicePort, in the words of

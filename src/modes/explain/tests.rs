@@ -1,6 +1,7 @@
 //! What no case of the conformance tests asks; those hold the rest against packets.
 
 mod callers;
+mod dead_ends;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -61,7 +62,13 @@ fn map() -> ServiceMap {
 }
 
 fn decided(map: &ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Explanation {
-    decide(map, behaviour, &|_| Selection::Weighted, packet)
+    decide(
+        map,
+        behaviour,
+        &|_| Selection::Weighted,
+        &|_| HashSet::new(),
+        packet,
+    )
 }
 
 fn explained(pods: Pods, to: &str, from: Caller) -> Explanation {
@@ -251,26 +258,6 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
         let found = stale(&client, &packet, &explained(mode), port);
         assert_eq!(found, expected, "{mode}");
     }
-}
-
-#[test]
-fn an_endpoint_that_is_the_address_of_a_service_is_named() {
-    let to_a_service = ServicePort {
-        endpoints: endpoints([endpoint(([10, 96, 0, 1], 80))]),
-        ..service_port("other", [10, 96, 0, 2])
-    };
-    let map = [to_a_service, service_port("web", [10, 96, 0, 1])];
-    let packet = Packet {
-        to: "10.96.0.2:80".parse().unwrap(),
-        protocol: Protocol::Tcp,
-        from: Caller::Pod,
-    };
-    let explanation = decided(&map.into_iter().collect(), &behaviour(pods()), &packet);
-    let last = explanation.steps.last().unwrap();
-    assert!(
-        last.contains("10.96.0.1:80 is itself an address of"),
-        "{last}"
-    );
 }
 
 #[test]

@@ -17,6 +17,7 @@ use super::{
     observe::{Listing, RealServers, Servers},
     plan::{self, NonEmptySets, Options, ServerId, Set},
     rules::FamilyRules,
+    taken_over::TakenOver,
 };
 use crate::{
     kernel::{ipset::Element, netlink},
@@ -28,7 +29,7 @@ use crate::{
         unsupported, why_missed,
     },
     net::Family,
-    services::{Changes, ServiceMap, ServicePortName},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// One IP family of the mode.
@@ -279,11 +280,15 @@ impl ServedFamily {
         if repaired == Repaired::Some {
             self.state.flows.rules_were_missing(self.family, map);
         }
+        let taken_over = TakenOver::new(map, desired.node());
+        let reasons = |port: &ServicePort| {
+            let mut reasons = plan::unsupported(port, desired.node());
+            reasons.extend(taken_over.reasons(port));
+            reasons
+        };
         let mut report = SyncReport {
             examined: work.examined,
-            unsupported: unsupported::of_changed(self.family, map, changes, |port| {
-                plan::unsupported(port, desired.node())
-            }),
+            unsupported: unsupported::of_changed(self.family, map, changes, reasons),
             next_check: self.next_check(),
             draining: self.drains.len(),
             drains: self.drains.all().take(MOST_DRAINS).map(drain).collect(),

@@ -25,6 +25,7 @@ mod rules;
 mod saved;
 mod settings;
 mod steps;
+mod taken_over;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

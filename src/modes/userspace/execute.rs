@@ -9,6 +9,7 @@ mod inherited;
 #[cfg(test)]
 pub mod listening;
 mod previous_ports;
+mod scarce;
 mod unfiltered;
 
 use std::{
@@ -89,7 +90,7 @@ impl Executor {
         let descriptors = shared.descriptors.clone();
         descriptors.count(0);
         Ok(Executor {
-            loads: Loads::new(&shared.dials),
+            loads: Loads::new(&shared.dials, &shared.captured),
             shared,
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
             groups: HashMap::new(),
@@ -143,14 +144,17 @@ impl Executor {
         self.shared.captured.serve_node_ports(node);
         // Known before the first listener is opened, which is then on as many workers as
         // all of them may be.
+        let mut claims = Vec::new();
         for name in &names {
             let plans = map
                 .get(name)
                 .and_then(|port| plan(port))
                 .unwrap_or_default();
             self.expected.update(name, &plans, node);
+            claims.extend(self.claim(name, &plans, node));
         }
         self.shared.descriptors.expect(self.expected.addresses());
+        let scarce = self.share_out(claims, node);
         for (family, progress) in self.progress.iter() {
             let of_family = names.iter().filter(|name| name.family == family);
             progress.begin("ServicePorts", of_family.count());
@@ -164,8 +168,14 @@ impl Executor {
                 // Which of its clients stay on which endpoint does not matter any more, either.
                 self.assignments.remove(&name);
             }
-            let steps = diff(plans.unwrap_or_default(), &self.applied(&name), node);
-            let mut opened = self.open(&name, steps);
+            let mut plans = plans.unwrap_or_default();
+            let applied = self.applied(&name);
+            let limited = scarce.get(&name).map(|limited| {
+                scarce::limit(&mut plans, &applied, node, *limited);
+                Err(limited.why.to_owned())
+            });
+            let mut opened = self.open(&name, diff(plans, &applied, node));
+            opened = opened.and(limited.unwrap_or(Ok(())));
             self.drop_expired_flows(&name);
             if node.opens_listeners {
                 opened = opened.and(self.reopen_ended(&name));

@@ -1,5 +1,9 @@
 //! How packets find their way in userspace mode.
 
+use std::net::SocketAddr;
+
+use hashbrown::HashSet;
+
 use super::{Userspace, capture::Method, plan};
 use crate::{
     kernel::netlink::Error,
@@ -51,6 +55,10 @@ impl Explain for Userspace {
         let scheduler = plan::scheduler(port, self.options.scheduler);
         let scheduler = scheduler.unwrap_or_else(|used| used.instead);
         Selection::of_scheduler(scheduler.as_str())
+    }
+
+    fn ejected(&self, port: &ServicePort) -> HashSet<SocketAddr> {
+        self.executor.loads().ejected(&port.name)
     }
 
     fn objects(&mut self, _: &ServiceMap, port: &ServicePort) -> Vec<String> {

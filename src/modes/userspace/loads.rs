@@ -5,20 +5,21 @@ use std::{
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
 };
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 
 use super::{
     plan::{GroupKind, GroupName},
-    proxy::{dials::DialLog, group::ServiceGroup},
+    proxy::{captured::Captured, dials::DialLog, group::ServiceGroup},
 };
-use crate::services::ServicePortName;
+use crate::{net::Protocol, services::ServicePortName};
 
 /// The service groups that exist, shared with those who ask for their loads.
 #[derive(Clone, Debug)]
 pub struct Loads {
     groups: Arc<Mutex<HashMap<GroupName, Weak<ServiceGroup>>>>,
     dials: Arc<DialLog>,
+    captured: Arc<Captured>,
 }
 
 /// The load of an endpoint now, and what it had so far.
@@ -47,11 +48,13 @@ pub struct Limited {
 }
 
 impl Loads {
-    /// Returns loads without groups yet, whose tries to reach endpoints are in `dials`.
-    pub(super) fn new(dials: &Arc<DialLog>) -> Loads {
+    /// Returns loads without groups yet, whose tries to reach endpoints are in `dials`; calls of
+    /// addresses that are `captured` come back.
+    pub(super) fn new(dials: &Arc<DialLog>, captured: &Arc<Captured>) -> Loads {
         Loads {
             groups: Arc::default(),
             dials: Arc::clone(dials),
+            captured: Arc::clone(captured),
         }
     }
 
@@ -97,6 +100,22 @@ impl Loads {
             }
         }
         loads
+    }
+
+    /// Returns the endpoints of `port` that get no new connections while others are there, as they
+    /// did not answer lately.
+    pub fn ejected(&self, port: &ServicePortName) -> HashSet<SocketAddr> {
+        let groups = self.groups.lock();
+        let groups = GroupKind::ALL
+            .into_iter()
+            .filter_map(|kind| groups.get(&GroupName::of(port, kind))?.upgrade());
+        groups.flat_map(|group| group.passed_over()).collect()
+    }
+
+    /// Returns the ServicePort for which calls of `endpoint` come back to this process; `None`:
+    /// they do not.
+    pub fn comes_back(&self, protocol: Protocol, endpoint: SocketAddr) -> Option<ServicePortName> {
+        self.captured.owner_at(protocol, endpoint)
     }
 
     pub(super) fn add(&self, name: &GroupName, group: &Arc<ServiceGroup>) {

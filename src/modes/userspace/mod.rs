@@ -25,6 +25,7 @@ pub mod render;
 mod return_path;
 mod rings;
 mod settings;
+mod shares;
 #[cfg(test)]
 mod tests;
 mod unserved;

@@ -1,34 +1,63 @@
-//! The endpoints of an answer to `/v1/explain`.
+//! Which endpoints get packets: those of an answer to `/v1/explain`, and those that are shown as in
+//! use.
 
-use std::{collections::HashSet, net::SocketAddr};
+use std::net::SocketAddr;
 
+use hashbrown::HashMap;
+
+use super::StatusApi;
 use crate::{
+    net::ModeName,
     runner::question::{self, Verdict},
-    services::{NotUsed, ServicePort},
+    services::{AddressKind, NotUsed, ServiceAddresses, ServicePort},
     status_api::{Candidate, PassedOver},
 };
 
-/// Returns the endpoints that such a packet may be sent to. The mode does not know which are
-/// `ejected`: these get no packets, unless all are.
-pub(super) fn used<'a>(
-    explanation: &'a question::Explanation,
-    ejected: &HashSet<SocketAddr>,
-) -> Vec<&'a question::Candidate> {
-    let all = || explanation.candidates.iter();
-    let used: Vec<_> = all()
-        .filter(|one| !ejected.contains(&one.address))
-        .collect();
-    if used.is_empty() {
-        return all().collect();
+impl StatusApi {
+    /// Returns the endpoints of `port` that are not used although the ServicePort does not say so,
+    /// each with the reason: they have one of these `addresses`, or did not answer lately. If none
+    /// answered, all are used.
+    pub(super) fn passed_over(
+        &self,
+        port: &ServicePort,
+        addresses: &ServiceAddresses<'_>,
+    ) -> HashMap<SocketAddr, String> {
+        let protocol = port.name.protocol;
+        let usage = port.endpoints.usage();
+        let used: Vec<SocketAddr> = usage
+            .filter(|(_, why)| why.is_none())
+            .map(|(endpoint, _)| endpoint.address)
+            .collect();
+        let by_rules = matches!(self.about.mode, ModeName::Iptables | ModeName::Nftables);
+        let owner = |address| {
+            let owner = addresses.owner(protocol, address);
+            // Packets to others may reach a load balancer.
+            let owner = owner.filter(|(_, kind)| !by_rules || *kind == AddressKind::ClusterIp);
+            let owner = owner.map(|(name, _)| name.clone());
+            owner.or_else(|| self.traffic.comes_back(protocol, address))
+        };
+        let mut passed_over: HashMap<SocketAddr, String> = used
+            .iter()
+            .filter_map(|address| Some((*address, owner(*address)?.has_address_of_endpoint())))
+            .collect();
+        let ejected = self.traffic.ejected(port);
+        let answers = |address: &&SocketAddr| {
+            !ejected.contains(*address) && !passed_over.contains_key(*address)
+        };
+        if !ejected.is_empty() && used.iter().any(|address| answers(&address)) {
+            for address in used.iter().filter(|address| ejected.contains(*address)) {
+                let why = || NotUsed::Ejected.to_string();
+                passed_over.entry(*address).or_insert_with(why);
+            }
+        }
+        passed_over
     }
-    used
 }
 
-/// Returns what is shown of those that are [`used`], which share what ejected ones do not get.
+/// Returns what is shown of the endpoints that such a packet may be sent to.
 pub(super) fn candidates(
     explanation: &question::Explanation,
     port: Option<&ServicePort>,
-    used: &[&question::Candidate],
 ) -> Vec<Candidate> {
     let node = |address| {
         let all = port.map(|port| port.endpoints.all.iter());
@@ -36,30 +65,30 @@ pub(super) fn candidates(
         let endpoint = all.find(|endpoint| endpoint.address == address)?;
         endpoint.node_name.as_ref().map(ToString::to_string)
     };
-    let ejects = used.len() < explanation.candidates.len();
-    let total: f64 = used.iter().filter_map(|candidate| candidate.share).sum();
-    let share = |share: f64| if ejects { share / total } else { share };
-    let candidates = used.iter().map(|candidate| Candidate {
+    let candidates = explanation.candidates.iter();
+    let candidates = candidates.map(|candidate| Candidate {
         address: candidate.address.to_string(),
         node: node(candidate.address),
-        share: candidate.share.map(share),
+        share: candidate.share,
     });
     candidates.collect()
 }
 
-/// Returns the endpoints that are not [`used`], each with the reason.
+/// Returns the endpoints that get no such packet, each with the reason.
 pub(super) fn passed_over(
     explanation: &question::Explanation,
     port: Option<&ServicePort>,
-    used: &[&question::Candidate],
 ) -> Vec<PassedOver> {
-    let is_used = |address| used.iter().any(|candidate| candidate.address == address);
+    let is_used = |address| {
+        let mut candidates = explanation.candidates.iter();
+        candidates.any(|candidate| candidate.address == address)
+    };
     let usage = port.into_iter().flat_map(|port| port.endpoints.usage());
     let others = usage.filter(|(endpoint, _)| !is_used(endpoint.address));
     let not_used = |address| {
-        let mut candidates = explanation.candidates.iter();
-        if candidates.any(|candidate| candidate.address == address) {
-            return NotUsed::Ejected.to_string();
+        let mut passed_over = explanation.passed_over.iter();
+        if let Some((_, why)) = passed_over.find(|(of, _)| *of == address) {
+            return why.clone();
         }
         match explanation.verdict {
             // Such a packet has no candidates.

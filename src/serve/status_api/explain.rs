@@ -6,7 +6,7 @@ use hyper::StatusCode;
 
 use super::{
     About, StatusApi, address_kind,
-    candidates::{candidates, passed_over, used},
+    candidates::{candidates, passed_over},
     connections,
     destination::{self, Unresolved},
     diff::{difference, unanswered},
@@ -203,8 +203,6 @@ async fn explained_packet(
     let node = api.node_differences(port.map(|port| &port.name.service));
     let found = compared.map(|compared| found(compared, &node, family, api.about.mode));
     let shown = Shown::new(explanation, found);
-    let ejected = port.map(|port| api.traffic.ejected(port));
-    let used = used(explanation, &ejected.unwrap_or_default());
     let name = explanation.served_by.as_ref().map(|(name, _)| name);
     let role = explanation.served_by.as_ref().map(|(_, role)| *role);
     Ok(Explanation {
@@ -220,8 +218,8 @@ async fn explained_packet(
         role: role.map(address_kind),
         no_endpoints: no_endpoints(&api.about, explanation),
         forward_policies,
-        passed_over: passed_over(explanation, port, &used),
-        candidates: candidates(explanation, port, &used),
+        passed_over: passed_over(explanation, port),
+        candidates: candidates(explanation, port),
         steps: explanation.steps.clone(),
         objects: shown.objects,
         differences: shown.differences,

@@ -3,10 +3,11 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
+use hashbrown::HashMap;
 use hyper::StatusCode;
 
 use super::{PortTraffic, StatusApi, address_kind, json, refused, unsupported};
@@ -14,8 +15,8 @@ use crate::{
     runner::status::{Done, FamilyStatus, Reason},
     serve::{http::Answer, service_health::Refused},
     services::{
-        AddressKind, NotUsed, Preferences, Reach, ServicePort, ServicePortName, ServicePorts,
-        SessionAffinity, TrafficPolicy,
+        AddressKind, NotUsed, Preferences, Reach, ServiceAddresses, ServicePort, ServicePortName,
+        ServicePorts, SessionAffinity, TrafficPolicy,
     },
     status_api::{self, Address, Endpoint, ServicePortList, VERSION},
 };
@@ -46,12 +47,13 @@ impl StatusApi {
         let families = self.runner.families();
         let refused = self.health_listeners.refused();
         let traffic = self.traffic.of(&page);
+        let addresses = ServiceAddresses::of(ports.values());
         let items = page
             .into_iter()
             .zip(traffic)
             .map(|(port, traffic)| status_api::ServicePort {
                 health_check_failing: health_check_failing(port, &refused),
-                ..self.port(port, families.get(port.name.family), &traffic)
+                ..self.port(port, families.get(port.name.family), &traffic, &addresses)
             });
         json(&ServicePortList {
             api_version: VERSION.to_owned(),
@@ -66,8 +68,10 @@ impl StatusApi {
         port: &ServicePort,
         family: &FamilyStatus,
         traffic: &PortTraffic,
+        addresses: &ServiceAddresses<'_>,
     ) -> status_api::ServicePort {
         let name = &port.name;
+        let passed_over = self.passed_over(port, addresses);
         let reasons = self.unsupported_by(name);
         let scheduler = scheduler(port, &self.about.scheduler, &reasons);
         let unsupported = reasons.iter().map(|r| unsupported(&name.service, r));
@@ -78,7 +82,7 @@ impl StatusApi {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
             family: name.family.to_string(),
-            addresses: addresses(port),
+            addresses: self::addresses(port),
             scheduler: scheduler.to_owned(),
             affinity_seconds: match port.session_affinity {
                 SessionAffinity::None => None,
@@ -87,11 +91,9 @@ impl StatusApi {
             internal_traffic_policy: policy(port.internal_traffic_policy),
             external_traffic_policy: policy(port.external_traffic_policy),
             source_ranges: ranges.map(ToString::to_string).collect(),
-            endpoints: endpoints(port, traffic),
-            no_endpoints: port
-                .endpoints
-                .none_in_use(Reach::Any)
+            no_endpoints: none_in_use(port, &passed_over)
                 .map(|why| self.about.no_endpoints(&name.service, why)),
+            endpoints: endpoints(port, traffic, &passed_over),
             failing: family.failing(name.family, name),
             health_check_failing: Vec::new(),
             unsupported: unsupported.collect(),
@@ -124,7 +126,7 @@ fn scheduler<'a>(
     match done.find(|done| **done != Done::Unreadable) {
         Some(Done::Instead(other)) => other,
         Some(Done::Nothing) => default,
-        Some(Done::Unreadable) | None => port.scheduler(default),
+        Some(Done::Unreadable | Done::Part) | None => port.scheduler(default),
     }
 }
 
@@ -275,12 +277,30 @@ fn policy(policy: TrafficPolicy) -> String {
     name.to_owned()
 }
 
-fn endpoints(port: &ServicePort, traffic: &PortTraffic) -> Vec<Endpoint> {
+/// Returns why no endpoint takes connections, where some are `passed_over`; `None`: one does.
+fn none_in_use(port: &ServicePort, passed_over: &HashMap<SocketAddr, String>) -> Option<String> {
+    let why = port.endpoints.none_in_use(Reach::Any);
+    if why.is_some() || passed_over.is_empty() {
+        return why;
+    }
+    let usage = port.endpoints.usage();
+    let mut used = usage.filter(|(_, why)| why.is_none());
+    used.all(|(endpoint, _)| passed_over.contains_key(&endpoint.address))
+        .then(|| match passed_over.len() {
+            1 => "the only one has the address of a Service".to_owned(),
+            count => format!("all {count} have addresses of Services"),
+        })
+}
+
+fn endpoints(
+    port: &ServicePort,
+    traffic: &PortTraffic,
+    passed_over: &HashMap<SocketAddr, String>,
+) -> Vec<Endpoint> {
     let usage = port.endpoints.usage();
     let shown = usage.map(|(endpoint, why)| {
         let why = why.map(|why| why.to_string());
-        let ejected = traffic.ejected.contains(&endpoint.address);
-        let why = why.or_else(|| ejected.then(|| NotUsed::Ejected.to_string()));
+        let why = why.or_else(|| passed_over.get(&endpoint.address).cloned());
         Endpoint {
             address: endpoint.address.to_string(),
             node: endpoint.node_name.as_ref().map(ToString::to_string),

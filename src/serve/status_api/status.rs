@@ -17,7 +17,7 @@ use crate::{
         status::{FamilyStatus, Position},
     },
     serve::http::Answer,
-    services::{ServicePort, ServicePortName, ServicePorts},
+    services::{ServiceAddresses, ServicePort, ServicePortName, ServicePorts},
     status_api::{
         Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
         Listed, Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported, VERSION,
@@ -63,7 +63,7 @@ impl StatusApi {
             objects,
             syncs,
             draining: draining(&families),
-            counts: counts(ports.values().filter(is_served)),
+            counts: self.counts(ports.values().filter(is_served), &ports),
             failing,
             health_checks_failing,
             unsupported: self.unsupported(),
@@ -133,6 +133,27 @@ impl StatusApi {
         let refused = self.health_listeners.refused().into_iter();
         let ports = refused.map(|refused| (refused.service, refused.address.port()));
         ports.collect::<BTreeSet<_>>().len()
+    }
+
+    /// Returns how many objects `served` are, of all `ports`.
+    fn counts<'a>(
+        &self,
+        served: impl Iterator<Item = &'a Arc<ServicePort>>,
+        ports: &ServicePorts,
+    ) -> Counts {
+        let addresses = ServiceAddresses::of(ports.values());
+        let mut services = HashSet::new();
+        let mut counts = Counts::default();
+        for port in served {
+            services.insert(&port.name.service);
+            counts.service_ports += 1;
+            counts.endpoints += port.endpoints.all.len();
+            let usage = port.endpoints.usage();
+            let used = usage.filter(|(_, why)| why.is_none()).count();
+            counts.endpoints_in_use += used - self.passed_over(port, &addresses).len();
+        }
+        counts.services = services.len();
+        counts
     }
 
     fn unsupported(&self) -> Listed<Unsupported> {
@@ -235,20 +256,6 @@ fn failing<'a>(families: impl Iterator<Item = (Family, &'a FamilyStatus)>) -> Li
         items.extend(ports.chain(others).take(MOST - items.len()));
     }
     Listed { total, items }
-}
-
-fn counts<'a>(ports: impl Iterator<Item = &'a Arc<ServicePort>>) -> Counts {
-    let mut services = HashSet::new();
-    let mut counts = Counts::default();
-    for port in ports {
-        services.insert(&port.name.service);
-        counts.service_ports += 1;
-        counts.endpoints += port.endpoints.all.len();
-        let usage = port.endpoints.usage();
-        counts.endpoints_in_use += usage.filter(|(_, why)| why.is_none()).count();
-    }
-    counts.services = services.len();
-    counts
 }
 
 /// Returns that the first sync is not complete, and how far it is in each of `families` at the time

@@ -6,7 +6,8 @@ use hashbrown::HashMap;
 
 use super::DialsAsked;
 use crate::{
-    services::ServicePort,
+    net::Protocol,
+    services::{ServicePort, ServicePortName},
     status_api::{DialList, Limited, Traffic},
 };
 
@@ -26,6 +27,11 @@ pub trait TrafficSource: fmt::Debug + Send + Sync {
     fn ejected(&self, _: &ServicePort) -> HashSet<SocketAddr> {
         HashSet::new()
     }
+    /// Returns the ServicePort for which calls of `endpoint` come back to this process; `None`:
+    /// they do not, or the kernel makes them.
+    fn comes_back(&self, _: Protocol, _: SocketAddr) -> Option<ServicePortName> {
+        None
+    }
     /// Returns what is known of each of `ports`, in their order.
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic>;
 }
@@ -37,8 +43,6 @@ pub struct PortTraffic {
     pub of_port: Option<Traffic>,
     /// Traffic of each endpoint, by its address.
     pub endpoints: HashMap<SocketAddr, Traffic>,
-    /// Endpoints that did not answer lately.
-    pub ejected: HashSet<SocketAddr>,
     /// How often limits of its Service kept connections or datagrams out; `None`: the mode has no
     /// limits.
     pub limited: Option<Limited>,

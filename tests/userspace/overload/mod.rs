@@ -10,6 +10,8 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use self::loads::{connect, half_open, udp_clients};
 use crate::{
     faults::measured::measured,
@@ -81,6 +83,41 @@ overloads! {
     backends_that_never_read: LITTLE,
     datagrams_of_many_clients: LITTLE,
     connections_that_are_never_completed: LITTLE,
+}
+
+/// The programs that write the rules need memory as well.
+#[test]
+fn a_first_sync_of_5000_services_needs_64_mib_with_redirect_capture() {
+    in_lab(Capture::Redirect, |lab| {
+        let service = |number: u16| {
+            let [high, low] = number.to_be_bytes();
+            json!({
+                "apiVersion": "v1", "kind": "Service",
+                "metadata": {"namespace": "many", "name": format!("s{number}")},
+                "spec": {
+                    "clusterIP": format!("10.96.{}.{low}", 100 + high),
+                    "ports": [{"name": "http", "port": 80}],
+                },
+            })
+        };
+        let items: Vec<_> = (0..5_000).map(service).collect();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+        lab.write("many.json", &list.to_string());
+        let web = Service::new("web", 10);
+        lab.three_backends().publish_all(&web);
+        let cgroup = MemoryCgroup::new(match CgroupVersion::mounted() {
+            Some(CgroupVersion::Two) => LITTLE_WITH_ALL,
+            _ => LITTLE,
+        });
+        let command = cgroup.command(&lab.node, DESCRIPTORS, &tripod_binary());
+        let _tripod = Tripod::start_as(lab, command);
+        comes_to_be_served(lab, web.cluster()[0], Duration::from_secs(60));
+        figure(
+            "first sync of 5,000 Services",
+            format!("{} MiB at most", cgroup.most() / MIB),
+        );
+        assert_eq!(cgroup.killed(), 0, "processes killed for want of memory");
+    });
 }
 
 fn in_lab(capture: Capture, body: impl FnOnce(&mut Lab)) {

@@ -162,6 +162,7 @@ fn endpoints(family: Family, choices: &mut Choices) -> Endpoints {
         weighed: false,
         ejected: Box::default(),
         forbidden: Box::default(),
+        are_too_many: false,
         absence: None,
         cluster,
         local,

@@ -118,15 +118,19 @@ impl Capture {
         }
     }
 
-    /// Returns what rules of an earlier process capture of `family`, each with the local port that
-    /// they redirect to.
+    /// Returns what rules or routes of an earlier process capture of `family`, each with the local
+    /// port that rules redirect to; 0: it is captured by routes.
     ///
     /// # Errors
     /// When the kernel could not be asked.
     pub async fn previous_ports(&self, family: Family) -> Result<Vec<(Frontend, u16)>, Error> {
         match &self.families.get(family).active {
             ActiveMethod::Redirect(redirect) => redirect.previous_ports().await,
-            ActiveMethod::Local(_) => Ok(Vec::new()),
+            // It only says who comes first where descriptors are scarce.
+            ActiveMethod::Local(_) => {
+                let captured = Local::captured(family).unwrap_or_default();
+                Ok(captured.into_iter().map(|frontend| (frontend, 0)).collect())
+            }
         }
     }
 

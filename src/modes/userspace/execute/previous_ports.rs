@@ -25,6 +25,8 @@ pub struct PreviousPorts {
     /// The local port, with the wildcard address, to which the rules of each frontend redirect.
     ports: HashMap<Frontend, BoundAddress>,
     frontends: HashMap<BoundAddress, Vec<Frontend>>,
+    /// Frontends that routes captured, without a local port.
+    routed: HashSet<Frontend>,
     /// Those that a group has again. The kernel would let two groups bind one of them.
     had: HashSet<BoundAddress>,
     /// Whether the process whose ports they are still listens there.
@@ -32,6 +34,11 @@ pub struct PreviousPorts {
 }
 
 impl PreviousPorts {
+    /// Returns whether an earlier process captured `frontend`.
+    pub fn captured(&self, frontend: &Frontend) -> bool {
+        self.ports.contains_key(frontend) || self.routed.contains(frontend)
+    }
+
     /// Returns the local port that an earlier process had for frontends of this group alone, if
     /// its clients do not call it and no group had it again.
     pub fn local_port(
@@ -63,6 +70,10 @@ impl Executor {
     pub fn take_previous_ports(&mut self, family: Family, redirects: Vec<(Frontend, u16)>) {
         self.previous.of = self.earlier_process();
         for (frontend, port) in redirects {
+            if port == 0 {
+                self.previous.routed.insert(frontend);
+                continue;
+            }
             let port = BoundAddress {
                 protocol: frontend.protocol,
                 address: (family.unspecified(), port).into(),
@@ -81,6 +92,7 @@ impl Executor {
     /// redirected there any more.
     pub fn give_up_previous_ports(&mut self, family: Family) {
         self.previous.ports.retain(|one, _| one.family != family);
+        self.previous.routed.retain(|one| one.family != family);
         let is_of_family = |port: &BoundAddress| Family::of(&port.address.ip()) == family;
         let unused = self
             .previous

@@ -61,6 +61,12 @@ impl InheritedSockets {
             .then_some(address)
     }
 
+    /// Returns whether there is a socket at an address.
+    pub fn is_there(&self, protocol: Protocol, address: SocketAddr) -> bool {
+        let bound = BoundAddress { protocol, address };
+        self.sockets.contains_key(&bound)
+    }
+
     /// Returns the sockets at an address.
     pub fn take(&mut self, protocol: Protocol, address: SocketAddr) -> Vec<InheritedSocket> {
         let taken = self.sockets.remove(&BoundAddress { protocol, address });

@@ -279,6 +279,13 @@ impl ListenerSet {
         handed.fold(Ok(()), Result::and)
     }
 
+    /// Returns how many descriptors its listeners, reservations and local port have.
+    pub fn descriptors(&self) -> usize {
+        let listening: usize = self.open.iter().map(|listeners| listeners.on.len()).sum();
+        let own = self.local_port.is_some() && self.open.is_empty();
+        listening + self.reserved.len() + usize::from(own)
+    }
+
     /// Returns the addresses it listens on.
     pub fn listens_on(&self) -> impl Iterator<Item = SocketAddr> {
         self.open.iter().map(|listeners| listeners.bind.address)

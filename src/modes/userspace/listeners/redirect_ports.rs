@@ -5,11 +5,15 @@ use std::{io, net::SocketAddr, ops::RangeInclusive};
 use hashbrown::HashSet;
 use socket2::{Domain, Socket, Type};
 
-use super::super::proxy::descriptors::{Descriptors, Permits};
+use super::super::proxy::{
+    descriptors::{Descriptors, Permits},
+    usage::Room,
+};
 use crate::{
     kernel::socket::{
         bound::BoundAddress,
         listening::{self, Bind},
+        local_ports,
     },
     net::{Family, Protocol},
 };
@@ -72,6 +76,21 @@ impl RedirectPorts {
             range,
             used: HashSet::new(),
             descriptors,
+        }
+    }
+
+    /// Returns how many ports of a protocol there are, and how many of them no group has: those
+    /// that the kernel picks from are for all programs of the node.
+    pub fn room(&self, protocol: Protocol, family: Family) -> Room {
+        let range = self.range.as_ref().map(ExactSizeIterator::len);
+        let total = range.unwrap_or_else(local_ports::number);
+        let is_of = |one: &&BoundAddress| {
+            one.protocol == protocol && Family::of(&one.address.ip()) == family
+        };
+        let used = self.used.iter().filter(is_of).count();
+        Room {
+            free: total.saturating_sub(used),
+            total,
         }
     }
 

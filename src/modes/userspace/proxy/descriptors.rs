@@ -224,6 +224,15 @@ impl Descriptors {
         }
     }
 
+    /// Returns what there is of descriptors for listeners and reserved ports.
+    pub fn for_services(&self) -> Room {
+        let services = &self.0.services;
+        Room {
+            free: services.free().min(self.free()),
+            total: services.total(),
+        }
+    }
+
     /// Returns how many are free.
     pub fn free(&self) -> usize {
         self.0.permits.free()

@@ -34,6 +34,13 @@ const TRIAL: Duration = Duration::from_secs(8);
 /// what was left has doubled.
 const SWEEP_AT: usize = 64;
 
+/// Maximum number of endpoints of a service group that are named in the log at a time: all may fail
+/// at once.
+const NAMED: usize = 5;
+
+/// Failures in a row after which an endpoint is named: what lasts no longer than a second is not.
+const NAMED_AFTER: u32 = 2;
+
 /// Endpoints that failed lately, mostly none.
 #[derive(Debug, Default)]
 pub struct Failing {
@@ -47,9 +54,18 @@ pub struct Failing {
 #[derive(Debug, Default)]
 struct Table {
     ejections: HashMap<SocketAddr, Ejection>,
+    /// Endpoints that are not to be named in the log: they were, here or elsewhere.
+    logged: HashMap<SocketAddr, Logged>,
     /// When all of them are forgotten.
     last: Option<Instant>,
     sweep_at: usize,
+}
+
+/// Where it was logged that an endpoint is ejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Logged {
+    Here,
+    Elsewhere,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -106,18 +122,23 @@ impl Ejected<'_> {
 
 impl Failing {
     /// Records that the endpoint refused a connection, did not answer in time, or reset
-    /// the connection before it sent anything.
-    pub fn failed(&self, endpoint: SocketAddr) {
+    /// the connection before it sent anything. Returns how often in a row it did, if that is to be
+    /// logged.
+    pub fn failed(&self, endpoint: SocketAddr) -> Option<u32> {
         let now = Instant::now();
         let mut table = self.table.lock();
         let before = table.ejections.get(&endpoint).copied();
         let before = before.filter(|ejection| ejection.forgotten() > now);
         // Attempts that began before the first of them failed are one failure.
         if before.is_some_and(|ejection| ejection.until > now && !ejection.on_trial) {
-            return;
+            return None;
         }
         if table.ejections.len() >= table.sweep_at.max(SWEEP_AT) {
-            table.ejections.retain(|_, e| e.forgotten() > now);
+            let Table {
+                ejections, logged, ..
+            } = &mut *table;
+            ejections.retain(|_, e| e.forgotten() > now);
+            logged.retain(|endpoint, _| ejections.contains_key(endpoint));
             table.sweep_at = table.ejections.len() * 2;
         }
         let failures = before.map_or(0, |ejection| ejection.failures);
@@ -128,15 +149,37 @@ impl Failing {
         };
         table.put(endpoint, ejection);
         self.any.store(true, Relaxed);
+        let is_new = ejection.failures >= NAMED_AFTER && !table.logged.contains_key(&endpoint);
+        let named = || {
+            table
+                .logged
+                .values()
+                .filter(|one| **one == Logged::Here)
+                .count()
+        };
+        if !is_new || named() >= NAMED {
+            return None;
+        }
+        table.logged.insert(endpoint, Logged::Here);
+        Some(ejection.failures)
+    }
+
+    /// Records that it was logged elsewhere why the endpoint is not used.
+    pub fn is_known(&self, endpoint: SocketAddr) {
+        let mut table = self.table.lock();
+        table.logged.entry(endpoint).or_insert(Logged::Elsewhere);
     }
 
     /// Records that the endpoint sent something, or did not reset the connection for a while.
-    pub fn answered(&self, endpoint: SocketAddr) {
-        if self.any.load(Relaxed) {
-            let mut table = self.table.lock();
-            table.ejections.remove(&endpoint);
-            self.any.store(!table.ejections.is_empty(), Relaxed);
+    /// Returns whether it was logged that it does not.
+    pub fn answered(&self, endpoint: SocketAddr) -> bool {
+        if !self.any.load(Relaxed) {
+            return false;
         }
+        let mut table = self.table.lock();
+        table.ejections.remove(&endpoint);
+        self.any.store(!table.ejections.is_empty(), Relaxed);
+        table.logged.remove(&endpoint) == Some(Logged::Here)
     }
 
     /// Returns the endpoints to pass over now, if there may be any.
@@ -171,6 +214,29 @@ mod tests {
 
     fn picked(failing: &Failing, endpoint: SocketAddr) {
         failing.ejected().expect("one failed").picked(endpoint);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_fails_again_is_named_until_it_answers() {
+        let failing = Failing::default();
+        let (a, b) = (endpoint(1), endpoint(2));
+        failing.is_known(b);
+        let fails = async |endpoint| {
+            let first = failing.failed(endpoint);
+            advance(FIRST).await;
+            (first, failing.failed(endpoint))
+        };
+        assert_eq!(fails(a).await, (None, Some(2)));
+        assert_eq!(fails(b).await, (None, None), "the reason is known");
+        advance(LONGEST).await;
+        assert_eq!(failing.failed(a), None, "it is named");
+        assert!(failing.answered(a) && !failing.answered(b));
+        assert_eq!(fails(a).await, (None, Some(2)));
+        let mut named = 0;
+        for last in 10..30 {
+            named += usize::from(fails(endpoint(last)).await.1.is_some());
+        }
+        assert_eq!(named, NAMED - 1);
     }
 
     #[tokio::test(start_paused = true)]

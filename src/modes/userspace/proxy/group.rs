@@ -215,12 +215,27 @@ impl ServiceGroup {
 
     /// Records that an endpoint refused a connection or did not answer in time.
     pub fn failed(&self, endpoint: SocketAddr) {
-        self.failing.failed(endpoint);
+        if let Some(times) = self.failing.failed(endpoint) {
+            tracing::warn!(
+                service = %self.label,
+                %endpoint,
+                "this endpoint is ejected, because it did not answer {times} times in a row: others \
+                 get its connections, and one connection tries it now and then; tripod services \
+                 shows all that are"
+            );
+        }
     }
 
     /// Records that an endpoint answered.
     pub fn answered(&self, endpoint: SocketAddr) {
-        self.failing.answered(endpoint);
+        if self.failing.answered(endpoint) {
+            tracing::info!(service = %self.label, %endpoint, "this endpoint answers again");
+        }
+    }
+
+    /// Records that it was logged why `endpoint` is not used.
+    pub fn is_known(&self, endpoint: SocketAddr) {
+        self.failing.is_known(endpoint);
     }
 
     /// Returns whether `endpoint` did not answer lately, and is passed over while
@@ -228,6 +243,16 @@ impl ServiceGroup {
     pub fn passes_over(&self, endpoint: &SocketAddr) -> bool {
         let ejected = self.failing.ejected();
         ejected.is_some_and(|ejected| ejected.has(endpoint))
+    }
+
+    /// Returns the endpoints that it passes over.
+    pub fn passed_over(&self) -> Vec<SocketAddr> {
+        let Some(ejected) = self.failing.ejected() else {
+            return Vec::new();
+        };
+        let routing = self.routing.load();
+        let servers = routing.servers().map(|server| server.address);
+        servers.filter(|address| ejected.has(address)).collect()
     }
 
     /// Returns the limits of its Service, which are those in `given` where it asks for none.

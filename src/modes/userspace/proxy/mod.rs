@@ -80,7 +80,7 @@ pub struct Shared {
     /// Which endpoints see the client's address.
     pub transparent: Arc<Transparent>,
     /// Addresses at which calls come back here.
-    pub captured: Captured,
+    pub captured: Arc<Captured>,
     /// The rings for the workers.
     pub rings: Rings,
     /// What keeps sockets from one process to the next.
@@ -183,6 +183,9 @@ impl Shared {
     /// once for each group, and when it is over.
     fn comes_back(&self, group: &ServiceGroup, protocol: Protocol, endpoint: SocketAddr) -> bool {
         let owner = self.captured.owner_at(protocol, endpoint);
+        if owner.is_some() {
+            group.is_known(endpoint);
+        }
         if let Some(owner) = &owner
             && group.comes_back_logged.is_first()
         {

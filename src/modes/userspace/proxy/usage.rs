@@ -108,6 +108,11 @@ pub struct Room {
 }
 
 impl Room {
+    /// Returns whether a quarter is left free when `wanted` more units are taken.
+    pub fn is_ample_for(&self, wanted: usize) -> bool {
+        self.free >= wanted.saturating_add(self.total / 4)
+    }
+
     /// Returns whether a Service that has `has` leaves the rest to other Services: it has more
     /// than [`OF_FREE`] times what is free.
     ///

@@ -45,7 +45,7 @@ use crate::{
         route_deletions::RouteDeletions,
     },
     modes::{Difference, Found},
-    net::{Family, Frontend},
+    net::{self, Family, Frontend},
 };
 
 /// Captures a family by routes. Owns every route and rule of our mark in its tables.
@@ -125,6 +125,21 @@ impl Local {
     /// When the kernel refuses.
     pub fn retire(families: &[Family]) -> Result<usize, Error> {
         retire::retire(families)
+    }
+
+    /// Returns what its routes capture in `family`, whichever process added them.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn captured(family: Family) -> Result<Vec<Frontend>, Error> {
+        let installed = observe::installed(&mut Socket::open(Protocol::Route)?, family)?;
+        let of = |protocol| {
+            let captured = installed.iter();
+            let captured = captured.filter_map(move |object| preserved::captured(protocol, object));
+            captured.map(move |at| Frontend::service(protocol, at.ip(), at.port()))
+        };
+        let protocols = [net::Protocol::Tcp, net::Protocol::Udp];
+        Ok(protocols.into_iter().flat_map(of).collect())
     }
 
     /// Returns whether anything of it is there in these families.

@@ -20,7 +20,7 @@ use super::plan::{
 use crate::{
     kernel::{
         connections::Connection,
-        routes::Kind,
+        routes::{Kind, TABLE_LOCAL},
         rules::{Action, Rule},
     },
     net::{Family, Protocol},
@@ -51,6 +51,15 @@ pub fn captured(protocol: Protocol, object: &Object) -> Option<SocketAddr> {
     delivers.then(|| SocketAddr::new(route.destination.addr(), port))
 }
 
+/// Returns the address all ports of which a route delivers packets for; `None` for other objects.
+fn captured_whole(object: &Object) -> Option<IpAddr> {
+    let Object::Route(route) = object else {
+        return None;
+    };
+    let delivers = matches!(route.kind, Kind::Local(_)) && route.table == TABLE_LOCAL;
+    delivers.then(|| route.destination.addr())
+}
+
 /// What open connections need of what is installed.
 pub struct Needed {
     /// The service addresses and ports to which they were opened.
@@ -68,7 +77,10 @@ impl Needed {
     pub fn of(installed: &[Object], open: &[Connection], own: &HashSet<IpAddr>) -> Needed {
         let tcp = |object: &Object| captured(Protocol::Tcp, object);
         let captured: HashSet<_> = installed.iter().filter_map(tcp).collect();
-        let open = open.iter().filter(|open| captured.contains(&open.local));
+        let whole: HashSet<_> = installed.iter().filter_map(captured_whole).collect();
+        let open = open.iter().filter(|Connection { local, .. }| {
+            captured.contains(local) || whole.contains(&local.ip())
+        });
         let (mut frontends, mut clients) = (BTreeSet::new(), BTreeSet::new());
         let mut connections = 0;
         for Connection { local, remote } in open {
@@ -95,6 +107,9 @@ impl Needed {
             Object::Address(ip) => self.addresses.contains(ip),
             Object::Route(route) if route.table == TABLE_ICMP => {
                 self.addresses.contains(&route.destination.addr())
+            }
+            Object::Route(route) if route.table == TABLE_LOCAL => {
+                captured_whole(object).is_some_and(|ip| self.addresses.contains(&ip))
             }
             Object::Route(_) => {
                 captured(Protocol::Tcp, object).is_some_and(|f| self.frontends.contains(&f))
@@ -175,6 +190,33 @@ mod tests {
         });
         let objects: BTreeSet<_> = objects.collect();
         objects.into_iter().collect()
+    }
+
+    #[test]
+    fn a_route_of_all_ports_stays_for_a_connection_to_any_of_them() {
+        let environment = Environment {
+            family: Family::V4,
+            matches_ports: false,
+            loopback: 1,
+            has_loopback_address: false,
+            own: HashSet::new(),
+        };
+        let route = |ip: &str| {
+            let frontend = Frontend::service(Protocol::Tcp, ip.parse().unwrap(), 80);
+            objects(&frontend, Delivery::WholeAddress, &environment)
+        };
+        let [used, unused] = ["10.96.0.1", "10.96.0.2"].map(route);
+        let all = [used.clone(), unused.clone()].concat();
+        let open = [connection("10.96.0.1:65535", "192.0.2.1:4000")];
+        let needed = Needed::of(&all, &open, &HashSet::new());
+        assert!(
+            used.iter().all(|object| needed.includes(object)),
+            "{used:?}"
+        );
+        assert!(
+            !unused.iter().any(|object| needed.includes(object)),
+            "{unused:?}"
+        );
     }
 
     fn connection(local: &str, remote: &str) -> Connection {

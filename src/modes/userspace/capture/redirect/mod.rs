@@ -251,7 +251,7 @@ impl Redirect {
         let interest = plan::by_rule;
         let observed = self.writer.observe(interest, tables, nothing_else).await?;
         let chains = observed.chains();
-        let transaction = exact_difference(&observed, &applied.rule_set(), family);
+        let transaction = exact_difference(&observed, applied.rule_set(), family);
         let steps = transaction.groups.iter().flat_map(|group| &group.ops);
         let differences = steps.flat_map(|op| {
             let step = || Difference::of_step(None, op, &chains, family);
@@ -326,8 +326,8 @@ impl Redirect {
             .observe(plan::interest, tables, nothing_else)
             .await?;
         self.synced.observed = true;
-        let desired = self.applied.rule_set();
-        let transaction = exact_difference(&observed, &desired, family);
+        // Not while the programs run, which need memory as well.
+        let transaction = exact_difference(&observed, self.applied.rule_set(), family);
         if self.watch.take_suspect() || !transaction.is_empty() {
             // Clients that called while rules were missing were not redirected.
             self.stale.extend(self.applied.frontends());
@@ -370,9 +370,10 @@ impl Redirect {
         is_empty: impl Fn(Table, &str) -> bool,
         report: &mut Report,
     ) -> Result<(), Error> {
-        self.synced.transactions = match self.writer.run(&transaction).await {
+        self.synced.transactions = match self.writer.run_in_parts(&transaction).await {
             Err(error @ xtables::Error::Failed { .. }) if transaction.deletes() => {
-                let made = self.writer.run(&transaction.emptying(is_empty)).await?;
+                let emptying = transaction.emptying(is_empty);
+                let made = self.writer.run_in_parts(&emptying).await?;
                 report.messages.push(format!(
                     "{}: chains that nothing needs any more are left empty, because another \
                      program's rule leads to one of them: {error}",

@@ -1,0 +1,239 @@
+//! Who gets what is scarce, such as file descriptors of listeners and local ports: namespaces and
+//! Services in turn, and none so much that nothing is left for others. Pure.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, VecDeque},
+    sync::Arc,
+};
+
+use hashbrown::HashMap;
+
+use super::proxy::usage::Room;
+use crate::services::{ServiceName, ServicePortName};
+
+/// Where there are fewer units than this, none are left free: whoever chose so few has counted.
+const LEAVES_ROOM: usize = 256;
+
+/// What a ServicePort asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub name: ServicePortName,
+    /// How many units it lacks.
+    pub wants: usize,
+    /// Whether an earlier process served it: then it comes before others, and gets all that there
+    /// is.
+    pub was_served: bool,
+}
+
+/// How many units namespaces and Services have.
+#[derive(Debug, Default)]
+pub struct Held {
+    namespaces: HashMap<Arc<str>, usize>,
+    services: HashMap<ServiceName, usize>,
+}
+
+impl Held {
+    /// Counts `units` of `service`.
+    pub fn add(&mut self, service: &ServiceName, units: usize) {
+        let namespace = Arc::clone(&service.namespace);
+        *self.namespaces.entry(namespace).or_default() += units;
+        *self.services.entry(service.clone()).or_default() += units;
+    }
+}
+
+/// A Service that asks for more.
+struct Waiting<'a> {
+    held: usize,
+    given: usize,
+    /// Its claims that are not met, each by its place.
+    claims: VecDeque<(usize, &'a Claim)>,
+}
+
+/// A namespace with Services that ask for more, by what they have: the one with the least is first.
+struct Namespace<'a> {
+    held: usize,
+    services: BinaryHeap<Reverse<(usize, &'a ServiceName)>>,
+}
+
+/// Gives units of `room` to the `claims`, where namespaces and Services have what is `held`.
+/// Returns how many each claim gets.
+pub fn share_out(mut room: Room, mut held: Held, claims: &[Claim]) -> Vec<usize> {
+    let mut granted = vec![0; claims.len()];
+    let wanted: usize = claims.iter().map(|claim| claim.wants).sum();
+    if room.is_ample_for(wanted) {
+        return claims.iter().map(|claim| claim.wants).collect();
+    }
+    for was_served in [true, false] {
+        let turn = claims.iter().zip(&mut granted);
+        let turn = turn.filter(|(claim, _)| claim.was_served == was_served);
+        let leaves_room = !was_served && room.total >= LEAVES_ROOM;
+        give(&mut room, &mut held, turn.collect(), leaves_room);
+    }
+    granted
+}
+
+/// Gives units in turn. With `leaves_room`, none gets what is for others.
+fn give(room: &mut Room, held: &mut Held, mut turn: Vec<(&Claim, &mut usize)>, leaves_room: bool) {
+    let mut services: BTreeMap<&ServiceName, Waiting<'_>> = BTreeMap::new();
+    let claims: Vec<&Claim> = turn.iter().map(|(claim, _)| *claim).collect();
+    for (at, claim) in claims.into_iter().enumerate() {
+        let service = &claim.name.service;
+        let waiting = services.entry(service).or_insert_with(|| Waiting {
+            held: held.services.get(service).copied().unwrap_or(0),
+            given: 0,
+            claims: VecDeque::new(),
+        });
+        waiting.claims.push_back((at, claim));
+    }
+    let mut namespaces: BTreeMap<&Arc<str>, Namespace<'_>> = BTreeMap::new();
+    for (service, waiting) in &services {
+        let name = &service.namespace;
+        let namespace = namespaces.entry(name).or_insert_with(|| Namespace {
+            held: held.namespaces.get(name).copied().unwrap_or(0),
+            services: BinaryHeap::new(),
+        });
+        namespace.services.push(Reverse((waiting.held, service)));
+    }
+    let order = namespaces
+        .iter()
+        .map(|(name, one)| Reverse((one.held, *name)));
+    let mut order: BinaryHeap<_> = order.collect();
+    while room.free > 0
+        && let Some(Reverse((of_namespace, name))) = order.pop()
+    {
+        // All of these are there.
+        let Some(namespace) = namespaces.get_mut(name) else {
+            continue;
+        };
+        let Some(Reverse((of_service, service))) = namespace.services.pop() else {
+            continue;
+        };
+        let Some(waiting) = services.get_mut(service) else {
+            continue;
+        };
+        let Some((at, claim)) = waiting.claims.front().copied() else {
+            continue;
+        };
+        let Some((_, granted)) = turn.get_mut(at) else {
+            continue;
+        };
+        let is_for_others = || {
+            room.is_for_others(of_namespace) || room.is_for_other_clients(of_service, of_namespace)
+        };
+        if leaves_room && is_for_others() {
+            // The other Services of the namespace have no less.
+            continue;
+        }
+        room.free -= 1;
+        waiting.given += 1;
+        **granted += 1;
+        if **granted >= claim.wants {
+            waiting.claims.pop_front();
+        }
+        if !waiting.claims.is_empty() {
+            namespace.services.push(Reverse((of_service + 1, service)));
+        }
+        namespace.held = of_namespace + 1;
+        order.push(Reverse((namespace.held, name)));
+    }
+    for (service, waiting) in services {
+        held.add(service, waiting.given);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::service_ports::port_name;
+
+    /// Returns the claims of `ports` ports of `namespace/service`.
+    fn claims(namespace: &str, service: &str, ports: usize) -> impl Iterator<Item = Claim> + use<> {
+        let name = port_name(&format!("{namespace}/{service}:0"));
+        (0..ports).map(move |_| Claim {
+            name: name.clone(),
+            wants: 1,
+            was_served: false,
+        })
+    }
+
+    /// Returns how much each Service gets of `total`, of which `held` is not free.
+    fn shares(total: usize, held: &[(&str, usize)], claims: &[Claim]) -> Vec<(String, usize)> {
+        let mut free = total;
+        let mut has = Held::default();
+        for (name, units) in held {
+            let (namespace, name) = name.split_once('/').expect("two parts");
+            let (namespace, name) = (namespace.into(), name.into());
+            has.add(&ServiceName { namespace, name }, *units);
+            free -= units;
+        }
+        let granted = share_out(Room { free, total }, has, claims);
+        let mut shares: BTreeMap<String, usize> = BTreeMap::new();
+        for (claim, granted) in claims.iter().zip(granted) {
+            *shares.entry(claim.name.service.to_string()).or_default() += granted;
+        }
+        shares.into_iter().collect()
+    }
+
+    fn expected(shares: &[(&str, usize)]) -> Vec<(String, usize)> {
+        let shares = shares.iter();
+        shares
+            .map(|(name, units)| ((*name).to_owned(), *units))
+            .collect()
+    }
+
+    #[test]
+    fn a_service_that_asks_for_all_leaves_the_others_theirs() {
+        let huge = || claims("aaa", "huge", 30_000);
+        let others = |count: usize| {
+            let each = (0..count).flat_map(|n| claims("shop", &format!("s{n:02}"), 2));
+            each.chain(claims("zoo", "web", 100))
+        };
+        let all: Vec<_> = huge().chain(others(3)).collect();
+        let of_others = [
+            ("shop/s00", 2),
+            ("shop/s01", 2),
+            ("shop/s02", 2),
+            ("zoo/web", 100),
+        ];
+        let granted = shares(10_000, &[], &all);
+        assert_eq!(granted[1..], expected(&of_others), "after a restart");
+        assert!((5_900..6_100).contains(&granted[0].1), "{granted:?}");
+        let held = [("aaa/huge", granted[0].1)];
+        let later: Vec<_> = others(3).collect();
+        assert_eq!(
+            shares(10_000, &held, &later),
+            expected(&of_others),
+            "they came later"
+        );
+        // In its own namespace as well.
+        let own: Vec<_> = claims("aaa", "small", 9).collect();
+        assert_eq!(shares(10_000, &held, &own), expected(&[("aaa/small", 9)]));
+        // Little by little it gets no more than that a quarter is left.
+        let more: Vec<_> = huge().take(10).collect();
+        assert_eq!(
+            shares(10_000, &[("aaa/huge", 7_500)], &more),
+            expected(&[("aaa/huge", 0)])
+        );
+    }
+
+    #[test]
+    fn what_was_served_before_comes_first() {
+        let mut all: Vec<_> = claims("aaa", "huge", 30_000).collect();
+        all.extend(claims("shop", "web", 600).map(|claim| Claim {
+            was_served: true,
+            ..claim
+        }));
+        let granted = shares(1_000, &[], &all);
+        assert_eq!(granted[1].1, 600, "more than its share");
+        assert!((200..300).contains(&granted[0].1), "{granted:?}");
+    }
+
+    #[test]
+    fn where_there_is_enough_everyone_gets_all() {
+        let all: Vec<_> = claims("aaa", "huge", 740).collect();
+        assert_eq!(shares(1_000, &[], &all), expected(&[("aaa/huge", 740)]));
+        let none = shares(0, &[], &all);
+        assert_eq!(none, expected(&[("aaa/huge", 0)]));
+    }
+}
