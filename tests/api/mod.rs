@@ -21,6 +21,7 @@ mod alerts;
 mod connection;
 mod credentials;
 mod crowd;
+mod events;
 mod lists;
 mod metrics;
 mod outages;
