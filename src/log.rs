@@ -1,13 +1,16 @@
 //! The log: one line per event, on standard error.
 
+mod limit;
+
 use std::{
     fmt::{self, Write as _},
     io,
     str::FromStr,
-    time::SystemTime,
+    time::{Instant, SystemTime},
 };
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tracing::{
     Event, Level, Subscriber,
@@ -21,6 +24,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
     util::SubscriberInitExt,
 };
+
+use self::limit::{Limit, Verdict};
 
 /// The format of lines (`--logging-format`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +60,11 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let lines = tracing_subscriber::fmt::layer()
-        .event_format(Lines(format))
+        .event_format(Lines {
+            format,
+            // Who asks for more wants all of it.
+            limit: (verbosity < 2).then(Mutex::default),
+        })
         .with_writer(writer);
     tracing_subscriber::registry()
         .with(filter(verbosity))
@@ -75,20 +84,42 @@ fn filter(verbosity: u8) -> Targets {
         6 | 7 => LevelFilter::INFO,
         _ => LevelFilter::DEBUG,
     };
-    // kube's client warns at each connection whose certificate is not verified; Tripod logs that
-    // once, when it reads the credentials.
-    let tls = match others {
+    // kube's client warns at each connection whose certificate is not verified, which Tripod logs
+    // once, when it reads the credentials; and it quotes answers that it cannot read.
+    let client = match others {
         LevelFilter::WARN => LevelFilter::ERROR,
         others => others,
     };
     Targets::new()
         .with_target(env!("CARGO_CRATE_NAME"), own)
-        .with_target("kube_client::client::tls", tls)
+        .with_target("kube_client", client)
         .with_default(others)
 }
 
 /// Writes each event as one line, whatever is in it.
-struct Lines(Format);
+struct Lines {
+    format: Format,
+    /// `None`: all events are written.
+    limit: Option<Mutex<Limit>>,
+}
+
+impl Lines {
+    /// Returns what follows the message; `None`: the event is left out.
+    fn judge(&self, event: &Event<'_>) -> Option<String> {
+        let Some(limit) = &self.limit else {
+            return Some(String::new());
+        };
+        let mut line = TextLine::default();
+        event.record(&mut line);
+        let text = format!("{}{}", line.message, line.fields);
+        let place = event.metadata().callsite();
+        match limit.lock().judge(place, &text, Instant::now()) {
+            Verdict::Log => Some(String::new()),
+            Verdict::LogWith(note) => Some(format!(" ({note})")),
+            Verdict::LeaveOut => None,
+        }
+    }
+}
 
 impl<S, N> FormatEvent<S, N> for Lines
 where
@@ -102,22 +133,26 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let now = SystemTime::now();
-        match self.0 {
-            Format::Text => text(&mut writer, event, now),
-            Format::Json => json(&mut writer, event, now),
+        let Some(note) = self.judge(event) else {
+            return Ok(());
+        };
+        match self.format {
+            Format::Text => text(&mut writer, event, &note, now),
+            Format::Json => json(&mut writer, event, &note, now),
         }?;
         writer.write_char('\n')
     }
 }
 
-fn text(writer: &mut Writer<'_>, event: &Event<'_>, now: SystemTime) -> fmt::Result {
+fn text(writer: &mut Writer<'_>, event: &Event<'_>, note: &str, now: SystemTime) -> fmt::Result {
     let now = Timestamp::try_from(now).unwrap_or(Timestamp::UNIX_EPOCH);
     let level = event.metadata().level();
     write!(writer, "{now:.6} {level:>5} ")?;
     let mut line = TextLine::default();
     event.record(&mut line);
     escaped(writer, &line.message)?;
-    escaped(writer, &line.fields)
+    escaped(writer, &line.fields)?;
+    writer.write_str(note)
 }
 
 /// Writes `text` with control characters escaped: they would begin a line, or control the reader's
@@ -148,7 +183,7 @@ impl Visit for TextLine {
     }
 }
 
-fn json(writer: &mut Writer<'_>, event: &Event<'_>, now: SystemTime) -> fmt::Result {
+fn json(writer: &mut Writer<'_>, event: &Event<'_>, note: &str, now: SystemTime) -> fmt::Result {
     let since = now
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
@@ -172,6 +207,9 @@ fn json(writer: &mut Writer<'_>, event: &Event<'_>, now: SystemTime) -> fmt::Res
             .insert("caller".to_owned(), json!(format!("{file}:{number}")));
     }
     event.record(&mut line);
+    if let Some(Value::String(message)) = line.0.get_mut("msg") {
+        message.push_str(note);
+    }
     write!(writer, "{}", Value::Object(line.0))
 }
 
@@ -287,6 +325,35 @@ mod tests {
         assert!((-1.0..60_000.0).contains(&age), "{age} ms ago");
         let second: Value = serde_json::from_str(&json[1]).unwrap();
         assert_eq!(second.get("v"), None);
+    }
+
+    #[test]
+    fn an_object_that_changes_all_the_time_does_not_fill_the_log() {
+        let events = || {
+            for n in 0..450 {
+                tracing::warn!("Service ns/storm: value {n} cannot be used");
+                tracing::info!(service = %"ns/storm:http", "in force again");
+            }
+            tracing::warn!("Service ns/quiet: no lc");
+        };
+        for format in [Format::Text, Format::Json] {
+            let log = lines_as(0, format, events);
+            assert_eq!(log.len(), 11, "{log:#?}");
+            assert!(log[10].contains("ns/quiet"), "{log:#?}");
+            assert!(
+                log[9].contains("more like this only every 20 s"),
+                "{log:#?}"
+            );
+        }
+        assert_eq!(lines_as(2, Format::Text, events).len(), 901);
+    }
+
+    /// It may be anything, and as long as the server likes.
+    #[test]
+    fn answers_that_kubes_client_cannot_read_are_not_quoted() {
+        let quote = || tracing::warn!(target: "kube_client::client", "{{\"a\":1}}, missing field");
+        assert_eq!(lines_as(0, Format::Text, quote).len(), 0);
+        assert_eq!(lines_as(6, Format::Text, quote).len(), 1);
     }
 
     #[test]

@@ -4,7 +4,8 @@ use serde_saphyr::Options;
 
 /// Returns options under which no text of `length` bytes costs more than its length warrants.
 /// Aliases are rare in manifests and configurations, and the only way for a short text to become
-/// long. Errors quote nothing of the text.
+/// long. Errors quote nothing of the text. `0120` is 80, as for `kubectl` and kube-proxy (YAML 1.1;
+/// `resolve.go` of sigs.k8s.io/yaml).
 pub fn limited(length: usize) -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -19,6 +20,7 @@ pub fn limited(length: usize) -> Options {
             max_total_replayed_events: 200_000,
             max_replay_stack_depth: 16,
         },
+        legacy_octal_numbers: true,
         with_snippet: false,
     }
 }

@@ -328,7 +328,15 @@ impl Access {
 
     /// Waits until the rate limit lets a request with this method pass.
     pub(crate) async fn turn(&self, method: &Method) {
-        let waited = self.budget.take().await;
+        self.waited(method, self.budget.take().await);
+    }
+
+    /// As [`Access::turn`], for a request that can wait: others may use the burst before it.
+    pub(crate) async fn last_turn(&self, method: &Method) {
+        self.waited(method, self.budget.take_last().await);
+    }
+
+    fn waited(&self, method: &Method, waited: Option<Duration>) {
         if let (Source::Connection(_, metrics), Some(waited)) = (&self.shared.source, waited) {
             let to = Asked::new(method, &self.shared.current.load().server);
             metrics.waited(&to, waited);

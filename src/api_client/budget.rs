@@ -36,11 +36,20 @@ impl Budget {
     /// Waits for the turn of one request. Returns how long that took; `None`: there is no
     /// limit.
     pub(super) async fn take(&self) -> Option<Duration> {
+        self.take_on(self.credit).await
+    }
+
+    /// As [`Budget::take`], for a request that can wait: the burst stays with the others.
+    pub(super) async fn take_last(&self) -> Option<Duration> {
+        self.take_on(Duration::ZERO).await
+    }
+
+    async fn take_on(&self, credit: Duration) -> Option<Duration> {
         let cost = self.cost?;
         let now = Instant::now();
         let turn = {
             let mut paid_at = self.paid_at.lock();
-            let turn = paid_at.checked_sub(self.credit).unwrap_or(now).max(now);
+            let turn = paid_at.checked_sub(credit).unwrap_or(now).max(now);
             *paid_at = (*paid_at).max(now) + cost;
             turn
         };
@@ -79,5 +88,20 @@ mod tests {
                 "{requests} at {qps}/{burst}: {took}"
             );
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_can_wait_is_paced_and_leaves_the_burst_to_others() {
+        let budget = Budget::new(5.0, 10);
+        let begun = Instant::now();
+        for _ in 0..11 {
+            budget.take_last().await;
+        }
+        let took = begun.elapsed().as_secs_f32();
+        assert!((took - 2.0).abs() < 0.05, "{took}");
+        for _ in 0..9 {
+            budget.take().await;
+        }
+        assert!(begun.elapsed().as_secs_f32() - took < 0.05);
     }
 }

@@ -1,4 +1,4 @@
-//! A client whose requests and answers are counted and measured.
+//! A client whose requests and answers are counted and measured, and whose answers have a limit.
 
 use std::{
     pin::Pin,
@@ -8,9 +8,17 @@ use std::{
 
 use http::{Request, Response, Uri};
 use hyper::body::{Body, Buf, Frame, SizeHint};
-use tower::Service;
+use tower::{BoxError, Service};
 
 use super::metrics::{Asked, RequestMetrics};
+
+/// Maximum size of an answer that is read as a whole, in bytes, as it is after decompression.
+const LONGEST_ANSWER: u64 = 16 << 20;
+
+/// Marks a request, among its extensions, whose answer is read piece by piece and may have any
+/// size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Streamed;
 
 /// A client whose requests are counted.
 #[derive(Clone)]
@@ -32,6 +40,7 @@ where
     S::Future: Send + 'static,
     B: Body,
     R: Body,
+    R::Error: Into<BoxError>,
 {
     type Response = Response<Measured<R>>;
     type Error = S::Error;
@@ -45,6 +54,7 @@ where
         let asked = Asked::new(request.method(), request.uri());
         let size = request.body().size_hint().exact();
         let is_watch = is_watch(request.uri());
+        let is_streamed = request.extensions().get::<Streamed>().is_some();
         let metrics = self.metrics.clone();
         let begun = Instant::now();
         let answer = self.inner.call(request);
@@ -56,6 +66,11 @@ where
             let answer = answer?;
             Ok(answer.map(|body| Measured {
                 size: 0,
+                longest: if is_streamed {
+                    u64::MAX
+                } else {
+                    LONGEST_ANSWER
+                },
                 has_ended: body.is_end_stream(),
                 body,
                 report: (!is_watch).then_some((metrics, asked)),
@@ -77,18 +92,23 @@ fn is_watch(uri: &Uri) -> bool {
 pub(super) struct Measured<R> {
     body: R,
     size: u64,
+    longest: u64,
     has_ended: bool,
     report: Option<(RequestMetrics, Asked)>,
 }
 
-impl<R: Body + Unpin> Body for Measured<R> {
+impl<R> Body for Measured<R>
+where
+    R: Body + Unpin,
+    R::Error: Into<BoxError>,
+{
     type Data = R::Data;
-    type Error = R::Error;
+    type Error = BoxError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<R::Data>, R::Error>>> {
+    ) -> Poll<Option<Result<Frame<R::Data>, BoxError>>> {
         let this = self.get_mut();
         let frame = Pin::new(&mut this.body).poll_frame(context);
         match &frame {
@@ -96,11 +116,16 @@ impl<R: Body + Unpin> Body for Measured<R> {
                 let read = frame.data_ref().map_or(0, Buf::remaining);
                 this.size += read as u64;
                 this.has_ended = this.body.is_end_stream();
+                if this.size > this.longest {
+                    let limit = this.longest >> 20;
+                    let text = format!("the answer has over {limit} MiB");
+                    return Poll::Ready(Some(Err(text.into())));
+                }
             }
             Poll::Ready(None) => this.has_ended = true,
             Poll::Ready(Some(Err(_))) | Poll::Pending => {}
         }
-        frame
+        frame.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -142,6 +167,7 @@ mod tests {
             "/broken" => return Err(io::Error::other("no answer")),
             "/missing" => *answer.status_mut() = StatusCode::NOT_FOUND,
             "/empty" => *answer.body_mut() = Full::default(),
+            "/large" => *answer.body_mut() = Full::from(vec![b' '; 17 << 20]),
             _ => {}
         }
         Ok(answer)
@@ -171,6 +197,27 @@ mod tests {
         // Five requests of three bytes. The request without an answer has no answer size,
         // and neither has the watch.
         assert_eq!(metrics.measured(HOST), [5.0, 15.0, 3.0, 20.0]);
+    }
+
+    #[tokio::test]
+    async fn an_answer_has_a_limit_unless_it_is_streamed() {
+        let metrics = RequestMetrics::register(&Registry::new()).unwrap();
+        let mut client = Counted::new(tower::service_fn(server), metrics);
+        for is_streamed in [false, true] {
+            let request = Request::get(format!("https://{HOST}/large"));
+            let mut request = request.body(Full::default()).unwrap();
+            if is_streamed {
+                request.extensions_mut().insert(Streamed);
+            }
+            let read = client
+                .call(request)
+                .await
+                .unwrap()
+                .into_body()
+                .collect()
+                .await;
+            assert_eq!(read.is_ok(), is_streamed);
+        }
     }
 
     #[tokio::test]

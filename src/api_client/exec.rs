@@ -2,7 +2,12 @@
 //! protocol of client-go's credential plugins
 //! (`k8s.io/client-go/pkg/apis/clientauthentication`).
 
-use std::{os::unix::process::CommandExt, process::Stdio, time::Duration};
+use std::{
+    io,
+    os::unix::process::CommandExt,
+    process::{Output, Stdio},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use kube::config::{AuthInfo, ExecAuthCluster, ExecConfig, ExecInteractiveMode};
@@ -11,11 +16,21 @@ use nix::{
     unistd::Pid,
 };
 use serde::{Deserialize, Serialize};
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    io::AsyncReadExt,
+    process::{Child, Command},
+    time::timeout,
+};
 
 /// How long a plugin may run. client-go sets no limit; a plugin that hangs would then
 /// prevent the proxy from ever starting.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Maximum size of what a plugin writes to its standard output, and how much is read of its standard
+/// error, in bytes.
+const LONGEST_OUTPUT: u64 = 1 << 20;
+/// Maximum length of a plugin's message in ours, in characters.
+const LONGEST_MESSAGE: usize = 1000;
 
 /// Versions of the protocol that client-go still supports.
 const VERSIONS: [&str; 2] = [
@@ -31,7 +46,7 @@ pub enum PluginError {
     Unusable(String),
     /// The plugin could not be started.
     #[error("it cannot be run: {0}")]
-    Start(#[source] std::io::Error),
+    Start(#[source] io::Error),
     /// The plugin did not end in time.
     #[error("it did not end within {} s and was killed", .0.as_secs())]
     Hangs(Duration),
@@ -100,22 +115,64 @@ async fn run_within(plugin: &ExecConfig, patience: Duration) -> Result<Credentia
     let mut command = command(plugin, version)?;
     let child = command.spawn().map_err(PluginError::Start)?;
     let group = child.id().and_then(|id| i32::try_from(id).ok());
-    let Ok(output) = timeout(patience, child.wait_with_output()).await else {
-        // The program itself is killed on drop; it leads a process group of its own.
-        if let Some(group) = group {
-            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+    let output = match timeout(patience, output(child)).await {
+        Ok(Ok(Some(output))) => output,
+        ended => {
+            // The program itself is killed on drop; it leads a process group of its own.
+            if let Some(group) = group {
+                let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+            }
+            return Err(match ended {
+                Ok(Err(error)) => PluginError::Start(error),
+                Ok(Ok(_)) => {
+                    PluginError::Answer(format!("it has over {} MiB", LONGEST_OUTPUT >> 20))
+                }
+                Err(_) => PluginError::Hangs(patience),
+            });
         }
-        return Err(PluginError::Hangs(patience));
     };
-    let output = output.map_err(PluginError::Start)?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
+        let line = text.trim().lines().last().unwrap_or_default();
         return Err(PluginError::Failed {
             status: output.status,
-            message: text.trim().lines().last().unwrap_or_default().to_owned(),
+            message: line.chars().take(LONGEST_MESSAGE).collect(),
         });
     }
     read(&output.stdout, version)
+}
+
+/// Returns what a plugin wrote, and how it ended; `None`: it writes too much.
+async fn output(mut child: Child) -> io::Result<Option<Output>> {
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let (Some(stdout), Some(stderr)) = (stdout, stderr) else {
+        return Err(io::Error::other("no pipe"));
+    };
+    let (mut answer, mut errors) = (Vec::new(), Vec::new());
+    let mut limited = stderr.take(LONGEST_OUTPUT);
+    let errors_read = async {
+        limited.read_to_end(&mut errors).await?;
+        // A plugin that complains at length must not wait for a reader.
+        tokio::io::copy(&mut limited.into_inner(), &mut tokio::io::sink()).await
+    };
+    let answer_read = async {
+        let mut limited = stdout.take(LONGEST_OUTPUT + 1);
+        limited.read_to_end(&mut answer).await?;
+        if answer.len() as u64 > LONGEST_OUTPUT {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(())
+    };
+    let read = async { tokio::try_join!(answer_read, errors_read, child.wait()) };
+    match read.await {
+        Ok(((), _, status)) => Ok(Some(Output {
+            status,
+            stdout: answer,
+            stderr: errors,
+        })),
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns the version of the protocol; an error if the plugin cannot be used at all.
@@ -307,6 +364,17 @@ mod tests {
         };
         let error = run(&terminal).await.unwrap_err().to_string();
         assert!(error.contains("interactiveMode"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_writes_without_end_is_killed() {
+        let begun = Instant::now();
+        let error = run(&plugin("yes")).await.unwrap_err().to_string();
+        assert!(error.contains("over 1 MiB"), "{error}");
+        let script = "yes >&2 & sleep 0.5; kill $!; exit 3";
+        let error = run(&plugin(script)).await.unwrap_err().to_string();
+        assert!(error.ends_with(": y"), "{error}");
+        assert!(begun.elapsed() < PATIENCE);
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ mod proxy;
 mod transports;
 mod validity;
 
+pub(crate) use self::counted::Streamed;
 pub use self::{
     access::{Access, AccessError, Connection},
     causes::causes,

@@ -28,8 +28,6 @@ pub(super) enum Tree {
 pub(super) fn parse(text: &str) -> Result<Vec<Tree>, String> {
     let mut options = yaml::limited(text.len());
     options.duplicate_keys = DuplicateKeyPolicy::LastWins;
-    // kube-proxy's reader follows YAML 1.1: 017 is 15.
-    options.legacy_octal_numbers = true;
     serde_saphyr::from_str_multiple_with_options(text, options).map_err(|e| e.to_string())
 }
 

@@ -1,5 +1,6 @@
 //! Writes events to the API server (`events.k8s.io/v1`).
 
+use http::Method;
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event as ApiEvent},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -65,6 +66,7 @@ async fn write(
         }
         Verdict::Count { name, count } => {
             let series = json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
+            access.last_turn(&Method::PATCH).await;
             let api = api(access.client().await);
             let params = PatchParams::default();
             match api.patch(&name, &params, &Patch::Merge(&series)).await {
@@ -74,6 +76,7 @@ async fn write(
         }
         Verdict::Create => {}
     }
+    access.last_turn(&Method::POST).await;
     let api = api(access.client().await);
     api.create(&PostParams::default(), &object).await?;
     limit.created(event, object.metadata.name.unwrap_or_default());

@@ -214,6 +214,7 @@ impl<M: Mode> Runner<M> {
                 },
                 Some(question) = self.asked.recv() => self.answer(question).await,
                 () = self.trimmer.settled() => self.trimmer.trim_again(),
+                () = self.tracker.oddities_last() => self.tracker.log_lasting(),
             }
         }
     }

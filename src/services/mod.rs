@@ -23,6 +23,7 @@ mod namespaces;
 mod node;
 mod oddity;
 mod owners;
+mod passing;
 mod port;
 mod port_name;
 mod select;

@@ -9,13 +9,13 @@ use std::{
 
 use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
-use tracing::info;
 
 use super::{
     ByName, Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
     ServiceMap, ServiceName, ServicePort, SliceName,
     assemble::service_ports,
     owners::AddressOwnership,
+    passing::{LASTING, Passing},
     select::{NodeWeights, ThisNode},
     slice::Owner,
 };
@@ -33,6 +33,8 @@ pub struct Tracker {
     /// may go and come back before what looks at connections notices.
     ejected: HashMap<ServiceName, BTreeSet<SocketAddr>>,
     service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
+    /// Oddities that are logged if they last.
+    passing: Passing,
     ownership: AddressOwnership,
     map: ServiceMap,
 }
@@ -64,6 +66,7 @@ impl Tracker {
             weights: NodeWeights::new(),
             ejected: HashMap::new(),
             service_cidrs: BTreeMap::new(),
+            passing: Passing::default(),
             ownership: AddressOwnership::default(),
             map: ServiceMap::default(),
         }
@@ -92,13 +95,35 @@ impl Tracker {
 
     /// Folds events into the map. Returns what they changed, which is nothing
     /// where they cancel out or concern nothing that this node serves. Objects
-    /// that are newly odd are logged once.
+    /// that are newly odd are logged once: at once, or by [`Tracker::log_lasting`] if it mostly
+    /// passes.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Changes {
         let (changes, oddities) = self.fold(events);
-        for oddity in oddities {
-            info!("{oddity}");
-        }
+        self.passing.log(oddities);
         changes
+    }
+
+    /// Waits until [`Tracker::log_lasting`] should be called.
+    pub async fn oddities_last(&self) {
+        self.passing.due().await;
+    }
+
+    /// Logs the oddities that have lasted for some seconds.
+    pub fn log_lasting(&mut self) {
+        self.log_oddities(Some(LASTING));
+    }
+
+    /// Logs all oddities that were not logged yet, where the objects will not change.
+    pub fn log_all(&mut self) {
+        self.log_oddities(None);
+    }
+
+    fn log_oddities(&mut self, lasting: Option<std::time::Duration>) {
+        let services = &self.services;
+        self.passing.log_those(lasting, |service, oddity| {
+            let entry = services.get(service);
+            entry.is_some_and(|entry| entry.oddities.contains(oddity))
+        });
     }
 
     /// Sets the addresses of the node that serve node ports. Returns what that
@@ -111,9 +136,7 @@ impl Tracker {
         for name in dirty {
             self.rebuild(&name, &mut changes, &mut odd);
         }
-        for oddity in odd {
-            info!("{oddity}");
-        }
+        self.passing.log(odd);
         changes
     }
 

@@ -117,6 +117,12 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
         };
         let mut objects = render::read(settings, folder).await?;
         report.incomplete = lacking_node(&objects, folder)?;
+        if !objects.faults.is_empty() {
+            let faults = objects.faults.join("; ");
+            let faults = format!("--manifests has parts that cannot be used: {faults}");
+            let before = report.incomplete.take().map(|before| format!("{before}; "));
+            report.incomplete = Some(before.unwrap_or_default() + &faults);
+        }
         report.changes = Some(target.changes(&there, &mut objects.tracker)?);
     }
     Ok(report)
@@ -172,6 +178,7 @@ fn lacking_node(objects: &Objects, folder: &Path) -> Result<Option<String>, Stri
         tracker,
         node,
         nodes,
+        ..
     } = objects;
     let folder = folder.display();
     if tracker.node().is_some() {

@@ -9,7 +9,7 @@ use crate::{
     modes::{render, verdict},
     net::ModeName,
     node::{self, NodePorts},
-    services::{Event, Tracker},
+    services::{Batch, Event, Tracker},
     watch,
 };
 
@@ -17,7 +17,15 @@ pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
     let mut objects = read(settings, folder).await?;
     let text = text(settings, &mut objects.tracker)?;
     cli::put(&text)?;
-    Ok(())
+    match objects.faults.len() {
+        0 => Ok(()),
+        faults => Err(format!(
+            "{} has {faults} parts that cannot be used, and are not in what was printed: {}",
+            folder.display(),
+            objects.faults.join("; ")
+        )
+        .into()),
+    }
 }
 
 /// The objects of a folder of manifests.
@@ -28,6 +36,8 @@ pub(super) struct Objects {
     pub(super) node: String,
     /// The names of all Nodes of the folder.
     pub(super) nodes: BTreeSet<Arc<str>>,
+    /// Why parts of the folder cannot be used.
+    pub(super) faults: Vec<String>,
 }
 
 /// Reads the objects of a folder of manifests, for the node of the settings.
@@ -39,18 +49,19 @@ pub(super) async fn read(settings: &Settings, folder: &Path) -> Result<Objects, 
         .map_err(|e| format!("cannot read --manifests {}: {e}", folder.display()))?;
     let node = node::name(&settings.configuration.hostname_override)?;
     let mut tracker = Tracker::new(&node);
-    let objects = watch::manifests::spawn(folder).recv().await;
-    let events = objects.unwrap_or_default().events;
+    let (Batch { events }, faults) = watch::manifests::read(folder).await;
     let nodes = events.iter().filter_map(|event| match event {
         Event::Node(node) => Some(Arc::clone(&node.name)),
         _ => None,
     });
     let nodes = nodes.collect();
     tracker.apply(events);
+    tracker.log_all();
     Ok(Objects {
         tracker,
         node,
         nodes,
+        faults,
     })
 }
 

@@ -85,6 +85,10 @@ pub struct ObjectKind {
     pub required: bool,
     /// Why the objects cannot be followed now; `None`: they are being followed.
     pub trouble: Option<Trouble>,
+    /// Why some objects cannot be used as they are now, such as a document of a folder with a
+    /// typing error; their last good versions stay in use, and the others are followed.
+    #[serde(default)]
+    pub faults: Vec<String>,
 }
 
 /// A problem, and the time at which it began.

@@ -20,6 +20,8 @@ fn lines(report: &Report) -> String {
     rows.extend(report.checks().iter().map(cells));
     let mut lines = vec![format!("{} mode", report.mode())];
     lines.extend(report.notes().iter().cloned());
+    let faults = report.faults().iter();
+    lines.extend(faults.map(|fault| format!("not tried: {fault}")));
     lines.push(String::new());
     lines.extend(table::lines(&rows));
     lines.extend([String::new(), report.summary(), String::new()]);

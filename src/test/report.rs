@@ -17,6 +17,8 @@ pub struct Report {
     mode: String,
     /// What the reader should know about the whole test.
     notes: Vec<String>,
+    /// Why parts of the folder cannot be used, so that they were not tried.
+    faults: Vec<String>,
     passed: usize,
     failed: usize,
     skipped: usize,
@@ -118,6 +120,7 @@ impl Report {
             kind: "TestReport",
             mode: mode.to_string(),
             notes: Vec::new(),
+            faults: Vec::new(),
             passed: count(Outcome::Passed),
             failed: count(Outcome::Failed),
             skipped: count(Outcome::Skipped),
@@ -130,12 +133,17 @@ impl Report {
         Report { notes, ..self }
     }
 
-    /// Returns the exit status: 0 if every promise that was tried was kept, 1 if one was not, 2 if
-    /// none could be tried.
+    /// Returns the report of a folder with these faults.
+    pub fn with_faults(self, faults: Vec<String>) -> Report {
+        Report { faults, ..self }
+    }
+
+    /// Returns the exit status: 0 if every promise that was tried was kept, 1 if one was not, or
+    /// the folder has faults, 2 if none could be tried.
     pub fn status(&self) -> ExitCode {
-        match (self.passed, self.failed) {
-            (0, 0) => ExitCode::from(UNABLE),
-            (_, 0) => ExitCode::SUCCESS,
+        match (self.passed, self.failed, self.faults.is_empty()) {
+            (0, 0, _) => ExitCode::from(UNABLE),
+            (_, 0, true) => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
         }
     }
@@ -146,6 +154,10 @@ impl Report {
 
     pub(super) fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    pub(super) fn faults(&self) -> &[String] {
+        &self.faults
     }
 
     pub(super) fn checks(&self) -> &[Check] {
@@ -160,6 +172,12 @@ impl Report {
             skipped,
             ..
         } = self;
-        format!("{passed} passed, {failed} failed, {skipped} skipped")
+        let mut summary = format!("{passed} passed, {failed} failed, {skipped} skipped");
+        match self.faults.len() {
+            0 => {}
+            1 => summary.push_str("; 1 part of the folder cannot be used"),
+            faults => summary.push_str(&format!("; {faults} parts of the folder cannot be used")),
+        }
+        summary
     }
 }

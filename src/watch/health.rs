@@ -23,7 +23,13 @@ pub struct KindHealth {
     pub required: bool,
     /// Why the objects cannot be followed now; `None`: they are being followed.
     pub trouble: Option<Trouble>,
+    /// Why some objects cannot be used as they are now; their last good versions stay in use, and
+    /// the others are followed.
+    pub faults: Vec<String>,
 }
+
+/// Maximum number of faults that are named; of further ones the number is given.
+const NAMED: usize = 20;
 
 impl SourceHealth {
     /// Returns how each kind goes that is followed, by its name.
@@ -50,6 +56,21 @@ impl SourceHealth {
     /// Records that all objects of `kind` are known, or as many as ever will be.
     pub(super) fn is_complete(&self, kind: &'static str) {
         self.kinds.lock().entry(kind).or_default().complete = true;
+    }
+
+    /// Records why some objects of `kind` cannot be used now.
+    pub(super) fn has_faults<'a>(
+        &self,
+        kind: &'static str,
+        faults: impl IntoIterator<Item = &'a str>,
+    ) {
+        let mut faults = faults.into_iter();
+        let mut named: Vec<String> = faults.by_ref().take(NAMED).map(str::to_owned).collect();
+        match faults.count() {
+            0 => {}
+            more => named.push(format!("{more} more; the log has all of them")),
+        }
+        self.kinds.lock().entry(kind).or_default().faults = named;
     }
 
     /// Records why `kind` cannot be followed.
@@ -83,6 +104,7 @@ mod tests {
             listed: 2,
             required: true,
             trouble: None,
+            faults: Vec::new(),
         };
         assert_eq!(health.kinds()["Services"], expected);
     }

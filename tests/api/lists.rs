@@ -342,5 +342,8 @@ async fn service_cidrs_are_followed_where_they_are_asked_for() {
         let mut recorder = Recorder::with_service_cidrs(pipe::access(&server));
         assert_eq!(recorder.next(SOON).await, Some(1), "{code}");
         assert!(networks(&recorder).is_empty());
+        // That a server is old is no fault.
+        let is_trouble = recorder.troubles().contains_key("ServiceCIDRs");
+        assert_eq!(is_trouble, code == 403, "{code}");
     }
 }

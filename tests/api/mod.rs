@@ -2,6 +2,7 @@
 //! chunked watches, paging and bookmarks is led through what happens to real
 //! ones. Most tests let Tokio's clock run ahead, so that minutes take no time.
 
+mod bodies;
 pub mod cluster;
 mod feed;
 mod forward_proxy;
@@ -20,11 +21,13 @@ mod alerts;
 mod connection;
 mod credentials;
 mod crowd;
+mod events;
 mod lists;
 mod metrics;
 mod outages;
 mod plugin;
 mod program;
+mod recovery;
 mod secure;
 
 use prometheus::Registry;

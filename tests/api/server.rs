@@ -68,8 +68,12 @@ pub struct Script {
     pub cut: Option<&'static str>,
     /// The next page of that collection is answered with 410.
     pub expire_page: Option<&'static str>,
+    /// Pages of that collection are answered with these bytes, which are compressed if so.
+    pub page: Option<(&'static str, Bytes, bool)>,
     /// The next streaming list of that collection ends before it is complete.
     pub break_list: Option<&'static str>,
+    /// Each streaming list is answered with 200, some events and this.
+    pub fail_streams: Option<&'static str>,
     /// Watches of that collection from a version up to this one are answered with this alone.
     pub fail_watches: Option<(&'static str, u64, &'static str)>,
     /// All requests: when, verb and collection.
@@ -134,7 +138,9 @@ impl Server {
                 refuse: Vec::new(),
                 cut: None,
                 expire_page: None,
+                page: None,
                 break_list: None,
+                fail_streams: None,
                 fail_watches: None,
                 calls: Vec::new(),
                 queries: Vec::new(),
@@ -293,6 +299,11 @@ impl Server {
                     first.pop();
                     return Response::new(Feed::of(lines(&first)));
                 }
+                if let Some(text) = script.fail_streams {
+                    let mut begun = lines(&first[..first.len().min(1)]);
+                    begun.extend_from_slice(text.as_bytes());
+                    return Response::new(Feed::of(begun));
+                }
                 first.push(bookmark(cluster.version, true));
                 cluster.now()
             }
@@ -336,7 +347,11 @@ impl Server {
         }
         let (mut head, body) = answer.into_parts();
         let bytes = match body {
-            Feed::Whole(Some(bytes)) if bytes.len() > 128 << 10 => bytes,
+            Feed::Whole(Some(bytes))
+                if bytes.len() > 128 << 10 && !head.headers.contains_key("content-encoding") =>
+            {
+                bytes
+            }
             other => return Response::from_parts(head, other),
         };
         self.script().compressed += 1;
@@ -355,6 +370,14 @@ impl Server {
         limit: Option<&str>,
         token: Option<&str>,
     ) -> Response<Feed> {
+        if let Some((_, bytes, gzip)) = script.page.as_ref().filter(|(of, ..)| *of == path) {
+            let mut answer = Response::new(Feed::Whole(Some(bytes.clone())));
+            if *gzip {
+                let encoding = "gzip".parse().unwrap();
+                answer.headers_mut().insert("content-encoding", encoding);
+            }
+            return answer;
+        }
         let cluster = self.cluster.lock().unwrap();
         let (version, mut items) = match token {
             Some(_) if script.expire_page.take_if(|of| **of == *path).is_some() => {

@@ -311,19 +311,35 @@ fn a_health_check_that_cannot_be_served_at_several_addresses_is_one_port() {
 }
 
 #[test]
-fn objects_that_cannot_be_read_make_it_unhealthy() {
+fn a_faulty_document_is_named_and_the_rest_is_followed() {
     Lab::run(|lab| {
         lab.publish_all(&Service::new("web", 1));
         let _running = started(lab, &[]);
-        lab.write("broken.yaml", "kind: Service\napiVersion: v1\nspec: [");
-        let printed = comes_to_exit(lab, 1);
-        let words =
-            "manifests cannot be followed, the last known state stays in force: broken.yaml";
-        assert!(printed.text.contains(words), "{printed:?}");
-        let since = "manifests: known; not followed, since ";
-        assert!(printed.text.contains(since), "{printed:?}");
-        lab.write("broken.yaml", "");
-        comes_to_exit(lab, 0);
+        for (text, reason) in [
+            (
+                "kind: Service\napiVersion: v1\nspec: [",
+                "document 1, line 3: ",
+            ),
+            (
+                "kind: Servcie\napiVersion: v1\nmetadata: {name: x}\n",
+                "document 1: Service default/x: unknown kind \"Servcie\", did you mean Service?",
+            ),
+        ] {
+            lab.write("broken.yaml", text);
+            let printed = comes_to_exit(lab, 1);
+            let words = format!("manifests: broken.yaml: {reason}");
+            assert!(printed.text.contains(&words), "{printed:?}");
+            assert!(!printed.text.contains("followed"), "{printed:?}");
+            let faults = &status(lab)["objects"]["kinds"][0]["faults"];
+            assert_eq!(faults.as_array().map(Vec::len), Some(1), "{faults}");
+            // The alert that no object is followed does not fire.
+            let at = "127.0.0.1:10249".parse().expect("an address");
+            let metrics = get(&lab.node, at, "/metrics").expect("metrics");
+            let followed = "tripod_objects_followed{kind=\"manifests\",required=\"true\"} 1";
+            assert!(metrics.contains(followed), "{metrics}");
+            lab.write("broken.yaml", "");
+            comes_to_exit(lab, 0);
+        }
     });
 }
 

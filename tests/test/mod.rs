@@ -160,6 +160,38 @@ fn the_table_has_a_line_for_each_check() {
     });
 }
 
+/// A Service with a typing error is not tried, which must not look as if all were well.
+#[test]
+fn a_folder_with_faults_fails() {
+    run(Share::Beside, || {
+        let folder = folder("services.yaml", SERVICES);
+        let text = "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {prots: []}\n";
+        fs::write(folder.join("wrong.yaml"), text).expect("a file");
+        let arguments = ["--proxy-mode=userspace", "--output=json"];
+        let (text, error, status) = printed(command(&folder, &arguments));
+        assert_eq!(status, Some(1), "{error}{text}");
+        let report = report(&text);
+        assert_eq!(report["failed"], 0);
+        let fault = report["faults"][0].as_str().expect("a fault");
+        assert!(
+            fault.contains("unknown field spec.prots, did you mean ports?"),
+            "{fault}"
+        );
+
+        let mut render = die_with_parent(tripod_binary());
+        render.args([
+            "render",
+            "--proxy-mode=nftables",
+            "--hostname-override=node-1",
+        ]);
+        render.arg("--manifests").arg(&folder);
+        let (text, error, status) = printed(render);
+        assert_eq!(status, Some(1), "{error}");
+        assert!(text.contains("10.96.0.13"), "the rest is printed: {text}");
+        assert!(error.contains("spec.prots"), "{error}");
+    });
+}
+
 /// An ordinary user makes the namespaces as well, where that is allowed at all.
 #[test]
 fn no_root_is_needed() {

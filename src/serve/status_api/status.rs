@@ -107,6 +107,7 @@ impl StatusApi {
             complete: kind.complete,
             required: kind.required,
             trouble: kind.trouble.as_ref().map(trouble),
+            faults: kind.faults,
         });
         Objects {
             source: self.about.source.clone(),
@@ -329,6 +330,9 @@ fn problems(objects: &Objects, syncs: &[FamilySync], failing: usize) -> Vec<Stri
             ));
         }
     }
+    let kinds = objects.kinds.iter();
+    let faults = kinds.flat_map(|kind| kind.faults.iter().map(move |why| (&kind.name, why)));
+    problems.extend(faults.map(|(name, why)| format!("{name}: {why}")));
     let mut required = objects.kinds.iter().filter(|kind| kind.required);
     if required.any(|kind| !kind.complete) {
         let why = "no sync yet: what an earlier process left in the kernel stays, and nothing else \

@@ -30,6 +30,9 @@ use crate::api_client::{Access, Connection, RequestMetrics};
 /// The DaemonSet whose image the pods get, as `deploy/` and kubeadm name it.
 const DAEMON_SET: [&str; 2] = ["kube-system", "kube-proxy"];
 
+/// Number of Nodes on a page of a list: with their images, some have 50 kB.
+const NODES: u32 = 100;
+
 /// Longest kubeconfig from standard input, in bytes.
 const LONGEST_INPUT: u64 = 1 << 20;
 
@@ -220,10 +223,17 @@ impl Kubernetes {
     /// Says why they could not be listed.
     pub async fn nodes(&self) -> Result<Vec<Node>, Failure> {
         let api = Api::<Node>::all(self.client().await);
-        let listed = api.list(&ListParams::default()).await;
-        listed
-            .map(|list| list.items)
-            .map_err(|error| Failure::new("list", "nodes", "", &error))
+        let mut nodes = Vec::new();
+        let mut params = ListParams::default().limit(NODES);
+        loop {
+            let page = api.list(&params).await;
+            let page = page.map_err(|error| Failure::new("list", "nodes", "", &error))?;
+            nodes.extend(page.items);
+            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if params.continue_token.is_none() {
+                return Ok(nodes);
+            }
+        }
     }
 
     /// Returns the image of the DaemonSet that Tripod usually runs as.

@@ -52,8 +52,8 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
         })?;
     // Each server needs open files; with too few, whatever needs one reports that.
     open_files::raise_limit();
-    let batch = watch::manifests::spawn(&folder).recv().await;
-    let objects = Objects::new(batch.unwrap_or_default().events);
+    let (batch, faults) = watch::manifests::read(&folder).await;
+    let objects = Objects::new(batch.events);
     let node = match &asked.node {
         Some(_) => own,
         None => objects.node(own),
@@ -92,7 +92,9 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
             "more than {THOROUGH} checks: each ends when every endpoint has answered once"
         ));
     }
-    Ok(Report::new(mode, checks).with_notes(notes))
+    Ok(Report::new(mode, checks)
+        .with_notes(notes)
+        .with_faults(faults))
 }
 
 /// Returns the mode that runs.

@@ -8,7 +8,7 @@ use kube::{client::Body, core::Status};
 use tokio::time::timeout;
 
 use super::pause::MOST_ASKED;
-use crate::api_client::{Access, causes};
+use crate::api_client::{Access, Streamed, causes};
 
 /// How long the server may take until it begins to answer: it may have to wait
 /// for its own cache. client-go has no limit, and waits for ever where this
@@ -29,12 +29,15 @@ pub(super) enum Failure {
     Unsupported(String),
     /// The credentials are not accepted (401).
     Unauthorized(String),
-    /// The objects do not exist or are forbidden (403, 404).
+    /// The objects are forbidden (403).
     Withheld(String),
+    /// The server does not have such objects (404).
+    Absent(String),
     /// The server asks for a pause (429, or any answer with `Retry-After`).
     Busy(Duration, String),
-    /// All other failures: no connection, a broken stream, an error of the
-    /// server.
+    /// There is no answer, or a proxy before the server says that it has none (502, 503).
+    Silent(String),
+    /// All other failures: a broken stream, an error of the server.
     Broken(String),
 }
 
@@ -45,6 +48,8 @@ impl std::fmt::Display for Failure {
             Failure::Unsupported(text)
             | Failure::Unauthorized(text)
             | Failure::Withheld(text)
+            | Failure::Absent(text)
+            | Failure::Silent(text)
             | Failure::Broken(text) => f.write_str(text),
             Failure::Busy(asked, text) => {
                 let (all, most) = (asked.as_secs(), MOST_ASKED.as_secs());
@@ -63,12 +68,13 @@ pub(super) async fn ask(
     access: &Access,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
 ) -> Result<Response<Body>, Failure> {
-    let request = request.map_err(|error| Failure::Broken(chain(&error)))?;
+    let mut request = request.map_err(|error| Failure::Broken(chain(&error)))?;
+    request.extensions_mut().insert(Streamed);
     let client = access.client().await;
     let answer = timeout(ANSWER, client.send(request.map(Body::from))).await;
     let response = answer
-        .map_err(|_| Failure::Broken(format!("no answer for {} s", ANSWER.as_secs())))?
-        .map_err(|error| Failure::Broken(unsent(&error)))?;
+        .map_err(|_| Failure::Silent(format!("no answer for {} s", ANSWER.as_secs())))?
+        .map_err(|error| Failure::Silent(unsent(&error)))?;
     if response.status().is_success() {
         return Ok(response);
     }
@@ -145,7 +151,9 @@ fn meaning(status: &Status, retry_after: Option<u32>) -> Failure {
             StatusCode::BAD_REQUEST | StatusCode::NOT_ACCEPTABLE | StatusCode::UNPROCESSABLE_ENTITY,
         ) => Failure::Unsupported(text),
         Some(StatusCode::UNAUTHORIZED) => Failure::Unauthorized(text),
-        Some(StatusCode::FORBIDDEN | StatusCode::NOT_FOUND) => Failure::Withheld(text),
+        Some(StatusCode::FORBIDDEN) => Failure::Withheld(text),
+        Some(StatusCode::NOT_FOUND) => Failure::Absent(text),
+        Some(StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE) => Failure::Silent(text),
         _ => Failure::Broken(text),
     }
 }
@@ -218,9 +226,10 @@ mod tests {
             (r#"{"code":400}"#, "Unsupported"),
             (r#"{"code":401}"#, "Unauthorized"),
             (r#"{"code":403,"reason":"Forbidden"}"#, "Withheld"),
-            (r#"{"code":404}"#, "Withheld"),
+            (r#"{"code":404}"#, "Absent"),
             (r#"{"code":429}"#, "Busy"),
             (r#"{"code":503,"details":{"retryAfterSeconds":1}}"#, "Busy"),
+            (r#"{"code":503}"#, "Silent"),
             (r#"{"code":500}"#, "Broken"),
             (r#"{}"#, "Broken"),
         ];

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
 use http::{Method, Response};
 use http_body_util::BodyExt;
 use kube::{
@@ -15,7 +14,7 @@ use kube::{
     core::Request,
 };
 use tokio::{
-    sync::Notify,
+    sync::{MutexGuard, Notify},
     time::{Instant, sleep, timeout},
 };
 use tracing::{debug, info, warn};
@@ -26,6 +25,8 @@ use super::{
     kind::Kind,
     lines::{End, Lines},
     pause::Pauses,
+    server::{Server, TURN},
+    splitter::Splitter,
 };
 use crate::{api_client::Access, log_once::LogOnce, watch::SourceHealth};
 
@@ -43,10 +44,16 @@ const SHORT: Duration = Duration::from_secs(1);
 /// After so many watches in a row that failed before they showed anything, everything is listed
 /// anew: from where they resume, the server may fail each time. client-go lists after each.
 const FUTILE: u32 = 3;
+/// Longest pause while the server does not answer, and for `RECOVERY` after it answered again. A
+/// change made once it is back should take effect within 3 s.
+const OUTAGE: Duration = Duration::from_secs(2);
+/// A server that starts refuses requests for some seconds.
+const RECOVERY: Duration = Duration::from_secs(30);
 
 /// What all kinds share.
 pub(super) struct Context<'a> {
     pub(super) access: &'a Access,
+    pub(super) server: &'a Server,
     pub(super) changes: &'a Notify,
     pub(super) health: &'a SourceHealth,
 }
@@ -54,6 +61,7 @@ pub(super) struct Context<'a> {
 /// Follows one kind of objects.
 pub(super) struct Follower<'a, K: Kind> {
     access: &'a Access,
+    server: &'a Server,
     health: &'a SourceHealth,
     fields: Option<String>,
     intake: Intake<'a, K>,
@@ -64,9 +72,21 @@ pub(super) struct Follower<'a, K: Kind> {
     unfinished: bool,
     /// Whether everything was listed anew since the server was last well.
     expired: bool,
+    /// Whether it was logged that the server does not have such objects.
+    is_absent: bool,
+    reach: Reach<'a>,
     /// How many watches in a row failed before they showed that they work.
     futile: u32,
     outage: Option<Outage>,
+}
+
+/// Whether the server answers at all.
+enum Reach<'a> {
+    Answers,
+    /// The last request had no answer. With the turn, the next one may be made.
+    Silent(Option<MutexGuard<'a, ()>>),
+    /// It has answered again since then.
+    AnswersAgain(Instant),
 }
 
 /// How far a watch is.
@@ -92,12 +112,14 @@ impl<'a, K: Kind> Follower<'a, K> {
     ) -> Self {
         let Context {
             access,
+            server,
             changes,
             health,
         } = context;
         health.begins(K::PLURAL, !K::DISPENSABLE);
         Follower {
             access,
+            server,
             health,
             fields,
             intake,
@@ -105,6 +127,8 @@ impl<'a, K: Kind> Follower<'a, K> {
             pauses,
             unfinished: false,
             expired: false,
+            is_absent: false,
+            reach: Reach::Answers,
             futile: 0,
             outage: None,
         }
@@ -113,7 +137,6 @@ impl<'a, K: Kind> Follower<'a, K> {
     /// Follows the objects for ever.
     pub(super) async fn run(mut self) {
         loop {
-            self.access.turn(&Method::GET).await;
             let result = match self.intake.version() {
                 None => self.list().await,
                 Some(_) => self.watch().await,
@@ -121,7 +144,42 @@ impl<'a, K: Kind> Follower<'a, K> {
             if let Err(failure) = result {
                 let pause = self.failed(&failure);
                 sleep(pause).await;
+                if let Reach::Silent(turn) = &mut self.reach {
+                    *turn = None;
+                }
             }
+        }
+    }
+
+    /// Makes a request. While the server does not answer, the kinds take turns: one request of this
+    /// node at a time shows when it is back, and the others follow at once.
+    async fn ask(
+        &mut self,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<Response<Body>, Failure> {
+        if let Reach::Silent(turn @ None) = &mut self.reach {
+            *turn = timeout(TURN, self.server.turn.lock()).await.ok();
+        }
+        self.access.turn(&Method::GET).await;
+        let answer = ask(self.access, request).await;
+        match (&answer, &self.reach) {
+            (Err(Failure::Silent(_)), Reach::Silent(_)) => {}
+            (Err(Failure::Silent(_)), _) => self.reach = Reach::Silent(None),
+            (_, Reach::Silent(_)) => {
+                self.reach = Reach::AnswersAgain(Instant::now());
+                self.pauses.reset();
+            }
+            _ => {}
+        }
+        answer
+    }
+
+    /// Returns the longest pause after a failure.
+    fn longest_pause(&self) -> Duration {
+        match self.reach {
+            Reach::Silent(_) => OUTAGE,
+            Reach::AnswersAgain(since) if since.elapsed() < RECOVERY => OUTAGE,
+            _ => Duration::MAX,
         }
     }
 
@@ -132,17 +190,30 @@ impl<'a, K: Kind> Follower<'a, K> {
             self.intake.expire();
             // It happens after a long outage, and waiting does not help; but it must not repeat.
             if !std::mem::replace(&mut self.expired, true) {
+                self.pauses.reset();
                 return Duration::ZERO;
             }
         }
+        let longest = self.longest_pause();
         let pause = match failure {
-            Failure::Busy(at_least, _) => self.pauses.at_least(*at_least),
-            _ => self.pauses.next(),
+            Failure::Busy(at_least, _) => self.pauses.at_least(*at_least, longest),
+            _ => self.pauses.next(longest),
         };
-        if K::DISPENSABLE && matches!(failure, Failure::Withheld(_) | Failure::Unsupported(_)) {
+        let is_withheld = matches!(
+            failure,
+            Failure::Withheld(_) | Failure::Absent(_) | Failure::Unsupported(_)
+        );
+        if K::DISPENSABLE && is_withheld {
             self.intake.settle();
             self.health.is_complete(K::PLURAL);
             self.changes.notify_one();
+        }
+        if let (Failure::Absent(_), Some(text)) = (failure, K::WITHOUT) {
+            self.health.works(K::PLURAL);
+            if !std::mem::replace(&mut self.is_absent, true) {
+                info!("{text}");
+            }
+            return pause;
         }
         let outage = self.outage.get_or_insert_with(|| Outage {
             since: Instant::now(),
@@ -153,7 +224,8 @@ impl<'a, K: Kind> Follower<'a, K> {
         let text = failure.to_string();
         debug!("{}: {text}; trying again in {pause:?}", K::PLURAL);
         // A stream that breaks once is an API server being restarted.
-        let by_chance = outage.failures == 1 && matches!(failure, Failure::Broken(_));
+        let by_chance =
+            outage.failures == 1 && matches!(failure, Failure::Broken(_) | Failure::Silent(_));
         if !by_chance {
             self.health.fails(K::PLURAL, text.as_str());
         }
@@ -195,11 +267,12 @@ impl<'a, K: Kind> Follower<'a, K> {
     }
 
     async fn list(&mut self) -> Result<(), Failure> {
-        if !std::mem::take(&mut self.unfinished) {
+        if !std::mem::take(&mut self.unfinished) && self.server.may_stream() {
             match self.list_by_watch().await {
-                Err(Failure::Unsupported(text)) => {
+                Err(Failure::Unsupported(text)) => self.server.does_not_stream(&text),
+                // A stream that broke: a proxy before the server may buffer streams.
+                Err(Failure::Broken(text)) if std::mem::take(&mut self.unfinished) => {
                     debug!("{}: no streaming list ({text}); in pages", K::PLURAL);
-                    self.access.turn(&Method::GET).await;
                 }
                 other => return other,
             }
@@ -215,7 +288,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         // Without a version: at least as new as this request, also where the
         // server's cache lags behind (`resourceVersion=0` would not be).
         let request = self.watch_from(&params, "");
-        let response = ask(self.access, request).await?;
+        let response = self.ask(request).await?;
         self.intake.begin_list();
         self.unfinished = true;
         self.read(response, &params).await
@@ -225,7 +298,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         let params = self.watch_params();
         let version = self.intake.version().unwrap_or_default();
         let request = self.watch_from(&params, version);
-        let response = ask(self.access, request).await?;
+        let response = self.ask(request).await?;
         self.read(response, &params).await
     }
 
@@ -297,7 +370,13 @@ impl<'a, K: Kind> Follower<'a, K> {
             }
             match next {
                 Ok(line) => {
-                    self.intake.line(line)?;
+                    self.intake.line(line).map_err(|failure| match failure {
+                        // What the server sends is no list: it may know pages.
+                        Failure::Broken(text) | Failure::Silent(text) if listing => {
+                            Failure::Unsupported(text)
+                        }
+                        other => other,
+                    })?;
                     if listing {
                         self.health.listed(K::PLURAL, self.intake.listed());
                     }
@@ -351,20 +430,42 @@ impl<'a, K: Kind> Follower<'a, K> {
             } else {
                 Request::new(K::PATH).list(&params)
             };
-            let body = whole(ask(self.access, request).await?).await?;
-            params.continue_token = self.intake.page(&body)?;
+            let answer = self.ask(request).await?;
+            params.continue_token = self.read_page(answer.into_body()).await?;
             self.health.listed(K::PLURAL, self.intake.listed());
             if params.continue_token.is_none() {
                 self.listed();
                 return Ok(());
             }
-            self.access.turn(&Method::GET).await;
         }
+    }
+
+    /// Reads a page of a list. Returns the token of the next one, if there is one.
+    async fn read_page(&mut self, mut body: Body) -> Result<Option<String>, Failure> {
+        let mut splitter = Splitter::default();
+        loop {
+            match timeout(STALLED, body.frame()).await {
+                Err(_) => return Err(Failure::Broken("a list stands still".to_owned())),
+                Ok(None) => break,
+                Ok(Some(Err(error))) => return Err(Failure::Broken(ask::chain(&error))),
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        splitter.feed(&data);
+                    }
+                }
+            }
+            while let Some(item) = splitter.next().map_err(Failure::Broken)? {
+                self.intake.item(item)?;
+            }
+        }
+        let rest = splitter.end().map_err(Failure::Broken)?;
+        self.intake.end_page(&rest)
     }
 
     /// Records that a list is complete.
     fn listed(&mut self) {
         self.unfinished = false;
+        self.is_absent = false;
         self.health.is_complete(K::PLURAL);
         // If it was listed because watches failed, the next one may fail, too.
         if self.futile == 0 {
@@ -372,23 +473,5 @@ impl<'a, K: Kind> Follower<'a, K> {
         }
         // Also after an empty list: that there are no objects is known now.
         self.changes.notify_one();
-    }
-}
-
-/// Returns the whole body of an answer.
-async fn whole(response: Response<Body>) -> Result<BytesMut, Failure> {
-    let mut body = response.into_body();
-    let mut bytes = BytesMut::new();
-    loop {
-        match timeout(STALLED, body.frame()).await {
-            Err(_) => return Err(Failure::Broken("a list stands still".to_owned())),
-            Ok(None) => return Ok(bytes),
-            Ok(Some(Err(error))) => return Err(Failure::Broken(ask::chain(&error))),
-            Ok(Some(Ok(frame))) => {
-                if let Ok(data) = frame.into_data() {
-                    bytes.extend_from_slice(&data);
-                }
-            }
-        }
     }
 }

@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 use super::{
     ask::{self, Failure},
     kind::Kind,
-    known::Known,
+    known::{Known, MOST_KEPT},
 };
 use crate::{
     services::Names,
@@ -23,13 +23,13 @@ use crate::{
 /// Marks the bookmark after the initial events of a watch (KEP-3157).
 const INITIAL_END: &str = "k8s.io/initial-events-end";
 
-/// A page of a list whose items are decoded one by one, so that one that cannot be decoded does not
-/// hide the others, and no two are in memory in full at once.
+/// Maximum size of a list, in bytes. Lists of the largest clusters have some hundred MiB.
+const LONGEST_LIST: usize = 1 << 30;
+
+/// A page of a list, without its objects.
 #[derive(Deserialize)]
-struct Page<'a> {
+struct Page {
     metadata: ListMeta,
-    #[serde(borrow)]
-    items: Option<Vec<&'a RawValue>>,
 }
 
 /// Metadata of a page.
@@ -61,6 +61,8 @@ pub(super) struct Intake<'a, K: Kind> {
     listing: bool,
     /// How many the list has brought.
     listed: usize,
+    /// How many bytes they had.
+    listed_bytes: usize,
     /// Hash of the warning that was logged last, for each object that has one.
     warnings: HashMap<K::Name, u64>,
     /// Those of them that the list has brought.
@@ -75,6 +77,7 @@ impl<'a, K: Kind> Intake<'a, K> {
             version: None,
             listing: false,
             listed: 0,
+            listed_bytes: 0,
             warnings: HashMap::new(),
             warned: HashSet::new(),
         }
@@ -117,18 +120,21 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.version = None;
         self.listing = true;
         self.listed = 0;
+        self.listed_bytes = 0;
         self.warned.clear();
         self.known.lock().begin_list();
     }
 
-    /// Decodes a page of a list. Returns the token of the next page, if there
-    /// is one.
-    pub(super) fn page(&mut self, body: &[u8]) -> Result<Option<String>, Failure> {
-        let page: Page<'_> = serde_json::from_slice(body)
-            .map_err(|error| Failure::Broken(format!("a list cannot be read: {error}")))?;
-        for item in page.items.into_iter().flatten() {
-            self.came(item)?;
-        }
+    /// Decodes an object of a page of a list.
+    pub(super) fn item(&mut self, item: &[u8]) -> Result<(), Failure> {
+        let item = serde_json::from_slice(item).map_err(|error| unreadable("a list", &error))?;
+        self.came(item)
+    }
+
+    /// Decodes the rest of a page of a list. Returns the token of the next page, if there is one.
+    pub(super) fn end_page(&mut self, rest: &[u8]) -> Result<Option<String>, Failure> {
+        let page: Page =
+            serde_json::from_slice(rest).map_err(|error| unreadable("a list", &error))?;
         let next = page.metadata.continue_.filter(|token| !token.is_empty());
         if next.is_none() {
             self.end_list(page.metadata.resource_version)?;
@@ -138,8 +144,8 @@ impl<'a, K: Kind> Intake<'a, K> {
 
     /// Decodes a line of a watch.
     pub(super) fn line(&mut self, line: &[u8]) -> Result<(), Failure> {
-        let line: WatchLine<'_> = serde_json::from_slice(line)
-            .map_err(|error| Failure::Broken(format!("an event cannot be read: {error}")))?;
+        let line: WatchLine<'_> =
+            serde_json::from_slice(line).map_err(|error| unreadable("an event", &error))?;
         match line.kind {
             "ADDED" | "MODIFIED" => self.came(line.object),
             "DELETED" => self.went(line.object),
@@ -181,7 +187,16 @@ impl<'a, K: Kind> Intake<'a, K> {
 
     /// Decodes an object that came or changed, or is on the list.
     fn came(&mut self, object: &RawValue) -> Result<(), Failure> {
-        self.listed += usize::from(self.listing);
+        if self.listing {
+            self.listed += 1;
+            self.listed_bytes += object.get().len();
+            if self.listed_bytes > LONGEST_LIST {
+                let limit = LONGEST_LIST >> 30;
+                return Err(Failure::Broken(format!(
+                    "a list is larger than {limit} GiB"
+                )));
+            }
+        }
         let wire: K::Wire = match serde_json::from_str(object.get()) {
             Ok(wire) => wire,
             Err(error) => {
@@ -210,15 +225,27 @@ impl<'a, K: Kind> Intake<'a, K> {
                     self.warn_once(&name, &format!("{text}; this is left out"));
                 }
                 let mut known = self.known.lock();
-                if reduced.object.is_used() {
-                    known.put(reduced.object);
-                } else {
+                if !reduced.object.is_used() {
                     known.remove(name);
+                } else if !known.put(reduced.object) {
+                    drop(known);
+                    return self.no_room(&name);
                 }
             }
             (name, Err(invalid)) => self.unusable(name, &invalid.to_string()),
             (None, Ok(_)) => self.unusable(None, "it has no name"),
         }
+        Ok(())
+    }
+
+    /// Records that there is no room for an object. A list is not used in part.
+    fn no_room(&mut self, name: &K::Name) -> Result<(), Failure> {
+        let limit = MOST_KEPT >> 20;
+        let text = format!("all {} together take over {limit} MiB", K::PLURAL);
+        if self.listing {
+            return Err(Failure::Broken(text));
+        }
+        self.warn_once(name, &format!("{text}; it is not used as it is now"));
         Ok(())
     }
 
@@ -291,10 +318,24 @@ impl<'a, K: Kind> Intake<'a, K> {
     }
 }
 
+fn unreadable(what: &str, error: &serde_json::Error) -> Failure {
+    Failure::Broken(format!("{what} cannot be read: {error}"))
+}
+
 fn identity(object: &RawValue) -> Result<Identity<'_>, Failure> {
     serde_json::from_str(object.get())
         .map(|Identified { metadata }| metadata)
         .map_err(|error| Failure::Broken(format!("an object's metadata: {error}")))
+}
+
+#[cfg(any(test, fuzzing))]
+fn page<K: Kind>(intake: &mut Intake<'_, K>, body: &[u8]) -> Result<Option<String>, Failure> {
+    let mut splitter = super::splitter::Splitter::default();
+    splitter.feed(body);
+    while let Some(item) = splitter.next().map_err(Failure::Broken)? {
+        intake.item(item)?;
+    }
+    intake.end_page(&splitter.end().map_err(Failure::Broken)?)
 }
 
 /// Reads `line` as a line of a watch and as a page of a list; for tests with bytes from
@@ -307,14 +348,14 @@ pub fn read_anything(line: &[u8]) {
         let mut intake = Intake::new(&names, &known);
         // The results do not matter, only that each call returns.
         let _ = intake.line(line);
-        let _ = intake.page(line);
+        let _ = page(&mut intake, line);
         intake.begin_list();
         let _ = intake.line(line);
         let page = format!(
             r#"{{"metadata":{{"resourceVersion":"1"}},"items":[{}]}}"#,
             String::from_utf8_lossy(line)
         );
-        let _ = intake.page(page.as_bytes());
+        let _ = self::page(&mut intake, page.as_bytes());
     }
     read::<crate::services::Service>(line);
     read::<crate::services::EndpointSlice>(line);
@@ -324,146 +365,4 @@ pub fn read_anything(line: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use serde_json::json;
-
-    use super::*;
-    use crate::{log::lines, services::Service};
-
-    const LINES: [&str; 6] = [
-        r#"{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b","resourceVersion":"7",
-            "annotations":{"tripod.proxy/weight":"3"}},"spec":{"type":"LoadBalancer",
-            "clusterIPs":["10.0.0.1","fd00::1"],"ports":[{"name":"x","port":80,"nodePort":30080}],
-            "externalIPs":["192.0.2.1"],"sessionAffinity":"ClientIP",
-            "loadBalancerSourceRanges":["10.0.0.0/8"]},
-            "status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.2","ipMode":"VIP"}]}}}}"#,
-        r#"{"type":"MODIFIED","object":{"metadata":{"name":"a-1","namespace":"b","resourceVersion":
-            "8","labels":{"kubernetes.io/service-name":"a"}},"addressType":"IPv4","ports":[{"name":
-            "x","port":8080,"protocol":"TCP"}],"endpoints":[{"addresses":["10.1.0.1"],"conditions":
-            {"ready":true},"hints":{"forZones":[{"name":"z"}]},"nodeName":"n"}]}}"#,
-        r#"{"type":"ADDED","object":{"metadata":{"name":"n","resourceVersion":"8","labels":{
-            "topology.kubernetes.io/zone":"z"},"annotations":{"tripod.proxy/weight":"3"}},"spec":{
-            "podCIDRs":["10.244.0.0/24","fd00:244::/64"],"taints":[{"key":
-            "ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]},"status":{"addresses":[{
-            "type":"InternalIP","address":"192.0.2.10"}]}}}"#,
-        r#"{"type":"ADDED","object":{"metadata":{"name":"kubernetes","resourceVersion":"8"},
-            "spec":{"cidrs":["10.96.0.0/12","fd00:96::/108"]},"status":{"conditions":[{"type":
-            "Ready","status":"True"}]}}}"#,
-        r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9",
-            "annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
-        r#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old"}}"#,
-    ];
-
-    #[test]
-    fn an_object_that_cannot_be_used_is_logged_once_and_when_it_can() {
-        let names = Mutex::new(Names::default());
-        let known = Mutex::new(Known::<Service>::new());
-        let mut intake = Intake::new(&names, &known);
-        let log = lines(0, || {
-            for (version, ip) in [(1, "x"), (2, "x"), (3, "192.0.2.1"), (4, "192.0.2.1")] {
-                let event = json!({"type": "MODIFIED", "object": {
-                    "metadata": {"name": "a", "namespace": "b", "resourceVersion": version.to_string()},
-                    "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "externalIPs": [ip]},
-                }});
-                let read = intake.line(event.to_string().as_bytes());
-                assert!(read.is_ok(), "{ip}");
-            }
-        });
-        let [wrong, over] = &log[..] else {
-            panic!("{log:#?}");
-        };
-        assert!(
-            wrong.contains("Services b/a: ") && wrong.contains("externalIPs"),
-            "{wrong}"
-        );
-        assert!(
-            over.contains("Services b/a: all of it can be used now"),
-            "{over}"
-        );
-    }
-
-    /// Returns a Service that can be used.
-    fn item(name: &str) -> serde_json::Value {
-        json!({
-            "metadata": {"name": name, "namespace": "b", "resourceVersion": "7"},
-            "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}]},
-        })
-    }
-
-    #[test]
-    fn warnings_of_objects_that_a_list_lacks_are_forgotten() {
-        let names = Mutex::new(Names::default());
-        let known = Mutex::new(Known::<Service>::new());
-        let mut intake = Intake::new(&names, &known);
-        let odd = |name: &str| {
-            let mut item = item(name);
-            item["spec"]["externalIPs"] = json!(["x"]);
-            item
-        };
-        let log = lines(0, || {
-            for items in [vec![odd("a"), odd("c")], vec![odd("c")]] {
-                intake.begin_list();
-                let page = json!({"metadata": {"resourceVersion": "8"}, "items": items});
-                assert!(intake.page(page.to_string().as_bytes()).is_ok());
-            }
-        });
-        assert_eq!(log.len(), 2, "each is logged once: {log:#?}");
-        let left: Vec<_> = intake.warnings.keys().map(ToString::to_string).collect();
-        assert_eq!(left, ["b/c"]);
-    }
-
-    /// A label that is no text, a time that is none, annotations that are none.
-    #[test]
-    fn an_object_whose_metadata_cannot_be_read_is_left_out_alone() {
-        for (field, value) in [
-            ("labels", json!({"a": 1})),
-            ("creationTimestamp", json!("yesterday")),
-            ("annotations", json!(7)),
-        ] {
-            let names = Mutex::new(Names::default());
-            let known = Mutex::new(Known::<Service>::new());
-            let mut intake = Intake::new(&names, &known);
-            let mut odd = item("odd");
-            odd["metadata"][field] = value;
-            let log = lines(0, || {
-                intake.begin_list();
-                let items = [item("a"), odd.clone(), item("c")];
-                let page = json!({"metadata": {"resourceVersion": "8"}, "items": items});
-                assert!(intake.page(page.to_string().as_bytes()).is_ok(), "{field}");
-            });
-            assert_eq!(log.len(), 1, "{log:#?}");
-            assert!(
-                log[0].contains("Services b/odd: it cannot be read"),
-                "{log:#?}"
-            );
-            assert_eq!(intake.version(), Some("8"));
-            odd["metadata"]["resourceVersion"] = json!("9");
-            for kind in ["BOOKMARK", "DELETED"] {
-                let event = json!({"type": kind, "object": odd});
-                let read = intake.line(event.to_string().as_bytes());
-                assert!(read.is_ok(), "{field} {kind}");
-            }
-            assert_eq!(intake.version(), Some("9"));
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2_000))]
-
-        #[test]
-        fn no_line_makes_the_reader_panic(
-            line in 0..LINES.len(),
-            changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..6),
-            cut in proptest::option::of(any::<usize>()),
-        ) {
-            let mut bytes = LINES[line].as_bytes().to_vec();
-            for (at, byte) in changes {
-                let at = at % bytes.len();
-                bytes[at] = byte;
-            }
-            bytes.truncate(cut.map_or(bytes.len(), |cut| cut % bytes.len()));
-            read_anything(&bytes);
-        }
-    }
-}
+mod tests;

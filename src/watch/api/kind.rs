@@ -38,10 +38,18 @@ pub(super) trait Kind:
     /// withholds them. For others it waits, as their absence would be taken for
     /// an empty cluster.
     const DISPENSABLE: bool = false;
+    /// What follows where the server is too old to have these objects, which is no fault; `None`:
+    /// each server has them.
+    const WITHOUT: Option<&str> = None;
 
     /// Returns whether the object is used; one that is not counts as gone.
     fn is_used(&self) -> bool {
         true
+    }
+
+    /// Returns about how many bytes the object takes.
+    fn size(&self) -> usize {
+        SMALL
     }
 
     fn meta(wire: &Self::Wire) -> &wire::Meta;
@@ -51,6 +59,9 @@ pub(super) trait Kind:
     fn came(object: Arc<Self>) -> Event;
     fn gone(name: Self::Name) -> Event;
 }
+
+/// About how many bytes an object takes with its names, apart from what it has any number of.
+const SMALL: usize = 300;
 
 /// Returns namespace and name; `None` without a name.
 fn namespaced(meta: &wire::Meta) -> Option<(&str, &str)> {
@@ -63,6 +74,16 @@ impl Kind for Service {
     const PLURAL: &str = "Services";
     const PATH: &str = "/api/v1/services";
     const LABELS: Option<&str> = Some("!service.kubernetes.io/service-proxy-name");
+
+    fn size(&self) -> usize {
+        let serving = self.serving.as_ref().map_or(0, |serving| {
+            size_of_val(&*serving.ports)
+                + size_of_val(&*serving.external_ips)
+                + size_of_val(&*serving.load_balancer_ips)
+                + size_of_val(&*serving.load_balancer_source_ranges)
+        });
+        SMALL + serving
+    }
 
     fn meta(wire: &wire::Service) -> &wire::Meta {
         &wire.metadata
@@ -94,6 +115,13 @@ impl Kind for EndpointSlice {
     const PLURAL: &str = "EndpointSlices";
     const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
     const LABELS: Option<&str> = Some("!service.kubernetes.io/headless");
+
+    fn size(&self) -> usize {
+        SMALL
+            + size_of_val(&*self.ports)
+            + size_of_val(&*self.endpoints)
+            + size_of_val(&*self.forbidden)
+    }
 
     fn meta(wire: &wire::EndpointSlice) -> &wire::Meta {
         &wire.metadata
@@ -127,6 +155,14 @@ impl Kind for ServiceCidr {
     const PATH: &str = "/apis/networking.k8s.io/v1/servicecidrs";
     const LABELS: Option<&str> = None;
     const DISPENSABLE: bool = true;
+    const WITHOUT: Option<&str> = Some(
+        "the API server has no ServiceCIDRs, as before Kubernetes 1.33: packets to cluster IPs \
+         that no Service has are not dropped",
+    );
+
+    fn size(&self) -> usize {
+        SMALL + size_of_val(&*self.networks)
+    }
 
     fn meta(wire: &wire::ServiceCidr) -> &wire::Meta {
         &wire.metadata
@@ -155,6 +191,10 @@ impl Kind for Node {
     const PATH: &str = "/api/v1/nodes";
     const LABELS: Option<&str> = None;
     const DISPENSABLE: bool = true;
+
+    fn size(&self) -> usize {
+        SMALL + size_of_val(&*self.pod_cidrs) + size_of_val(&*self.addresses)
+    }
 
     fn meta(wire: &wire::Node) -> &wire::Meta {
         &wire.metadata

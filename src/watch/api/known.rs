@@ -8,6 +8,10 @@ use hashbrown::{HashMap, HashSet};
 use super::kind::Kind;
 use crate::services::{ByName, Event, Named};
 
+/// Maximum size of all objects of a kind, in bytes as [`Kind::size`] estimates them. A million
+/// endpoints take 50 MB.
+pub(super) const MOST_KEPT: usize = 128 << 20;
+
 /// The objects of one kind.
 ///
 /// What changed is remembered as a set of names, and sent as the objects then
@@ -15,6 +19,8 @@ use crate::services::{ByName, Event, Named};
 /// and a storm of changes to one object is a single event.
 pub(super) struct Known<K: Kind> {
     objects: ByName<Entry<K>>,
+    /// Size of the objects that the last list had or watches brought since then, in bytes.
+    size: usize,
     unsent: HashSet<K::Name>,
     /// What changed before a list was begun, as it was then; `None`: it was gone.
     before_list: HashMap<K::Name, Option<Arc<K>>>,
@@ -30,6 +36,8 @@ struct Entry<K> {
     object: Arc<K>,
     /// Number of the last list that the object was in.
     list: u32,
+    /// Number of the list that was the last one when the object came.
+    since: u32,
 }
 
 impl<K: Kind> Named for Entry<K> {
@@ -44,6 +52,7 @@ impl<K: Kind> Known<K> {
     pub(super) fn new() -> Known<K> {
         Known {
             objects: ByName::default(),
+            size: 0,
             unsent: HashSet::new(),
             before_list: HashMap::new(),
             list: 0,
@@ -52,16 +61,26 @@ impl<K: Kind> Known<K> {
         }
     }
 
-    /// Begins a list. One that was not finished no longer counts, but the
-    /// objects that it brought do. What changed before it need not wait for its end.
+    /// Begins a list. Objects that came with one that was not finished are forgotten, so that no
+    /// number of such lists fills the memory. What changed before it need not wait for its end.
     pub(super) fn begin_list(&mut self) {
-        if !self.listing {
+        if self.listing {
+            let (list, unsent) = (self.list, &mut self.unsent);
+            self.objects.retain(|entry| {
+                let was_there = entry.since != list;
+                if !was_there {
+                    unsent.remove(entry.own_name());
+                }
+                was_there
+            });
+        } else {
             for name in std::mem::take(&mut self.unsent) {
                 let object = self.object(&name);
                 self.before_list.insert(name, object);
             }
         }
         self.list = self.list.wrapping_add(1);
+        self.size = 0;
         self.listing = true;
     }
 
@@ -86,33 +105,52 @@ impl<K: Kind> Known<K> {
         self.settled = true;
     }
 
-    /// Adds or replaces an object.
-    pub(super) fn put(&mut self, object: K) {
+    /// Adds or replaces an object. Returns false if there is no room for it.
+    pub(super) fn put(&mut self, object: K) -> bool {
         let (list, name) = (self.list, object.own_name().clone());
-        if let Some(entry) = self.objects.get_mut(&name) {
+        let before = self.objects.get_mut(&name);
+        let counted = before.as_ref().filter(|entry| entry.list == list);
+        let counted = counted.map_or(0, |entry| entry.object.size());
+        let size = self.size - counted + object.size();
+        if size > MOST_KEPT {
+            return false;
+        }
+        self.size = size;
+        if let Some(entry) = before {
             entry.list = list;
             if *entry.object == object {
-                return;
+                return true;
             }
             entry.object = Arc::new(object);
         } else {
             let object = Arc::new(object);
-            self.objects.insert(Entry { object, list });
+            let since = list;
+            self.objects.insert(Entry {
+                object,
+                list,
+                since,
+            });
         }
         self.unsent.insert(name);
+        true
     }
 
     /// Counts an object as listed whose new version cannot be used: the version before stays in
     /// force.
     pub(super) fn preserve(&mut self, name: &K::Name) {
-        if let Some(entry) = self.objects.get_mut(name) {
-            entry.list = self.list;
+        if let Some(entry) = self.objects.get_mut(name)
+            && std::mem::replace(&mut entry.list, self.list) != self.list
+        {
+            self.size += entry.object.size();
         }
     }
 
     /// Removes an object that is gone.
     pub(super) fn remove(&mut self, name: K::Name) {
-        if self.objects.remove(&name).is_some() {
+        if let Some(entry) = self.objects.remove(&name) {
+            if entry.list == self.list {
+                self.size -= entry.object.size();
+            }
             self.unsent.insert(name);
         }
     }
@@ -169,7 +207,7 @@ mod tests {
     }
 
     fn put(known: &mut Known<Node>, name: &str, zone: &str) {
-        known.put(node(name, zone));
+        assert!(known.put(node(name, zone)));
     }
 
     /// Returns what is sent, as `name=zone` or `-name`, sorted.
@@ -249,5 +287,40 @@ mod tests {
         known.remove("c".into());
         known.remove("unknown".into());
         assert_eq!(sent(&mut known), ["-c", "b=4"]);
+    }
+
+    /// A node of about 20 MB.
+    fn large(name: &str) -> Node {
+        let networks = vec!["10.0.0.0/24".parse().expect("a network"); 1 << 20];
+        Node {
+            pod_cidrs: networks.into(),
+            ..node(name, "1")
+        }
+    }
+
+    #[test]
+    fn objects_beyond_what_fits_are_refused() {
+        let mut known = listed();
+        for attempt in ["x", "y"] {
+            known.begin_list();
+            let fit = (0..20).take_while(|i| known.put(large(&format!("{attempt}{i}"))));
+            let fit = fit.count();
+            assert!((2..10).contains(&fit), "{fit}");
+        }
+        // What lists brought that were not finished is forgotten.
+        known.begin_list();
+        for name in ["a", "b", "c"] {
+            put(&mut known, name, "1");
+        }
+        known.end_list();
+        assert_eq!(sent(&mut known), [""; 0]);
+        // The same limit holds for what watches bring; one that is gone makes room.
+        let fit = (0..20).take_while(|i| known.put(large(&format!("z{i}"))));
+        let fit = fit.count();
+        assert!(!known.put(large("more")));
+        known.remove("z0".into());
+        assert!(known.put(large("more")));
+        assert!(known.put(large("z1")), "it takes no more than before");
+        assert_eq!(sent(&mut known).len(), fit + 1);
     }
 }

@@ -7,9 +7,10 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use tokio::time::timeout;
 
-/// Longest line that is read, in bytes. An object in etcd has at most some MiB,
-/// so that a longer line comes from a server or proxy that never ends it.
-const LONGEST: usize = 32 << 20;
+/// Longest line or object that is read, in bytes. An object in etcd has at most some MiB, so that a
+/// longer one comes from a server or proxy that never ends it. Decoded, it may take ten times as
+/// much.
+pub(super) const LONGEST: usize = 16 << 20;
 
 /// A body that comes line by line.
 pub(super) struct Lines {

@@ -38,6 +38,7 @@ use self::{
     kind::{Elsewhere, Kind},
     known::Known,
     pause::Pauses,
+    server::Server,
 };
 use crate::{
     api_client::Access,
@@ -54,6 +55,8 @@ mod kind;
 mod known;
 mod lines;
 mod pause;
+mod server;
+mod splitter;
 
 #[cfg(fuzzing)]
 pub use intake::read_anything;
@@ -144,8 +147,10 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
     let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
     let own = format!("metadata.name={}", settings.node_name);
     let others = format!("metadata.name!={}", settings.node_name);
+    let server = &Server::default();
     let context = || follow::Context {
         access,
+        server,
         changes,
         health: &settings.health,
     };

@@ -29,18 +29,18 @@ impl Pauses {
         }
     }
 
-    /// Returns how long to wait after one more failure.
-    pub(super) fn next(&mut self) -> Duration {
+    /// Returns how long to wait after one more failure, at most `most`.
+    pub(super) fn next(&mut self, most: Duration) -> Duration {
         let doubled = self.first.saturating_mul(1 << self.failures.min(20));
         self.failures = self.failures.saturating_add(1);
-        self.scatter(doubled.min(self.longest))
+        self.scatter(doubled.min(self.longest).min(most))
     }
 
     /// Returns how long to wait after a failure for which the server demands a pause of `minimum`,
-    /// which counts up to [`MOST_ASKED`]. A random time is added, so that not all nodes come back
-    /// at once.
-    pub(super) fn at_least(&mut self, minimum: Duration) -> Duration {
-        minimum.min(MOST_ASKED) + self.next()
+    /// which counts up to [`MOST_ASKED`]. A random time up to `most` is added, so that not all
+    /// nodes come back at once.
+    pub(super) fn at_least(&mut self, minimum: Duration, most: Duration) -> Duration {
+        minimum.min(MOST_ASKED) + self.next(most)
     }
 
     /// Resets the pause to the first one, after a success.
@@ -66,21 +66,22 @@ mod tests {
         let mut pauses = Pauses::new(FIRST, LONGEST);
         for doublings in 0..200 {
             let whole = FIRST.saturating_mul(1 << doublings.min(20)).min(LONGEST);
-            let pause = pauses.next();
+            let pause = pauses.next(Duration::MAX);
             assert!(
                 pause >= whole / 2 && pause <= whole,
                 "{doublings}: {pause:?}"
             );
         }
         pauses.reset();
-        assert!(pauses.next() <= FIRST);
+        assert!(pauses.next(Duration::MAX) <= FIRST);
+        assert!(pauses.next(FIRST / 2) <= FIRST / 2);
     }
 
     #[test]
     fn nodes_do_not_come_back_at_once() {
         let thousand = (0..1000).map(|_| {
             let mut pauses = Pauses::new(LONGEST, LONGEST);
-            pauses.next()
+            pauses.next(Duration::MAX)
         });
         let mut spread: Vec<_> = thousand.collect();
         spread.sort();
@@ -90,7 +91,7 @@ mod tests {
     #[test]
     fn what_the_server_says_counts_for_some_minutes() {
         let mut pauses = Pauses::new(FIRST, LONGEST);
-        let pause = pauses.at_least(Duration::from_secs(100_000));
+        let pause = pauses.at_least(Duration::from_secs(100_000), Duration::MAX);
         assert!(
             pause > MOST_ASKED && pause <= MOST_ASKED + FIRST,
             "{pause:?}"
@@ -101,7 +102,7 @@ mod tests {
     fn what_the_server_says_is_a_minimum() {
         let mut pauses = Pauses::new(FIRST, LONGEST);
         let minimum = Duration::from_secs(7);
-        let pause = pauses.at_least(minimum);
+        let pause = pauses.at_least(minimum, Duration::MAX);
         assert!(pause > minimum && pause <= minimum + FIRST, "{pause:?}");
     }
 }

@@ -17,6 +17,9 @@ use super::{
 };
 use crate::services::{Event, Names};
 
+/// Maximum number of faults of a file that are remembered.
+const MOST_FAULTS: usize = 10;
+
 /// What a scan found under a file's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
@@ -46,8 +49,8 @@ struct File {
     /// Those of them that stay as they were, because a broken part of the file has them, or may
     /// have them.
     preserved: BTreeSet<Key>,
-    /// Whether the file is faulty as it is now.
-    broken: bool,
+    /// Why the file is faulty as it is now.
+    faults: Vec<String>,
     ignored: BTreeSet<String>,
 }
 
@@ -64,10 +67,9 @@ impl Folder {
         self.files.keys()
     }
 
-    /// Returns the names of the files that are faulty as they are now.
-    pub(super) fn broken_files(&self) -> impl Iterator<Item = &OsString> {
-        let broken = self.files.iter().filter(|(_, file)| file.broken);
-        broken.map(|(name, _)| name)
+    /// Returns why files are faulty as they are now.
+    pub(super) fn faults(&self) -> impl Iterator<Item = &String> {
+        self.files.values().flat_map(|file| &file.faults)
     }
 
     /// Applies what was found under some names; other files are as before.
@@ -139,25 +141,28 @@ impl Folder {
         let text = match found {
             Found::Text(text) => text,
             Found::Unreadable(reason) => {
-                file.broken = true;
-                reports.push(Report::Unreadable {
+                let report = Report::Unreadable {
                     file: name.to_owned(),
                     reason,
                     stays: !file.objects.is_empty(),
-                });
+                };
+                file.faults = report.fault().into_iter().collect();
+                reports.push(report);
                 return Vec::new();
             }
             Found::Gone => return Vec::new(),
         };
 
         let mut version = Version::of(name, &text, &mut self.names);
-        let faults = std::mem::take(&mut version.reports);
-        let faults = faults.into_iter().filter(|report| match report {
+        let found = std::mem::take(&mut version.reports);
+        let faults = found.iter().filter_map(Report::fault).take(MOST_FAULTS);
+        let faults = std::mem::replace(&mut file.faults, faults.collect());
+        let found = found.into_iter().filter(|report| match report {
             Report::IgnoredKind { kind, .. } => file.ignored.insert(kind.clone()),
             _ => true,
         });
-        reports.extend(faults);
-        file.renew(name, version, reports)
+        reports.extend(found);
+        file.renew(name, version, !faults.is_empty(), reports)
     }
 }
 
@@ -169,6 +174,7 @@ impl File {
         &mut self,
         name: &OsStr,
         version: Version,
+        was_broken: bool,
         reports: &mut Vec<Report>,
     ) -> Vec<(Key, Option<Object>)> {
         let Version {
@@ -185,7 +191,6 @@ impl File {
         }
         let old = std::mem::replace(&mut self.objects, objects);
         let previously_preserved = std::mem::replace(&mut self.preserved, preserved);
-        let was_broken = std::mem::replace(&mut self.broken, !unread.is_empty());
 
         let file = || name.to_owned();
         let (broken, unknown): (Vec<_>, Vec<_>) = self
@@ -206,7 +211,8 @@ impl File {
                 objects,
             }
         });
-        let good_again = (was_broken && !self.broken).then(|| Report::GoodAgain { file: file() });
+        let good_again =
+            (was_broken && unread.is_empty()).then(|| Report::GoodAgain { file: file() });
         let news = [stays, not_removed, over, good_again];
         reports.extend(news.into_iter().flatten());
 

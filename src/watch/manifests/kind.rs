@@ -41,15 +41,27 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    /// All of them, each with its version and its name.
+    pub(super) const ALL: [(Kind, &str, &str); 4] = [
+        (Kind::Service, Service::API_VERSION, Service::KIND),
+        (
+            Kind::EndpointSlice,
+            EndpointSlice::API_VERSION,
+            EndpointSlice::KIND,
+        ),
+        (Kind::Node, Node::API_VERSION, Node::KIND),
+        (
+            Kind::ServiceCidr,
+            ServiceCIDR::API_VERSION,
+            ServiceCIDR::KIND,
+        ),
+    ];
+
     /// Returns the kind of that name, where a service proxy reads it.
     pub(super) fn of(api_version: &str, kind: &str) -> Option<Kind> {
-        match (api_version, kind) {
-            (Service::API_VERSION, Service::KIND) => Some(Kind::Service),
-            (EndpointSlice::API_VERSION, EndpointSlice::KIND) => Some(Kind::EndpointSlice),
-            (Node::API_VERSION, Node::KIND) => Some(Kind::Node),
-            (ServiceCIDR::API_VERSION, ServiceCIDR::KIND) => Some(Kind::ServiceCidr),
-            _ => None,
-        }
+        let mut all = Kind::ALL.into_iter();
+        let found = all.find(|(_, version, name)| (*version, *name) == (api_version, kind));
+        found.map(|(found, ..)| found)
     }
 }
 

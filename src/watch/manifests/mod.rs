@@ -54,6 +54,14 @@ pub(super) fn spawn_with(
     receiver
 }
 
+/// Reads the folder once. Returns its objects, and why some of them cannot be used.
+pub async fn read(dir: impl Into<PathBuf>) -> (Batch, Vec<String>) {
+    let health = Arc::<SourceHealth>::default();
+    let batch = spawn_with(dir, Arc::clone(&health)).recv().await;
+    let faults = health.kinds().into_values().flat_map(|kind| kind.faults);
+    (batch.unwrap_or_default(), faults.collect())
+}
+
 async fn follow(
     dir: PathBuf,
     sender: mpsc::Sender<Batch>,

@@ -1,52 +1,72 @@
 //! Reads the objects of one document.
 
-pub(super) use self::decode::{Broken, Contents, Format};
-use self::{
-    decode::{Seed, decode},
-    header::{Header, Named},
+pub(super) use self::{
+    decode::{Broken, Contents, Format},
+    fields::UnknownField,
 };
-use super::kind::{ApiObject, Kind, ObjectSeed};
+use self::{
+    decode::{Seed, decode, decode_object},
+    fields::UnknownFields,
+    header::{Header, Named},
+    meant::meant,
+};
+use super::kind::{ApiObject, Key, Kind};
 
 mod decode;
+mod fields;
 mod header;
 mod list;
+mod meant;
+mod similar;
 
-/// Reads a document. `each` is called with every object, and its number in a list,
-/// before the next is read: an object in the API's form takes several times the memory
+/// Reads a document. `each` is called with every object, its number in a list and its unknown
+/// fields, before the next is read: an object in the API's form takes several times the memory
 /// of its reduced form, and reduced objects would lie scattered over all that memory,
 /// which the allocator could not give back. A document of nothing but comments
 /// has no objects.
 pub(super) fn read<T>(
     text: &str,
     format: Format,
-    mut each: impl FnMut(Option<usize>, ApiObject) -> T,
+    mut each: impl FnMut(Option<usize>, ApiObject, Vec<UnknownField>) -> T,
 ) -> Result<Contents<T>, Broken> {
     let Some(header) = decode(text, format, Seed::<Option<Header>>::default())? else {
         return Ok(Contents::default());
     };
     let (api_version, kind) = header.identity().map_err(Broken::because)?;
     if let Some(kind) = Kind::of(&api_version, &kind) {
-        let object = decode(text, format, ObjectSeed(kind)).map_err(|broken| {
-            let named = decode(text, format, Seed::<Named>::default());
-            let key = named.ok().and_then(|named| named.key(kind));
-            broken.quoting(text).of(key)
-        })?;
+        let object = decode_object(text, format, kind)
+            .map_err(|broken| broken.quoting(text).of(key(text, format, kind)))?;
+        let mut unknown = Vec::new();
+        // Whatever is wrong was found above.
+        let _ = decode(text, format, UnknownFields::of(kind, &mut unknown));
         return Ok(Contents {
-            objects: vec![each(None, object)],
+            objects: vec![each(None, object, unknown)],
             ..Contents::default()
         });
     }
-    let each = |item, object| each(Some(item), object);
+    let each = |item, object, unknown| each(Some(item), object, unknown);
     match kind.strip_suffix("List") {
         Some("") if api_version == "v1" => list::read(text, format, None, each),
         Some(of) if Kind::of(&api_version, of).is_some() => {
             list::read(text, format, Some((&api_version, of)), each)
         }
-        _ => Ok(Contents {
-            ignored: vec![format!("{api_version} {kind}")],
-            ..Contents::default()
-        }),
+        _ => match meant(&api_version, &kind) {
+            Some(meant) => {
+                let key = meant.kind.and_then(|kind| key(text, format, kind));
+                Err(Broken::because(meant.reason).of(key))
+            }
+            None => Ok(Contents {
+                ignored: vec![format!("{api_version} {kind}")],
+                ..Contents::default()
+            }),
+        },
     }
+}
+
+/// Returns which object of that kind a document is, where that can be read.
+fn key(text: &str, format: Format, kind: Kind) -> Option<Key> {
+    let named = decode(text, format, Seed::<Named>::default());
+    named.ok()?.key(kind)
 }
 
 #[cfg(test)]

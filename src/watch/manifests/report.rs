@@ -4,8 +4,6 @@ use std::{ffi::OsString, fmt, path::Path};
 
 use tracing::{info, warn};
 
-use crate::services::Invalid;
-
 /// A report about a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Report {
@@ -36,7 +34,7 @@ pub(super) enum Report {
     Skipped {
         file: OsString,
         document: usize,
-        warning: Invalid,
+        warning: String,
     },
     /// Objects of a kind that a service proxy does not use.
     IgnoredKind { file: OsString, kind: String },
@@ -76,6 +74,12 @@ pub(super) fn first_of(names: impl IntoIterator<Item = impl fmt::Display>) -> Op
 }
 
 impl Report {
+    /// Returns why the file is faulty, if it is.
+    pub(super) fn fault(&self) -> Option<String> {
+        let is_fault = matches!(self, Report::Broken { .. } | Report::Unreadable { .. });
+        is_fault.then(|| self.to_string())
+    }
+
     /// Writes the report to the log.
     pub(super) fn log(&self) {
         match self {
@@ -108,7 +112,7 @@ impl fmt::Display for Report {
                 stays,
             } => {
                 let what = if *stays {
-                    "what it had stays in force"
+                    "what it had stays in use"
                 } else {
                     "nothing of it is used"
                 };

@@ -7,7 +7,6 @@ use tracing::{info, warn};
 use super::{
     disk::{self, Scan, Selection, Stamps},
     folder::{Folder, Found, Outcome},
-    report::first_of,
     watcher::{FolderWatcher, QUIET, ScanRequest},
 };
 use crate::{log_once::LogOnce, services::Batch, watch::SourceHealth};
@@ -121,22 +120,12 @@ impl FolderScanner {
             report.log();
         }
         self.health.is_complete(KIND);
-        match self.broken_files() {
-            None => self.health.works(KIND),
-            Some(broken) => self.health.fails(KIND, broken),
-        }
+        self.health.works(KIND);
+        let faults = self.folder.faults().map(String::as_str);
+        self.health.has_faults(KIND, faults);
         Batch {
             events: outcome.events,
         }
-    }
-
-    /// Returns which files are broken, in words.
-    fn broken_files(&self) -> Option<String> {
-        let names = self.folder.broken_files();
-        let text = first_of(names.map(|name| name.to_string_lossy()))?;
-        Some(format!(
-            "{text} cannot be used as it is; the log says why, and what stays in force"
-        ))
     }
 
     /// Parses what was found, on a thread of its own: thousands of objects

@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     documents::{Document, split_json, split_yaml},
-    kind::Key,
+    kind::{ApiObject, Key},
     object::Object,
-    parse::{self, Broken, Contents, Format},
+    parse::{self, Broken, Contents, Format, UnknownField},
     report::Report,
 };
 use crate::services::{Names, Reduced};
@@ -63,13 +63,23 @@ impl Version {
             repeated: BTreeMap::new(),
         };
         for document in documents {
-            let each = |item, object| {
-                Object::reduce(&object, names).map_err(|fault| Broken {
+            let each = |item, object: ApiObject, unknown: Vec<UnknownField>| {
+                let key = object.key();
+                let mut typing_errors = unknown.iter().filter(|field| field.is_typing_error());
+                if let Some(field) = typing_errors.next() {
+                    let item = Broken {
+                        item,
+                        ..Broken::because(field.to_string())
+                    };
+                    return Err(item.of(key));
+                }
+                let reduced = Object::reduce(&object, names).map_err(|fault| Broken {
                     item,
-                    key: object.key(),
+                    key,
                     reason: fault.to_string(),
                     ..Broken::default()
-                })
+                })?;
+                Ok((reduced, unknown))
             };
             let contents = parse::read(document.text, format, each);
             version.add(
@@ -93,19 +103,21 @@ impl Version {
     fn add(
         &mut self,
         document: &Document<'_>,
-        contents: Contents<Result<Reduced<Object>, Broken>>,
+        contents: Contents<Result<(Reduced<Object>, Vec<UnknownField>), Broken>>,
     ) {
         let file = || self.file.clone();
         let mut broken = contents.broken;
         let mut warnings = Vec::new();
         for reduced in contents.objects {
             match reduced {
-                Ok(Reduced {
-                    object,
-                    warnings: skipped,
-                }) => {
-                    warnings.extend(skipped);
+                Ok((reduced, unknown)) => {
+                    let Reduced {
+                        object,
+                        warnings: skipped,
+                    } = reduced;
                     let key = object.key();
+                    warnings.extend(skipped.iter().map(ToString::to_string));
+                    warnings.extend(unknown.iter().map(|field| format!("{key}: {field}")));
                     if self.objects.insert(key.clone(), object).is_some() {
                         *self.repeated.entry(key).or_insert(1) += 1;
                     }

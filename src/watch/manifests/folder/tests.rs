@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod typing;
+
 fn service(name: &str, cluster_ip: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\

@@ -6,8 +6,12 @@ use serde::{
     Deserialize,
     de::{DeserializeSeed, Deserializer},
 };
+use serde_json::Value;
 
-use crate::{watch::manifests::kind::Key, yaml};
+use crate::{
+    watch::manifests::kind::{ApiObject, Key, Kind, ObjectSeed},
+    yaml,
+};
 
 /// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +62,7 @@ impl fmt::Display for Broken {
 }
 
 impl Broken {
-    pub(super) fn because(reason: impl Into<String>) -> Broken {
+    pub(in crate::watch::manifests) fn because(reason: impl Into<String>) -> Broken {
         Broken {
             reason: reason.into(),
             ..Broken::default()
@@ -66,7 +70,7 @@ impl Broken {
     }
 
     /// Returns the same with its object, which the reason then names.
-    pub(super) fn of(self, key: Option<Key>) -> Broken {
+    pub(in crate::watch::manifests) fn of(self, key: Option<Key>) -> Broken {
         let reason = match &key {
             Some(key) => format!("{key}: {}", self.reason),
             None => self.reason,
@@ -124,6 +128,40 @@ where
         }
     }
 }
+
+/// Decodes an object of that kind. Where a whole number is written as another one, such as `80.0` or
+/// `8e1`, it is one, as for `kubectl`, which makes JSON of it.
+pub(super) fn decode_object(text: &str, format: Format, kind: Kind) -> Result<ApiObject, Broken> {
+    decode(text, format, ObjectSeed(kind)).or_else(|broken| {
+        let value = decode(text, format, Seed::<Value>::default()).ok();
+        value.and_then(|value| of_value(value, kind)).ok_or(broken)
+    })
+}
+
+/// Returns the object of that kind that a value is.
+pub(super) fn of_value(mut value: Value, kind: Kind) -> Option<ApiObject> {
+    make_whole(&mut value);
+    ObjectSeed(kind).deserialize(value).ok()
+}
+
+/// Makes numbers without a fraction whole ones.
+fn make_whole(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            let float = number.as_f64().filter(|_| number.is_f64());
+            let whole = float.filter(|f| f.fract() == 0.0 && f.abs() < LARGEST_WHOLE);
+            if let Some(whole) = whole {
+                *value = Value::from(whole as i64);
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(make_whole),
+        Value::Object(fields) => fields.values_mut().for_each(make_whole),
+        _ => {}
+    }
+}
+
+/// Above it, floating-point numbers are no longer exact.
+const LARGEST_WHOLE: f64 = 9e15;
 
 fn yaml_error(error: &serde_saphyr::Error) -> Broken {
     let error = error.without_snippet();

@@ -6,10 +6,13 @@ use serde::{
     Deserialize,
     de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::Value;
 
 use super::{
-    decode::{Broken, Contents, Format, Seed, decode},
+    decode::{Broken, Contents, Format, Seed, decode, of_value},
+    fields::{UnknownField, UnknownFields},
     header::{Header, Loose, Named, Text},
+    meant::meant,
 };
 use crate::watch::manifests::kind::{ApiObject, Kind, ObjectSeed};
 
@@ -27,43 +30,36 @@ pub(super) fn read<T>(
     text: &str,
     format: Format,
     of: Option<(&str, &str)>,
-    mut each: impl FnMut(usize, ApiObject) -> T,
+    mut each: impl FnMut(usize, ApiObject, Vec<UnknownField>) -> T,
 ) -> Result<Contents<T>, Broken> {
     let list = decode(text, format, Seed::<List<Header>>::default())?;
     let mut contents = Contents::default();
-    let mut kinds = Vec::new();
-    for (i, item) in list.items.unwrap_or_default().into_iter().enumerate() {
-        let known = match kind_of(item, of) {
-            Ok((api_version, kind)) => {
-                let known = Kind::of(&api_version, &kind);
-                if known.is_none() {
-                    contents.ignored.push(format!("{api_version} {kind}"));
-                }
-                known
-            }
-            Err(reason) => {
-                contents.broken.push(Broken {
-                    item: Some(i),
-                    ..Broken::because(reason)
-                });
-                None
-            }
-        };
-        kinds.push(known);
-    }
+    let mut kinds = Kinds::of(list, of, &mut contents);
+    let mut unknown: Vec<Vec<UnknownField>> = kinds.read.iter().map(|_| Vec::new()).collect();
+    // Whatever is wrong is found below.
+    let _ = decode(
+        text,
+        format,
+        ListSeed(UnknownOfItems(&kinds.read, &mut unknown)),
+    );
+    let mut each = |item: usize, object| {
+        let unknown = unknown.get_mut(item).map(std::mem::take);
+        each(item, object, unknown.unwrap_or_default())
+    };
     let mut left = (MOST_READ_AGAIN / text.len().max(1)).max(LEAST_READ_AGAIN);
-    let mut broken = Vec::new();
+    // The items as values, once one of them cannot be read.
+    let mut values: Option<Vec<Value>> = None;
     let mut next = 0;
     loop {
         let mut reading = None;
-        let seed = ListSeed {
-            kinds: &kinds,
+        let items = ObjectsOfItems {
+            kinds: &kinds.read,
             next,
             reading: &mut reading,
             objects: &mut contents.objects,
             each: &mut each,
         };
-        let Err(fault) = decode(text, format, seed) else {
+        let Err(fault) = decode(text, format, ListSeed(items)) else {
             break;
         };
         let fault = fault.quoting(text);
@@ -72,10 +68,22 @@ pub(super) fn read<T>(
             contents.broken.push(fault);
             break;
         };
-        broken.push(Broken {
-            item: Some(item),
-            ..fault
+        let values = values.get_or_insert_with(|| {
+            let list = decode(text, format, Seed::<List<Value>>::default());
+            list.ok().and_then(List::whole).unwrap_or_default()
         });
+        let value = values.get_mut(item).map(Value::take);
+        let kind = kinds.read.get(item).copied().flatten();
+        match value
+            .zip(kind)
+            .and_then(|(value, kind)| of_value(value, kind))
+        {
+            Some(object) => contents.objects.push(each(item, object)),
+            None => kinds.broken.push(Broken {
+                item: Some(item),
+                ..fault
+            }),
+        }
         if left == 0 {
             contents.broken.push(Broken::because(format!(
                 "too many items of the list are broken: those after items[{item}] are not read; \
@@ -86,12 +94,60 @@ pub(super) fn read<T>(
         left -= 1;
         next = item + 1;
     }
-    name(text, format, &kinds, &mut broken);
-    contents.broken.extend(broken);
+    name(text, format, &kinds.named, &mut kinds.broken);
+    contents.broken.extend(kinds.broken);
     contents
         .broken
         .sort_by_key(|broken| broken.item.unwrap_or(usize::MAX));
     Ok(contents)
+}
+
+/// The kinds of the items of a list.
+struct Kinds {
+    /// `None`: the item is not read.
+    read: Vec<Option<Kind>>,
+    /// The same, or the kind that is meant by one with a typing error.
+    named: Vec<Option<Kind>>,
+    /// Items that are broken, and whose names may be readable.
+    broken: Vec<Broken>,
+}
+
+impl Kinds {
+    /// Adds what is not read to `contents`.
+    fn of<T>(list: List<Header>, of: Option<(&str, &str)>, contents: &mut Contents<T>) -> Kinds {
+        let mut kinds = Kinds {
+            read: Vec::new(),
+            named: Vec::new(),
+            broken: Vec::new(),
+        };
+        for (i, item) in list.items.unwrap_or_default().into_iter().enumerate() {
+            let broken = |reason: String| Broken {
+                item: Some(i),
+                ..Broken::because(reason)
+            };
+            let (mut read, mut named) = (None, None);
+            match kind_of(item, of) {
+                Ok((api_version, kind)) => {
+                    read = Kind::of(&api_version, &kind);
+                    named = read;
+                    match meant(&api_version, &kind).filter(|_| read.is_none()) {
+                        Some(meant) => {
+                            named = meant.kind;
+                            kinds.broken.push(broken(meant.reason));
+                        }
+                        None if read.is_none() => {
+                            contents.ignored.push(format!("{api_version} {kind}"));
+                        }
+                        None => {}
+                    }
+                }
+                Err(reason) => contents.broken.push(broken(reason.to_owned())),
+            }
+            kinds.read.push(read);
+            kinds.named.push(named);
+        }
+        kinds
+    }
 }
 
 /// Returns version and kind of an item.
@@ -133,19 +189,18 @@ struct List<T> {
     items: Option<Vec<Loose<T>>>,
 }
 
-/// Reads the objects of a list whose items have these kinds; `None` is one that is not
-/// read.
-struct ListSeed<'a, T, F> {
-    kinds: &'a [Option<Kind>],
-    /// Items before this one are done with.
-    next: usize,
-    /// The item that is being read.
-    reading: &'a mut Option<usize>,
-    objects: &'a mut Vec<T>,
-    each: &'a mut F,
+impl List<Value> {
+    /// Returns the items; `None`: not all of them could be read.
+    fn whole(self) -> Option<Vec<Value>> {
+        let items = self.items?.into_iter();
+        items.map(|item| item.0).collect()
+    }
 }
 
-impl<'de, T, F: FnMut(usize, ApiObject) -> T> DeserializeSeed<'de> for ListSeed<'_, T, F> {
+/// Reads the items of a list.
+struct ListSeed<I>(I);
+
+impl<'de, I: Items> DeserializeSeed<'de> for ListSeed<I> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -153,7 +208,7 @@ impl<'de, T, F: FnMut(usize, ApiObject) -> T> DeserializeSeed<'de> for ListSeed<
     }
 }
 
-impl<'de, T, F: FnMut(usize, ApiObject) -> T> Visitor<'de> for ListSeed<'_, T, F> {
+impl<'de, I: Items> Visitor<'de> for ListSeed<I> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -163,7 +218,7 @@ impl<'de, T, F: FnMut(usize, ApiObject) -> T> Visitor<'de> for ListSeed<'_, T, F
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
         while let Some(key) = map.next_key::<Cow<'_, str>>()? {
             if key == "items" {
-                map.next_value_seed(ItemsSeed(&mut self))?;
+                map.next_value_seed(ItemsSeed(&mut self.0))?;
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
@@ -172,9 +227,9 @@ impl<'de, T, F: FnMut(usize, ApiObject) -> T> Visitor<'de> for ListSeed<'_, T, F
     }
 }
 
-struct ItemsSeed<'a, 'k, T, F>(&'a mut ListSeed<'k, T, F>);
+struct ItemsSeed<'a, I>(&'a mut I);
 
-impl<'de, T, F: FnMut(usize, ApiObject) -> T> DeserializeSeed<'de> for ItemsSeed<'_, '_, T, F> {
+impl<'de, I: Items> DeserializeSeed<'de> for ItemsSeed<'_, I> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -182,7 +237,7 @@ impl<'de, T, F: FnMut(usize, ApiObject) -> T> DeserializeSeed<'de> for ItemsSeed
     }
 }
 
-impl<'de, T, F: FnMut(usize, ApiObject) -> T> Visitor<'de> for ItemsSeed<'_, '_, T, F> {
+impl<'de, I: Items> Visitor<'de> for ItemsSeed<'_, I> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -202,14 +257,37 @@ impl<'de, T, F: FnMut(usize, ApiObject) -> T> Visitor<'de> for ItemsSeed<'_, '_,
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        let list = self.0;
-        for (i, kind) in list.kinds.iter().enumerate() {
-            let kind = kind.filter(|_| i >= list.next);
-            *list.reading = kind.map(|_| i);
+        self.0.read(&mut items)?;
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(())
+    }
+}
+
+/// Reads items.
+trait Items {
+    fn read<'de, A: SeqAccess<'de>>(&mut self, items: &mut A) -> Result<(), A::Error>;
+}
+
+/// Reads the objects of items of these kinds; `None` is one that is not read.
+struct ObjectsOfItems<'a, T, F> {
+    kinds: &'a [Option<Kind>],
+    /// Items before this one are done with.
+    next: usize,
+    /// The item that is being read.
+    reading: &'a mut Option<usize>,
+    objects: &'a mut Vec<T>,
+    each: &'a mut F,
+}
+
+impl<T, F: FnMut(usize, ApiObject) -> T> Items for ObjectsOfItems<'_, T, F> {
+    fn read<'de, A: SeqAccess<'de>>(&mut self, items: &mut A) -> Result<(), A::Error> {
+        for (i, kind) in self.kinds.iter().enumerate() {
+            let kind = kind.filter(|_| i >= self.next);
+            *self.reading = kind.map(|_| i);
             let more = match kind {
                 Some(kind) => match items.next_element_seed(ObjectSeed(kind))? {
                     Some(object) => {
-                        list.objects.push((list.each)(i, object));
+                        self.objects.push((self.each)(i, object));
                         true
                     }
                     None => false,
@@ -220,8 +298,24 @@ impl<'de, T, F: FnMut(usize, ApiObject) -> T> Visitor<'de> for ItemsSeed<'_, '_,
                 break;
             }
         }
-        *list.reading = None;
-        while items.next_element::<IgnoredAny>()?.is_some() {}
+        *self.reading = None;
+        Ok(())
+    }
+}
+
+/// Finds the unknown fields of items of these kinds.
+struct UnknownOfItems<'a>(&'a [Option<Kind>], &'a mut [Vec<UnknownField>]);
+
+impl Items for UnknownOfItems<'_> {
+    fn read<'de, A: SeqAccess<'de>>(&mut self, items: &mut A) -> Result<(), A::Error> {
+        for (kind, unknown) in self.0.iter().zip(self.1.iter_mut()) {
+            match kind {
+                Some(kind) => items
+                    .next_element_seed(UnknownFields::of(*kind, unknown))?
+                    .is_some(),
+                None => items.next_element::<IgnoredAny>()?.is_some(),
+            };
+        }
         Ok(())
     }
 }

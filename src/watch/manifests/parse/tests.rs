@@ -4,7 +4,7 @@ use super::*;
 use crate::watch::manifests::kind::Key;
 
 fn read(text: &str, format: Format) -> Result<Contents<ApiObject>, Broken> {
-    super::read(text, format, |_, object| object)
+    super::read(text, format, |_, object, _| object)
 }
 
 fn kinds(contents: &Contents<ApiObject>) -> Vec<&'static str> {
@@ -126,7 +126,7 @@ fn faults_name_their_line() {
 
 /// The items that are read, and those that are not with their line and key.
 fn items(text: &str, format: Format) -> (Vec<usize>, Vec<String>) {
-    let contents = super::read(text, format, |item, _| item.expect("a list"));
+    let contents = super::read(text, format, |item, _, _| item.expect("a list"));
     let contents = contents.unwrap_or_else(|broken| panic!("{text}\n{broken:?}"));
     let broken = contents.broken.into_iter().map(|broken| {
         let line = broken.line.map(|line| format!("line {line}: "));

@@ -1,0 +1,395 @@
+//! The fields that objects have (Kubernetes 1.36), so that a field with a typing error is noticed:
+//! an object whose `ports` are called `prots` would be a good one without ports.
+//!
+//! What a proxy does not read has no fields here, and may have any.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::{header::Text, similar::similar};
+use crate::watch::manifests::kind::Kind;
+
+/// Maximum number of unknown fields of an object that are named.
+const MOST: usize = 10;
+
+/// Fields by their names.
+type Fields = &'static [(&'static str, Shape)];
+
+#[derive(Clone, Copy)]
+enum Shape {
+    /// Anything.
+    Any,
+    /// An object with these fields.
+    Object(Fields),
+    /// A list of objects with these fields.
+    List(Fields),
+}
+
+use Shape::{Any, List, Object};
+
+const METADATA: Fields = &[
+    ("annotations", Any),
+    ("clusterName", Any),
+    ("creationTimestamp", Any),
+    ("deletionGracePeriodSeconds", Any),
+    ("deletionTimestamp", Any),
+    ("finalizers", Any),
+    ("generateName", Any),
+    ("generation", Any),
+    ("labels", Any),
+    ("managedFields", Any),
+    ("name", Any),
+    ("namespace", Any),
+    ("ownerReferences", Any),
+    ("resourceVersion", Any),
+    ("selfLink", Any),
+    ("uid", Any),
+];
+
+const SERVICE: Fields = &[
+    ("apiVersion", Any),
+    ("kind", Any),
+    ("metadata", Object(METADATA)),
+    ("spec", Object(SERVICE_SPEC)),
+    ("status", Object(SERVICE_STATUS)),
+];
+
+const SERVICE_SPEC: Fields = &[
+    ("allocateLoadBalancerNodePorts", Any),
+    ("clusterIP", Any),
+    ("clusterIPs", Any),
+    ("externalIPs", Any),
+    ("externalName", Any),
+    ("externalTrafficPolicy", Any),
+    ("healthCheckNodePort", Any),
+    ("internalTrafficPolicy", Any),
+    ("ipFamilies", Any),
+    ("ipFamily", Any),
+    ("ipFamilyPolicy", Any),
+    ("loadBalancerClass", Any),
+    ("loadBalancerIP", Any),
+    ("loadBalancerSourceRanges", Any),
+    ("ports", List(SERVICE_PORT)),
+    ("publishNotReadyAddresses", Any),
+    ("selector", Any),
+    ("sessionAffinity", Any),
+    ("sessionAffinityConfig", Object(AFFINITY)),
+    ("topologyKeys", Any),
+    ("trafficDistribution", Any),
+    ("type", Any),
+];
+
+const SERVICE_PORT: Fields = &[
+    ("appProtocol", Any),
+    ("name", Any),
+    ("nodePort", Any),
+    ("port", Any),
+    ("protocol", Any),
+    ("targetPort", Any),
+];
+
+const AFFINITY: Fields = &[("clientIP", Object(&[("timeoutSeconds", Any)]))];
+
+const SERVICE_STATUS: Fields = &[
+    ("conditions", Any),
+    ("loadBalancer", Object(&[("ingress", List(INGRESS))])),
+];
+
+const INGRESS: Fields = &[
+    ("hostname", Any),
+    ("ip", Any),
+    ("ipMode", Any),
+    ("ports", Any),
+];
+
+const SLICE: Fields = &[
+    ("addressType", Any),
+    ("apiVersion", Any),
+    ("endpoints", List(ENDPOINT)),
+    ("kind", Any),
+    ("metadata", Object(METADATA)),
+    ("ports", List(SLICE_PORT)),
+];
+
+const ENDPOINT: Fields = &[
+    ("addresses", Any),
+    ("conditions", Object(CONDITIONS)),
+    ("deprecatedTopology", Any),
+    ("hints", Object(HINTS)),
+    ("hostname", Any),
+    ("nodeName", Any),
+    ("targetRef", Any),
+    ("topology", Any),
+    ("zone", Any),
+];
+
+const CONDITIONS: Fields = &[("ready", Any), ("serving", Any), ("terminating", Any)];
+
+const HINTS: Fields = &[
+    ("forNodes", List(&[("name", Any)])),
+    ("forZones", List(&[("name", Any)])),
+];
+
+const SLICE_PORT: Fields = &[
+    ("appProtocol", Any),
+    ("name", Any),
+    ("port", Any),
+    ("protocol", Any),
+];
+
+const NODE: Fields = &[
+    ("apiVersion", Any),
+    ("kind", Any),
+    ("metadata", Object(METADATA)),
+    ("spec", Object(NODE_SPEC)),
+    ("status", Object(NODE_STATUS)),
+];
+
+const NODE_SPEC: Fields = &[
+    ("configSource", Any),
+    ("externalID", Any),
+    ("podCIDR", Any),
+    ("podCIDRs", Any),
+    ("providerID", Any),
+    ("taints", List(TAINT)),
+    ("unschedulable", Any),
+];
+
+const TAINT: Fields = &[
+    ("effect", Any),
+    ("key", Any),
+    ("timeAdded", Any),
+    ("value", Any),
+];
+
+const NODE_STATUS: Fields = &[
+    ("addresses", List(&[("address", Any), ("type", Any)])),
+    ("allocatable", Any),
+    ("capacity", Any),
+    ("conditions", Any),
+    ("config", Any),
+    ("daemonEndpoints", Any),
+    ("declaredFeatures", Any),
+    ("features", Any),
+    ("images", Any),
+    ("nodeInfo", Any),
+    ("phase", Any),
+    ("runtimeHandlers", Any),
+    ("volumesAttached", Any),
+    ("volumesInUse", Any),
+];
+
+const SERVICE_CIDR: Fields = &[
+    ("apiVersion", Any),
+    ("kind", Any),
+    ("metadata", Object(METADATA)),
+    ("spec", Object(&[("cidrs", Any)])),
+    ("status", Any),
+];
+
+fn fields(kind: Kind) -> Fields {
+    match kind {
+        Kind::Service => SERVICE,
+        Kind::EndpointSlice => SLICE,
+        Kind::Node => NODE,
+        Kind::ServiceCidr => SERVICE_CIDR,
+    }
+}
+
+/// A field that objects of this kind do not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::watch::manifests) struct UnknownField {
+    /// The path of the field, such as `spec.prots`.
+    path: String,
+    /// The field that is meant: it has a similar name, and is missing. Otherwise the field may be
+    /// one of a newer version of Kubernetes.
+    meant: Option<&'static str>,
+}
+
+impl UnknownField {
+    /// Returns whether it is a typing error, as far as can be told.
+    pub(in crate::watch::manifests) fn is_typing_error(&self) -> bool {
+        self.meant.is_some()
+    }
+}
+
+impl fmt::Display for UnknownField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let UnknownField { path, meant } = self;
+        match meant {
+            Some(meant) => write!(f, "unknown field {path}, did you mean {meant}?"),
+            None => write!(f, "unknown field {path}"),
+        }
+    }
+}
+
+/// Finds the unknown fields of an object of this kind, whatever else may be wrong with it.
+pub(super) struct UnknownFields<'a> {
+    fields: Fields,
+    path: &'a str,
+    found: &'a mut Vec<UnknownField>,
+}
+
+impl<'a> UnknownFields<'a> {
+    pub(super) fn of(kind: Kind, found: &'a mut Vec<UnknownField>) -> UnknownFields<'a> {
+        UnknownFields {
+            fields: fields(kind),
+            path: "",
+            found,
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for UnknownFields<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(Walk {
+            shape: Object(self.fields),
+            path: self.path,
+            found: self.found,
+        })
+    }
+}
+
+/// Walks through a value of this shape.
+struct Walk<'a> {
+    shape: Shape,
+    path: &'a str,
+    found: &'a mut Vec<UnknownField>,
+}
+
+impl<'de> DeserializeSeed<'de> for Walk<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Walk<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Object(fields) = self.shape else {
+            while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+            return Ok(());
+        };
+        let (mut present, mut unknown) = (Vec::new(), Vec::new());
+        while let Some(key) = map.next_key::<Text>()? {
+            let Text::Is(key) = key else {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            };
+            match fields.iter().find(|(name, _)| *name == key) {
+                None => {
+                    unknown.push(key);
+                    map.next_value::<IgnoredAny>()?;
+                }
+                Some((name, shape)) => {
+                    present.push(*name);
+                    if let Any = shape {
+                        map.next_value::<IgnoredAny>()?;
+                    } else {
+                        let path = join(self.path, name);
+                        map.next_value_seed(Walk {
+                            shape: *shape,
+                            path: &path,
+                            found: &mut *self.found,
+                        })?;
+                    }
+                }
+            }
+        }
+        let left = MOST.saturating_sub(self.found.len());
+        for key in unknown.into_iter().take(left) {
+            let names = fields.iter().map(|(name, _)| *name);
+            let missing = names.filter(|name| !present.contains(name));
+            self.found.push(UnknownField {
+                meant: similar(&key, missing),
+                path: join(self.path, &key),
+            });
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        let List(fields) = self.shape else {
+            while items.next_element::<IgnoredAny>()?.is_some() {}
+            return Ok(());
+        };
+        let mut number = 0;
+        loop {
+            let path = format!("{}[{number}]", self.path);
+            let item = items.next_element_seed(Walk {
+                shape: Object(fields),
+                path: &path,
+                found: &mut *self.found,
+            })?;
+            if item.is_none() {
+                return Ok(());
+            }
+            number += 1;
+        }
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_none<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i128<E>(self, _: i128) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u128<E>(self, _: u128) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bytes<E>(self, _: &[u8]) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+/// Maximum number of characters of a field's name that are shown.
+const SHOWN: usize = 60;
+
+fn join(path: &str, name: &str) -> String {
+    let name: String = name.chars().take(SHOWN).collect();
+    match path {
+        "" => name,
+        path => format!("{path}.{name}"),
+    }
+}
