@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{SOON, started, tripod};
+use super::{SOON, started, started_in_with, tripod};
 use crate::lab::{EndpointChoice, Group, Lab, Service, eventually, tripod_binary};
 
 /// The answer about one ServicePort of `default/web`.
@@ -282,5 +282,27 @@ fn a_service_without_endpoints_in_use_says_why() {
                 none => Err(none.to_string()),
             }
         });
+    });
+}
+
+/// In nftables mode node ports are served at the addresses that the Node object has.
+#[test]
+fn node_ports_that_are_served_nowhere_say_so() {
+    Lab::run(|lab| {
+        lab.publish_all(&Service::new("web", 1));
+        for (flag, is_served) in [("primary", false), ("all", true)] {
+            let flag = format!("--nodeport-addresses={flag}");
+            let running = started_in_with(lab, "nftables", &[&flag]);
+            let text = tripod(&lab.node, &["services", "default/web"]).text;
+            let why = "is not served: none of this node's addresses serves node ports";
+            assert_eq!(text.contains("node:3"), is_served, "{flag}: {text}");
+            assert_eq!(text.contains(why), !is_served, "{flag}: {text}");
+            assert_eq!(
+                text.contains("--nodeport-addresses=all"),
+                !is_served,
+                "{text}"
+            );
+            drop(running);
+        }
     });
 }
