@@ -145,7 +145,8 @@ fn row(port: &ServicePort) -> [String; 10] {
     if !port.port.is_empty() {
         name = format!("{name}:{}", port.port);
     }
-    let addresses = port.addresses.iter().map(|address| match &address.ip {
+    let served = port.addresses.iter().filter(|one| one.unserved.is_none());
+    let addresses = served.map(|address| match &address.ip {
         Some(ip) if ip.contains(':') => format!("[{ip}]:{}", address.port),
         Some(ip) => format!("{ip}:{}", address.port),
         None => format!("node:{}", address.port),
@@ -188,6 +189,12 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
     let mut remarks = Vec::new();
     if let Some(why) = &port.failing {
         remarks.push((Tone::Bad, format!("not in force as asked: {why}")));
+    }
+    for address in &port.addresses {
+        if let Some(why) = &address.unserved {
+            let text = format!("node port {} is not served: {why}", address.port);
+            remarks.push((Tone::Warning, text));
+        }
     }
     if let Some(NoEndpoints { why, command }) = &port.no_endpoints {
         let see = command.iter().map(|command| format!("; see {command}"));

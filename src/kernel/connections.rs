@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use nix::libc;
+use nix::{errno::Errno, libc};
 
 use super::netlink::{Error, Malformed, Message, Request, Socket};
 use crate::net::Family;
@@ -19,6 +19,8 @@ const ID: usize = 48;
 const ASKED: usize = 8;
 /// Size of what precedes it in `struct inet_diag_msg`.
 const ANSWERED: usize = 4;
+/// Size of `struct inet_diag_msg`, which ends with the user and the inode of the socket.
+const MESSAGE: usize = ANSWERED + ID + 20;
 
 /// States in which bytes may still come from the other end or go there, as bits of their
 /// numbers in `enum` of `net/tcp_states.h`: all but `TIME_WAIT` (6), `CLOSE` (7) and `LISTEN`
@@ -59,16 +61,75 @@ pub fn listening(socket: &mut Socket, family: Family) -> Result<HashSet<u16>, Er
     Ok(sockets.map(|socket| socket.local.port()).collect())
 }
 
+/// Returns the user whose socket is the local end of `connection`, as its number in this user
+/// namespace; `None`: no program has such a socket open. The cost does not depend on the number of
+/// sockets.
+///
+/// # Errors
+/// The same as for [`tcp`].
+pub fn user(socket: &mut Socket, connection: Connection) -> Result<Option<u32>, Error> {
+    let family = Family::of(&connection.local.ip());
+    let mut header = asked(family, u32::MAX);
+    let id = &mut header[ASKED..];
+    id[0..2].copy_from_slice(&connection.local.port().to_be_bytes());
+    id[2..4].copy_from_slice(&connection.remote.port().to_be_bytes());
+    for (at, end) in [(4, connection.local), (20, connection.remote)] {
+        match end.ip() {
+            IpAddr::V4(ip) => id[at..at + 4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => id[at..at + 16].copy_from_slice(&ip.octets()),
+        }
+    }
+    // INET_DIAG_NOCOOKIE: whatever its cookie.
+    id[ID - 8..].fill(0xff);
+    let object = format!("socket of TCP at {}", connection.local);
+    let request = Request::new(BY_FAMILY, 0, "find", object).header(&header);
+    let found = socket.call(&request, |message| user_of(message, connection));
+    match found {
+        Ok(found) => Ok(found.into_iter().next().flatten()),
+        Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads the user of the socket. A socket that no program has open has no inode; older kernels say
+/// that root has it.
+fn user_of(message: Message<'_>, connection: Connection) -> Result<Option<Option<u32>>, Malformed> {
+    if message.kind != BY_FAMILY {
+        return Ok(None);
+    }
+    let header: [u8; MESSAGE] = message.header()?;
+    let number = |at: usize| {
+        u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    };
+    let (user, inode) = (number(MESSAGE - 8), number(MESSAGE - 4));
+    // A socket of IPv6 may have a connection of IPv4.
+    let mut families = Family::ALL.into_iter();
+    let family = families.find(|family| family.number() == header[0]);
+    let family = family.ok_or(Malformed("of an unknown IP family"))?;
+    let found = ends(&header[ANSWERED..], family);
+    // The kernel may have found a listening socket at that address instead.
+    let is_it = found.local.ip().to_canonical() == connection.local.ip()
+        && found.remote.ip().to_canonical() == connection.remote.ip()
+        && found.local.port() == connection.local.port()
+        && found.remote.port() == connection.remote.port();
+    Ok(Some((is_it && inode != 0).then_some(user)))
+}
+
 fn list(socket: &mut Socket, family: Family, states: u32) -> Result<Vec<Connection>, Error> {
-    // struct inet_diag_req_v2: family, protocol, what else to tell, padding, states; an empty
-    // id means every socket.
+    let object = format!("{family} sockets of TCP");
+    // An empty id means every socket.
+    let request = Request::new(BY_FAMILY, 0, "list", object).header(&asked(family, states));
+    socket.dump(&request, |message| parse(message, family))
+}
+
+/// Returns `struct inet_diag_req_v2` with an empty id: family, protocol, what else to tell,
+/// padding, states.
+fn asked(family: Family, states: u32) -> [u8; ASKED + ID] {
     let mut header = [0; ASKED + ID];
     header[0] = family.number();
     header[1] = libc::IPPROTO_TCP as u8;
     header[4..ASKED].copy_from_slice(&states.to_ne_bytes());
-    let object = format!("{family} sockets of TCP");
-    let request = Request::new(BY_FAMILY, 0, "list", object).header(&header);
-    socket.dump(&request, |message| parse(message, family))
+    header
 }
 
 /// Reads a connection; `None` for one of another family.
@@ -80,7 +141,11 @@ pub(in crate::kernel) fn parse(
     if message.kind != BY_FAMILY || header[0] != family.number() {
         return Ok(None);
     }
-    let id = &header[ANSWERED..];
+    Ok(Some(ends(&header[ANSWERED..], family)))
+}
+
+/// Reads `struct inet_diag_sockid`: source port, destination port, source, destination.
+fn ends(id: &[u8], family: Family) -> Connection {
     let port = |at: usize| u16::from_be_bytes([id[at], id[at + 1]]);
     let address = |at: usize| -> IpAddr {
         let mut octets = [0; 16];
@@ -90,11 +155,10 @@ pub(in crate::kernel) fn parse(
             Family::V6 => octets.into(),
         }
     };
-    // struct inet_diag_sockid: source port, destination port, source, destination.
-    Ok(Some(Connection {
+    Connection {
         local: SocketAddr::new(address(4), port(0)),
         remote: SocketAddr::new(address(20), port(2)),
-    }))
+    }
 }
 
 #[cfg(test)]
@@ -124,6 +188,15 @@ mod tests {
                 assert!(found.contains(&ends) && found.contains(&other), "{found:?}");
                 let ports = listening(&mut socket, family).unwrap();
                 assert_eq!(ports, [ends.remote.port()].into());
+                let own = nix::unistd::geteuid().as_raw();
+                assert_eq!(user(&mut socket, ends).unwrap(), Some(own));
+                // No program has accepted it.
+                assert_eq!(user(&mut socket, other).unwrap(), None);
+                let nobody = Connection {
+                    remote: SocketAddr::new(ends.remote.ip(), 1),
+                    ..ends
+                };
+                assert_eq!(user(&mut socket, nobody).unwrap(), None);
                 // A connection that no program has accepted counts, too, and a reset ends it.
                 drop(listener);
                 assert_eq!(tcp(&mut socket, family).unwrap(), []);

@@ -38,6 +38,12 @@ impl Served {
         }
     }
 
+    /// Returns whether all addresses of both families are served.
+    pub fn is_whole(&self) -> bool {
+        let is_whole = |family| self.of(family) == Served::All;
+        Family::ALL.into_iter().all(is_whole)
+    }
+
     /// Returns what is served of `family`: all addresses if one of the networks covers the family.
     pub fn of(&self, family: Family) -> Served {
         let Served::Within(networks) = self else {

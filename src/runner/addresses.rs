@@ -25,6 +25,7 @@ impl<M: Mode> Runner<M> {
     pub(super) fn observe_addresses(&mut self, addresses: &mut impl NodeAddresses) {
         match addresses.serving_node_ports(self.tracker.node()) {
             Ok(addresses) => {
+                self.status.set_node_port_addresses(&addresses);
                 let changes = self.tracker.set_node_addresses(addresses);
                 self.status.set_ports(self.tracker.map());
                 self.merge(changes, Events::default());

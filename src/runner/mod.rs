@@ -40,7 +40,7 @@ use self::{
     latency::Triggers,
     metrics::{Metrics, SyncKind},
     no_local::NoLocalEndpoints,
-    question::{Question, Questions},
+    question::{Question, Questions, Reading},
     schedule::{Outcome, SyncScheduler, Turn},
     status::{Extent, PastSync, Status, SuccessfulSync},
     this_node::ThisNode,
@@ -225,13 +225,18 @@ impl<M: Mode> Runner<M> {
         match question {
             Question::Compare(reply) if !reply.is_closed() => {
                 let _ = reply.send(question::compare(&mut self.mode, map).await);
+                self.trimmer.kernel_read();
             }
             Question::Explain(packets, reading, reply) if !reply.is_closed() => {
                 let explained = question::explain(&mut self.mode, map, packets, reading).await;
                 let _ = reply.send(explained);
+                if reading == Reading::Whole {
+                    self.trimmer.kernel_read();
+                }
             }
             Question::Compare(_) | Question::Explain(..) => {}
         }
+        self.trimmer.trim();
     }
 
     fn fold(&mut self, batch: Batch) {

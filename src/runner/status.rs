@@ -3,6 +3,8 @@
 //! words.
 
 use std::{
+    collections::BTreeSet,
+    net::IpAddr,
     sync::{Arc, Weak},
     time::{Duration, SystemTime},
 };
@@ -32,6 +34,8 @@ pub struct Status {
     /// Why it matters that this node's object is not known; `None`: it is known, or nothing depends
     /// on it.
     node: Mutex<Option<Trouble>>,
+    /// Whether this node has addresses of each family that serve node ports; `None`: not known.
+    node_ports: Mutex<Option<PerFamily<bool>>>,
     families: Mutex<PerFamily<FamilyStatus>>,
     progress: PerFamily<SyncProgress>,
     history: Mutex<History>,
@@ -111,6 +115,7 @@ impl Status {
         Status {
             ports: Mutex::default(),
             node: Mutex::default(),
+            node_ports: Mutex::default(),
             families: Mutex::default(),
             progress,
             history: Mutex::default(),
@@ -133,6 +138,12 @@ impl Status {
     /// are; `None`: it is known, or nothing depends on it.
     pub fn node(&self) -> Option<Trouble> {
         self.node.lock().clone()
+    }
+
+    /// Returns whether node ports of `family` are served at some address, as far as known.
+    pub fn serves_node_ports(&self, family: Family) -> bool {
+        let served = *self.node_ports.lock();
+        served.is_none_or(|served| *served.get(family))
     }
 
     /// Returns the state of syncs of each family.
@@ -163,6 +174,11 @@ impl Status {
     pub(super) fn set_node(&self, why: Option<String>) {
         let mut node = self.node.lock();
         *node = why.map(|why| Trouble::now(node.take(), why));
+    }
+
+    pub(super) fn set_node_port_addresses(&self, addresses: &BTreeSet<IpAddr>) {
+        let is_served = |family| addresses.iter().any(|ip| Family::of(ip) == family);
+        *self.node_ports.lock() = Some(PerFamily::each(is_served));
     }
 
     pub(super) fn began(&self, family: Family) {

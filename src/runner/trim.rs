@@ -27,6 +27,11 @@ impl Trimmer {
         self.is_due |= changes.full || self.changed >= MANY;
     }
 
+    /// Records that all that the kernel holds was read for an answer.
+    pub(super) fn kernel_read(&mut self) {
+        self.is_due = true;
+    }
+
     /// Has the allocator return free memory to the system, after a sync of the whole list of a
     /// large cluster, or after many small ones. glibc keeps freed memory, which suits what comes
     /// and goes; but such syncs take more for a moment than all later ones.

@@ -19,11 +19,15 @@ const MOST: usize = 64;
 /// How many of these one peer may have.
 const SHARE: usize = MOST / 4;
 
+/// Maximum number of bytes of answers that wait to be taken, unless a single answer is larger: with
+/// tens of thousands of endpoints one may have several MiB, and a client need not read it.
+const MOST_BYTES: usize = 32 << 20;
+
 /// The open connections of one server, or of several that share them.
 ///
 /// A new connection always gets a place, because it may be the kubelet's probe: if none is left,
 /// the oldest connection of the peer that has most of them ends. A peer that has its share already
-/// gives up the oldest of its own.
+/// gives up the oldest of its own. The same holds for the memory that answers take.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     open: Mutex<Open>,
@@ -33,7 +37,15 @@ pub(super) struct Connections {
 struct Open {
     next: u64,
     /// By number, and therefore by age.
-    places: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
+    places: BTreeMap<u64, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    peer: IpAddr,
+    /// Size of the answer.
+    bytes: usize,
+    evict: oneshot::Sender<()>,
 }
 
 /// The place of one connection, which has it until this is dropped.
@@ -49,16 +61,14 @@ impl Connections {
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
         let peer = client(address);
         let mut open = self.lock();
-        if let Some(oldest) = open.to_evict(peer)
-            && let Some((_, evict)) = open.places.remove(&oldest)
-        {
-            // Fails when the connection has just ended, which has the same effect.
-            let _ = evict.send(());
+        if let Some(oldest) = open.to_evict(peer) {
+            open.evict(oldest);
         }
         let number = open.next;
         open.next += 1;
         let (evict, evicted) = oneshot::channel();
-        open.places.insert(number, (peer, evict));
+        let bytes = 0;
+        open.places.insert(number, Entry { peer, bytes, evict });
         Place {
             connections: Arc::clone(self),
             number,
@@ -76,11 +86,11 @@ impl Open {
     /// to.
     fn to_evict(&self, peer: IpAddr) -> Option<u64> {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for (peer, _) in self.places.values() {
-            *counts.entry(*peer).or_default() += 1;
+        for entry in self.places.values() {
+            *counts.entry(entry.peer).or_default() += 1;
         }
         let oldest = |of: &dyn Fn(&IpAddr) -> bool| {
-            let place = self.places.iter().find(|(_, (peer, _))| of(peer));
+            let place = self.places.iter().find(|(_, entry)| of(&entry.peer));
             place.map(|(number, _)| *number)
         };
         if counts.get(&peer).is_some_and(|count| *count >= SHARE) {
@@ -94,7 +104,66 @@ impl Open {
     }
 }
 
+impl Open {
+    /// Ends connections until the answers of all take no more than [`MOST_BYTES`], but not the one
+    /// of `number`: the oldest of the peer whose answers take most.
+    fn make_room(&mut self, number: u64) {
+        let size = |places: &BTreeMap<u64, Entry>| -> usize {
+            places.values().map(|entry| entry.bytes).sum()
+        };
+        while size(&self.places) > MOST_BYTES {
+            let mut sums: HashMap<IpAddr, usize> = HashMap::new();
+            let others = || {
+                let all = self.places.iter();
+                all.filter(|(other, entry)| **other != number && entry.bytes > 0)
+            };
+            for (_, entry) in others() {
+                *sums.entry(entry.peer).or_default() += entry.bytes;
+            }
+            let most = sums.values().max();
+            let mut largest = others().filter(|(_, entry)| sums.get(&entry.peer) == most);
+            let Some(oldest) = largest.next().map(|(number, _)| *number) else {
+                return;
+            };
+            self.evict(oldest);
+        }
+    }
+
+    fn evict(&mut self, number: u64) {
+        if let Some(entry) = self.places.remove(&number) {
+            // Fails when the connection has just ended, which has the same effect.
+            let _ = entry.evict.send(());
+        }
+    }
+}
+
+/// Records how much memory the answer of a connection takes.
+#[derive(Clone, Debug)]
+pub(super) struct Answered {
+    connections: Arc<Connections>,
+    number: u64,
+}
+
+impl Answered {
+    /// Records an answer of so many `bytes`; others give way if there are too many.
+    pub(super) fn with(&self, bytes: usize) {
+        let mut open = self.connections.lock();
+        if let Some(entry) = open.places.get_mut(&self.number) {
+            entry.bytes = bytes;
+            open.make_room(self.number);
+        }
+    }
+}
+
 impl Place {
+    /// Returns what records the answer of this connection.
+    pub(super) fn answered(&self) -> Answered {
+        Answered {
+            connections: Arc::clone(&self.connections),
+            number: self.number,
+        }
+    }
+
     /// Waits until the connection has to end for another one.
     pub(super) async fn evicted(&mut self) {
         let _ = (&mut self.evicted).await;
@@ -153,5 +222,26 @@ mod tests {
         singles.push(connections.enter(from(902)));
         assert_eq!(evicted(&mut singles), [0]);
         assert_eq!(connections.lock().places.len(), MOST);
+    }
+
+    #[test]
+    fn answers_that_nobody_takes_have_bounded_memory() {
+        let connections = Arc::new(Connections::default());
+        let scrape = connections.enter(address("10.0.0.1"));
+        scrape.answered().with(MOST_BYTES / 8);
+        let from = |n: u8| connections.enter(IpAddr::from([127, 0, 0, n % 2 + 1]));
+        let mut greedy: Vec<_> = (0..8).map(from).collect();
+        for (at, place) in greedy.iter().enumerate() {
+            place.answered().with(MOST_BYTES / 4 + at);
+        }
+        // Those that came last, and the one that takes little.
+        assert_eq!(evicted(&mut greedy), [0, 1, 2, 3, 4]);
+        assert_eq!(evicted(&mut [scrape]), [0; 0]);
+        // A single one may be larger.
+        let mut large = [from(0), from(1)];
+        large[1].answered().with(2 * MOST_BYTES);
+        assert_eq!(evicted(&mut large), [0; 0]);
+        let bytes = |open: &Open| open.places.values().map(|entry| entry.bytes).sum::<usize>();
+        assert_eq!(bytes(&connections.lock()), 2 * MOST_BYTES);
     }
 }

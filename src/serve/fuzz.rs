@@ -1,6 +1,6 @@
 //! Requests with bytes from anywhere.
 
-use std::{cell::RefCell, collections::BTreeMap, sync::Arc};
+use std::{cell::RefCell, collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use prometheus::Registry;
 use serde_json::json;
@@ -11,6 +11,7 @@ use tokio::{
 
 use super::{
     Introspection, Running,
+    connections::Connections,
     http::{self, Methods},
     status_api,
 };
@@ -45,7 +46,8 @@ pub fn read_anything(bytes: &[u8]) -> Vec<u8> {
             let (mut client, server) = duplex(ROOM);
             client.write_all(bytes).await.expect("room for the request");
             client.shutdown().await.expect("the end of the request");
-            http::answer_once(server, |request| {
+            let place = Arc::new(Connections::default()).enter(Ipv4Addr::LOCALHOST.into());
+            http::answer_once(server, place.answered(), |request| {
                 let peer = http::Peer::Elsewhere;
                 http::respond(&request, peer, Methods::Read, |asked| about.answer(asked)).wait()
             })

@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     io,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     pin::Pin,
     sync::Arc,
     time::Duration,
@@ -26,7 +26,11 @@ use tokio::{
     time::timeout,
 };
 
-use super::connections::Connections;
+use super::connections::{Answered, Connections};
+use crate::kernel::{
+    connections::{self, Connection},
+    netlink::{Protocol, Socket},
+};
 
 /// How long a client may take for its request head.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -61,7 +65,10 @@ pub(super) struct Asked<'a> {
 /// Who sent a request, which decides what it may read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// A process of this node: by a unix socket, or from a loopback address.
+    /// A process of root, or of the user of this process: by a unix socket, or from a loopback
+    /// address.
+    OfRoot,
+    /// Another process of this node, from a loopback address.
     OfNode,
     /// A client that the API server allows to read.
     Authorized,
@@ -88,8 +95,33 @@ pub(super) trait Listener: Send {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// Waits for the next client. Returns the connection, and where it comes from.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, IpAddr)>> + Send;
-    /// Returns who asks from `address`; `host` is the `Host` of the request.
-    fn peer(address: IpAddr, host: Option<&str>) -> Peer;
+    /// Returns who is at the other end of `stream`.
+    fn peer(stream: &Self::Stream) -> Peer;
+    /// Returns who asks in a request of `peer` whose `Host` is `host`.
+    fn asking(peer: Peer, host: Option<&str>) -> Peer {
+        if host.is_none_or(is_address) {
+            peer
+        } else {
+            Peer::Elsewhere
+        }
+    }
+}
+
+/// Returns whether the client of `stream`, which comes from a loopback address, is a process of
+/// root or of the user of this process. What cannot be found out counts as no.
+fn is_of_root(stream: &TcpStream) -> bool {
+    let (Ok(here), Ok(there)) = (stream.local_addr(), stream.peer_addr()) else {
+        return false;
+    };
+    let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    let connection = Connection {
+        local: canonical(there),
+        remote: canonical(here),
+    };
+    let user = Socket::open(Protocol::SocketDiagnosis)
+        .and_then(|mut socket| connections::user(&mut socket, connection));
+    let own = nix::unistd::geteuid().as_raw();
+    matches!(user, Ok(Some(user)) if user == 0 || user == own)
 }
 
 impl Listener for TcpListener {
@@ -102,11 +134,12 @@ impl Listener for TcpListener {
         Ok((stream, peer.ip()))
     }
 
-    fn peer(address: IpAddr, host: Option<&str>) -> Peer {
-        if address.to_canonical().is_loopback() && host.is_none_or(is_address) {
-            Peer::OfNode
-        } else {
-            Peer::Elsewhere
+    fn peer(stream: &TcpStream) -> Peer {
+        let address = stream.peer_addr().map(|from| from.ip().to_canonical());
+        match address {
+            Ok(ip) if ip.is_loopback() && is_of_root(stream) => Peer::OfRoot,
+            Ok(ip) if ip.is_loopback() => Peer::OfNode,
+            _ => Peer::Elsewhere,
         }
     }
 }
@@ -120,8 +153,13 @@ impl Listener for UnixListener {
         Ok((stream, Ipv4Addr::LOCALHOST.into()))
     }
 
-    fn peer(_: IpAddr, _: Option<&str>) -> Peer {
-        Peer::OfNode
+    /// The socket file is open to root and to the user of this process.
+    fn peer(_: &UnixStream) -> Peer {
+        Peer::OfRoot
+    }
+
+    fn asking(peer: Peer, _: Option<&str>) -> Peer {
+        peer
     }
 }
 
@@ -133,8 +171,12 @@ impl<L: Listener + Sync> Listener for Arc<L> {
         (**self).next().await
     }
 
-    fn peer(address: IpAddr, host: Option<&str>) -> Peer {
-        L::peer(address, host)
+    fn peer(stream: &L::Stream) -> Peer {
+        L::peer(stream)
+    }
+
+    fn asking(peer: Peer, host: Option<&str>) -> Peer {
+        L::asking(peer, host)
     }
 }
 
@@ -258,11 +300,12 @@ pub(super) async fn serve<L: Listener, R: Into<Reply>>(
     methods: Methods,
     answer: impl Fn(Asked<'_>) -> R + Clone + Send + Sync + 'static,
 ) {
-    each_connection(listener, open, move |stream, peer| {
+    each_connection(listener, open, move |stream, answered| {
         let answer = answer.clone();
-        answer_once(stream, move |request| {
+        let peer = L::peer(&stream);
+        answer_once(stream, answered, move |request| {
             let host = request.headers().get(HOST).map(|host| host.to_str());
-            let peer = L::peer(peer, host.map(Result::unwrap_or_default));
+            let peer = L::asking(peer, host.map(Result::unwrap_or_default));
             respond(&request, peer, methods, &answer).wait()
         })
     })
@@ -275,7 +318,7 @@ pub(super) async fn serve<L: Listener, R: Into<Reply>>(
 pub(super) async fn each_connection<L: Listener, F>(
     listener: L,
     open: Arc<Connections>,
-    serve: impl Fn(L::Stream, IpAddr) -> F,
+    serve: impl Fn(L::Stream, Answered) -> F,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -295,7 +338,7 @@ pub(super) async fn each_connection<L: Listener, F>(
             }
         };
         let mut place = open.enter(peer);
-        let served = serve(stream, peer);
+        let served = serve(stream, place.answered());
         connections.spawn(async move {
             tokio::select! {
                 () = place.evicted() => {}
@@ -308,16 +351,22 @@ pub(super) async fn each_connection<L: Listener, F>(
     }
 }
 
-/// Answers the first request of a connection and closes it: what else the client
-/// may have sent is not read, so nothing waits in memory for a client that does
-/// not take its answers.
+/// Answers the first request of a connection, counts the answer as `answered`, and closes the
+/// connection: what else the client may have sent is not read, so nothing waits in memory for a
+/// client that does not take its answers.
 pub(super) async fn answer_once<F: Future<Output = Answer>>(
     stream: impl AsyncRead + AsyncWrite + Unpin,
+    answered: Answered,
     answer: impl Fn(Request<Incoming>) -> F,
 ) {
     let service = service_fn(|request: Request<Incoming>| {
         let answer = answer(request);
-        async move { Ok::<_, Infallible>(answer.await.into_response()) }
+        let answered = &answered;
+        async move {
+            let answer = answer.await;
+            answered.with(answer.body.len());
+            Ok::<_, Infallible>(answer.into_response())
+        }
     });
     // A client that breaks off is not logged.
     let _ = http1::Builder::new()
@@ -361,8 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_is_told_by_address_and_host() {
-        let peer = |address: &str, host| TcpListener::peer(address.parse().unwrap(), host);
+    fn a_host_that_is_a_name_is_not_of_this_node() {
         for host in [
             "localhost:10249",
             "127.0.0.1",
@@ -370,21 +418,25 @@ mod tests {
             "LocalHost",
             "192.0.2.1:8080",
         ] {
-            assert_eq!(peer("127.0.0.1", Some(host)), Peer::OfNode, "{host}");
+            assert_eq!(
+                TcpListener::asking(Peer::OfNode, Some(host)),
+                Peer::OfNode,
+                "{host}"
+            );
         }
-        assert_eq!(peer("::1", None), Peer::OfNode);
+        assert_eq!(TcpListener::asking(Peer::OfRoot, None), Peer::OfRoot);
+        assert_eq!(UnixListener::asking(Peer::OfRoot, Some("x")), Peer::OfRoot);
         for host in [
             "example.org",
             "localhost.example.org",
             "",
             "127.0.0.1.example.org:10249",
         ] {
-            assert_eq!(peer("127.0.0.1", Some(host)), Peer::Elsewhere, "{host}");
+            assert_eq!(
+                TcpListener::asking(Peer::OfRoot, Some(host)),
+                Peer::Elsewhere,
+                "{host}"
+            );
         }
-        assert_eq!(peer("192.0.2.1", Some("localhost")), Peer::Elsewhere);
-        assert_eq!(
-            UnixListener::peer("::1".parse().unwrap(), Some("x")),
-            Peer::OfNode
-        );
     }
 }

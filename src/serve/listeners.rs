@@ -284,8 +284,8 @@ impl Listener for Listening {
         }
     }
 
-    fn peer(address: IpAddr, host: Option<&str>) -> Peer {
-        TcpListener::peer(address, host)
+    fn peer(stream: &TcpStream) -> Peer {
+        TcpListener::peer(stream)
     }
 }
 

@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use super::{
     Bind, Error,
     certificate::{Certificate, CertificateError, Identity},
-    connections::Connections,
+    connections::{Answered, Connections},
     http::{self, Answer, Asked, Methods, PATIENCE, Peer},
     introspection::Introspection,
     listeners::Listening,
@@ -108,17 +108,17 @@ struct Guard {
 impl Guard {
     async fn serve(self: Arc<Self>, listener: Listening) {
         let open = Arc::new(Connections::default());
-        http::each_connection(listener, open, move |stream, _| {
-            Arc::clone(&self).connection(stream)
+        http::each_connection(listener, open, move |stream, answered| {
+            Arc::clone(&self).connection(stream, answered)
         })
         .await;
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, answered: Answered) {
         let acceptor = TlsAcceptor::from(self.certificate.config());
         // A client that breaks off, or speaks no TLS, is not logged.
         if let Ok(Ok(stream)) = timeout(PATIENCE, acceptor.accept(stream)).await {
-            http::answer_once(stream, |request| self.answer(request)).await;
+            http::answer_once(stream, answered, |request| self.answer(request)).await;
         }
     }
 

@@ -65,11 +65,12 @@ async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
     if let Some(socket) = &settings.own.status_socket
         && (ask::is_running(socket).await || is_listened_on(socket))
     {
-        tracing::warn!(
-            "Tripod runs on this node (socket {}) and writes again what is removed now; stop it, \
-             then run the cleanup again",
+        let why = format!(
+            "nothing was removed: Tripod runs on this node (socket {}) and would write it again; \
+             stop it, then run the cleanup again",
             socket.display()
         );
+        return Err(why.into());
     }
     takeover::cleanup(what, settings).await
 }

@@ -126,10 +126,92 @@ pub(super) fn text_of(
         effective,
         kernel,
         dispatch: settings.own.iptables_dispatch,
+        capture: settings.own.capture,
         addresses: own,
         served: &served,
         loopback: node_ports.loopback(),
         counted: &settings.own.counted(),
     };
     render::render(mode, tracker.map(), &choices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::{EndpointSlice, Names, Node, Service};
+
+    /// Returns what userspace mode would do on a node with these flags.
+    fn rendered(flags: &[&str]) -> String {
+        let common = [
+            "tripod",
+            "render",
+            "--proxy-mode=userspace",
+            "--manifests=/m",
+        ];
+        let words = common.iter().chain(flags);
+        let read = cli::read(words.map(Into::into), |_| unreachable!("no file"));
+        let settings = read.expect("good flags");
+        let names = &mut Names::default();
+        let service = "{metadata: {name: web}, spec: {clusterIP: 10.96.0.1, type: NodePort, \
+                       ports: [{port: 80, nodePort: 30080}]}}";
+        let service = serde_saphyr::from_str(service).expect("yaml");
+        let service = Service::reduce(&service, names).expect("good").object;
+        let slice = "{metadata: {name: s, labels: {kubernetes.io/service-name: web}}, \
+                     addressType: IPv4, ports: [{port: 8080}], \
+                     endpoints: [{addresses: [10.1.0.1]}]}";
+        let slice = serde_saphyr::from_str(slice).expect("yaml");
+        let slice = EndpointSlice::reduce(&slice, names).expect("good").object;
+        let node = Node {
+            name: "node".into(),
+            zone: None,
+            pod_cidrs: Box::default(),
+            addresses: [[192, 0, 2, 1].into()].into(),
+            deleting: false,
+            to_be_deleted: false,
+            weight: None,
+        };
+        let mut tracker = Tracker::new("node");
+        tracker.apply([
+            Event::Service(Arc::new(service)),
+            Event::EndpointSlice(Arc::new(slice)),
+            Event::Node(Arc::new(node)),
+        ]);
+        text(&settings, &mut tracker).expect("it can run")
+    }
+
+    #[test]
+    fn userspace_mode_shows_how_it_captures() {
+        let listeners = [
+            "# listen 10.96.0.1:80/TCP for default/web: 10.1.0.1:8080",
+            "# listen IPv4 node port 30080/TCP for default/web: 10.1.0.1:8080",
+        ];
+        let redirect = [
+            "# iptables-restore --noflush",
+            "*nat",
+            "-j TRIPOD-USERSPACE",
+            "-d 10.96.0.1",
+            "--dport 80 ",
+            "--dport 30080",
+            "--to-destination 192.0.2.1:32768",
+            "*filter",
+        ];
+        let local = [
+            "# IPv4 rule 77: ipproto 6 dport 80 lookup ",
+            "# route local 10.96.0.1/32 table ",
+            "# route prohibit 10.96.0.1/32 table ",
+        ];
+        for (flags, has, lacks) in [
+            (&[][..], &redirect[..], &local[..]),
+            (&["--userspace-capture=local"], &local, &redirect),
+            (&["--without=nat"], &local, &redirect),
+        ] {
+            let text = rendered(flags);
+            for words in listeners.iter().chain(has) {
+                assert!(text.contains(words), "{flags:?}: no {words:?} in {text}");
+            }
+            for words in lacks {
+                assert!(!text.contains(words), "{flags:?}: {words:?} in {text}");
+            }
+        }
+    }
 }

@@ -33,7 +33,7 @@ use crate::{
     kernel::setting::Setting,
     modes::{Mode, userspace},
     net::{DetectLocal, Family, ModeName},
-    node::{self, NodePorts, Served},
+    node::{self, NodePorts},
     runner::{NodeDependents, Runner, health::Health, metrics::Metrics, schedule, status::Status},
     sched::SchedulerName,
     serve::{
@@ -230,7 +230,8 @@ fn node_dependents(node_ports: &NodePorts, detect_local: &DetectLocal) -> NodeDe
     let node_ports = (!names.is_empty()).then(|| {
         format!(
             "node ports and health-check node ports are not served at the node's primary {} \
-             addresses (nodePortAddresses is primary, the default of nftables mode)",
+             addresses (nodePortAddresses is primary, the default of nftables mode; \
+             --nodeport-addresses=all serves them at every address)",
             names.join(" and ")
         )
     });
@@ -414,8 +415,7 @@ fn service_health(
 /// When this node's addresses cannot be listed.
 fn health_check_addresses(node_ports: &NodePorts) -> io::Result<BTreeSet<IpAddr>> {
     let served = node_ports.served();
-    let is_whole = |family| served.of(family) == Served::All;
-    if Family::ALL.into_iter().all(is_whole) {
+    if served.is_whole() {
         return Ok([Ipv6Addr::UNSPECIFIED.into()].into());
     }
     addresses::serving(&served).map_err(io::Error::other)

@@ -104,6 +104,9 @@ pub struct Address {
     pub ip: Option<String>,
     /// The port at this address.
     pub port: u16,
+    /// Why it is served nowhere on this node, with the remedy; `None`: it is served.
+    #[serde(default)]
+    pub unserved: Option<String>,
 }
 
 /// An endpoint of a ServicePort.

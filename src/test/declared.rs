@@ -2,7 +2,7 @@
 //! them: what the proxy promises must follow from them as well.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -11,7 +11,7 @@ use crate::{
     net::{Family, Protocol},
     services::{
         AddressKind, EndpointSlice, Event, Node, Owner, Preferences, Service, ServicePortName,
-        SessionAffinity, TrafficPolicy,
+        SessionAffinity, SliceEndpoint, TrafficPolicy,
     },
 };
 
@@ -34,15 +34,28 @@ pub(super) struct Frontend {
     pub(super) port: u16,
 }
 
-/// An endpoint of a ServicePort.
+/// An endpoint of a ServicePort. Several slices may have its address: while it moves from one to
+/// another, or while a pod that ends and a new pod share the address. Then the entry counts that
+/// says most for it, see [`EndpointState`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
-    /// The node that it runs on.
-    pub(super) node: Option<Arc<str>>,
-    /// Whether it takes new connections.
-    pub(super) ready: bool,
-    /// Whether it is being shut down, and still serves.
-    pub(super) ending: bool,
+    /// The nodes that it runs on by the entries that count: more than one if these differ.
+    pub(super) nodes: BTreeSet<Arc<str>>,
+    /// What these entries say of it.
+    pub(super) state: EndpointState,
+}
+
+/// Whether an endpoint takes connections. The greatest state of an address counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum EndpointState {
+    /// It takes none.
+    Closed,
+    /// It is being shut down and still serves: it takes connections if no endpoint is ready.
+    Ending,
+    /// It is being shut down and takes connections all the same.
+    ReadyAndEnding,
+    /// It takes connections.
+    Ready,
 }
 
 /// A port of a Service in one IP family.
@@ -168,21 +181,12 @@ impl Objects {
                         continue;
                     }
                     is_plain &= endpoint.hints.is_none();
-                    let one = Endpoint {
-                        node: endpoint.node_name.clone(),
-                        ready: endpoint.ready,
-                        ending: endpoint.serving && endpoint.terminating,
-                    };
                     let address = SocketAddr::new(endpoint.address, port.port);
-                    match found.get(&address) {
-                        // It is moving between slices, or its address to another node:
-                        // which entry is right is not simple to decide.
-                        Some(other) if *other != one => is_plain = false,
-                        _ => {}
-                    }
-                    let known = found.entry(address).or_insert_with(|| one.clone());
-                    known.ready |= one.ready;
-                    known.ending |= one.ending;
+                    let known = found.entry(address).or_insert_with(|| Endpoint {
+                        nodes: BTreeSet::new(),
+                        state: EndpointState::Closed,
+                    });
+                    known.add(endpoint);
                 }
             }
         }
@@ -190,19 +194,43 @@ impl Objects {
     }
 }
 
+impl Endpoint {
+    /// Takes an entry of a slice into account.
+    fn add(&mut self, entry: &SliceEndpoint) {
+        let state = match (entry.ready, entry.terminating) {
+            (true, false) => EndpointState::Ready,
+            (true, true) => EndpointState::ReadyAndEnding,
+            (false, true) if entry.serving => EndpointState::Ending,
+            (false, _) => EndpointState::Closed,
+        };
+        if state > self.state {
+            self.state = state;
+            self.nodes.clear();
+        }
+        if state == self.state {
+            self.nodes.extend(entry.node_name.clone());
+        }
+    }
+
+    /// Returns whether it runs on this node.
+    pub(super) fn is_on(&self, node: &str) -> bool {
+        self.nodes.contains(node)
+    }
+}
+
 impl Declared {
     /// Returns the endpoints that take new connections: those that are ready, or if there are none,
     /// those that are being shut down and still serve; with `node`, only those there.
     pub(super) fn taking(&self, node: Option<&str>) -> Vec<SocketAddr> {
-        let of = |is: fn(&Endpoint) -> bool| -> Vec<SocketAddr> {
+        let of = |is: fn(EndpointState) -> bool| -> Vec<SocketAddr> {
             let here = self.endpoints.iter().filter(|(_, endpoint)| {
-                is(endpoint) && (node.is_none() || endpoint.node.as_deref() == node)
+                is(endpoint.state) && node.is_none_or(|node| endpoint.is_on(node))
             });
             here.map(|(address, _)| *address).collect()
         };
-        let ready = of(|endpoint| endpoint.ready);
+        let ready = of(|state| state >= EndpointState::ReadyAndEnding);
         if ready.is_empty() {
-            of(|endpoint| endpoint.ending)
+            of(|state| state == EndpointState::Ending)
         } else {
             ready
         }
@@ -219,5 +247,50 @@ impl Declared {
     /// Returns whether it is of this protocol.
     pub(super) fn is_of(&self, protocol: Protocol) -> bool {
         self.name.protocol == protocol
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the address's entry if slices have these `(node, [ready, serving, terminating])`.
+    fn endpoint(entries: &[(&str, [bool; 3])]) -> (Vec<String>, EndpointState) {
+        let mut endpoint = Endpoint {
+            nodes: BTreeSet::new(),
+            state: EndpointState::Closed,
+        };
+        for (node, [ready, serving, terminating]) in entries {
+            endpoint.add(&SliceEndpoint {
+                address: IpAddr::from([10, 1, 0, 1]),
+                node_name: Some((*node).into()),
+                ready: *ready,
+                serving: *serving,
+                terminating: *terminating,
+                hints: None,
+            });
+        }
+        let nodes = endpoint.nodes.iter().map(|node| node.to_string());
+        (nodes.collect(), endpoint.state)
+    }
+
+    #[test]
+    fn of_entries_with_one_address_the_live_one_counts() {
+        use EndpointState::{Closed, Ending, Ready, ReadyAndEnding};
+        let live = ("here", [true, true, false]);
+        for (other, alone) in [
+            (("there", [false, false, true]), Closed),
+            (("there", [false, true, false]), Closed),
+            (("there", [false, true, true]), Ending),
+            (("there", [true, true, true]), ReadyAndEnding),
+        ] {
+            let here = (vec!["here".to_owned()], Ready);
+            assert_eq!(endpoint(&[other, live]), here, "{other:?}");
+            assert_eq!(endpoint(&[live, other]), here, "{other:?}");
+            assert_eq!(endpoint(&[other]), (vec!["there".to_owned()], alone));
+        }
+        let both = [live, ("there", [true, true, false])];
+        let nodes = vec!["here".to_owned(), "there".to_owned()];
+        assert_eq!(endpoint(&both), (nodes, Ready));
     }
 }

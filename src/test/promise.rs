@@ -128,11 +128,12 @@ impl Call<'_> {
             .map(|candidate| candidate.address.parse().ok())
             .collect();
         let candidates = candidates.ok_or("Tripod names an endpoint that is no address")?;
+        if self.falls_back() && explanation.verdict == "forwarded" {
+            return self.fallen_back(&candidates);
+        }
         let allowed: BTreeSet<SocketAddr> = self.allowed().into_iter().collect();
         if let Some(other) = candidates.iter().find(|one| !allowed.contains(one)) {
-            return Err(format!(
-                "Tripod sends to {other}, which by the EndpointSlices takes no such connections"
-            ));
+            return Err(takes_none(*other));
         }
         match &*explanation.verdict {
             "forwarded" => match self.missing(&candidates, &allowed) {
@@ -150,6 +151,26 @@ impl Call<'_> {
             "refused" => Ok(Promise::Refused),
             "dropped" => Ok(Promise::Silence),
             _ => Ok(Promise::Nothing(last)),
+        }
+    }
+
+    /// Returns whether the caller is outside, and a policy of Local leaves it no endpoint: IPVS sends
+    /// to endpoints on other nodes then, which answer the caller directly.
+    fn falls_back(&self) -> bool {
+        self.mode == ModeName::Ipvs
+            && self.kind != AddressKind::ClusterIp
+            && self.caller == Caller::Outside
+            && self.is_local()
+            && self.port.taking(Some(self.node)).is_empty()
+    }
+
+    /// Returns what is promised where IPVS [falls back](Self::falls_back): the caller gets no
+    /// answer from the address that it called.
+    fn fallen_back(&self, candidates: &[SocketAddr]) -> Result<Promise, String> {
+        let taking = self.port.taking(None);
+        match candidates.iter().find(|one| !taking.contains(one)) {
+            Some(other) => Err(takes_none(*other)),
+            None => Ok(Promise::Silence),
         }
     }
 
@@ -223,6 +244,10 @@ impl Call<'_> {
             sees_caller: self.is_local() && is_shown && !is_masked,
         }
     }
+}
+
+fn takes_none(endpoint: SocketAddr) -> String {
+    format!("Tripod sends to {endpoint}, which by the EndpointSlices takes no such connections")
 }
 
 /// Returns how many calls are needed to see each endpoint of these shares, in that many

@@ -160,6 +160,46 @@ fn others_than_the_node_are_refused() {
     });
 }
 
+/// What a process of this user on the node gets.
+fn asked_by(lab: &Lab, user: u32, path: &str) -> (u16, String) {
+    let request = format!("GET {path} HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n");
+    let script = format!("exec 3<>/dev/tcp/127.0.0.1/10249; printf '{request}' >&3; cat <&3");
+    let mut command = lab.node.command("setpriv");
+    command
+        .args([&format!("--reuid={user}"), &format!("--regid={user}")])
+        .args(["--clear-groups", "bash", "-c", &script]);
+    let output = command.output().expect("bash");
+    let answer = String::from_utf8_lossy(&output.stdout);
+    let (status, body) = parts(&answer);
+    (status, body.to_owned())
+}
+
+/// Reading the kernel delays syncs and takes memory.
+#[test]
+fn the_kernel_is_read_for_root_alone() {
+    Lab::run(|lab| {
+        lab.publish_all(&Service::new("web", 1));
+        let _running = started(lab, &[]);
+        let explain = "/v1/explain?to=10.96.0.1:80";
+        let alone = &*format!("{explain}&kernel=false");
+        for (user, path, status) in [
+            (0, "/v1/diff", 200),
+            (0, explain, 200),
+            (65534, "/v1/diff", 403),
+            (65534, explain, 403),
+            (65534, alone, 200),
+            (65534, "/v1/status", 200),
+        ] {
+            let (found, body) = asked_by(lab, user, path);
+            assert_eq!(found, status, "{user} {path}: {body}");
+            assert_eq!(
+                status == 403,
+                body.contains("for root and the user of Tripod")
+            );
+        }
+    });
+}
+
 /// One that asks, or does not even ask, again and again keeps no other client out, and
 /// costs a bounded number of descriptors.
 #[test]

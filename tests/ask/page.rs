@@ -140,6 +140,21 @@ fn explains_services(browser: &Browser<'_>) {
     }
 }
 
+/// On a phone it is read by scrolling down alone, whatever is shown.
+fn fits_narrow_screens(browser: &Browser<'_>) {
+    for width in [320, 390, 768, 1200] {
+        let metrics = json!({
+            "width": width, "height": 844, "deviceScaleFactor": 1, "mobile": false,
+        });
+        browser.devtools("Emulation.setDeviceMetricsOverride", metrics);
+        let beyond = browser.script(
+            "const page = document.documentElement; return page.scrollWidth - page.clientWidth",
+        );
+        assert_eq!(beyond, 0, "{width} pixels");
+    }
+    browser.devtools("Emulation.clearDeviceMetricsOverride", json!({}));
+}
+
 #[test]
 fn it_shows_the_mode_and_finds_a_service() {
     Lab::run(|lab| {
@@ -174,6 +189,8 @@ fn it_shows_the_mode_and_finds_a_service() {
         browser.type_into("#rows button", "\u{e007}");
         shows(&browser, "#detail", "default/shop");
         shows(&browser, "#detail", "10.244.0.11");
+        let detail = browser.text("#detail");
+        assert!(!detail.contains("null"), "{detail}");
         let focused = browser.script("return document.activeElement.id");
         assert_eq!(focused, "detail");
         browser.type_into("#to", "10.96.0.2:80\u{e007}");
@@ -184,6 +201,7 @@ fn it_shows_the_mode_and_finds_a_service() {
         choose(&browser, "kernel", "true");
         browser.script("document.getElementById('explain').requestSubmit()");
         shows(&browser, "#explained", "present: listener ");
+        fits_narrow_screens(&browser);
 
         browser.type_into("#search", " ");
         for (field, value) in [("protocol", "UDP"), ("family", "IPv6")] {

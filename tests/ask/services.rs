@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{SOON, started, started_in, tripod};
+use super::{SOON, started, started_in, started_in_with, tripod};
 use crate::lab::{EndpointChoice, Group, Lab, Service, ask, eventually, tripod_binary};
 
 /// The answer about one ServicePort of `default/web`.
@@ -340,4 +340,26 @@ fn an_endpoint_with_the_address_of_a_service_is_not_in_use() {
             assert_eq!(used.map(|used| used + 1), all, "{mode}: {counts}");
         });
     }
+}
+
+/// In nftables mode node ports are served at the addresses that the Node object has.
+#[test]
+fn node_ports_that_are_served_nowhere_say_so() {
+    Lab::run(|lab| {
+        lab.publish_all(&Service::new("web", 1));
+        for (flag, is_served) in [("primary", false), ("all", true)] {
+            let flag = format!("--nodeport-addresses={flag}");
+            let running = started_in_with(lab, "nftables", &[&flag]);
+            let text = tripod(&lab.node, &["services", "default/web"]).text;
+            let why = "is not served: none of this node's addresses serves node ports";
+            assert_eq!(text.contains("node:3"), is_served, "{flag}: {text}");
+            assert_eq!(text.contains(why), !is_served, "{flag}: {text}");
+            assert_eq!(
+                text.contains("--nodeport-addresses=all"),
+                !is_served,
+                "{text}"
+            );
+            drop(running);
+        }
+    });
 }

@@ -343,21 +343,34 @@ fn a_faulty_document_is_named_and_the_rest_is_followed() {
     });
 }
 
-/// It would look as if all were removed, which the proxy writes anew.
+/// It would look as if all were removed, which the proxy writes again.
 #[test]
-fn cleanup_warns_of_a_proxy_that_runs() {
+fn cleanup_is_refused_while_a_proxy_runs() {
     Lab::run(|lab| {
-        let warning = "Tripod runs on this node (socket /run/tripod/tripod.sock) ";
-        let warns = || {
+        let why = "nothing was removed: Tripod runs on this node (socket /run/tripod/tripod.sock) ";
+        let is_refused = || {
             let printed = tripod(&lab.node, &["cleanup"]);
-            assert_eq!(printed.status, Some(0), "{printed:?}");
-            printed.error.contains(warning)
+            let is_refused = printed.error.contains(why);
+            assert_eq!(printed.status, Some(i32::from(is_refused)), "{printed:?}");
+            assert_ne!(
+                is_refused,
+                printed.error.contains("removed what"),
+                "{printed:?}"
+            );
+            is_refused
         };
-        assert!(!warns());
+        assert!(!is_refused());
+        let web = Service::new("web", 1);
+        lab.publish_all(&web);
         let running = started(lab, &[]);
+        let before = lab.node.show("ip rule") + &lab.node.show("iptables-save");
+        assert!(is_refused());
         running.freeze();
-        assert!(warns());
+        assert!(is_refused());
         running.thaw();
+        let after = lab.node.show("ip rule") + &lab.node.show("iptables-save");
+        let rules = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+        assert_eq!(rules(&before), rules(&after), "{after}");
     });
 }
 

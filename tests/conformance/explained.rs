@@ -50,7 +50,14 @@ impl Run<'_> {
     ) -> Result<(), String> {
         // Without rules service addresses are captured by routes.
         let local = self.column.mode == "userspace" && self.column.chain.is_none();
-        let expected = Expected::of(probe, local);
+        let is_silent = matches!(
+            probe.observation,
+            Observation::Silent | Observation::SilentOrRefused
+        );
+        let expected = Expected {
+            or_falls_back: is_silent && self.column.mode == "ipvs",
+            ..Expected::of(probe, local)
+        };
         let by_address = self.address_of_caller(probe).to_string();
         self.check_answer(probe, &by_address, reading, &expected)?;
         let Some(word) = word(probe.caller) else {
@@ -143,6 +150,8 @@ struct Expected {
     candidates: Vec<(String, Option<f64>)>,
     /// Or that it depends on the address of the caller.
     or_depends: bool,
+    /// Or that IPVS forwards it to endpoints elsewhere, which do not answer through this node.
+    or_falls_back: bool,
 }
 
 impl Expected {
@@ -182,6 +191,7 @@ impl Expected {
             verdicts,
             candidates,
             or_depends: false,
+            or_falls_back: false,
         }
     }
 
@@ -189,6 +199,9 @@ impl Expected {
         let verdict = explanation["verdict"].as_str().unwrap_or_default();
         if verdict == "depends" {
             return self.or_depends;
+        }
+        if verdict == "forwarded" && self.or_falls_back {
+            return true;
         }
         let found = explanation["candidates"].as_array();
         let found = found.map(Vec::as_slice).unwrap_or_default();

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::lab::{Lab, ProgramFault, Programs, Service, Tripod, ask, eventually, tripod_binary};
+use crate::lab::{
+    Lab, ProgramFault, Programs, Service, Tripod, ask, eventually, get, skip, tripod_binary,
+};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -62,5 +64,58 @@ fn changes_are_in_force_while_rules_cannot_be_read() {
         }
         answers("what another program removed comes back", &web, "b");
         answers("what another program removed comes back", &late, "c");
+    });
+}
+
+/// Rules of nft's own in table mangle, which has nothing of Services.
+#[test]
+fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
+    Lab::run(|lab| {
+        let uses_nft = lab.node.show("iptables --version").contains("nf_tables");
+        if !uses_nft {
+            return skip("iptables is not iptables-nft here");
+        }
+        let of_nft = |family: &str| {
+            format!(
+                "nft 'add table {family} mangle; add chain {family} mangle PREROUTING \
+                 {{ type filter hook prerouting priority -150; }}; \
+                 add rule {family} mangle PREROUTING meta mark set numgen inc mod 2'"
+            )
+        };
+        ["ip", "ip6"].map(|family| lab.node.show(&of_nft(family)));
+        let saved = lab.node.show("iptables-save");
+        assert!(
+            saved.contains("# Table `mangle' is incompatible"),
+            "{saved}"
+        );
+        let web = Service::new("web", 1);
+        lab.publish(&web, &["a"]);
+        let mut command = lab.node.command(tripod_binary());
+        command
+            .args(["--proxy-mode=iptables", "--strict-proxy-mode"])
+            .args(["--iptables-sync-period=1s", "--hostname-override=node"])
+            .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--manifests"])
+            .arg(lab.manifests());
+        let tripod = Tripod::start_on(&lab.node, command);
+        let answers = |what: &str| {
+            for to in web.cluster() {
+                eventually(what, SOON, || match ask(&lab.client, to) {
+                    Ok(answer) if answer == "a" => Ok(()),
+                    other => Err(format!("{to}: {other:?}")),
+                });
+            }
+        };
+        answers("at first");
+        for program in ["iptables", "ip6tables"] {
+            lab.node.show(&format!("{program} -t nat -F KUBE-SERVICES"));
+        }
+        answers("what another program removed comes back");
+        let diff = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/v1/diff").expect("an answer");
+        assert!(
+            diff.starts_with("HTTP/1.1 200") && !diff.contains("incompatible"),
+            "{diff}"
+        );
+        let unread = ["table mangle holds rules of nft's own", "are compared"];
+        assert_eq!(tripod.logged(&unread), 2, "once a family: {}", tripod.log());
     });
 }

@@ -224,6 +224,61 @@ fn no_root_is_needed() {
     });
 }
 
+/// A pod that ended on one node, and the pod on another node that has its address now, in one slice
+/// and in two.
+fn shared_address(policy: &str) -> String {
+    let entry = |node: &str, is_live: bool| {
+        json!({
+            "addresses": ["10.1.0.6"], "nodeName": node,
+            "conditions": {"ready": is_live, "serving": is_live, "terminating": !is_live},
+        })
+    };
+    let (ended, live) = (entry("node-2", false), entry("node-1", true));
+    let service = |name: &str, last: u8| {
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": name, "namespace": "shop"},
+            "spec": {
+                "type": "NodePort", "clusterIP": format!("10.96.0.{last}"),
+                "internalTrafficPolicy": policy, "externalTrafficPolicy": policy,
+                "ports": [{"port": 80, "nodePort": 30080 + u16::from(last)}],
+            },
+        })
+    };
+    let slice = |service: &str, name: &str, endpoints: Value| {
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": name, "namespace": "shop",
+                "labels": {"kubernetes.io/service-name": service},
+            },
+            "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": endpoints,
+        })
+    };
+    let items = [
+        service("one", 1),
+        slice("one", "one-1", json!([ended, live])),
+        service("two", 2),
+        slice("two", "two-1", json!([live])),
+        slice("two", "two-2", json!([ended])),
+    ];
+    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+}
+
+#[test]
+fn of_two_pods_with_one_address_the_live_one_counts() {
+    run(Share::Beside, || {
+        for (policy, mode) in [("Local", "nftables"), ("Cluster", "userspace")] {
+            let folder = folder("shared.json", &shared_address(policy));
+            let mode = format!("--proxy-mode={mode}");
+            let arguments = [&*mode, "--hostname-override=node-1", "--output=json"];
+            let (text, error, status) = printed(command(&folder, &arguments));
+            assert_eq!(status, Some(0), "{error}{text}");
+            assert_eq!(report(&text)["passed"], 10, "{text}");
+        }
+    });
+}
+
 /// A Service that takes seconds to try: outside hosts get no answer at its addresses.
 fn slow() -> String {
     let addresses: Vec<String> = (1..=6).map(|last| format!("203.0.113.{last}")).collect();

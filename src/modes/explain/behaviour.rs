@@ -109,9 +109,9 @@ pub enum Pods {
 /// How node ports are served on loopback addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Loopback {
-    /// By rules, for IPv4 alone; what is not to be served there is refused.
+    /// By rules, for IPv4 alone, at those that are served as other addresses are.
     Rules {
-        /// Whether node ports are served there.
+        /// Whether node ports are served at loopback addresses at all.
         served: bool,
     },
     /// By sockets of this process, at those that the node has, as on other addresses.

@@ -228,7 +228,9 @@ impl Way<'_> {
     fn health_check(&mut self, port: &ServicePort) {
         let service = &port.name.service;
         self.step(format!("it is the health-check node port of {service}"));
-        if self.behaviour.served.contains(&self.packet.to.ip()) {
+        let (served, ip) = (&self.behaviour.served, self.packet.to.ip());
+        // Its sockets listen at each of the node's addresses that is served, or at all of them.
+        if served.is_whole() || served.contains(&ip) && self.behaviour.own.contains(&ip) {
             let why = "Tripod itself answers over HTTP how many endpoints are on this node";
             self.end(Verdict::Answered, why);
         } else {
@@ -263,9 +265,8 @@ impl Way<'_> {
             _ => port.external_traffic_policy,
         };
         let is_local = policy == TrafficPolicy::Local;
-        let local = endpoints(port, &port.endpoints.local);
-        let (reach, chosen) = if is_local && self.stays_here(role, &local) {
-            (Reach::Local, local)
+        let (reach, chosen) = if is_local && self.stays_here(role, port) {
+            (Reach::Local, endpoints(port, &port.endpoints.local))
         } else {
             (Reach::Any, endpoints(port, &port.endpoints.cluster))
         };
@@ -278,10 +279,11 @@ impl Way<'_> {
         }
     }
 
-    /// Returns whether a policy of Local leaves such a packet the `local` endpoints alone.
-    fn stays_here(&mut self, role: AddressKind, local: &[&Endpoint]) -> bool {
+    /// Returns whether a policy of Local leaves such a packet the endpoints of `port` on this node
+    /// alone.
+    fn stays_here(&mut self, role: AddressKind, port: &ServicePort) -> bool {
         let is_ipvs = self.behaviour.properties.carrier == Carrier::Ipvs;
-        let is_of_all = is_ipvs && !local.is_empty();
+        let is_of_all = is_ipvs && !port.endpoints.local.is_empty();
         let (stays, why) = if role == AddressKind::ClusterIp {
             (
                 true,
@@ -291,6 +293,12 @@ impl Way<'_> {
             (
                 true,
                 "externalTrafficPolicy is Local: what is relayed goes to endpoints on this node",
+            )
+        } else if is_ipvs && !is_of_all && self.explanation.origin == Origin::Outside {
+            (
+                false,
+                "externalTrafficPolicy is Local, and no endpoint is on this node: IPVS sends to \
+                 any, which sees the caller's own address and does not answer through this node",
             )
         } else if self.explanation.origin == Origin::Outside {
             (
@@ -355,9 +363,10 @@ impl Way<'_> {
                 Loopback::Rules { .. } if Family::of(&ip) == Family::V6 => {
                     Some("rules cannot serve node ports at ::1")
                 }
-                Loopback::Rules { served } => {
-                    (!served).then_some("node ports are not served at loopback addresses")
-                }
+                Loopback::Rules { served: at_all } => (!at_all || !served).then_some(
+                    "node ports are not served at this loopback address (nodePortAddresses, \
+                     iptables.localhostNodePorts)",
+                ),
                 Loopback::Relayed(addresses) if !addresses.contains(&ip) => Some(
                     "node ports are served at loopback addresses only if nodePortAddresses names them",
                 ),
@@ -425,8 +434,11 @@ impl Way<'_> {
         let properties = self.behaviour.properties;
         let has_rules = properties.carrier == Carrier::Rules;
         let elsewhere = policy == TrafficPolicy::Local && port.endpoints.any_takes_connections();
-        let is_internal = role == AddressKind::ClusterIp;
-        let is_refused = is_internal && !has_rules;
+        let is_refused = match properties.carrier {
+            Carrier::Rules => false,
+            Carrier::Ipvs => true,
+            Carrier::Sockets => role == AddressKind::ClusterIp,
+        };
         if elsewhere && !is_refused && !self.is_relayed() {
             let why = format!("no endpoint is on this node, so that it gets no answer: {none}");
             return self.end(Verdict::Dropped, why);

@@ -3,7 +3,11 @@
 mod callers;
 mod dead_ends;
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::*;
 use crate::{
@@ -347,6 +351,62 @@ fn pods_are_let_in_where_all_of_their_addresses_are() {
         let map = [web].into_iter().collect();
         let verdict = decided(&map, &behaviour(pods()), &packet).verdict;
         assert_eq!(verdict, expected, "{ranges:?}");
+    }
+}
+
+/// IPVS has one virtual server for all callers, and kube-proxy gives it other nodes' endpoints if
+/// none is here.
+#[test]
+fn ipvs_falls_back_from_a_policy_of_local() {
+    use ModeName::{Ipvs, Nftables, Userspace};
+    use Verdict::{Dropped, Forwarded, Refused};
+    let [here, there] = [[10, 244, 0, 1], [10, 244, 1, 1]].map(|ip| (ip, 8080));
+    let explained = |mode, local_weight: Option<u16>, role: &str, from| {
+        let mut local = endpoint(here);
+        local.local = true;
+        local.weight = local_weight.unwrap_or_default();
+        let mut all = Endpoints::clone(&endpoints([endpoint(there)]));
+        if local_weight.is_some() {
+            all = Endpoints::clone(&endpoints([local, endpoint(there)]));
+            all.local = [0].into();
+        }
+        let port = ServicePort {
+            endpoints: Arc::new(all),
+            external_ips: [[203, 0, 113, 1].into()].into(),
+            external_traffic_policy: TrafficPolicy::Local,
+            internal_traffic_policy: TrafficPolicy::Local,
+            ..service_port("web", [10, 96, 0, 1])
+        };
+        let packet = Packet {
+            to: role.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            from,
+        };
+        let behaviour = Behaviour {
+            properties: properties(mode),
+            ..behaviour(pods())
+        };
+        let found = decided(&[port].into_iter().collect(), &behaviour, &packet);
+        let candidates = found.candidates.iter();
+        let candidates: Vec<SocketAddr> = candidates.map(|one| one.address).collect();
+        (found.verdict, candidates)
+    };
+    let (external, cluster) = ("203.0.113.1:80", "10.96.0.1:80");
+    let (outside, pod) = (Caller::Outside, Caller::Pod);
+    let [here, there] = [here, there].map(SocketAddr::from);
+    for (mode, local, to, from, expected) in [
+        (Ipvs, None, external, outside, (Forwarded, vec![there])),
+        (Ipvs, None, external, pod, (Forwarded, vec![there])),
+        (Ipvs, None, cluster, pod, (Refused, vec![])),
+        (Ipvs, Some(1), external, outside, (Forwarded, vec![here])),
+        (Ipvs, Some(1), external, pod, (Forwarded, vec![here])),
+        (Ipvs, Some(0), external, outside, (Refused, vec![])),
+        (Nftables, None, external, outside, (Dropped, vec![])),
+        (Nftables, None, external, pod, (Forwarded, vec![there])),
+        (Userspace, None, external, outside, (Dropped, vec![])),
+    ] {
+        let found = explained(mode, local, to, from);
+        assert_eq!(found, expected, "{mode}: {to} from {from:?}");
     }
 }
 

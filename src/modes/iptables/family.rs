@@ -16,9 +16,11 @@ use super::{
 use crate::{
     kernel::xtables::{
         Toolkit,
+        desired::RuleSet,
         difference::Comparison,
         features::Features,
         observed::Observed,
+        rule::Table,
         run::{Refusals, Refused, Writer},
         sync_watch::SyncWatch,
         transaction::Transaction,
@@ -58,6 +60,8 @@ pub struct ServedFamily {
     accounts: Accounts,
     /// Why the kernel's rules could not be read when they were to be compared.
     unread: Option<String>,
+    /// Whether table mangle can be read; where it cannot, nothing is written to it either.
+    has_mangle: bool,
 }
 
 /// Why the kernel's rules differ from those that a full sync wants.
@@ -102,6 +106,7 @@ impl ServedFamily {
             progress: SyncProgress::default(),
             accounts: Accounts::default(),
             unread: None,
+            has_mangle: true,
         })
     }
 
@@ -127,11 +132,36 @@ impl ServedFamily {
             return Ok(());
         }
         let guard = plan::loopback_guard(&options);
-        let observed = observe(&self.writer).await?;
+        let observed = self.observe().await?;
         let (_, ops) = Comparison::begin(observed, &guard, self.family);
         let transaction = Transaction::common(self.family, ops);
         self.writer.run(&transaction).await?;
         Ok(open_loopback()?)
+    }
+
+    /// Reads the kernel's rules. If table mangle cannot be read, that is logged once.
+    async fn observe(&mut self) -> Result<Observed, Error> {
+        let (observed, unread) = observe(&self.writer).await?;
+        self.has_mangle = unread.is_none();
+        if let Some(error) = unread {
+            let why = format!(
+                "{}: {error}; the rules of Services, in tables nat and filter, are compared",
+                self.family
+            );
+            if self.logged.is_new(&why) {
+                tracing::warn!("{why}");
+            }
+        }
+        Ok(observed)
+    }
+
+    /// Returns what does not depend on Services, in the tables that can be read.
+    fn fixed(&self, options: &Options) -> RuleSet {
+        let mut fixed = plan::fixed(options);
+        let is_readable = |table| table != Table::Mangle || self.has_mangle;
+        fixed.chains.retain(|chain| is_readable(chain.table));
+        fixed.jumps.retain(|jump| is_readable(jump.table));
+        fixed
     }
 
     /// Brings the kernel in step with `map`. Returns what that took, and what is to be reported.
@@ -215,9 +245,9 @@ impl ServedFamily {
         let family = self.family;
         let options = self.options(setup, map, &Changes::default());
         let settings = Difference::of_settings(settings(&options));
-        let observed = observe(&self.writer).await?;
+        let observed = self.observe().await?;
         let chains = observed.chains();
-        let steps = Full::new(map, observed, &plan::fixed(&options), options).steps();
+        let steps = Full::new(map, observed, &self.fixed(&options), options).steps();
         let differences = steps.iter().flat_map(|group| {
             let owner = group.owner.as_ref();
             let ops = group.ops.iter();
@@ -269,7 +299,7 @@ impl ServedFamily {
         if is_anew {
             self.watch.pause();
         }
-        let outcome = match (observe(&self.writer).await, known) {
+        let outcome = match (self.observe().await, known) {
             (Ok(observed), _) => {
                 self.unread = None;
                 self.state.invalidate();
@@ -282,7 +312,7 @@ impl ServedFamily {
             }
             (Err(error), _) => {
                 self.state.invalidate();
-                Err(error.into())
+                Err(error)
             }
         };
         outcome.inspect_err(|_| counters.failed(family, Failure::Whole))
@@ -336,7 +366,7 @@ impl ServedFamily {
         options: Options,
         differs: Differs,
     ) -> Result<Done, Error> {
-        let fixed = plan::fixed(&options);
+        let fixed = self.fixed(&options);
         let serves_localhost = options.serves_localhost();
         let mut full = Full::new(map, observed, &fixed, options);
         let mut execution = Execution::new(&self.writer, &self.progress);

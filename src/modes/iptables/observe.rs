@@ -13,12 +13,26 @@ const OLD: &str = "KUBE-XLB-";
 /// Of the chains of ServicePorts, the ones that they share.
 const INDEX: &str = "KUBE-SVC-IDX-";
 
-/// Reads the chains of this mode in all tables.
+/// Reads the chains of this mode in all tables. Returns also why table mangle was not read, if it
+/// was not: no packet of a Service depends on it, so that the others are compared all the same.
 ///
 /// # Errors
 /// What the program wrote as its error.
-pub async fn observe(writer: &Writer) -> Result<Observed, Error> {
-    writer.observe(interest, &Table::ALL, |_, _| {}).await
+pub async fn observe(writer: &Writer) -> Result<(Observed, Option<Error>), Error> {
+    match writer.observe(interest, &Table::ALL, |_, _| {}).await {
+        Ok(observed) => Ok((observed, None)),
+        Err(
+            unread @ Error::Incompatible {
+                table: Table::Mangle,
+                ..
+            },
+        ) => {
+            let others = [Table::Filter, Table::Nat];
+            let observed = writer.observe(interest, &others, |_, _| {}).await?;
+            Ok((observed, Some(unread)))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns how a chain is compared, which does not depend on its table.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::probe::Kernel,
-    modes::iptables::plan::DispatchChoice,
+    modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
     node::Served,
     services::Namespaces,
 };
@@ -21,6 +21,8 @@ pub struct Choices<'a> {
     pub kernel: &'a Kernel,
     /// How chains are found, `--iptables-dispatch`.
     pub dispatch: DispatchChoice,
+    /// How userspace mode captures, `--userspace-capture`.
+    pub capture: Requested,
     /// The addresses of the node itself.
     pub addresses: &'a [IpAddr],
     /// Which of them serve node ports.

@@ -245,16 +245,20 @@ fn routed(
 }
 
 fn capture(plan: &GroupPlan, frontend: Frontend, place: Place) -> Step {
-    let is_cluster_ip = frontend.address.is_some() && frontend.address == plan.cluster_ip;
     Step::Capture {
         kind: plan.name.kind,
         frontend,
         place,
-        other_ports: if is_cluster_ip {
-            OtherPorts::Refuse
-        } else {
-            OtherPorts::PassOn
-        },
+        other_ports: other_ports(plan, &frontend),
+    }
+}
+
+/// Returns what happens to packets to other ports of the address of `frontend`.
+pub fn other_ports(plan: &GroupPlan, frontend: &Frontend) -> OtherPorts {
+    if frontend.address.is_some() && frontend.address == plan.cluster_ip {
+        OtherPorts::Refuse
+    } else {
+        OtherPorts::PassOn
     }
 }
 

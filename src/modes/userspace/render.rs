@@ -1,25 +1,48 @@
-//! The plan as comments: this mode uses sockets, which no program reads from a file.
+//! The plan as text: where this mode listens, as comments, and how packets are captured.
 
 use std::fmt::{self, Write};
 
-use super::plan::{self, GroupPlan, Target};
-use crate::{modes::render::choices::Choices, services::ServiceMap};
+use super::{
+    capture::{self, Desired},
+    diff,
+    plan::{self, GroupPlan, Target},
+};
+use crate::{modes::render::Choices, net::Protocol, services::ServiceMap};
+
+/// The local port of the first listener that rules redirect to, in the text.
+const FIRST_PORT: u16 = 32_768;
 
 /// Writes, as comments, the addresses at which this mode listens for Services, and where
-/// connections go. How packets are captured for the listeners is left out.
+/// connections go; then the rules and routes that bring packets there.
 ///
 /// # Errors
 /// Only those of `text`.
 pub fn render(map: &ServiceMap, choices: &Choices<'_>, text: &mut impl Write) -> fmt::Result {
+    let mut desired = Desired::new();
+    let mut local_ports = (FIRST_PORT..=u16::MAX).cycle();
     for port in map.sorted() {
         for group in plan::plan(port, choices.effective.scheduler) {
+            let local_port = local_ports.next().unwrap_or(FIRST_PORT);
             for frontend in &group.frontends {
                 write!(text, "# listen {frontend} for {}:", port.name)?;
                 write_targets(text, &group)?;
+                if port.name.protocol != Protocol::Sctp {
+                    let target = capture::Target {
+                        port: local_port,
+                        name: port.name.to_string().into(),
+                        other_ports: diff::other_ports(&group, frontend),
+                    };
+                    desired.insert(*frontend, target);
+                }
             }
         }
     }
-    Ok(())
+    writeln!(
+        text,
+        "# Rules redirect to local ports that the kernel chooses; here they are numbered from \
+         {FIRST_PORT}."
+    )?;
+    capture::render(&desired, choices, text)
 }
 
 fn write_targets(text: &mut impl Write, group: &GroupPlan) -> fmt::Result {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 
-use super::{StatusApi, json, refused};
+use super::{StatusApi, json, kernel_refusal, refused};
 use crate::{
     net::ModeName,
     runner::question::{self, Compared, Unanswered},
-    serve::http::{Answer, Reply},
+    serve::http::{Answer, Peer, Reply},
     status_api::{Diff, Difference, FamilyDiff, Listed, VERSION},
 };
 
@@ -16,8 +16,8 @@ use crate::{
 const MOST: usize = 1_000;
 
 impl StatusApi {
-    pub(super) fn diff(self: &Arc<Self>) -> Reply {
-        if let Some(answer) = self.not_ready() {
+    pub(super) fn diff(self: &Arc<Self>, peer: Peer) -> Reply {
+        if let Some(answer) = kernel_refusal(peer).or_else(|| self.not_ready()) {
             return answer.into();
         }
         let api = Arc::clone(self);

@@ -10,14 +10,14 @@ use super::{
     connections,
     destination::{self, Unresolved},
     diff::{difference, unanswered},
-    json, refused,
+    json, kernel_refusal, refused,
 };
 use crate::{
     net::{Family, ModeName, Protocol},
     runner::question::{
         self, Caller, Compared, Difference, ExplainedPacket, Origin, Packet, Reading, Verdict,
     },
-    serve::http::{Answer, Reply},
+    serve::http::{Answer, Peer, Reply},
     status_api::{
         self, Addressee, Destination, Explanation, ExplanationList, Listed, NoEndpoints, Object,
         VERSION,
@@ -28,12 +28,16 @@ use crate::{
 const MOST: usize = 100;
 
 impl StatusApi {
-    pub(super) fn explain(self: &Arc<Self>, query: &str) -> Reply {
+    pub(super) fn explain(self: &Arc<Self>, query: &str, peer: Peer) -> Reply {
         let asked = match read(query) {
             Ok(asked) => asked,
             Err(why) => return refused(StatusCode::BAD_REQUEST, why).into(),
         };
-        if let Some(answer) = self.not_ready() {
+        let refusal = match asked.reading {
+            Reading::Whole => kernel_refusal(peer),
+            Reading::Nothing => None,
+        };
+        if let Some(answer) = refusal.or_else(|| self.not_ready()) {
             return answer.into();
         }
         Reply::later(answer(Arc::clone(self), asked))

@@ -110,8 +110,8 @@ impl StatusApi {
             return refusal.into();
         }
         match (asked.path, asked.path.strip_prefix(SERVICES_PATH)) {
-            (DIFF_PATH, _) => self.diff(),
-            (EXPLAIN_PATH, _) => self.explain(asked.query),
+            (DIFF_PATH, _) => self.diff(asked.peer),
+            (EXPLAIN_PATH, _) => self.explain(asked.query, asked.peer),
             (_, Some(path)) if path.is_empty() || path.starts_with('/') => {
                 let Some(refreshed) = self.traffic.refresh() else {
                     return self.services(path, asked.query).into();
@@ -150,6 +150,14 @@ pub(super) fn refusal(peer: Peer) -> Option<Answer> {
     let why = "this is served to processes of the node alone: from a loopback address, called \
                by its number or localhost, or by the unix socket";
     (peer == Peer::Elsewhere).then(|| refused(StatusCode::FORBIDDEN, why))
+}
+
+/// Returns the refusal for a peer that may not have the kernel read, which delays syncs and takes
+/// memory; `None`: it may.
+fn kernel_refusal(peer: Peer) -> Option<Answer> {
+    let why = "the kernel is read only for root and the user of Tripod: ask as root, or with \
+               kernel=false in the query of /v1/explain";
+    (!matches!(peer, Peer::OfRoot | Peer::Authorized)).then(|| refused(StatusCode::FORBIDDEN, why))
 }
 
 /// Reads a path and parameters as those of each question; for tests with bytes from

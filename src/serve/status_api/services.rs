@@ -82,7 +82,7 @@ impl StatusApi {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
             family: name.family.to_string(),
-            addresses: self::addresses(port),
+            addresses: addresses(port, self.runner.serves_node_ports(name.family)),
             scheduler: scheduler.to_owned(),
             affinity_seconds: match port.session_affinity {
                 SessionAffinity::None => None,
@@ -229,11 +229,14 @@ fn key(name: &ServicePortName) -> Key<'_> {
     ]
 }
 
-fn addresses(port: &ServicePort) -> Vec<Address> {
+/// Returns where clients reach `port` on a node that serves node ports of its family at some
+/// address, or not.
+fn addresses(port: &ServicePort, serves_node_ports: bool) -> Vec<Address> {
     let at = |kind, ip: &IpAddr| Address {
         kind: address_kind(kind),
         ip: Some(ip.to_string()),
         port: port.port,
+        unserved: None,
     };
     let cluster = port
         .cluster_ip
@@ -248,6 +251,11 @@ fn addresses(port: &ServicePort) -> Vec<Address> {
         kind: address_kind(AddressKind::NodePort),
         ip: None,
         port: number,
+        unserved: (!serves_node_ports).then(|| {
+            "none of this node's addresses serves node ports, see nodePortAddresses; \
+             --nodeport-addresses=all serves them at every address"
+                .to_owned()
+        }),
     });
     cluster
         .chain(external)

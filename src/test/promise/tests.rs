@@ -1,26 +1,29 @@
 //! Compares answers of a running Tripod with objects.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::*;
 use crate::{
     services::{Preferences, ProxyProtocol, service_ports::port_name},
     status_api::{Candidate, Listed, VERSION},
-    test::declared::{Endpoint, Frontend},
+    test::declared::{Endpoint, EndpointState, Frontend},
 };
 
 /// `default/web`, with a ready endpoint on `a` and one on `b`, and one on `a` that is not
 /// ready.
 fn web(external: TrafficPolicy) -> Declared {
-    let endpoint = |node: &str, ready| Endpoint {
-        node: Some(node.into()),
-        ready,
-        ending: false,
+    use EndpointState::{Closed, Ready};
+    let endpoint = |node: &str, state| Endpoint {
+        nodes: BTreeSet::from([node.into()]),
+        state,
     };
     let endpoints = [
-        ("10.1.0.1:80", endpoint("a", true)),
-        ("10.1.0.2:80", endpoint("b", true)),
-        ("10.1.0.3:80", endpoint("a", false)),
+        ("10.1.0.1:80", endpoint("a", Ready)),
+        ("10.1.0.2:80", endpoint("b", Ready)),
+        ("10.1.0.3:80", endpoint("a", Closed)),
     ];
     let endpoints = endpoints.map(|(at, one)| (at.parse().expect("an address"), one));
     Declared {
@@ -173,7 +176,7 @@ fn whose_the_address_is_counts() {
 fn without_ready_endpoints_it_is_refused_or_silent() {
     let mut port = web(TrafficPolicy::Local);
     for endpoint in port.endpoints.values_mut() {
-        endpoint.ready = false;
+        endpoint.state = EndpointState::Closed;
     }
     let call = call(&port, AddressKind::NodePort, Caller::Outside);
     for (verdict, promise) in [

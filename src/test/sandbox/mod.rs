@@ -149,7 +149,7 @@ fn behind(ports: &[Declared], node: &str) -> (Behind, Servers) {
     let is_here: BTreeSet<IpAddr> = ports
         .iter()
         .flat_map(|port| &port.endpoints)
-        .filter(|(_, endpoint)| endpoint.node.as_deref() == Some(node))
+        .filter(|(_, endpoint)| endpoint.is_on(node))
         .map(|(address, _)| address.ip())
         .collect();
     let (mut behind, mut servers) = (Behind::default(), Servers::default());

@@ -168,3 +168,44 @@ fn loopback_is_the_callers_own() {
         assert_eq!(found.verdict, expected, "{to} from {from:?}: {found:?}");
     }
 }
+
+/// Node ports, and health checks, at one part of the loopback addresses alone.
+#[test]
+fn a_part_of_the_loopback_addresses_may_be_served() {
+    let web = ServicePort {
+        node_port: Some(30_080),
+        health_check_node_port: Some(32_000),
+        endpoints: endpoints([endpoint(([10, 244, 1, 1], 8080))]),
+        ..service_port("web", [10, 96, 0, 1])
+    };
+    let map = [web].into_iter().collect();
+    let part = Served::Within(vec!["127.0.2.0/28".parse().unwrap()]);
+    for (served, at_all, to, expected) in [
+        (&part, true, "127.0.2.1:30080", Verdict::Forwarded),
+        (&part, true, "127.0.0.1:30080", Verdict::Refused),
+        (&part, false, "127.0.2.1:30080", Verdict::Refused),
+        (&part, true, "192.0.2.1:30080", Verdict::Refused),
+        (&Served::All, true, "127.0.0.1:30080", Verdict::Forwarded),
+        // The node has no such address of its own to listen at.
+        (&part, true, "127.0.2.1:32000", Verdict::Refused),
+        (&Served::All, true, "127.0.2.1:32000", Verdict::Answered),
+    ] {
+        let behaviour = Behaviour {
+            properties: properties(ModeName::Iptables),
+            own: vec![ip("192.0.2.1"), ip("127.0.0.1")],
+            served: Arc::new(served.clone()),
+            loopback: Loopback::Rules { served: at_all },
+            ..behaviour(pods())
+        };
+        let packet = Packet {
+            to: to.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            from: Caller::Node,
+        };
+        let found = decided(&map, &behaviour, &packet);
+        assert_eq!(
+            found.verdict, expected,
+            "{served:?}, {at_all}, {to}: {found:?}"
+        );
+    }
+}

@@ -95,6 +95,21 @@ pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
     Ok(Choice { methods, reasons })
 }
 
+/// Returns how `family` would be captured on a kernel where no programs were tried.
+pub(super) fn imagined(requested: Requested, kernel: &Kernel, family: Family) -> Method {
+    let can = |extension| has(kernel, family, extension).is_ok();
+    let redirects = match requested {
+        Requested::Auto => can(Extension::Redirect) && can(Extension::Dnat),
+        Requested::Redirect => can(Extension::Redirect),
+        Requested::Local => false,
+    };
+    if redirects && kernel.why_unusable(&Ability::Nat(family)).is_none() {
+        Method::Redirect
+    } else {
+        Method::Local
+    }
+}
+
 /// Returns the tools for redirect capture.
 pub(super) fn redirecting(kernel: &Kernel, family: Family) -> Result<Toolkit, xtables::Error> {
     let tools = kernel.toolkit(family)?;

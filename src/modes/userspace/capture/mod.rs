@@ -14,6 +14,7 @@ mod choose;
 mod local;
 mod per_family;
 mod redirect;
+mod render;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -21,6 +22,7 @@ pub use choose::{Choice, Method, Requested, choose};
 pub use local::{Local, Prepared};
 pub use per_family::Capture;
 pub use redirect::Redirect;
+pub use render::render;
 
 use crate::{
     kernel::{netlink, xtables},

@@ -44,7 +44,7 @@ use crate::{
         probe::{Ability, Kernel},
         route_deletions::RouteDeletions,
     },
-    modes::{Difference, Found},
+    modes::{Difference, Found, render::Choices},
     net::{self, Family, Frontend},
 };
 
@@ -366,4 +366,27 @@ fn remove_all(socket: &mut Socket, objects: Vec<Object>) -> Result<(), Error> {
         return Ok(());
     }
     execute::remove(socket, links::index("lo")?, objects)
+}
+
+/// Returns what `desired`, all of this `family`, has in the kernel of a node with the addresses of
+/// `choices`.
+pub(super) fn objects(
+    desired: &Desired,
+    family: Family,
+    choices: &Choices<'_>,
+    report: &mut Report,
+) -> BTreeSet<Object> {
+    let environment = Environment {
+        family,
+        matches_ports: true,
+        // As in every network namespace.
+        loopback: 1,
+        has_loopback_address: true,
+        own: choices.addresses.iter().copied().collect(),
+    };
+    let applied = Applied::of(desired, &environment, report);
+    let frontends = applied.frontends();
+    frontends
+        .flat_map(|frontend| applied.objects(frontend, &environment))
+        .collect()
 }

@@ -27,7 +27,7 @@ mod stale;
 mod tests;
 mod tree;
 
-use std::{collections::BTreeSet, mem};
+use std::{collections::BTreeSet, fmt, mem};
 
 use self::{applied::Applied, plan::Environment, stale::Stale};
 use super::{
@@ -42,17 +42,17 @@ use crate::{
         xtables::{
             self, Engine,
             chains::Count,
-            desired::Entry,
+            desired::{Entry, FixedChain, RuleSet},
             difference::exact_difference,
             features::Features,
             remove::{Owned, Preserved},
             rule::Table,
             run::Writer,
             sync_watch::{SyncWatch, Synced},
-            transaction::{Action, Transaction},
+            transaction::{Action, Op, Transaction},
         },
     },
-    modes::{Difference, comparison},
+    modes::{Difference, comparison, render::Choices},
     net::{Family, Frontend},
     node::Served,
 };
@@ -292,7 +292,12 @@ impl Redirect {
             features: self.features,
             destination: plan::destination(own, family, before, &services)
                 .filter(|_| self.features.contains(Extension::Dnat)),
-            node: plan::node(&self.features, served, own, family),
+            node: plan::node(
+                &self.features,
+                served,
+                own.iter().map(|a| a.address),
+                family,
+            ),
         }
     }
 
@@ -416,4 +421,43 @@ impl Redirect {
         }
         missing
     }
+}
+
+/// Writes the rules for all that is `desired`, which is of this `family`, on a node with the
+/// addresses of `choices`.
+pub(super) fn render(
+    desired: &Desired,
+    family: Family,
+    choices: &Choices<'_>,
+    report: &mut Report,
+    text: &mut impl fmt::Write,
+) -> fmt::Result {
+    let features = choices.kernel.features(family);
+    let own = || choices.addresses.iter().copied();
+    let environment = Environment {
+        family,
+        features,
+        destination: own()
+            .find(|ip| Family::of(ip) == family)
+            .filter(|_| features.contains(Extension::Dnat)),
+        node: plan::node(&features, choices.served, own(), family),
+    };
+    let RuleSet { chains, jumps } = Applied::of(desired, environment, report).rule_set();
+    let declared = chains.iter();
+    let declared = declared.map(|chain| (chain, Action::Fill(Vec::new())));
+    let rules = chains.iter().flat_map(|chain| {
+        let rules = chain.contents.rules().iter().cloned();
+        rules.map(move |rule| (chain, Action::Append(rule)))
+    });
+    let of_chain =
+        |(chain, action): (&FixedChain, Action)| Op::new(chain.table, &*chain.name, action);
+    let mut ops: Vec<Op> = declared.chain(rules).map(of_chain).collect();
+    let jumps = jumps.into_iter();
+    ops.extend(jumps.map(|jump| Op::new(jump.table, jump.from, Action::Insert(jump.rule))));
+    writeln!(
+        text,
+        "# {}-restore --noflush",
+        xtables::program_prefix(family)
+    )?;
+    write!(text, "{}", Transaction::common(family, ops))
 }

@@ -190,7 +190,7 @@ pub fn destination(
 pub fn node(
     features: &Features,
     served: &Served,
-    addresses: &[Address],
+    addresses: impl Iterator<Item = IpAddr>,
     family: Family,
 ) -> Vec<Rule> {
     let served = served.of(family);
@@ -204,8 +204,6 @@ pub fn node(
             .collect(),
         (false, served) => {
             let own: BTreeSet<_> = addresses
-                .iter()
-                .map(|a| a.address)
                 .filter(|a| Family::of(a) == family && served.contains(a))
                 .collect();
             own.into_iter()

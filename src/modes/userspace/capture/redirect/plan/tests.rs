@@ -42,7 +42,12 @@ fn rules(address: Option<&str>, features: Features, destination: Option<&str>) -
         family: frontend.family,
         features,
         destination: destination.map(|a| a.parse().unwrap()),
-        node: node(&features, &Served::All, &own, Family::V4),
+        node: node(
+            &features,
+            &Served::All,
+            own.iter().map(|a| a.address),
+            Family::V4,
+        ),
     };
     words(&nat(&frontend, &target, &environment), frontend.family)
 }
@@ -87,7 +92,12 @@ fn node_ports_stay_on_the_nodes_own_addresses() {
         "10.0.0.0/8".parse().unwrap(),
         "fd00::/8".parse().unwrap(),
     ]);
-    let matches = |features, family| words(&node(&features, &within, &own, family), family);
+    let matches = |features, family| {
+        words(
+            &node(&features, &within, own.iter().map(|a| a.address), family),
+            family,
+        )
+    };
     let of_network = "-d 10.0.0.0/8 -m addrtype --dst-type LOCAL";
     assert_eq!(matches(ALL, Family::V4), [of_network]);
     assert_eq!(matches(bare(), Family::V4), ["-d 10.0.0.1/32"]);
@@ -95,7 +105,10 @@ fn node_ports_stay_on_the_nodes_own_addresses() {
     let everywhere = ["192.0.2.0/24", "0.0.0.0/0"].map(|net| net.parse().unwrap());
     let everywhere = Served::Within(everywhere.into());
     assert_eq!(
-        words(&node(&ALL, &everywhere, &own, Family::V4), Family::V4),
+        words(
+            &node(&ALL, &everywhere, own.iter().map(|a| a.address), Family::V4),
+            Family::V4
+        ),
         ["-m addrtype --dst-type LOCAL"]
     );
 }

@@ -1,0 +1,34 @@
+//! The rules and routes that capture, as text. Pure.
+
+use std::{
+    collections::BTreeSet,
+    fmt::{self, Write},
+};
+
+use super::{Desired, Method, Report, choose, local, redirect};
+use crate::{modes::render::Choices, net::Family};
+
+/// Writes what brings packets for all that is `desired` to listeners: the input of the program
+/// of each family that is captured by rules, and, as comments, the addresses, routes and routing
+/// rules of each family that is captured by routes.
+///
+/// # Errors
+/// Only those of `text`.
+pub fn render(desired: &Desired, choices: &Choices<'_>, text: &mut impl Write) -> fmt::Result {
+    for family in Family::ALL {
+        let of_family = desired.iter().filter(|(f, _)| f.family == family);
+        let desired: Desired = of_family.map(|(f, target)| (*f, target.clone())).collect();
+        // What cannot be captured is left out.
+        let report = &mut Report::default();
+        match choose::imagined(choices.capture, choices.kernel, family) {
+            Method::Redirect => redirect::render(&desired, family, choices, report, text)?,
+            Method::Local => {
+                let objects: BTreeSet<_> = local::objects(&desired, family, choices, report);
+                for object in objects {
+                    writeln!(text, "# {object}")?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
