@@ -53,6 +53,9 @@ pub struct Created(i64);
 
 impl Created {
     /// Returns the time that is `seconds` after the beginning of 1970.
+    /// No time of creation.
+    pub(super) const UNKNOWN: Created = Created(i64::MAX);
+
     #[cfg(test)]
     pub(crate) fn at(seconds: i64) -> Created {
         Created(seconds)
@@ -61,7 +64,7 @@ impl Created {
     /// Returns the time of creation in `metadata`.
     fn of(metadata: &ObjectMeta) -> Created {
         let time = metadata.creation_timestamp.as_ref();
-        Created(time.map_or(i64::MAX, |time| time.0.as_second()))
+        time.map_or(Created::UNKNOWN, |time| Created(time.0.as_second()))
     }
 }
 

@@ -132,6 +132,7 @@ impl Tracker {
                 Event::Node(node) => {
                     reweighed.set_weight(&mut self.weights, &node.name, node.weight);
                     if node.name == self.this.name {
+        self.ownership.begin_batch();
                         node_changed |= self.set_node(node);
                     }
                 }
