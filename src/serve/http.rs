@@ -27,6 +27,7 @@ use tokio::{
 };
 
 use super::connections::Connections;
+use crate::net::Family;
 
 /// How long a client may take for its request head.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -56,6 +57,8 @@ pub(super) struct Asked<'a> {
     /// The `Accept` header; empty if there is none.
     pub(super) accept: &'a str,
     pub(super) peer: Peer,
+    /// IP family of the connection; `None`: it has none, or nobody asks for it.
+    pub(super) family: Option<Family>,
 }
 
 /// Who sent a request, which decides what it may read.
@@ -183,6 +186,13 @@ impl Answer {
         Answer::new(kind, body)
     }
 
+    /// Returns 200 with metrics in Prometheus' protobuf format.
+    pub(super) fn protobuf(body: Vec<u8>) -> Answer {
+        let kind = "application/vnd.google.protobuf; \
+                    proto=io.prometheus.client.MetricFamily; encoding=delimited";
+        Answer::new(kind, body)
+    }
+
     /// Returns 404 with plain text.
     pub(super) fn not_found() -> Answer {
         Answer::text("404 page not found\n").with_status(StatusCode::NOT_FOUND)
@@ -262,8 +272,10 @@ pub(super) async fn serve<L: Listener, R: Into<Reply>>(
         let answer = answer.clone();
         answer_once(stream, move |request| {
             let host = request.headers().get(HOST).map(|host| host.to_str());
+            let family = Some(Family::of(&peer.to_canonical()));
             let peer = L::peer(peer, host.map(Result::unwrap_or_default));
-            respond(&request, peer, methods, &answer).wait()
+            let answer = |asked: Asked<'_>| answer(Asked { family, ..asked });
+            respond(&request, peer, methods, answer).wait()
         })
     })
     .await;
@@ -352,6 +364,7 @@ pub(super) fn respond<R: Into<Reply>>(
             .and_then(|value| value.to_str().ok())
             .unwrap_or_default(),
         peer,
+        family: None,
     })
     .into()
 }
