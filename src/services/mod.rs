@@ -28,6 +28,7 @@ mod select;
 mod service;
 mod service_cidr;
 mod slice;
+mod source_ranges;
 mod tracker;
 mod trigger;
 
