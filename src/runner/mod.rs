@@ -260,7 +260,7 @@ impl<M: Mode> Runner<M> {
         self.metrics.endpoints.seen(events.slices);
         let node = self.tracker.node();
         if let Some(node) = node {
-            self.health.set_node(node);
+            self.health.set_node(node, self.tracker.is_node_deleted());
         }
         let have_node_ports = self.tracker.map().has_node_ports();
         let this_node = self.this_node.as_mut();

@@ -186,7 +186,7 @@ async fn probes_are_answered_in_kube_proxys_words() {
     let node = json!({"metadata": {"name": "n"}, "spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}});
     let node = serde_json::from_value(node).unwrap();
     let node = Node::reduce(&node, &mut Names::default()).unwrap().object;
-    health.set_node(&node);
+    health.set_node(&node, false);
     expect(
         "/healthz",
         503,

@@ -9,7 +9,7 @@ use std::{
 
 use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{
     ByName, Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
@@ -36,6 +36,8 @@ pub struct Tracker {
     ownership: AddressOwnership,
     map: ServiceMap,
 }
+    /// Whether the Node object of this node was known, and does not exist any more.
+    is_node_deleted: bool,
 
 /// The objects of one Service name, and what follows from them.
 #[derive(Debug, Default)]
@@ -67,6 +69,7 @@ impl Tracker {
             ownership: AddressOwnership::default(),
             map: ServiceMap::default(),
         }
+            is_node_deleted: false,
     }
 
     /// Returns the ServicePorts that this node should serve.
@@ -80,6 +83,11 @@ impl Tracker {
     }
 
     /// Returns the object of a Service; `None`: it is not known.
+    /// Returns whether the Node object of this node was known, and does not exist any more.
+    pub fn is_node_deleted(&self) -> bool {
+        self.is_node_deleted
+    }
+
     pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
         self.services.get(name)?.service.as_ref()
     }
@@ -136,10 +144,10 @@ impl Tracker {
                         node_changed |= self.set_node(node);
                     }
                 }
-                // The last known state stays in force, as in kube-proxy 1.36
-                // (`NodeManager` and `NodeTopologyConfig` of its `pkg/proxy`):
-                // pods go on running here when the object is deleted.
-                Event::NodeGone(name) if name == self.this.name => {}
+                // The last known state stays, as in kube-proxy 1.36 (`NodeManager` and
+                // `NodeTopologyConfig` of its `pkg/proxy`): pods continue to run here when the
+                // object is deleted.
+                Event::NodeGone(name) if name == self.this.name => self.set_node_deleted(true),
                 Event::NodeGone(name) => reweighed.set_weight(&mut self.weights, &name, None),
                 Event::ServiceCidr(cidr) => {
                     self.service_cidrs.insert(Arc::clone(&cidr.name), cidr);
@@ -262,6 +270,7 @@ impl Tracker {
     /// or those of its pods changed.
     fn set_node(&mut self, mut node: Arc<Node>) -> bool {
         self.this.zone = node.zone.clone();
+        self.set_node_deleted(false);
         if let Some(before) = &self.map.node {
             node = Node::with_addresses_of(node, before);
         }
@@ -272,6 +281,20 @@ impl Tracker {
     }
 
     /// Rebuilds the ServicePorts of one Service and records what differs.
+    fn set_node_deleted(&mut self, is_deleted: bool) {
+        let name = &self.this.name;
+        match (self.map.node.is_some(), self.is_node_deleted, is_deleted) {
+            (true, false, true) => warn!(
+                "this node's Node object {name} was deleted: /healthz answers 503, so that load \
+                 balancers do not send to this node; its last known addresses and podCIDRs stay \
+                 in use"
+            ),
+            (true, true, false) => info!("this node's Node object {name} exists again"),
+            _ => return,
+        }
+        self.is_node_deleted = is_deleted;
+    }
+
     fn rebuild(&mut self, name: &ServiceName, changes: &mut Changes, odd: &mut Vec<Oddity>) {
         let Some(entry) = self.services.get_mut(name) else {
             return;
