@@ -48,9 +48,9 @@ impl fmt::Display for Oddity {
             ),
             Oddity::NoService(slice, service) => write!(
                 f,
-                "EndpointSlice {slice} belongs to Service {service}, which does not exist or is \
-                 left to another proxy by its label service.kubernetes.io/service-proxy-name: the \
-                 slice is not used until the Service comes"
+                "EndpointSlice {slice} is not used: its Service {service} does not exist, cannot be \
+                 used (then it has a warning of its own), or is left to another proxy by its label \
+                 service.kubernetes.io/service-proxy-name"
             ),
             Oddity::NoServiceLabel(slice) => write!(
                 f,

@@ -41,7 +41,9 @@ impl StatusApi {
         if let (Some(namespace), Some(name), [], None) =
             (selected.namespace, selected.name, &*page, &selected.after)
         {
-            return refused(StatusCode::NOT_FOUND, unknown(namespace, name, &ports));
+            let why = self.not_served(namespace, name);
+            let why = why.unwrap_or_else(|| unknown(namespace, name, &ports));
+            return refused(StatusCode::NOT_FOUND, why);
         }
         let families = self.runner.families();
         let refused = self.health_listeners.refused();

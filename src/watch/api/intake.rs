@@ -1,13 +1,16 @@
 //! Decodes and reduces the objects of lists and watches one by one, and
 //! remembers the version at which a watch resumes.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    net::IpAddr,
+};
 
 use hashbrown::{HashMap, HashSet};
 use kube::core::Status;
 use parking_lot::Mutex;
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -16,12 +19,17 @@ use super::{
     known::Known,
 };
 use crate::{
+    net::address::parse_ip,
     services::Names,
+    watch::SourceHealth,
     watch::wire::{Identified, Identity, Meta},
 };
 
 /// Marks the bookmark after the initial events of a watch (KEP-3157).
 const INITIAL_END: &str = "k8s.io/initial-events-end";
+
+/// Maximum number of addresses of a Service that are remembered if it cannot be used.
+const MOST_ADDRESSES: usize = 100;
 
 /// A page of a list whose items are decoded one by one, so that one that cannot be decoded does not
 /// hide the others, and no two are in memory in full at once.
@@ -65,6 +73,8 @@ pub(super) struct Intake<'a, K: Kind> {
     warnings: HashMap<K::Name, u64>,
     /// Those of them that the list has brought.
     warned: HashSet<K::Name>,
+    /// Where it is recorded which objects cannot be used.
+    health: Option<&'a SourceHealth>,
 }
 
 impl<'a, K: Kind> Intake<'a, K> {
@@ -77,6 +87,15 @@ impl<'a, K: Kind> Intake<'a, K> {
             listed: 0,
             warnings: HashMap::new(),
             warned: HashSet::new(),
+            health: None,
+        }
+    }
+
+    /// Records in `health` which objects cannot be used.
+    pub(super) fn reporting_to(self, health: &'a SourceHealth) -> Self {
+        Intake {
+            health: Some(health),
+            ..self
         }
     }
 
@@ -174,6 +193,10 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.known.lock().end_list();
         let warned = std::mem::take(&mut self.warned);
         self.warnings.retain(|name, _| warned.contains(name));
+        if let Some(health) = self.health {
+            let warned: HashSet<String> = warned.iter().map(ToString::to_string).collect();
+            health.was_listed(K::SINGULAR, |name| warned.contains(name));
+        }
         self.version = Some(version);
         self.listing = false;
         Ok(())
@@ -188,7 +211,7 @@ impl<'a, K: Kind> Intake<'a, K> {
                 let metadata = Meta::from(identity(object)?);
                 self.changed_at(metadata.resource_version.as_deref())?;
                 let name = K::name(&metadata, &mut self.names.lock());
-                self.unusable(name, &format!("it cannot be read: {error}"));
+                self.unusable(name, &format!("it cannot be read: {error}"), object);
                 return Ok(());
             }
         };
@@ -200,6 +223,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         drop(names);
         match (name, reduced) {
             (Some(name), Ok(reduced)) => {
+                if let Some(health) = self.health {
+                    health.can_use(K::SINGULAR, name.to_string());
+                }
                 if reduced.warnings.is_empty() {
                     if self.warnings.remove(&name).is_some() {
                         info!("{} {name}: all of it can be used now", K::PLURAL);
@@ -216,17 +242,26 @@ impl<'a, K: Kind> Intake<'a, K> {
                     known.remove(name);
                 }
             }
-            (name, Err(invalid)) => self.unusable(name, &invalid.to_string()),
-            (None, Ok(_)) => self.unusable(None, "it has no name"),
+            (name, Err(invalid)) => self.unusable(name, &invalid.what(), object),
+            (None, Ok(_)) => self.unusable(None, "it has no name", object),
         }
         Ok(())
     }
 
-    fn unusable(&mut self, name: Option<K::Name>, text: &str) {
+    fn unusable(&mut self, name: Option<K::Name>, text: &str, object: &RawValue) {
         match name {
             Some(name) => {
-                self.known.lock().preserve(&name);
-                self.warn_once(&name, &format!("{text}; it stays as it was"));
+                let stays = self.known.lock().preserve(&name);
+                let follows = if stays {
+                    "its last valid version stays in use"
+                } else {
+                    "nothing of it is used until that is corrected"
+                };
+                if let Some(health) = self.health {
+                    let why = text.to_owned();
+                    health.cannot_use(K::SINGULAR, name.to_string(), why, stays, addresses(object));
+                }
+                self.warn_once(&name, &format!("{text}; {follows}"));
             }
             None => warn!("one of the {} is left out: {text}", K::PLURAL),
         }
@@ -252,6 +287,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.changed_at(metadata.resource_version.as_deref())?;
         if let Some(name) = K::name(&metadata, &mut self.names.lock()) {
             self.warnings.remove(&name);
+            if let Some(health) = self.health {
+                health.can_use(K::SINGULAR, name.to_string());
+            }
             self.known.lock().remove(name);
         }
         Ok(())
@@ -291,6 +329,24 @@ impl<'a, K: Kind> Intake<'a, K> {
     }
 }
 
+/// Returns the addresses that a Service names, as far as they can be read.
+fn addresses(object: &RawValue) -> Vec<IpAddr> {
+    let object: Value = serde_json::from_str(object.get()).unwrap_or_default();
+    let spec = &object["spec"];
+    let lists = [&spec["clusterIPs"], &spec["externalIPs"]];
+    let lists = lists.into_iter().filter_map(Value::as_array).flatten();
+    let ingress = object["status"]["loadBalancer"]["ingress"].as_array();
+    let ingress = ingress.into_iter().flatten().map(|point| &point["ip"]);
+    let named = lists.chain(ingress).chain([&spec["clusterIP"]]);
+    let mut found: Vec<IpAddr> = named
+        .filter_map(|text| parse_ip(text.as_str()?))
+        .take(MOST_ADDRESSES)
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
 fn identity(object: &RawValue) -> Result<Identity<'_>, Failure> {
     serde_json::from_str(object.get())
         .map(|Identified { metadata }| metadata)
@@ -324,146 +380,4 @@ pub fn read_anything(line: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use serde_json::json;
-
-    use super::*;
-    use crate::{log::lines, services::Service};
-
-    const LINES: [&str; 6] = [
-        r#"{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b","resourceVersion":"7",
-            "annotations":{"tripod.proxy/weight":"3"}},"spec":{"type":"LoadBalancer",
-            "clusterIPs":["10.0.0.1","fd00::1"],"ports":[{"name":"x","port":80,"nodePort":30080}],
-            "externalIPs":["192.0.2.1"],"sessionAffinity":"ClientIP",
-            "loadBalancerSourceRanges":["10.0.0.0/8"]},
-            "status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.2","ipMode":"VIP"}]}}}}"#,
-        r#"{"type":"MODIFIED","object":{"metadata":{"name":"a-1","namespace":"b","resourceVersion":
-            "8","labels":{"kubernetes.io/service-name":"a"}},"addressType":"IPv4","ports":[{"name":
-            "x","port":8080,"protocol":"TCP"}],"endpoints":[{"addresses":["10.1.0.1"],"conditions":
-            {"ready":true},"hints":{"forZones":[{"name":"z"}]},"nodeName":"n"}]}}"#,
-        r#"{"type":"ADDED","object":{"metadata":{"name":"n","resourceVersion":"8","labels":{
-            "topology.kubernetes.io/zone":"z"},"annotations":{"tripod.proxy/weight":"3"}},"spec":{
-            "podCIDRs":["10.244.0.0/24","fd00:244::/64"],"taints":[{"key":
-            "ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]},"status":{"addresses":[{
-            "type":"InternalIP","address":"192.0.2.10"}]}}}"#,
-        r#"{"type":"ADDED","object":{"metadata":{"name":"kubernetes","resourceVersion":"8"},
-            "spec":{"cidrs":["10.96.0.0/12","fd00:96::/108"]},"status":{"conditions":[{"type":
-            "Ready","status":"True"}]}}}"#,
-        r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9",
-            "annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
-        r#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old"}}"#,
-    ];
-
-    #[test]
-    fn an_object_that_cannot_be_used_is_logged_once_and_when_it_can() {
-        let names = Mutex::new(Names::default());
-        let known = Mutex::new(Known::<Service>::new());
-        let mut intake = Intake::new(&names, &known);
-        let log = lines(0, || {
-            for (version, ip) in [(1, "x"), (2, "x"), (3, "192.0.2.1"), (4, "192.0.2.1")] {
-                let event = json!({"type": "MODIFIED", "object": {
-                    "metadata": {"name": "a", "namespace": "b", "resourceVersion": version.to_string()},
-                    "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "externalIPs": [ip]},
-                }});
-                let read = intake.line(event.to_string().as_bytes());
-                assert!(read.is_ok(), "{ip}");
-            }
-        });
-        let [wrong, over] = &log[..] else {
-            panic!("{log:#?}");
-        };
-        assert!(
-            wrong.contains("Services b/a: ") && wrong.contains("externalIPs"),
-            "{wrong}"
-        );
-        assert!(
-            over.contains("Services b/a: all of it can be used now"),
-            "{over}"
-        );
-    }
-
-    /// Returns a Service that can be used.
-    fn item(name: &str) -> serde_json::Value {
-        json!({
-            "metadata": {"name": name, "namespace": "b", "resourceVersion": "7"},
-            "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}]},
-        })
-    }
-
-    #[test]
-    fn warnings_of_objects_that_a_list_lacks_are_forgotten() {
-        let names = Mutex::new(Names::default());
-        let known = Mutex::new(Known::<Service>::new());
-        let mut intake = Intake::new(&names, &known);
-        let odd = |name: &str| {
-            let mut item = item(name);
-            item["spec"]["externalIPs"] = json!(["x"]);
-            item
-        };
-        let log = lines(0, || {
-            for items in [vec![odd("a"), odd("c")], vec![odd("c")]] {
-                intake.begin_list();
-                let page = json!({"metadata": {"resourceVersion": "8"}, "items": items});
-                assert!(intake.page(page.to_string().as_bytes()).is_ok());
-            }
-        });
-        assert_eq!(log.len(), 2, "each is logged once: {log:#?}");
-        let left: Vec<_> = intake.warnings.keys().map(ToString::to_string).collect();
-        assert_eq!(left, ["b/c"]);
-    }
-
-    /// A label that is no text, a time that is none, annotations that are none.
-    #[test]
-    fn an_object_whose_metadata_cannot_be_read_is_left_out_alone() {
-        for (field, value) in [
-            ("labels", json!({"a": 1})),
-            ("creationTimestamp", json!("yesterday")),
-            ("annotations", json!(7)),
-        ] {
-            let names = Mutex::new(Names::default());
-            let known = Mutex::new(Known::<Service>::new());
-            let mut intake = Intake::new(&names, &known);
-            let mut odd = item("odd");
-            odd["metadata"][field] = value;
-            let log = lines(0, || {
-                intake.begin_list();
-                let items = [item("a"), odd.clone(), item("c")];
-                let page = json!({"metadata": {"resourceVersion": "8"}, "items": items});
-                assert!(intake.page(page.to_string().as_bytes()).is_ok(), "{field}");
-            });
-            assert_eq!(log.len(), 1, "{log:#?}");
-            assert!(
-                log[0].contains("Services b/odd: it cannot be read"),
-                "{log:#?}"
-            );
-            assert_eq!(intake.version(), Some("8"));
-            odd["metadata"]["resourceVersion"] = json!("9");
-            for kind in ["BOOKMARK", "DELETED"] {
-                let event = json!({"type": kind, "object": odd});
-                let read = intake.line(event.to_string().as_bytes());
-                assert!(read.is_ok(), "{field} {kind}");
-            }
-            assert_eq!(intake.version(), Some("9"));
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2_000))]
-
-        #[test]
-        fn no_line_makes_the_reader_panic(
-            line in 0..LINES.len(),
-            changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..6),
-            cut in proptest::option::of(any::<usize>()),
-        ) {
-            let mut bytes = LINES[line].as_bytes().to_vec();
-            for (at, byte) in changes {
-                let at = at % bytes.len();
-                bytes[at] = byte;
-            }
-            bytes.truncate(cut.map_or(bytes.len(), |cut| cut % bytes.len()));
-            read_anything(&bytes);
-        }
-    }
-}
+mod tests;

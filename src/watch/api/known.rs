@@ -103,11 +103,13 @@ impl<K: Kind> Known<K> {
     }
 
     /// Counts an object as listed whose new version cannot be used: the version before stays in
-    /// force.
-    pub(super) fn preserve(&mut self, name: &K::Name) {
-        if let Some(entry) = self.objects.get_mut(name) {
-            entry.list = self.list;
-        }
+    /// use. Returns whether there is one.
+    pub(super) fn preserve(&mut self, name: &K::Name) -> bool {
+        let Some(entry) = self.objects.get_mut(name) else {
+            return false;
+        };
+        entry.list = self.list;
+        true
     }
 
     /// Removes an object that is gone.
