@@ -15,6 +15,7 @@ use super::{
     ByName, Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
     ServiceMap, ServiceName, ServicePort, SliceName,
     assemble::service_ports,
+    oddity::Why,
     owners::AddressOwnership,
     select::{NodeWeights, ThisNode},
     slice::Owner,
@@ -35,9 +36,9 @@ pub struct Tracker {
     service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
     ownership: AddressOwnership,
     map: ServiceMap,
-}
     /// Whether the Node object of this node was known, and does not exist any more.
     is_node_deleted: bool,
+}
 
 /// The objects of one Service name, and what follows from them.
 #[derive(Debug, Default)]
@@ -68,8 +69,8 @@ impl Tracker {
             service_cidrs: BTreeMap::new(),
             ownership: AddressOwnership::default(),
             map: ServiceMap::default(),
-        }
             is_node_deleted: false,
+        }
     }
 
     /// Returns the ServicePorts that this node should serve.
@@ -82,12 +83,12 @@ impl Tracker {
         self.map.this_node()
     }
 
-    /// Returns the object of a Service; `None`: it is not known.
     /// Returns whether the Node object of this node was known, and does not exist any more.
     pub fn is_node_deleted(&self) -> bool {
         self.is_node_deleted
     }
 
+    /// Returns the object of a Service; `None`: it is not known.
     pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
         self.services.get(name)?.service.as_ref()
     }
@@ -131,6 +132,7 @@ impl Tracker {
         let zone = self.this.zone.clone();
         let mut reweighed = Reweighed::default();
         let mut node_changed = false;
+        self.ownership.begin_batch();
         for event in events {
             match event {
                 Event::Service(service) => self.put_service(service, &mut dirty),
@@ -140,7 +142,6 @@ impl Tracker {
                 Event::Node(node) => {
                     reweighed.set_weight(&mut self.weights, &node.name, node.weight);
                     if node.name == self.this.name {
-        self.ownership.begin_batch();
                         node_changed |= self.set_node(node);
                     }
                 }
@@ -269,8 +270,8 @@ impl Tracker {
     /// Sets the object of this node. Returns whether the node's own addresses
     /// or those of its pods changed.
     fn set_node(&mut self, mut node: Arc<Node>) -> bool {
-        self.this.zone = node.zone.clone();
         self.set_node_deleted(false);
+        self.this.zone = node.zone.clone();
         if let Some(before) = &self.map.node {
             node = Node::with_addresses_of(node, before);
         }
@@ -280,7 +281,6 @@ impl Tracker {
         })
     }
 
-    /// Rebuilds the ServicePorts of one Service and records what differs.
     fn set_node_deleted(&mut self, is_deleted: bool) {
         let name = &self.this.name;
         match (self.map.node.is_some(), self.is_node_deleted, is_deleted) {
@@ -295,6 +295,7 @@ impl Tracker {
         self.is_node_deleted = is_deleted;
     }
 
+    /// Rebuilds the ServicePorts of one Service and records what differs.
     fn rebuild(&mut self, name: &ServiceName, changes: &mut Changes, odd: &mut Vec<Oddity>) {
         let Some(entry) = self.services.get_mut(name) else {
             return;
@@ -409,12 +410,19 @@ impl Entry {
             .iter()
             .filter(|port| port.endpoints.all.is_empty())
             .collect();
-        if without_endpoints.len() == self.ports.len() {
-            return vec![Oddity::NoEndpoints(name.clone())];
+        let why = |port: &ServicePort| Why(port.endpoints.absence.clone());
+        if let [first, others @ ..] = &*without_endpoints
+            && without_endpoints.len() == self.ports.len()
+        {
+            let first = why(first);
+            // If its ports lack different things, each of them is named.
+            if others.iter().all(|port| why(port) == first) {
+                return vec![Oddity::NoEndpoints(name.clone(), first)];
+            }
         }
         without_endpoints
             .iter()
-            .map(|port| Oddity::NoEndpointsForPort(port.name.clone()))
+            .map(|port| Oddity::NoEndpointsForPort(port.name.clone(), why(port)))
             .collect()
     }
 }
