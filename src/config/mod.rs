@@ -10,7 +10,6 @@ mod check;
 pub mod decode;
 mod effective;
 mod encode;
-mod internal;
 mod kube_proxy;
 pub mod notation;
 pub mod port_range;

@@ -224,7 +224,7 @@ fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> In
         wanting: choice.wanting,
     };
     let min_sync_period = sync_options(&settings.effective).min_interval;
-    let configuration = settings.configuration.to_internal_value(min_sync_period);
+    let configuration = settings.configuration.to_configz(min_sync_period);
     Introspection::new(registry.clone(), running, configuration, flags.collect())
 }
 
