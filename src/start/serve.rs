@@ -29,11 +29,12 @@ use crate::{
     api_client::{self, RequestMetrics},
     authorize::Authorizer,
     cli::Settings,
-    config::Effective,
+    config::{Effective, FeatureGate},
     ejection,
     events::{self, Event, Recorder},
     kernel::setting::Setting,
     modes::{Mode, userspace},
+    native_histograms,
     net::{Family, ModeName},
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, schedule, status::Status},
@@ -57,6 +58,12 @@ pub(super) async fn serve(settings: Settings) -> Done {
 async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
+    if settings
+        .configuration
+        .is_enabled(FeatureGate::NativeHistograms)
+    {
+        native_histograms::enable();
+    }
     let registry = Registry::new();
     let options = sync_options(effective);
     let health = Arc::new(Health::new(2 * options.sync_period));
@@ -217,11 +224,17 @@ fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setti
 fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> Introspection {
     let flags = settings.flags.iter();
     let flags = flags.map(|(name, value)| ((*name).to_owned(), value.clone()));
+    let gate = |gate: FeatureGate| serve::Gate {
+        name: gate.name(),
+        stage: gate.stage(),
+        enabled: settings.configuration.is_enabled(gate),
+    };
     let running = serve::Running {
         mode: choice.mode,
         named: settings.effective.is_mode_named,
         passed_over: choice.passed_over,
         wanting: choice.wanting,
+        gates: FeatureGate::ALL.map(gate).into(),
     };
     let min_sync_period = sync_options(&settings.effective).min_interval;
     let configuration = settings.configuration.to_configz(min_sync_period);
