@@ -2,7 +2,7 @@
 
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, core::Collector};
 
-use crate::net::Family;
+use crate::{native_histograms, net::Family};
 
 /// Label of the IP family, by its [name](Family::name).
 pub(crate) const FAMILY: &str = "ip_family";
@@ -31,6 +31,13 @@ pub(crate) fn counter(
         counter.with_label_values(&[family.name()]);
     }
     registered(registry, counter)
+}
+
+/// Records a value of `family`.
+pub(crate) fn observe(histogram: &HistogramVec, family: Family, value: f64) {
+    let labels = [family.name()];
+    histogram.with_label_values(&labels).observe(value);
+    native_histograms::record(histogram, &labels, value);
 }
 
 /// Returns a histogram that shows both families from the start, so that a rate

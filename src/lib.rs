@@ -25,6 +25,7 @@ pub mod log;
 pub mod log_once;
 pub mod migrate;
 pub mod modes;
+mod native_histograms;
 pub mod net;
 pub mod node;
 pub mod runner;

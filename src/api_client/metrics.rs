@@ -8,6 +8,7 @@ use http::{Method, Uri};
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
 use super::transports::TransportMetrics;
+use crate::native_histograms;
 
 /// Upper bounds of the buckets of durations, in seconds.
 const DURATIONS: [f64; 12] = [
@@ -82,7 +83,7 @@ impl RequestMetrics {
 
     /// Records how long a request waited for the rate limit.
     pub(super) fn waited(&self, to: &Asked, time: Duration) {
-        to.of(&self.waited).observe(time.as_secs_f64());
+        to.observe(&self.waited, time.as_secs_f64());
     }
 
     /// Records a request with a body of this size, if it is known, and the status of its
@@ -100,15 +101,15 @@ impl RequestMetrics {
             asked.method.as_str(),
         ];
         self.total.with_label_values(&labels).inc();
-        asked.of(&self.duration).observe(took.as_secs_f64());
+        asked.observe(&self.duration, took.as_secs_f64());
         if let Some(size) = size {
-            asked.of(&self.request_size).observe(size as f64);
+            asked.observe(&self.request_size, size as f64);
         }
     }
 
     /// Records that an answer with a body of this size was read.
     pub(super) fn read(&self, asked: &Asked, size: u64) {
-        asked.of(&self.response_size).observe(size as f64);
+        asked.observe(&self.response_size, size as f64);
     }
 }
 
@@ -129,8 +130,10 @@ impl Asked {
         }
     }
 
-    fn of(&self, metric: &HistogramVec) -> prometheus::Histogram {
-        metric.with_label_values(&[self.host.as_str(), self.method.as_str()])
+    fn observe(&self, metric: &HistogramVec, value: f64) {
+        let labels = [self.host.as_str(), self.method.as_str()];
+        metric.with_label_values(&labels).observe(value);
+        native_histograms::record(metric, &labels, value);
     }
 }
 

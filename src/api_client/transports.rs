@@ -13,6 +13,7 @@ use prometheus::{
 };
 
 use super::validity::Validity;
+use crate::native_histograms;
 
 /// Upper bounds of the buckets of a certificate's age, in seconds: from 10 minutes to 4 years.
 const AGES: [f64; 11] = [
@@ -113,7 +114,9 @@ impl TransportMetrics {
         }
         let before = certificate.as_ref().and_then(|before| before.validity);
         if let Some(before) = before.filter(|_| pem.is_some()) {
-            self.age.observe(-seconds_until(before.from));
+            let age = -seconds_until(before.from);
+            self.age.observe(age);
+            native_histograms::record(&self.age, &[], age);
         }
         *certificate = pem.map(|pem| Certificate {
             validity: Validity::of_pem(&pem),

@@ -119,6 +119,15 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
         format!("{service} on {address}, since {since}: {}", failing.why)
     });
     sections.toned("health checks", Tone::Bad, &health_checks);
+    let unusable = shown(&status.unusable, detail, |unusable| {
+        let (object, why) = (&unusable.object, &unusable.why);
+        let stays = match unusable.stays {
+            true => "; its last valid version stays in use",
+            false => "",
+        };
+        format!("{object}, since {}: {why}{stays}", ago(&unusable.since))
+    });
+    sections.toned("unusable", Tone::Bad, &unusable);
     let unsupported = shown(&status.unsupported, detail, |unsupported| {
         let (service, what) = (&unsupported.service, &unsupported.what);
         format!("{service} {what}: {}", unsupported.why)

@@ -86,6 +86,16 @@ impl KubeProxyConfiguration {
         value
     }
 
+    /// Returns the configuration as kube-proxy serves it at `/configz` since 1.36, with the shortest
+    /// time between two syncs that is used, which may be Tripod's own default.
+    pub fn to_configz(&self, min_sync_period: Duration) -> Value {
+        let used = KubeProxyConfiguration {
+            min_sync_period,
+            ..self.clone()
+        };
+        used.to_value()
+    }
+
     /// Returns [`to_value`](Self::to_value) as the text of a file, which means the same when it is
     /// read. kube-proxy's default of `minSyncPeriod`, 1 s, is written as zero: kube-proxy reads
     /// that as the default (`SetDefaults_KubeProxyConfiguration` of its
@@ -152,7 +162,7 @@ impl KubeProxyConfiguration {
 }
 
 /// Returns a number as Go writes it: whole numbers without a decimal point.
-pub(super) fn number(value: f32) -> Value {
+fn number(value: f32) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e9 {
         json!(value as i64)
     } else {
@@ -161,14 +171,14 @@ pub(super) fn number(value: f32) -> Value {
 }
 
 /// Returns a list as Go writes it: an empty one, which Go never created, is null.
-pub(super) fn list(items: &[String]) -> Value {
+fn list(items: &[String]) -> Value {
     match items {
         [] => Value::Null,
         items => json!(items),
     }
 }
 
-pub(super) fn logging(logging: &Logging) -> Value {
+fn logging(logging: &Logging) -> Value {
     let mut value = json!({
         "flushFrequency": duration::format(logging.flush_frequency),
         "format": logging.format,

@@ -10,7 +10,7 @@ mod check;
 pub mod decode;
 mod effective;
 mod encode;
-mod internal;
+mod gates;
 mod kube_proxy;
 pub mod notation;
 pub mod port_range;
@@ -23,6 +23,7 @@ mod without_effect;
 
 pub use check::{Checked, check};
 pub use effective::Effective;
+pub use gates::FeatureGate;
 pub use kube_proxy::{
     ClientConnection, Conntrack, Detect, Iptables, Ipvs, KubeProxyConfiguration, Logging, Nftables,
     StreamOptions, VmoduleItem, Winkernel,

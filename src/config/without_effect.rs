@@ -1,7 +1,7 @@
 //! Fields that are accepted for compatibility with kube-proxy and have no
 //! effect here.
 
-use super::KubeProxyConfiguration;
+use super::{FeatureGate, KubeProxyConfiguration};
 
 /// Returns one log line for all fields without effect; `None`: there are none.
 pub(super) fn without_effect(c: &KubeProxyConfiguration) -> Option<String> {
@@ -12,8 +12,11 @@ pub(super) fn without_effect(c: &KubeProxyConfiguration) -> Option<String> {
 /// Returns the fields that are set in `c` and have no effect here.
 pub fn fields_without_effect(c: &KubeProxyConfiguration) -> Vec<String> {
     let mut fields: Vec<String> = Vec::new();
-    if !c.feature_gates.is_empty() {
-        let names: Vec<_> = c.feature_gates.keys().map(String::as_str).collect();
+    let gates = c.feature_gates.keys().map(String::as_str);
+    let names: Vec<_> = gates
+        .filter(|name| !FeatureGate::is_honoured(name))
+        .collect();
+    if !names.is_empty() {
         fields.push(format!("featureGates ({})", names.join(", ")));
     }
     let usual = KubeProxyConfiguration::default();

@@ -45,7 +45,8 @@ pub(super) fn rows(was: ModeName, mode: ModeName, rows: &mut Rows) {
     rows.note([
         "two Services that name the same address (externalIPs, load balancers)",
         "promises nothing about which of them gets it",
-        "gives it to the cluster IP before others, then to the older Service, on all nodes alike",
+        "gives it to the cluster IP before others, then to the load-balancer IP, then to the older \
+         Service, on all nodes alike",
         "look for Events AddressConflict on Services",
     ]);
     match mode {

@@ -46,7 +46,9 @@ fn without_effect(given: &Given, rows: &mut Rows) {
         }
         let to_do = match field.split([' ', '.']).next() {
             Some("enableProfiling") => "take profiles with perf(1), which needs no setting",
-            Some("featureGates") => "nothing: what the gates of kube-proxy switch is not Tripod's",
+            Some("featureGates") => {
+                "nothing: what these gates of kube-proxy switch is not Tripod's"
+            }
             Some("showHiddenMetricsForVersion") => {
                 "nothing, unless a dashboard reads a hidden metric: docs/metrics.md lists all"
             }
@@ -248,7 +250,7 @@ fn covers_loopback(configured: &NodePortAddresses) -> bool {
 /// Returns whether some network contains only loopback addresses (KEP-6032).
 fn names_loopback(configured: &NodePortAddresses) -> bool {
     let named = &configured.networks;
-    named.iter().any(|network| network.addr().is_loopback())
+    !configured.not_relayed && named.iter().any(|network| network.addr().is_loopback())
 }
 
 fn syncs(given: &Given, rows: &mut Rows) {

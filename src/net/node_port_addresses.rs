@@ -12,6 +12,8 @@ pub struct NodePortAddresses {
     pub primary: bool,
     /// Those within one of these.
     pub networks: Vec<IpNet>,
+    /// Whether modes of the kernel serve none of them on loopback addresses.
+    pub not_relayed: bool,
 }
 
 impl NodePortAddresses {

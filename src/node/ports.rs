@@ -95,8 +95,12 @@ impl NodePorts {
         let NodePortAddresses {
             primary,
             mut networks,
+            not_relayed,
         } = configured.clone();
         let own = |address: &IpAddr| {
+            if not_relayed {
+                return false;
+            }
             let named = networks.iter().filter(|named| named.addr().is_loopback());
             named.into_iter().any(|named| named.contains(address))
         };
@@ -189,8 +193,8 @@ mod tests {
     fn within(networks: &str) -> NodePortAddresses {
         let networks = networks.split(',').map(|text| text.parse().unwrap());
         NodePortAddresses {
-            primary: false,
             networks: networks.collect(),
+            ..NodePortAddresses::default()
         }
     }
 
@@ -274,6 +278,11 @@ mod tests {
         }
         let all = NodePorts::new(&NodePortAddresses::default(), None);
         assert!(all.loopback().is_empty());
+        let disabled = NodePortAddresses {
+            not_relayed: true,
+            ..within("127.0.0.0/8,::1/128")
+        };
+        assert!(NodePorts::new(&disabled, None).loopback().is_empty());
     }
 
     /// Networks, an address, and whether that serves node ports.

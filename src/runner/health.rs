@@ -32,8 +32,8 @@ struct State {
     syncs: PerFamily<Syncs>,
     /// Whether the objects of the cluster were read once.
     are_objects_known: bool,
-    /// Whether the node is being deleted or about to be: then load balancers should not send to it.
-    /// False for a node without an object, as with a folder of manifests.
+    /// Whether the node was deleted, is being deleted or about to be: then load balancers should not
+    /// send to it. False for a node that never had an object, as with a folder of manifests.
     is_node_leaving: bool,
 }
 
@@ -54,8 +54,8 @@ pub struct Snapshot {
     /// other one was.
     pub healthy: bool,
     /// Whether load balancers should send to this node: the objects of the cluster were read,
-    /// and the node is neither being deleted nor about to be, as far as its Node object is
-    /// known.
+    /// and the node was not deleted, is not being deleted nor about to be, as far as its Node
+    /// object was ever known.
     pub node_eligible: bool,
     /// The time of the last sync that succeeded, of either family; `None`:
     /// there was none.
@@ -148,9 +148,9 @@ impl Health {
         self.state().are_objects_known = true;
     }
 
-    /// Records what this node's object says.
-    pub fn set_node(&self, node: &Node) {
-        self.state().is_node_leaving = node.deleting || node.to_be_deleted;
+    /// Records what this node's object says, or said before it was deleted.
+    pub fn set_node(&self, node: &Node, is_deleted: bool) {
+        self.state().is_node_leaving = node.deleting || node.to_be_deleted || is_deleted;
     }
 
     /// Returns the health at this moment.
@@ -342,13 +342,14 @@ mod tests {
         assert!(!health.snapshot().node_eligible, "no object is known");
         health.objects_known();
         assert!(health.snapshot().node_eligible, "this node has no object");
-        for (object, eligible) in [
-            (&good, true),
-            (&deleted, false),
-            (&tainted, false),
-            (&good, true),
+        for (object, is_deleted, eligible) in [
+            (&good, false, true),
+            (&deleted, false, false),
+            (&tainted, false, false),
+            (&good, true, false),
+            (&good, false, true),
         ] {
-            health.set_node(object);
+            health.set_node(object, is_deleted);
             let snapshot = health.snapshot();
             assert_eq!(snapshot.node_eligible, eligible, "{object:?}");
             assert!(snapshot.healthy, "which is no matter of syncs");

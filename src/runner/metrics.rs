@@ -15,7 +15,7 @@ use prometheus::{
 
 use super::unwritten::UnwrittenRules;
 use crate::{
-    family_metrics::{FAMILY, counter, histogram, registered},
+    family_metrics::{FAMILY, counter, histogram, observe, registered},
     modes::{self, Unwritten, UnwrittenCounter},
     net::Family,
     services::{ServicePort, TrafficPolicy},
@@ -225,8 +225,7 @@ impl Metrics {
             SyncKind::Partial => &self.sync_partial,
         };
         for histogram in [&self.sync, kind] {
-            let histogram = histogram.with_label_values(&[family.name()]);
-            histogram.observe(took.as_secs_f64());
+            observe(histogram, family, took.as_secs_f64());
         }
     }
 
@@ -243,8 +242,7 @@ impl Metrics {
     /// Records that a change of an endpoint of `family` was in force after
     /// `took`.
     pub(super) fn programmed(&self, family: Family, took: Duration) {
-        let histogram = self.network_programming.with_label_values(&[family.name()]);
-        histogram.observe(took.as_secs_f64());
+        observe(&self.network_programming, family, took.as_secs_f64());
     }
 
     /// Sets the number of ServicePorts without a local endpoint.
@@ -259,11 +257,9 @@ impl Metrics {
 
 impl modes::Metrics for Metrics {
     fn conntrack_cleared(&self, family: Family, took: Duration, deleted: u64) {
-        let family = [family.name()];
-        let duration = self.conntrack_duration.with_label_values(&family);
-        duration.observe(took.as_secs_f64());
+        observe(&self.conntrack_duration, family, took.as_secs_f64());
         self.conntrack_deleted
-            .with_label_values(&family)
+            .with_label_values(&[family.name()])
             .inc_by(deleted);
     }
 

@@ -31,7 +31,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-pub use self::{addresses::NodeAddresses, this_node::NodeDependents};
+pub use self::{
+    addresses::NodeAddresses,
+    this_node::{NodeDependents, pods_unknown},
+};
 use self::{
     addresses::changed,
     conflicts::Conflicts,
@@ -266,11 +269,14 @@ impl<M: Mode> Runner<M> {
         self.metrics.endpoints.seen(events.slices);
         let node = self.tracker.node();
         if let Some(node) = node {
-            self.health.set_node(node);
+            self.health.set_node(node, self.tracker.is_node_deleted());
         }
         let have_node_ports = self.tracker.map().has_node_ports();
         let this_node = self.this_node.as_mut();
-        let missing = this_node.and_then(|this| this.observe(node, have_node_ports));
+        let missing = this_node.and_then(|this| {
+            this.observe_families(node, &changes);
+            this.observe(node, have_node_ports)
+        });
         self.status.set_node(missing);
         self.merge(changes, events);
     }

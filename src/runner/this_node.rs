@@ -2,10 +2,14 @@
 //! lacks what something depends on. kube-proxy waits for it for 30 s, and with NodeCIDR ends after
 //! five minutes (`NewNodeManager` of its `pkg/proxy/node.go`).
 
-use crate::{log_once::LogOnce, services::Node};
+use crate::{
+    log_once::LogOnce,
+    net::{DetectLocal, Family, PerFamily},
+    services::{Changes, Node},
+};
 
 /// What does not work without this node's object, in words.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeDependents {
     /// What does not work of node ports and health-check node ports; `None`: none depends on the
     /// Node object.
@@ -13,14 +17,31 @@ pub struct NodeDependents {
     /// What does not work because pods cannot be distinguished from other callers; `None`: nothing
     /// depends on the Node object.
     pub pods: Option<String>,
+    /// How pods are distinguished from other callers.
+    pub detect_local: DetectLocal,
+}
+
+/// Returns what is done differently because `what` has no network of `family`.
+pub fn pods_unknown(what: &str, family: Family) -> String {
+    format!(
+        "{what} has no network of {family}: callers of {family} cannot be distinguished from pods, \
+         so that in modes of the kernel callers of a cluster IP from outside are masqueraded only \
+         with masqueradeAll, and pods that call an external address of a Service whose \
+         externalTrafficPolicy is Local are treated as callers from outside; name the pods' \
+         network, or set another detectLocalMode"
+    )
 }
 
 /// Whether this node's object is known, and what was logged of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ThisNode {
     name: String,
     dependents: NodeDependents,
     logged: LogOnce,
+    /// Families of which there are Services.
+    served: PerFamily<bool>,
+    /// What was logged of networks of pods.
+    networks_logged: PerFamily<LogOnce>,
 }
 
 impl ThisNode {
@@ -30,6 +51,45 @@ impl ThisNode {
             name: name.to_owned(),
             dependents,
             logged: LogOnce::default(),
+            served: PerFamily::default(),
+            networks_logged: PerFamily::default(),
+        }
+    }
+
+    /// Logs that there are Services of a family of which no network of pods is known, while one of
+    /// the other family is; and when that is over.
+    pub(super) fn observe_families(&mut self, node: Option<&Node>, changes: &Changes) {
+        for port in &changes.ports {
+            *self.served.get_mut(port.family) = true;
+        }
+        let (what, networks) = match &self.dependents.detect_local {
+            DetectLocal::ClusterCidr(networks) => (
+                "detectLocalMode is ClusterCIDR, and clusterCIDR (--cluster-cidr)".to_owned(),
+                &**networks,
+            ),
+            DetectLocal::NodeCidr => (
+                format!(
+                    "detectLocalMode is NodeCIDR, and spec.podCIDRs of Node {}",
+                    self.name
+                ),
+                node.map(|node| &*node.pod_cidrs).unwrap_or_default(),
+            ),
+            DetectLocal::BridgeInterface(_) | DetectLocal::InterfaceNamePrefix(_) => return,
+        };
+        for family in Family::ALL {
+            let mut of_networks = networks.iter().map(|net| Family::of(&net.addr()));
+            let is_other_alone = !networks.is_empty() && of_networks.all(|of| of != family);
+            let logged = self.networks_logged.get_mut(family);
+            if is_other_alone && *self.served.get(family) {
+                if logged.differs(&what) {
+                    tracing::warn!(
+                        "there are {family} Services, but {}",
+                        pods_unknown(&what, family)
+                    );
+                }
+            } else if logged.end() {
+                tracing::info!("the network of {family} pods is known now");
+            }
         }
     }
 
@@ -37,7 +97,9 @@ impl ThisNode {
     /// Returns what does not work without it, and what to do, if something depends on it: node
     /// ports, if Services have some.
     pub(super) fn observe(&mut self, node: Option<&Node>, have_node_ports: bool) -> Option<String> {
-        let NodeDependents { node_ports, pods } = &self.dependents;
+        let NodeDependents {
+            node_ports, pods, ..
+        } = &self.dependents;
         let lacks_addresses = node.is_none_or(|node| node.addresses.is_empty());
         let lacks_networks = node.is_none_or(|node| node.pod_cidrs.is_empty());
         let node_ports = node_ports.as_deref();
@@ -104,11 +166,74 @@ mod tests {
         }
     }
 
+    fn nothing() -> NodeDependents {
+        NodeDependents {
+            node_ports: None,
+            pods: None,
+            detect_local: DetectLocal::ClusterCidr(Vec::new()),
+        }
+    }
+
+    #[test]
+    fn networks_of_the_other_family_alone_are_named() {
+        let v4 = || node(&["192.0.2.1"], &["10.1.0.0/24"]);
+        let both = || node(&["192.0.2.1"], &["10.1.0.0/24", "fd00:1::/64"]);
+        let of = |detect_local| NodeDependents {
+            detect_local,
+            ..nothing()
+        };
+        let cluster =
+            |network: &str| DetectLocal::ClusterCidr(vec![network.parse().expect("a network")]);
+        let logged = |detect_local: DetectLocal, node: Node, families: &[Family]| {
+            let mut this = ThisNode::new("here", of(detect_local));
+            crate::log::lines(0, || {
+                for family in families {
+                    let mut changes = Changes::default();
+                    let port = crate::services::service_ports::port_name("web");
+                    changes.ports.insert(port.in_family(*family));
+                    // Twice, as it is logged once.
+                    for _ in 0..2 {
+                        this.observe_families(Some(&node), &changes);
+                    }
+                }
+                this.observe_families(Some(&both()), &Changes::default());
+            })
+        };
+        let warned = |lines: &[String], words: &[&str]| {
+            let warned = lines.iter().filter(|line| line.contains("WARN"));
+            let [line] = &warned.collect::<Vec<_>>()[..] else {
+                panic!("{lines:#?}");
+            };
+            assert!(words.iter().all(|words| line.contains(words)), "{line}");
+        };
+        let all = &Family::ALL;
+        let lines = logged(cluster("10.244.0.0/16"), v4(), all);
+        warned(&lines, &["clusterCIDR", "no network of IPv6"]);
+        let lines = logged(cluster("fd00:244::/64"), v4(), all);
+        warned(&lines, &["clusterCIDR", "no network of IPv4"]);
+        let lines = logged(DetectLocal::NodeCidr, v4(), all);
+        warned(
+            &lines,
+            &["spec.podCIDRs of Node here", "no network of IPv6"],
+        );
+        assert_eq!(lines.len(), 2, "and when that is over: {lines:#?}");
+        for (detect_local, node, families) in [
+            (cluster("10.244.0.0/16"), v4(), &[Family::V4][..]),
+            (DetectLocal::NodeCidr, v4(), &[Family::V4]),
+            (DetectLocal::NodeCidr, both(), all),
+            (DetectLocal::ClusterCidr(Vec::new()), v4(), all),
+            (DetectLocal::BridgeInterface("b".to_owned()), v4(), all),
+        ] {
+            let lines = logged(detect_local, node, families);
+            assert_eq!(lines, [""; 0]);
+        }
+    }
+
     #[test]
     fn what_depends_on_the_object_is_named_until_it_is_known() {
         let dependents = NodeDependents {
             node_ports: Some("node ports are not served".to_owned()),
-            pods: None,
+            ..nothing()
         };
         let known = node(&["192.0.2.1"], &[]);
         let mut this = ThisNode::new("here", dependents);
@@ -122,7 +247,7 @@ mod tests {
         assert_eq!(this.observe(None, true), Some(missing));
         assert_eq!(this.observe(Some(&known), true), None);
         assert!(!this.logged.end(), "it is logged anew when it goes again");
-        let mut this = ThisNode::new("here", NodeDependents::default());
+        let mut this = ThisNode::new("here", nothing());
         assert_eq!(this.observe(None, true), None);
     }
 
@@ -131,6 +256,7 @@ mod tests {
         let dependents = NodeDependents {
             node_ports: Some("node ports are not served".to_owned()),
             pods: Some("pods are not distinguished from others".to_owned()),
+            ..nothing()
         };
         let mut this = ThisNode::new("here", dependents);
         let begins = [

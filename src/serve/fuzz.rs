@@ -31,6 +31,7 @@ fn served() -> (Runtime, Arc<Introspection>) {
         named: false,
         passed_over: Vec::new(),
         wanting: Vec::new(),
+        gates: Vec::new(),
     };
     let configuration = json!({"mode": "userspace"});
     let about = Introspection::new(Registry::new(), running, configuration, BTreeMap::new());

@@ -27,9 +27,12 @@ use tokio::{
 };
 
 use super::connections::{Answered, Connections};
-use crate::kernel::{
-    connections::{self, Connection},
-    netlink::{Protocol, Socket},
+use crate::{
+    kernel::{
+        connections::{self, Connection},
+        netlink::{Protocol, Socket},
+    },
+    net::Family,
 };
 
 /// How long a client may take for its request head.
@@ -60,6 +63,8 @@ pub(super) struct Asked<'a> {
     /// The `Accept` header; empty if there is none.
     pub(super) accept: &'a str,
     pub(super) peer: Peer,
+    /// IP family of the connection; `None`: it has none, or nobody asks for it.
+    pub(super) family: Option<Family>,
 }
 
 /// Who sent a request, which decides what it may read.
@@ -97,6 +102,10 @@ pub(super) trait Listener: Send {
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, IpAddr)>> + Send;
     /// Returns who is at the other end of `stream`.
     fn peer(stream: &Self::Stream) -> Peer;
+    /// Returns the IP family of `stream`; `None`: it has none, or it is not known.
+    fn family(_: &Self::Stream) -> Option<Family> {
+        None
+    }
     /// Returns who asks in a request of `peer` whose `Host` is `host`.
     fn asking(peer: Peer, host: Option<&str>) -> Peer {
         if host.is_none_or(is_address) {
@@ -142,6 +151,11 @@ impl Listener for TcpListener {
             _ => Peer::Elsewhere,
         }
     }
+
+    fn family(stream: &TcpStream) -> Option<Family> {
+        let from = stream.peer_addr().ok()?;
+        Some(Family::of(&from.ip().to_canonical()))
+    }
 }
 
 impl Listener for UnixListener {
@@ -173,6 +187,10 @@ impl<L: Listener + Sync> Listener for Arc<L> {
 
     fn peer(stream: &L::Stream) -> Peer {
         L::peer(stream)
+    }
+
+    fn family(stream: &L::Stream) -> Option<Family> {
+        L::family(stream)
     }
 
     fn asking(peer: Peer, host: Option<&str>) -> Peer {
@@ -222,6 +240,13 @@ impl Answer {
     /// Returns 200 with metrics in OpenMetrics, version 1.0.0.
     pub(super) fn openmetrics(body: String) -> Answer {
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        Answer::new(kind, body)
+    }
+
+    /// Returns 200 with metrics in Prometheus' protobuf format.
+    pub(super) fn protobuf(body: Vec<u8>) -> Answer {
+        let kind = "application/vnd.google.protobuf; \
+                    proto=io.prometheus.client.MetricFamily; encoding=delimited";
         Answer::new(kind, body)
     }
 
@@ -302,11 +327,12 @@ pub(super) async fn serve<L: Listener, R: Into<Reply>>(
 ) {
     each_connection(listener, open, move |stream, answered| {
         let answer = answer.clone();
-        let peer = L::peer(&stream);
+        let (peer, family) = (L::peer(&stream), L::family(&stream));
         answer_once(stream, answered, move |request| {
             let host = request.headers().get(HOST).map(|host| host.to_str());
             let peer = L::asking(peer, host.map(Result::unwrap_or_default));
-            respond(&request, peer, methods, &answer).wait()
+            let answer = |asked: Asked<'_>| answer(Asked { family, ..asked });
+            respond(&request, peer, methods, answer).wait()
         })
     })
     .await;
@@ -401,6 +427,7 @@ pub(super) fn respond<R: Into<Reply>>(
             .and_then(|value| value.to_str().ok())
             .unwrap_or_default(),
         peer,
+        family: None,
     })
     .into()
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use hyper::StatusCode;
-use prometheus::{IntGauge, Opts, Registry};
+use prometheus::{IntGauge, IntGaugeVec, Opts, Registry};
 use serde_json::{Value, json};
 
 use super::{
@@ -29,6 +29,9 @@ use crate::{
 
 /// Name under which `/configz` shows the configuration: its API group.
 const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";
+
+/// The version of kube-proxy, major and minor, that this program stands in for.
+const KUBERNETES: (&str, &str) = ("1", "36");
 
 /// Path of the metrics.
 const METRICS: &str = "/metrics";
@@ -56,6 +59,28 @@ pub struct Running {
     pub passed_over: Vec<String>,
     /// What those modes miss, one word for each thing.
     pub wanting: Vec<String>,
+    /// The feature gates of kube-proxy that Tripod honours.
+    pub gates: Vec<Gate>,
+}
+
+/// A feature gate.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    /// Name of the gate.
+    pub name: &'static str,
+    /// Its stage, such as `ALPHA`.
+    pub stage: &'static str,
+    /// Whether it is enabled.
+    pub enabled: bool,
+}
+
+/// Returns this machine's architecture as Go calls it.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
 }
 
 /// What the pages show about this process.
@@ -132,6 +157,7 @@ impl Introspection {
                 env!("CARGO_PKG_VERSION"),
             ),
         ];
+        self.register_kubernetes()?;
         let wanting = self.running.wanting.join(",");
         let fallback = IntGauge::with_opts(
             Opts::new(
@@ -150,6 +176,48 @@ impl Introspection {
             self.registry.register(Box::new(gauge))?;
         }
         Ok(())
+    }
+
+    /// Registers what every component of Kubernetes shows, which dashboards join on: the version of
+    /// kube-proxy whose place this program takes, and the feature gates that it honours.
+    fn register_kubernetes(&self) -> prometheus::Result<()> {
+        let info = Opts::new(
+            "kubernetes_build_info",
+            "The version of kube-proxy that this program stands in for, in the labels; its own is \
+             in tripod_build_info.",
+        );
+        let (major, minor) = KUBERNETES;
+        let version = env!("CARGO_PKG_VERSION");
+        let platform = format!("{}/{}", std::env::consts::OS, architecture());
+        let labels = [
+            ("major", major.to_owned()),
+            ("minor", minor.to_owned()),
+            (
+                "git_version",
+                format!("v{major}.{minor}.0+tripod-{version}"),
+            ),
+            ("git_commit", String::new()),
+            ("git_tree_state", String::new()),
+            ("build_date", String::new()),
+            ("go_version", String::new()),
+            ("compiler", "rustc".to_owned()),
+            ("platform", platform),
+        ];
+        let labels = labels.into_iter();
+        let info = labels.fold(info, |info, (name, value)| info.const_label(name, value));
+        let info = IntGauge::with_opts(info)?;
+        info.set(1);
+        self.registry.register(Box::new(info))?;
+        let gates = Opts::new(
+            "kubernetes_feature_enabled",
+            "1 if the feature gate of kube-proxy is enabled, else 0, for those that Tripod honours.",
+        );
+        let gates = IntGaugeVec::new(gates, &["name", "stage"])?;
+        for gate in &self.running.gates {
+            let gauge = gates.with_label_values(&[gate.name, gate.stage]);
+            gauge.set(gate.enabled.into());
+        }
+        self.registry.register(Box::new(gates))
     }
 
     pub(super) fn answer(&self, asked: Asked<'_>) -> Reply {

@@ -14,6 +14,7 @@ mod listeners;
 mod openmetrics;
 mod page;
 mod process;
+mod protobuf;
 mod secure;
 pub mod service_health;
 pub mod state_metrics;
@@ -36,7 +37,7 @@ pub use self::fuzz::read_anything;
 pub use self::{
     bind::{Bind, BindError},
     certificate::{CertificateError, Identity},
-    introspection::{Introspection, Running},
+    introspection::{Gate, Introspection, Running},
     listeners::{Listeners, Successor},
     secure::Secure,
     status_api::{

@@ -1,6 +1,6 @@
 //! `/metrics`, in the text format of Prometheus or in OpenMetrics 1.0
 //! (<https://prometheus.io/docs/specs/om/open_metrics_spec/>), whichever is requested. Neither has
-//! exemplars.
+//! exemplars. With native histograms also in the [protobuf](protobuf) format, which alone has them.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,8 @@ use prometheus::{
     proto::{MetricFamily, MetricType},
 };
 
-use super::http::Answer;
+use super::{http::Answer, protobuf};
+use crate::native_histograms;
 
 /// The media type of OpenMetrics, and the one version of it that is served.
 const MEDIA_TYPE: &str = "application/openmetrics-text";
@@ -19,6 +20,9 @@ const VERSION: &str = "1.0.0";
 /// Returns the metrics as they are now, in the format that `accept`, an `Accept` header, requests.
 pub(super) fn answer(registry: &Registry, accept: &str) -> Answer {
     let families = registry.gather();
+    if native_histograms::is_enabled() && is_protobuf_preferred(accept) {
+        return Answer::protobuf(protobuf::encode(&families));
+    }
     let made = if is_preferred(accept) {
         encode(&families).map(Answer::openmetrics)
     } else {
@@ -28,6 +32,33 @@ pub(super) fn answer(registry: &Registry, accept: &str) -> Answer {
         Answer::text(format!("cannot write metrics: {error}\n"))
             .with_status(StatusCode::INTERNAL_SERVER_ERROR)
     })
+}
+
+/// Returns whether `accept` gives the protobuf format no less weight than text.
+fn is_protobuf_preferred(accept: &str) -> bool {
+    let (mut ours, mut text) = (0.0_f32, 0.0_f32);
+    for range in accept.split(',') {
+        let mut parts = range.split(';').map(str::trim);
+        let media = parts.next().unwrap_or_default();
+        let (mut weight, mut delimited, mut families) = (1.0, false, false);
+        for (name, value) in parts.filter_map(|part| part.split_once('=')) {
+            match name {
+                "q" => weight = value.parse().unwrap_or(0.0),
+                "encoding" => delimited = value == "delimited",
+                "proto" => families = value == "io.prometheus.client.MetricFamily",
+                _ => {}
+            }
+        }
+        if media.eq_ignore_ascii_case("application/vnd.google.protobuf") && delimited && families {
+            ours = ours.max(weight);
+        } else if [MEDIA_TYPE, "text/plain"]
+            .iter()
+            .any(|text| media.eq_ignore_ascii_case(text))
+        {
+            text = text.max(weight);
+        }
+    }
+    ours > 0.0 && ours >= text
 }
 
 /// Returns whether `accept` gives OpenMetrics no less weight than plain text (RFC 9110, sections
@@ -126,6 +157,25 @@ mod tests {
         registry.register(Box::new(opened)).unwrap();
         registry.register(Box::new(took)).unwrap();
         registry
+    }
+
+    #[test]
+    fn protobuf_is_for_clients_that_prefer_it() {
+        let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;\
+                        encoding=delimited";
+        for (accept, preferred) in [
+            (protobuf.to_owned(), true),
+            (
+                format!("{protobuf};q=0.6,application/openmetrics-text;q=0.5,*/*;q=0.2"),
+                true,
+            ),
+            (format!("{protobuf};q=0.4,text/plain;q=0.5"), false),
+            (protobuf.replace("delimited", "text"), false),
+            ("*/*".to_owned(), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(is_protobuf_preferred(&accept), preferred, "{accept}");
+        }
     }
 
     #[test]

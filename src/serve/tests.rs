@@ -31,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Names and types that kube-proxy 1.36 serves whatever its mode, and those of
 /// the iptables mode that mean something everywhere: recorded from a running
 /// one. What is left out is about iptables rules, or about the API client.
-const KUBE_PROXY: [(&str, &str); 26] = [
+const KUBE_PROXY: [(&str, &str); 28] = [
     (
         "kubeproxy_conntrack_reconciler_deleted_entries_total",
         "counter",
@@ -80,6 +80,8 @@ const KUBE_PROXY: [(&str, &str); 26] = [
         "kubeproxy_sync_proxy_rules_service_changes_total",
         "counter",
     ),
+    ("kubernetes_build_info", "gauge"),
+    ("kubernetes_feature_enabled", "gauge"),
     ("process_cpu_seconds_total", "counter"),
     ("process_max_fds", "gauge"),
     ("process_network_receive_bytes_total", "counter"),
@@ -116,6 +118,11 @@ fn about_mode(registry: &Registry, named: bool) -> Introspection {
         named,
         passed_over: vec!["no ipvs mode here".to_owned()],
         wanting: vec!["ipvs".to_owned(), "dummy".to_owned()],
+        gates: vec![Gate {
+            name: "KubeProxyIPVS",
+            stage: "DEPRECATED",
+            enabled: true,
+        }],
     };
     Introspection::new(registry.clone(), running, configuration, flags)
 }
@@ -186,7 +193,7 @@ async fn probes_are_answered_in_kube_proxys_words() {
     let node = json!({"metadata": {"name": "n"}, "spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}});
     let node = serde_json::from_value(node).unwrap();
     let node = Node::reduce(&node, &mut Names::default()).unwrap().object;
-    health.set_node(&node);
+    health.set_node(&node, false);
     expect(
         "/healthz",
         503,

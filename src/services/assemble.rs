@@ -41,6 +41,9 @@ pub(super) fn service_ports<'a>(
         for (number, port) in serving.ports.iter().enumerate() {
             let mut service_port = without_endpoints(service, serving, port, *cluster_ip);
             ownership.leave_owned(&service.name, number, &mut service_port);
+            if serving.is_closed(family) {
+                close_external_ips(&mut service_port);
+            }
             let mut candidates = candidates(port, family, slices.clone(), node, weights);
             let are_too_many = candidates.len() > left;
             candidates.truncate(left);
@@ -95,6 +98,19 @@ fn without_endpoints(
         endpoints: Arc::default(),
         conflicts: Box::default(),
     }
+}
+
+/// Closes the external IPs like the load-balancer IPs, which are open to no one: where both are the
+/// same, modes would let clients in by the external IP.
+fn close_external_ips(port: &mut ServicePort) {
+    let external = std::mem::take(&mut port.external_ips);
+    let mut closed = std::mem::take(&mut port.load_balancer_ips).into_vec();
+    for ip in external {
+        if !closed.contains(&ip) {
+            closed.push(ip);
+        }
+    }
+    port.load_balancer_ips = closed.into();
 }
 
 fn uses(port: &ServicePort) -> Uses {
@@ -216,6 +232,27 @@ mod tests {
             !port.endpoints.cluster.is_empty(),
             !port.endpoints.local.is_empty(),
         )
+    }
+
+    /// The load-balancer IP is closed even where it is an external IP, too.
+    #[test]
+    fn source_ranges_of_nobody_close_external_ips() {
+        let service = "{metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, \
+                       ports: [{port: 80}], externalIPs: [192.0.2.1, 192.0.2.2], \
+                       loadBalancerSourceRanges: [all]}, \
+                       status: {loadBalancer: {ingress: [{ip: 192.0.2.2}]}}}";
+        let service = serde_saphyr::from_str(service).expect("yaml");
+        let service = Service::reduce(&service, &mut crate::services::Names::default());
+        let service = service.expect("it is served").object;
+        let mut tracker = Tracker::new("here");
+        tracker.apply([crate::services::Event::Service(Arc::new(service))]);
+        let port = ServiceMap::iter(tracker.map()).next().expect("one port");
+        assert_eq!(port.cluster_ip, Some([10, 0, 0, 1].into()));
+        assert!(port.external_ips.is_empty());
+        let closed = [[192, 0, 2, 2], [192, 0, 2, 1]].map(IpAddr::from);
+        assert_eq!(*port.load_balancer_ips, closed);
+        let ranges: Vec<_> = port.load_balancer_source_ranges.iter().collect();
+        assert_eq!(ranges.len(), 1, "{ranges:?}");
     }
 
     #[test]

@@ -28,16 +28,16 @@ pub struct Invalid {
     pub reason: Cow<'static, str>,
 }
 
+impl Invalid {
+    /// Returns the field and why its value cannot be used, without the name of the object.
+    pub fn what(&self) -> String {
+        format!("{} is {:?}: {}", self.field, self.value, self.reason)
+    }
+}
+
 impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Invalid {
-            kind,
-            name,
-            field,
-            value,
-            reason,
-        } = self;
-        write!(f, "{kind} {name}: {field} is {value:?}: {reason}")
+        write!(f, "{} {}: {}", self.kind, self.name, self.what())
     }
 }
 

@@ -31,6 +31,7 @@ mod service;
 mod service_addresses;
 mod service_cidr;
 mod slice;
+mod source_ranges;
 mod tracker;
 mod trigger;
 

@@ -1,8 +1,13 @@
 //! Objects that are valid but hardly what their author meant.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    cmp::Ordering,
+    collections::BTreeSet,
+    fmt,
+    hash::{Hash, Hasher},
+};
 
-use super::{ServiceName, ServicePortName, SliceName};
+use super::{Absence, Missing, ServiceName, ServicePortName, SliceName};
 
 /// An oddity of the objects; its text says what follows from it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -12,9 +17,9 @@ pub enum Oddity {
     /// A Service without ports.
     NoPorts(ServiceName),
     /// A Service none of whose ports has an endpoint.
-    NoEndpoints(ServiceName),
+    NoEndpoints(ServiceName, Why),
     /// One port has no endpoint while another port of its Service has.
-    NoEndpointsForPort(ServicePortName),
+    NoEndpointsForPort(ServicePortName, Why),
     /// A slice whose Service is not known: Services for another proxy are not
     /// listed.
     NoService(SliceName, ServiceName),
@@ -30,8 +35,8 @@ impl Oddity {
     /// belong together arrive one after the other; `None`: it is of another kind.
     pub(super) fn passes(&self) -> Option<&ServiceName> {
         match self {
-            Oddity::NoEndpoints(service) | Oddity::NoService(_, service) => Some(service),
-            Oddity::NoEndpointsForPort(port) => Some(&port.service),
+            Oddity::NoEndpoints(service, _) | Oddity::NoService(_, service) => Some(service),
+            Oddity::NoEndpointsForPort(port, _) => Some(&port.service),
             Oddity::NoClusterIp(_) | Oddity::NoPorts(_) | Oddity::NoServiceLabel(_) => None,
         }
     }
@@ -41,8 +46,8 @@ impl Oddity {
         match self {
             Oddity::NoClusterIp(service)
             | Oddity::NoPorts(service)
-            | Oddity::NoEndpoints(service) => service.to_string(),
-            Oddity::NoEndpointsForPort(port) => {
+            | Oddity::NoEndpoints(service, _) => service.to_string(),
+            Oddity::NoEndpointsForPort(port, _) => {
                 format!("{port} ({}, {})", port.protocol, port.family)
             }
             Oddity::NoService(slice, _) | Oddity::NoServiceLabel(slice) => slice.to_string(),
@@ -55,8 +60,8 @@ impl Oddity {
         let mut others = Vec::new();
         for oddity in all {
             match oddity {
-                Oddity::NoEndpoints(_) => services.push(oddity),
-                Oddity::NoEndpointsForPort(_) => ports.push(oddity),
+                Oddity::NoEndpoints(..) => services.push(oddity),
+                Oddity::NoEndpointsForPort(..) => ports.push(oddity),
                 Oddity::NoService(..) => slices.push(oddity),
                 other => others.push(other.to_string()),
             }
@@ -82,11 +87,11 @@ fn sentence(several: &[&Oddity]) -> String {
     let names = names.join(", ");
     let label = super::slice::SERVICE_LABEL;
     match several.first() {
-        Some(Oddity::NoEndpoints(_)) => format!(
+        Some(Oddity::NoEndpoints(..)) => format!(
             "{count} Services have no endpoints: connections to them are refused until \
              EndpointSlices with their names in the label {label} bring some: {names}"
         ),
-        Some(Oddity::NoEndpointsForPort(_)) => format!(
+        Some(Oddity::NoEndpointsForPort(..)) => format!(
             "{count} ports of Services have no endpoints, unlike other ports of the same Services; \
              `tripod services` says why: {names}"
         ),
@@ -94,6 +99,57 @@ fn sentence(several: &[&Oddity]) -> String {
             "{count} EndpointSlices belong to Services which do not exist or are left to another \
              proxy by the label service.kubernetes.io/service-proxy-name: {names}"
         ),
+    }
+}
+
+/// Why there are no endpoints; `None`: those that there are cannot be used. Equal to any other of
+/// the same kind, so that an oddity whose numbers and names change is logged once.
+#[derive(Clone, Debug)]
+pub struct Why(pub(super) Option<Box<Absence>>);
+
+impl Why {
+    fn kind(&self) -> Option<u8> {
+        self.0.as_ref().map(|absence| match absence.missing {
+            Missing::Slice => 0,
+            Missing::Endpoint => 1,
+            Missing::Family(..) => 2,
+            Missing::Port { .. } => 3,
+        })
+    }
+}
+
+impl PartialEq for Why {
+    fn eq(&self, other: &Why) -> bool {
+        self.kind() == other.kind()
+    }
+}
+
+impl Eq for Why {}
+
+impl Hash for Why {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.kind().hash(state);
+    }
+}
+
+impl PartialOrd for Why {
+    fn partial_cmp(&self, other: &Why) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Why {
+    fn cmp(&self, other: &Why) -> Ordering {
+        self.kind().cmp(&other.kind())
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(absence) => absence.fmt(f),
+            None => f.write_str("none of the addresses in its EndpointSlices can be used"),
+        }
     }
 }
 
@@ -107,25 +163,20 @@ impl fmt::Display for Oddity {
             Oddity::NoPorts(service) => {
                 write!(f, "Service {service} has no ports, so it is not served")
             }
-            Oddity::NoEndpoints(service) => write!(
+            Oddity::NoEndpoints(service, why) => write!(
                 f,
-                "Service {service} has no endpoints: connections to it are refused until an \
-                 EndpointSlice with the label {}={} brings some",
-                super::slice::SERVICE_LABEL,
-                service.name
+                "Service {service} has no endpoints, so connections to it are refused: {why}"
             ),
-            Oddity::NoEndpointsForPort(port) => write!(
+            Oddity::NoEndpointsForPort(port, why) => write!(
                 f,
-                "Service {port} ({}, {}) has no endpoints: no EndpointSlice of the Service has \
-                 addresses of that family and a port with that name and protocol; connections \
-                 to it are refused",
+                "Service {port} ({}, {}) has no endpoints, so connections to it are refused: {why}",
                 port.protocol, port.family
             ),
             Oddity::NoService(slice, service) => write!(
                 f,
-                "EndpointSlice {slice} belongs to Service {service}, which does not exist or is \
-                 left to another proxy by its label service.kubernetes.io/service-proxy-name: the \
-                 slice is not used until the Service comes"
+                "EndpointSlice {slice} is not used: its Service {service} does not exist, cannot be \
+                 used (then it has a warning of its own), or is left to another proxy by its label \
+                 service.kubernetes.io/service-proxy-name"
             ),
             Oddity::NoServiceLabel(slice) => write!(
                 f,

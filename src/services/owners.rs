@@ -2,11 +2,13 @@
 //! one.
 //!
 //! An address, a port and a protocol belong to one ServicePort. A cluster IP takes precedence over
-//! everything that the author of a Service may choose freely (external and load-balancer IPs, node
-//! ports), because every user who may create a Service could otherwise take over the traffic of
-//! another one (CVE-2020-8554). After that the older Service takes precedence. Nothing of this
-//! depends on the order in which objects arrive, so all nodes decide alike, and decide the same
-//! after a restart.
+//! everything that the author of a Service may choose freely (external IPs, node ports), because
+//! every user who may create a Service could otherwise take over the traffic of another one
+//! (CVE-2020-8554). So does a load-balancer IP, which comes after cluster IPs: it is in the status,
+//! which few may write. After that the older Service takes precedence. Nothing of this depends on
+//! the order in which objects arrive, so all nodes decide alike, and decide the same after a
+//! restart. Only among Services without a time of creation, as in a folder of manifests, the one
+//! that is served keeps the address.
 
 use std::{
     cmp::Ordering,
@@ -19,19 +21,19 @@ use std::{
 
 use hashbrown::{HashMap, HashSet, hash_map::Entry};
 
-use super::{Service, ServiceName, ServicePort, ServicePortName};
+use super::{Created, Service, ServiceName, ServicePort, ServicePortName};
 use crate::net::{Family, Frontend, Protocol};
 
-/// The role of an address for the ServicePort that names it. The first takes precedence over the
-/// others, whose order only matters within one ServicePort.
+/// The role of an address for the ServicePort that names it. The first two take precedence over
+/// the others, in this order; the order of the others only matters within one ServicePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AddressKind {
     /// An address of `spec.clusterIPs`.
     ClusterIp,
-    /// An address of `spec.externalIPs`.
-    ExternalIp,
     /// An address of `status.loadBalancer.ingress[].ip`.
     LoadBalancerIp,
+    /// An address of `spec.externalIPs`.
+    ExternalIp,
     /// A port of `spec.ports[].nodePort`, on the node's own addresses.
     NodePort,
     /// `spec.healthCheckNodePort`, on the node's own addresses.
@@ -84,7 +86,10 @@ impl fmt::Display for Conflict {
                 "cluster IPs go first"
             }
             (_, AddressKind::HealthCheckNodePort) => "node ports go before health checks",
-            _ => "goes first by creation time and name",
+            (AddressKind::LoadBalancerIp, kind) if kind != AddressKind::LoadBalancerIp => {
+                "load-balancer IPs go before external IPs and node ports"
+            }
+            _ => "goes first by creation time (by arrival if there is none) and name",
         })
     }
 }
@@ -96,6 +101,9 @@ struct Contender {
     /// Index of the port in `serving.ports`.
     port: u16,
     kind: AddressKind,
+    /// The batch since which its Service has named the address; 0 if the Service has a time of
+    /// creation.
+    since: u32,
 }
 
 impl Contender {
@@ -108,11 +116,16 @@ impl Contender {
     fn rank(&self, other: &Contender) -> Ordering {
         fn key(contender: &Contender) -> impl Ord + '_ {
             let service = &contender.service;
-            let chosen_by_author = contender.kind != AddressKind::ClusterIp;
+            let class = match contender.kind {
+                AddressKind::ClusterIp => 0,
+                AddressKind::LoadBalancerIp => 1,
+                AddressKind::ExternalIp | AddressKind::NodePort => 2,
+                AddressKind::HealthCheckNodePort => 3,
+            };
             (
-                contender.kind == AddressKind::HealthCheckNodePort,
-                chosen_by_author,
+                class,
                 service.created,
+                contender.since,
                 &service.name,
                 contender.port,
             )
@@ -141,6 +154,7 @@ fn named_addresses(service: &Arc<Service>) -> Vec<(Frontend, Contender)> {
                 service: Arc::clone(service),
                 port: number,
                 kind,
+                since: 0,
             };
             named.push((address, contender));
         };
@@ -222,17 +236,19 @@ impl Contenders {
         changed
     }
 
-    /// Removes a contender. Returns true if it was the owner.
-    fn remove(&mut self, contender: &Contender) -> bool {
+    /// Removes a contender. Returns what was removed, and whether it was the owner.
+    fn remove(&mut self, contender: &Contender) -> Option<(Contender, bool)> {
         let own =
             |other: &Contender| other.is_port_of(&contender.service.name, contender.port.into());
-        let place = self.all().iter().position(own);
-        match (&mut *self, place) {
-            (Contenders::One(_), Some(_)) => *self = Contenders::More(Vec::new()),
-            (Contenders::More(contenders), Some(at)) => drop(contenders.remove(at)),
-            (_, None) => {}
-        }
-        place == Some(0)
+        let at = self.all().iter().position(own)?;
+        let removed = match self {
+            Contenders::More(contenders) => contenders.remove(at),
+            Contenders::One(_) => match std::mem::replace(self, Contenders::More(Vec::new())) {
+                Contenders::One(one) => one,
+                Contenders::More(_) => return None,
+            },
+        };
+        Some((removed, at == 0))
     }
 }
 
@@ -242,9 +258,17 @@ pub(super) struct AddressOwnership {
     contenders: HashMap<Frontend, Contenders>,
     /// The node's own addresses that serve node ports.
     node: BTreeSet<IpAddr>,
+    /// Number of the current batch.
+    batch: u32,
 }
 
 impl AddressOwnership {
+    /// Begins a batch: of Services without a time of creation, those that earlier batches brought
+    /// keep their addresses.
+    pub(super) fn begin_batch(&mut self) {
+        self.batch = self.batch.saturating_add(1);
+    }
+
     /// Replaces `old` by `new`; `None`: there is no Service of that name. Adds to `dirty` the other
     /// Services that may own more or fewer addresses because of that.
     pub(super) fn replace(
@@ -253,19 +277,30 @@ impl AddressOwnership {
         new: Option<&Arc<Service>>,
         dirty: &mut HashSet<ServiceName>,
     ) {
+        let undated = new.is_some_and(|new| new.created == Created::UNKNOWN);
+        let mut since = HashMap::new();
         for (address, contender) in old.into_iter().flat_map(named_addresses) {
             let Entry::Occupied(mut place) = self.contenders.entry(address) else {
                 continue;
             };
-            let was_first = place.get_mut().remove(&contender);
+            let removed = place.get_mut().remove(&contender);
             if place.get().all().is_empty() {
                 place.remove();
+            }
+            let Some((contender, was_first)) = removed else {
+                continue;
+            };
+            if undated && contender.since != 0 {
+                since.insert(address, contender.since);
             }
             if was_first {
                 self.mark_dirty(address, dirty);
             }
         }
-        for (address, contender) in new.into_iter().flat_map(named_addresses) {
+        for (address, mut contender) in new.into_iter().flat_map(named_addresses) {
+            if undated {
+                contender.since = since.get(&address).copied().unwrap_or(self.batch);
+            }
             let is_first = match self.contenders.entry(address) {
                 Entry::Occupied(mut place) => place.get_mut().add(contender),
                 Entry::Vacant(place) => {

@@ -64,8 +64,8 @@ pub struct ServicePort {
     /// The port on the node's addresses, except those that are
     /// [excluded](ServicePort::node_port_excluded); `None`: it has no node port.
     pub node_port: Option<u16>,
-    /// `spec.externalIPs` of this family, without those that other ServicePorts
-    /// own.
+    /// `spec.externalIPs` of this family, without those that other ServicePorts own. Empty if none
+    /// of the source ranges can be read: then they are among the load-balancer IPs, and closed.
     pub external_ips: Box<[IpAddr]>,
     /// `status.loadBalancer.ingress[].ip` of this family whose `ipMode` is VIP,
     /// without those that other ServicePorts own.

@@ -181,18 +181,6 @@ fn services_whose_other_fields_are_refused() {
             "spec.healthCheckNodePort",
             "99999",
         ),
-        (
-            "GOOD, loadBalancerSourceRanges: [10.0.0.0, all]",
-            "spec.loadBalancerSourceRanges",
-            "10.0.0.0, all",
-        ),
-        (
-            // Over IPv6 it would be open to everyone.
-            "GOOD, clusterIPs: [10.0.0.1, 'fd00::1'], \
-             loadBalancerSourceRanges: [10.0.0.0/8, 'fd00::/129']",
-            "spec.loadBalancerSourceRanges",
-            "10.0.0.0/8, fd00::/129",
-        ),
     ]);
     assert_eq!(
         service("{metadata: {}}").expect_err("no name").field,

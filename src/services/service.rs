@@ -13,10 +13,11 @@ use super::{
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
     namespaces::namespace,
+    source_ranges::{nobody, source_ranges},
 };
 use crate::net::{
     Family, Protocol,
-    address::{is_special, is_unusable, parse_cidr, parse_ip},
+    address::{is_special, is_unusable, parse_ip},
 };
 
 /// Label by which a Service requests another proxy than this one (KEP-2447).
@@ -53,6 +54,9 @@ pub struct Service {
 pub struct Created(i64);
 
 impl Created {
+    /// No time of creation.
+    pub(super) const UNKNOWN: Created = Created(i64::MAX);
+
     /// Returns the time that is `seconds` after the beginning of 1970.
     #[cfg(test)]
     pub(crate) fn at(seconds: i64) -> Created {
@@ -62,7 +66,7 @@ impl Created {
     /// Returns the time of creation in `metadata`.
     fn of(metadata: &ObjectMeta) -> Created {
         let time = metadata.creation_timestamp.as_ref();
-        Created(time.map_or(i64::MAX, |time| time.0.as_second()))
+        time.map_or(Created::UNKNOWN, |time| Created(time.0.as_second()))
     }
 }
 
@@ -90,7 +94,7 @@ pub struct Serving {
     pub external_ips: Box<[IpAddr]>,
     /// Load-balancer IPs of the families above that the node itself serves.
     pub load_balancer_ips: Box<[IpAddr]>,
-    /// Clients that may use the load-balancer IPs, of both families.
+    /// Clients that may use the load-balancer IPs, of both families; empty: everyone may.
     pub load_balancer_source_ranges: Box<[IpNet]>,
     /// `spec.sessionAffinity`, with its timeout.
     pub session_affinity: SessionAffinity,
@@ -100,6 +104,14 @@ pub struct Serving {
     pub external_traffic_policy: TrafficPolicy,
     /// Port at which load balancers ask whether this node has endpoints; `None`: there is none.
     pub health_check_node_port: Option<u16>,
+}
+
+impl Serving {
+    /// Returns whether nobody may reach its external and load-balancer IPs of `family`, because
+    /// none of its source ranges can be read.
+    pub fn is_closed(&self, family: Family) -> bool {
+        self.load_balancer_source_ranges.contains(&nobody(family))
+    }
 }
 
 /// A port of a Service.
@@ -213,7 +225,7 @@ fn serving(
     let families: Vec<Family> = cluster_ips.iter().map(Family::of).collect();
     let external_ips = external_ips(spec, &families, inspection);
     let load_balancer_ips = load_balancer_ips(service, &families, inspection);
-    let load_balancer_source_ranges = source_ranges(spec, &families, inspection)?;
+    let load_balancer_source_ranges = source_ranges(spec, &families, inspection);
 
     let kind = spec.type_.as_deref().unwrap_or("ClusterIP");
     if !matches!(kind, "ClusterIP" | "NodePort" | "LoadBalancer") {
@@ -389,62 +401,10 @@ fn keep(
 }
 
 /// Returns each value once, in their order: an object may have thousands of them.
-fn once<T: Copy + Eq + Hash>(values: Vec<T>) -> Box<[T]> {
+pub(super) fn once<T: Copy + Eq + Hash>(values: Vec<T>) -> Box<[T]> {
     let mut known = HashSet::new();
     let values = values.into_iter();
     values.filter(|value| known.insert(*value)).collect()
-}
-
-fn source_ranges(
-    spec: &api::ServiceSpec,
-    families: &[Family],
-    inspection: &mut Inspection,
-) -> Result<Box<[IpNet]>, Invalid> {
-    let listed = spec
-        .load_balancer_source_ranges
-        .as_deref()
-        .unwrap_or_default();
-    let mut found = Vec::with_capacity(listed.len());
-    let mut unreadable = Vec::new();
-    for (i, text) in listed.iter().enumerate() {
-        // The API server's validation lets white space pass.
-        match parse_cidr(text.trim()) {
-            Some(range) => found.push(range),
-            None => {
-                inspection.skip(
-                    format!("spec.loadBalancerSourceRanges[{i}]"),
-                    text,
-                    "not a CIDR such as 192.0.2.0/24",
-                );
-                unreadable.push(family_meant(text));
-            }
-        }
-    }
-    // No range of a family means everyone: where there are nothing but mistakes, this must not
-    // open what the author meant to close.
-    let readable = |family| found.iter().any(|net| Family::of(&net.addr()) == family);
-    let meant = |family| unreadable.contains(&family) || found.is_empty() && !listed.is_empty();
-    let opened = families.iter().find(|of| meant(**of) && !readable(**of));
-    if let Some(family) = opened {
-        return Err(inspection.refuse(
-            "spec.loadBalancerSourceRanges",
-            listed.join(", "),
-            format!(
-                "none of these is an {family} CIDR, and serving without one would let everyone in \
-                 over {family}"
-            ),
-        ));
-    }
-    Ok(once(found))
-}
-
-/// Returns the family of a range that cannot be read: only those of IPv6 have colons.
-fn family_meant(text: &str) -> Family {
-    if text.contains(':') {
-        Family::V6
-    } else {
-        Family::V4
-    }
 }
 
 fn session_affinity(

@@ -9,11 +9,13 @@ use std::{
 
 use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
+use tracing::{info, warn};
 
 use super::{
     ByName, Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
     ServiceMap, ServiceName, ServicePort, SliceName,
     assemble::service_ports,
+    oddity::Why,
     owners::AddressOwnership,
     passing::{LASTING, Passing},
     select::{NodeWeights, ThisNode},
@@ -37,6 +39,8 @@ pub struct Tracker {
     passing: Passing,
     ownership: AddressOwnership,
     map: ServiceMap,
+    /// Whether the Node object of this node was known, and does not exist any more.
+    is_node_deleted: bool,
 }
 
 /// The objects of one Service name, and what follows from them.
@@ -69,6 +73,7 @@ impl Tracker {
             passing: Passing::default(),
             ownership: AddressOwnership::default(),
             map: ServiceMap::default(),
+            is_node_deleted: false,
         }
     }
 
@@ -80,6 +85,11 @@ impl Tracker {
     /// Returns the Node object of this node; `None` until it is known.
     pub fn node(&self) -> Option<&Node> {
         self.map.this_node()
+    }
+
+    /// Returns whether the Node object of this node was known, and does not exist any more.
+    pub fn is_node_deleted(&self) -> bool {
+        self.is_node_deleted
     }
 
     /// Returns the object of a Service; `None`: it is not known.
@@ -146,6 +156,7 @@ impl Tracker {
         let zone = self.this.zone.clone();
         let mut reweighed = Reweighed::default();
         let mut node_changed = false;
+        self.ownership.begin_batch();
         for event in events {
             match event {
                 Event::Service(service) => self.put_service(service, &mut dirty),
@@ -158,10 +169,10 @@ impl Tracker {
                         node_changed |= self.set_node(node);
                     }
                 }
-                // The last known state stays in force, as in kube-proxy 1.36
-                // (`NodeManager` and `NodeTopologyConfig` of its `pkg/proxy`):
-                // pods go on running here when the object is deleted.
-                Event::NodeGone(name) if name == self.this.name => {}
+                // The last known state stays, as in kube-proxy 1.36 (`NodeManager` and
+                // `NodeTopologyConfig` of its `pkg/proxy`): pods continue to run here when the
+                // object is deleted.
+                Event::NodeGone(name) if name == self.this.name => self.set_node_deleted(true),
                 Event::NodeGone(name) => reweighed.set_weight(&mut self.weights, &name, None),
                 Event::ServiceCidr(cidr) => {
                     self.service_cidrs.insert(Arc::clone(&cidr.name), cidr);
@@ -283,6 +294,7 @@ impl Tracker {
     /// Sets the object of this node. Returns whether the node's own addresses
     /// or those of its pods changed.
     fn set_node(&mut self, mut node: Arc<Node>) -> bool {
+        self.set_node_deleted(false);
         self.this.zone = node.zone.clone();
         if let Some(before) = &self.map.node {
             node = Node::with_addresses_of(node, before);
@@ -291,6 +303,20 @@ impl Tracker {
         before.is_none_or(|before| {
             before.addresses != node.addresses || before.pod_cidrs != node.pod_cidrs
         })
+    }
+
+    fn set_node_deleted(&mut self, is_deleted: bool) {
+        let name = &self.this.name;
+        match (self.map.node.is_some(), self.is_node_deleted, is_deleted) {
+            (true, false, true) => warn!(
+                "this node's Node object {name} was deleted: /healthz answers 503, so that load \
+                 balancers do not send to this node; its last known addresses and podCIDRs stay \
+                 in use"
+            ),
+            (true, true, false) => info!("this node's Node object {name} exists again"),
+            _ => return,
+        }
+        self.is_node_deleted = is_deleted;
     }
 
     /// Rebuilds the ServicePorts of one Service and records what differs.
@@ -408,12 +434,19 @@ impl Entry {
             .iter()
             .filter(|port| port.endpoints.all.is_empty())
             .collect();
-        if without_endpoints.len() == self.ports.len() {
-            return vec![Oddity::NoEndpoints(name.clone())];
+        let why = |port: &ServicePort| Why(port.endpoints.absence.clone());
+        if let [first, others @ ..] = &*without_endpoints
+            && without_endpoints.len() == self.ports.len()
+        {
+            let first = why(first);
+            // If its ports lack different things, each of them is named.
+            if others.iter().all(|port| why(port) == first) {
+                return vec![Oddity::NoEndpoints(name.clone(), first)];
+            }
         }
         without_endpoints
             .iter()
-            .map(|port| Oddity::NoEndpointsForPort(port.name.clone()))
+            .map(|port| Oddity::NoEndpointsForPort(port.name.clone(), why(port)))
             .collect()
     }
 }

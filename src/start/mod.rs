@@ -12,6 +12,7 @@ mod probe;
 mod programs;
 mod progress;
 mod render;
+mod report;
 mod rings;
 mod serve;
 mod succession;

@@ -19,7 +19,9 @@ use super::{
     build, confine, ending,
     probe::{self, Chosen},
     programs::{Need, Programs},
-    progress, rings, succession,
+    progress,
+    report::{node_dependents, report},
+    rings, succession,
     takeover::TakeOver,
     traffic,
 };
@@ -27,14 +29,15 @@ use crate::{
     api_client::{self, RequestMetrics},
     authorize::Authorizer,
     cli::Settings,
-    config::Effective,
+    config::{Effective, FeatureGate},
     ejection,
     events::{self, Event, Recorder},
     kernel::setting::Setting,
     modes::{Mode, userspace},
-    net::{DetectLocal, Family, ModeName},
+    native_histograms,
+    net::ModeName,
     node::{self, NodePorts},
-    runner::{NodeDependents, Runner, health::Health, metrics::Metrics, schedule, status::Status},
+    runner::{Runner, health::Health, metrics::Metrics, schedule, status::Status},
     sched::SchedulerName,
     serve::{
         self, About, Bind, Identity, Introspection, Listeners, Secure, StartingApi, StatusApi,
@@ -55,6 +58,12 @@ pub(super) async fn serve(settings: Settings) -> Done {
 async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
+    if settings
+        .configuration
+        .is_enabled(FeatureGate::NativeHistograms)
+    {
+        native_histograms::enable();
+    }
     let registry = Registry::new();
     let options = sync_options(effective);
     let health = Arc::new(Health::new(2 * options.sync_period));
@@ -202,46 +211,6 @@ fn recorder(source: &Source, node: &str) -> Recorder {
     }
 }
 
-/// Returns what is done differently because it is not known where pods of the node's first family
-/// are. kube-proxy, too, reports this for that family alone: a cluster of one family has no network
-/// of the other.
-fn pods_unknown(effective: &Effective) -> Option<String> {
-    let DetectLocal::ClusterCidr(networks) = &effective.detect_local else {
-        return None;
-    };
-    let family = effective.primary_family;
-    let mut families = networks.iter().map(|network| Family::of(&network.addr()));
-    (!families.any(|of| of == family)).then(|| {
-        format!(
-            "detectLocalMode is ClusterCIDR, and clusterCIDR (--cluster-cidr) has no network of \
-             {family}: callers of {family} cannot be distinguished from pods of the cluster, so \
-             that in modes of the kernel callers of a cluster IP from outside are masqueraded only \
-             with masqueradeAll, and pods that call an external address of a Service whose \
-             externalTrafficPolicy is Local are treated as callers from outside; name the pods' \
-             network, or set another detectLocalMode"
-        )
-    })
-}
-
-/// Returns what does not work while this node's object is not known.
-fn node_dependents(node_ports: &NodePorts, detect_local: &DetectLocal) -> NodeDependents {
-    let families = node_ports.of_node_object();
-    let names: Vec<&str> = families.iter().map(|family| family.name()).collect();
-    let node_ports = (!names.is_empty()).then(|| {
-        format!(
-            "node ports and health-check node ports are not served at the node's primary {} \
-             addresses (nodePortAddresses is primary, the default of nftables mode; \
-             --nodeport-addresses=all serves them at every address)",
-            names.join(" and ")
-        )
-    });
-    let pods = (*detect_local == DetectLocal::NodeCidr).then(|| {
-        "pods of this node are not distinguished from other callers (detectLocalMode is NodeCIDR)"
-            .to_owned()
-    });
-    NodeDependents { node_ports, pods }
-}
-
 /// Prepares the node, and reports to the cluster that this process begins and what it runs without.
 /// Returns the settings of the kernel that hold from now on.
 fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
@@ -251,44 +220,24 @@ fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setti
     node_settings
 }
 
-/// Logs, and reports to the cluster, what this process runs without.
-fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) {
-    let without = &settings.own.without;
-    if !without.is_empty() {
-        let words: Vec<_> = without.words().into_iter().collect();
-        tracing::info!("left out by --without: {}", words.join(", "));
-    }
-    let mode = choice.mode;
-    for reason in &choice.passed_over {
-        tracing::warn!("running in {mode} mode: {reason}");
-        recorder.post(Event::worse_mode(format!(
-            "Running in {mode} mode: {reason}"
-        )));
-    }
-    if let Some(hidden) = &choice.hides_clients {
-        tracing::warn!("{hidden}");
-        recorder.post(Event::clients_hidden(hidden.clone()));
-    }
-    if let Some(unknown) = pods_unknown(&settings.effective) {
-        tracing::warn!("{unknown}");
-    }
-    for loss in &choice.lost {
-        tracing::warn!("{loss}");
-    }
-}
-
 /// Returns what the pages about this process show.
 fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> Introspection {
     let flags = settings.flags.iter();
     let flags = flags.map(|(name, value)| ((*name).to_owned(), value.clone()));
+    let gate = |gate: FeatureGate| serve::Gate {
+        name: gate.name(),
+        stage: gate.stage(),
+        enabled: settings.configuration.is_enabled(gate),
+    };
     let running = serve::Running {
         mode: choice.mode,
         named: settings.effective.is_mode_named,
         passed_over: choice.passed_over,
         wanting: choice.wanting,
+        gates: FeatureGate::ALL.map(gate).into(),
     };
     let min_sync_period = sync_options(&settings.effective).min_interval;
-    let configuration = settings.configuration.to_internal_value(min_sync_period);
+    let configuration = settings.configuration.to_configz(min_sync_period);
     Introspection::new(registry.clone(), running, configuration, flags.collect())
 }
 
@@ -433,65 +382,6 @@ mod tests {
         let interval = duration::format(sync_options(&settings.effective).min_interval);
         for flag in ["iptables-min-sync-period", "ipvs-min-sync-period"] {
             assert!(settings.flags.contains(&(flag, interval.clone())), "{flag}");
-        }
-    }
-
-    #[test]
-    fn what_depends_on_the_node_object_is_known() {
-        for (flags, expected) in [
-            (
-                &["--proxy-mode=nftables"][..],
-                &["primary IPv4 and IPv6"][..],
-            ),
-            (
-                &["--proxy-mode=nftables", "--bind-address=192.0.2.1"],
-                &["primary IPv6 addresses"],
-            ),
-            (
-                &["--proxy-mode=nftables", "--nodeport-addresses=0.0.0.0/0"],
-                &[],
-            ),
-            (&["--proxy-mode=iptables"], &[]),
-            (
-                &["--proxy-mode=iptables", "--detect-local-mode=NodeCIDR"],
-                &["NodeCIDR"],
-            ),
-        ] {
-            let words = ["tripod"].iter().chain(flags);
-            let read = cli::read(words.map(Into::into), |_| unreachable!("no file"));
-            let effective = read.expect("good flags").effective;
-            let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
-            let found = node_dependents(&node_ports, &effective.detect_local);
-            let found: Vec<String> = found.node_ports.into_iter().chain(found.pods).collect();
-            assert_eq!(found.len(), expected.len(), "{flags:?}: {found:?}");
-            for (found, words) in found.iter().zip(expected) {
-                assert!(found.contains(words), "{flags:?}: {found:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn pods_of_the_first_family_are_to_be_known() {
-        for (flags, unknown) in [
-            (&[][..], Some("IPv4")),
-            (&["--bind-address=::"], Some("IPv6")),
-            (&["--cluster-cidr=fd00:244::/64"], None),
-            (&["--cluster-cidr=10.244.0.0/16"], None),
-            (&["--cluster-cidr=10.244.0.0/16", "--bind-address=::"], None),
-            (
-                &["--cluster-cidr=10.244.0.0/16", "--bind-address=fd00::1"],
-                Some("IPv6"),
-            ),
-            (&["--detect-local-mode=NodeCIDR"], None),
-        ] {
-            let words = ["tripod"].iter().chain(flags);
-            let read = cli::read(words.map(Into::into), |_| unreachable!("no file"));
-            let found = pods_unknown(&read.expect("good flags").effective);
-            let named = found.as_ref().map(|text| {
-                let family = text.split_once("no network of ").expect("a family").1;
-                &family[..4]
-            });
-            assert_eq!(named, unknown, "{flags:?}: {found:?}");
         }
     }
 }

@@ -24,7 +24,7 @@ pub use self::{
     services::{Address, Endpoint, Limited, NoEndpoints, ServicePort, ServicePortList, Traffic},
     status::{
         Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
-        Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported,
+        Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported, Unusable,
     },
     syncs::{PastSync, SyncList},
 };

@@ -45,6 +45,9 @@ pub struct Status {
     /// Health-check node ports that cannot be served.
     #[serde(default)]
     pub health_checks_failing: Listed<HealthCheckFailing>,
+    /// Objects that cannot be used as they are. Earlier versions do not have this field.
+    #[serde(default)]
+    pub unusable: Listed<Unusable>,
     /// Settings of Services that this mode does not support.
     pub unsupported: Listed<Unsupported>,
     /// Addresses that several Services name.
@@ -223,6 +226,20 @@ pub struct HealthCheckFailing {
     pub since: String,
     /// Readable description of the failure.
     pub why: String,
+}
+
+/// An object that cannot be used as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Unusable {
+    /// Kind and name of the object, such as `Service default/web`.
+    pub object: String,
+    /// The time since which it cannot be used (RFC 3339).
+    pub since: String,
+    /// Why it cannot be used.
+    pub why: String,
+    /// Whether its last valid version stays in use.
+    pub stays: bool,
 }
 
 /// A setting of a Service that the mode does not support, or that cannot be read.

@@ -136,8 +136,12 @@ impl Objects {
                     port: port.port,
                 };
                 let mut frontends = vec![at(AddressKind::ClusterIp, *cluster_ip)];
+                let external = match serving.is_closed(family) {
+                    true => AddressKind::LoadBalancerIp,
+                    false => AddressKind::ExternalIp,
+                };
                 for (kind, ips) in [
-                    (AddressKind::ExternalIp, &serving.external_ips),
+                    (external, &serving.external_ips),
                     (AddressKind::LoadBalancerIp, &serving.load_balancer_ips),
                 ] {
                     let ips = ips.iter().filter(|ip| Family::of(ip) == family);

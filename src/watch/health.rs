@@ -1,6 +1,6 @@
 //! How following the objects goes, for those who ask.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use parking_lot::Mutex;
 
@@ -10,6 +10,19 @@ use crate::trouble::Trouble;
 #[derive(Debug, Default)]
 pub struct SourceHealth {
     kinds: Mutex<BTreeMap<&'static str, KindHealth>>,
+    /// Objects that cannot be used as they are, by their kind in the singular and their names.
+    unusable: Mutex<BTreeMap<(&'static str, String), Unusable>>,
+}
+
+/// An object that cannot be used as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable {
+    /// Why it cannot be used.
+    pub trouble: Trouble,
+    /// Whether an earlier version of the object stays in use.
+    pub stays: bool,
+    /// The addresses that the object names, as far as they can be read.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// How following one kind of objects goes.
@@ -35,6 +48,50 @@ impl SourceHealth {
     /// Returns how each kind goes that is followed, by its name.
     pub fn kinds(&self) -> BTreeMap<&'static str, KindHealth> {
         self.kinds.lock().clone()
+    }
+
+    /// Returns the objects that cannot be used as they are, by kind and name.
+    pub fn unusable(&self) -> BTreeMap<(&'static str, String), Unusable> {
+        self.unusable.lock().clone()
+    }
+
+    /// Returns why that object cannot be used as it is; `None`: it can, or there is none.
+    pub fn unusable_object(&self, kind: &'static str, name: String) -> Option<Unusable> {
+        self.unusable.lock().get(&(kind, name)).cloned()
+    }
+
+    /// Records that an object cannot be used as it is.
+    pub(super) fn cannot_use(
+        &self,
+        kind: &'static str,
+        name: String,
+        why: String,
+        stays: bool,
+        addresses: Vec<IpAddr>,
+    ) {
+        let mut unusable = self.unusable.lock();
+        let key = (kind, name);
+        let before = unusable.remove(&key).map(|before| before.trouble);
+        let unusable_now = Unusable {
+            trouble: Trouble::now(before, why),
+            stays,
+            addresses,
+        };
+        unusable.insert(key, unusable_now);
+    }
+
+    /// Records that an object can be used, or is gone.
+    pub(super) fn can_use(&self, kind: &'static str, name: String) {
+        let mut unusable = self.unusable.lock();
+        if !unusable.is_empty() {
+            unusable.remove(&(kind, name));
+        }
+    }
+
+    /// Forgets the objects of `kind` that a complete list did not have, as `is_listed` says.
+    pub(super) fn was_listed(&self, kind: &'static str, is_listed: impl Fn(&str) -> bool) {
+        let mut unusable = self.unusable.lock();
+        unusable.retain(|(of, name), _| *of != kind || is_listed(name));
     }
 
     /// Records that `kind` is followed from now on, and whether it is

@@ -51,7 +51,9 @@ output of the program.
 The format is Prometheus' text format, or OpenMetrics 1.0 without exemplars for clients that
 accept `application/openmetrics-text`, as Prometheus does. In OpenMetrics no two metrics may
 have the same name: a counter whose name without `_total` is also the name of a gauge has the
-type unknown.
+type unknown. With `featureGates: {NativeHistograms: true}`, as in kube-proxy 1.37, histograms are
+also native ones (factor 1.1, at most 160 buckets) for clients that prefer Prometheus' protobuf
+format, as Prometheus does with `scrape_native_histograms`.
 
 | metric | type | labels | mode | meaning |
 |---|---|---|---|---|

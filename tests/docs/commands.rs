@@ -10,7 +10,7 @@ use super::{documents, inline, kubectl::Cluster, parts, root, shell};
 use crate::{deploy::chart::tool, userspace::firewall};
 
 /// Commands that cannot be checked here, by their beginning, and why.
-const UNCHECKED: [(&str, &str); 7] = [
+const UNCHECKED: [(&str, &str); 8] = [
     (
         "ufw allow from 10.244.0.0/16",
         "ufw is not here, and would replace the rules of the machine",
@@ -20,6 +20,10 @@ const UNCHECKED: [(&str, &str); 7] = [
         "firewalld is not here, and needs D-Bus and the machine's own rules",
     ),
     ("docker push $IMAGE", "the registry is the reader's"),
+    (
+        "kubeadm upgrade apply $VERSION",
+        "kubeadm is not here, and upgrades a cluster",
+    ),
     ("mkdir objects", "a folder of the reader's"),
     ("cat $HOME/", "a file of the reader's"),
     (

@@ -60,7 +60,8 @@ pub(super) const RUNNING: &[Flag] = &[
         "feature-gates",
         "GATE=BOOL,...",
         Field::Add(|o, text| notation::feature_gates(text, &mut o.configuration.feature_gates)),
-        "Accepted for kube-proxy's sake: Tripod has no feature gates",
+        "Feature gates of kube-proxy; Tripod honours KubeProxyIPVS, \
+         KubeProxyNFTablesLocalhostNodePorts and NativeHistograms",
     ),
     Flag::text(
         "machine-id-file",

@@ -252,7 +252,7 @@ fn modes() {
     let nftables = settings(&["--proxy-mode=nftables"]).effective;
     let primary = NodePortAddresses {
         primary: true,
-        networks: Vec::new(),
+        ..NodePortAddresses::default()
     };
     assert_eq!(nftables.node_ports, primary);
 }
@@ -273,7 +273,12 @@ fn words_stand_for_addresses_of_node_ports_beside_cidrs() {
         let found = named(&format!("--nodeport-addresses={words}"));
         let networks = networks.iter().map(|text| text.parse().expect("a network"));
         let networks = networks.collect();
-        assert_eq!(found, NodePortAddresses { primary, networks }, "{words}");
+        let expected = NodePortAddresses {
+            primary,
+            networks,
+            not_relayed: false,
+        };
+        assert_eq!(found, expected, "{words}");
     }
 }
 

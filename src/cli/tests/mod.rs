@@ -1,5 +1,6 @@
 mod file;
 mod flags;
+mod gates;
 mod help;
 mod live_test;
 mod recorded;

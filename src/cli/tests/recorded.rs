@@ -22,6 +22,24 @@ fn flags_alone_make_what_kube_proxy_recorded() {
 }
 
 #[test]
+fn configz_is_what_kube_proxy_serves() {
+    let served = include_str!("../../../tests/config/kube-proxy-1.36.2-configz.json");
+    let served: Value = serde_json::from_str(served).expect("JSON");
+    let flags = [
+        "--kubeconfig=KUBECONFIG",
+        "--hostname-override=n1",
+        "--proxy-mode=nftables",
+        "--cluster-cidr=10.244.0.0/16",
+        "--conntrack-max-per-core=0",
+    ];
+    let configuration = settings(&flags).configuration;
+    let ours = configuration.to_configz(Duration::from_secs(1));
+    assert_eq!(ours, served["kubeproxy.config.k8s.io"]);
+    let ours = configuration.to_configz(Duration::from_millis(10));
+    assert_eq!(ours["nftables"]["minSyncPeriod"], "10ms");
+}
+
+#[test]
 fn what_exists_once_a_mode_is_written_with_the_mode() {
     for (mode, periods, masquerade_all) in [
         ("ipvs", "ipvs", "iptables"),

@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use crate::sched::{SchedulerName, SchedulerNameError};
 use crate::{
     config::{
-        Effective, KubeProxyConfiguration, Problem, bind, kube_proxy::ModeSection, port_range,
-        without_effect::without_effect,
+        Effective, FeatureGate, KubeProxyConfiguration, Problem, bind, kube_proxy::ModeSection,
+        port_range, without_effect::without_effect,
     },
     net::{
         DetectLocal, Family, ModeName, NodePortAddresses,
@@ -90,7 +90,11 @@ pub fn check(
 /// `cmd/kube-proxy/app/init_linux.go`), with the mode that Tripod prefers.
 fn complete(c: &mut KubeProxyConfiguration) {
     if c.mode.is_empty() {
-        c.mode = ModeName::Ipvs.to_string();
+        let best = match c.is_enabled(FeatureGate::Ipvs) {
+            true => ModeName::Ipvs,
+            false => ModeName::Nftables,
+        };
+        c.mode = best.to_string();
     }
     if c.mode == "nftables" && c.node_port_addresses.is_empty() {
         c.node_port_addresses.push(PRIMARY.to_owned());
@@ -157,7 +161,14 @@ impl Check {
 
     fn mode(&mut self, c: &KubeProxyConfiguration) -> ModeName {
         match c.mode.as_str() {
-            "ipvs" => ModeName::Ipvs,
+            "ipvs" => {
+                if !c.is_enabled(FeatureGate::Ipvs) {
+                    let why = "the feature gate KubeProxyIPVS is false: name another mode, or \
+                               enable the gate";
+                    self.invalid("mode", "proxy-mode", &c.mode, why);
+                }
+                ModeName::Ipvs
+            }
             "iptables" => ModeName::Iptables,
             "userspace" => ModeName::Userspace,
             "nftables" => ModeName::Nftables,
@@ -337,6 +348,16 @@ impl Check {
         }
         if !named.primary {
             self.unnamed_family(c, &named.networks);
+        }
+        named.not_relayed = !c.is_enabled(FeatureGate::LocalhostNodePorts);
+        let is_loopback = |network: &IpNet| network.addr().is_loopback();
+        let mode = ["ipvs", "nftables"].contains(&c.mode.as_str());
+        if mode && named.not_relayed && named.networks.iter().any(is_loopback) {
+            self.warnings.push(format!(
+                "nodePortAddresses names loopback addresses, but node ports are not served there, \
+                 as the feature gate {} is false",
+                FeatureGate::LocalhostNodePorts.name()
+            ));
         }
         named
     }

@@ -41,10 +41,9 @@ struct Desired {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Check {
     port: u16,
-    /// Endpoints on this node that take new connections.
-    local_endpoints: usize,
-    /// Families of which the Service has addresses.
-    families: PerFamily<bool>,
+    /// Endpoints of each family on this node that take new connections; `None`: the Service has no
+    /// addresses of that family.
+    local_endpoints: PerFamily<Option<usize>>,
 }
 
 /// What one ServicePort adds to the health check of its Service.
@@ -122,7 +121,7 @@ impl ServiceHealth {
         }
     }
 
-    /// Updates both families of a ServicePort of which one came in force: their endpoints are the
+    /// Updates both families of a ServicePort of which one was applied: their endpoints are the
     /// same pods, and load balancers must learn which of them are gone even if the other family
     /// fails.
     fn update_both(&mut self, name: &ServicePortName, map: &ServiceMap) -> bool {
@@ -181,8 +180,7 @@ impl ServiceHealth {
             let port = parts.values().next()?.port;
             let check = Check {
                 port,
-                local_endpoints: local_endpoints(parts),
-                families: PerFamily::each(|family| parts.keys().any(|n| n.family == family)),
+                local_endpoints: PerFamily::each(|family| local_endpoints(parts, family)),
             };
             Some((service.clone(), check))
         });
@@ -201,16 +199,13 @@ fn part(port: &ServicePort) -> Option<Part> {
     })
 }
 
-/// Returns the number of local endpoints. Those of a Service with several ports
-/// are the same pods, and so are those of both families: addresses count once,
-/// and the larger family counts.
-fn local_endpoints(parts: &BTreeMap<ServicePortName, Part>) -> usize {
-    let count = |family| {
-        let parts = parts.iter().filter(|(name, _)| name.family == family);
-        let local = parts.flat_map(|(_, part)| &part.local);
-        local.collect::<BTreeSet<_>>().len()
-    };
-    Family::ALL.into_iter().map(count).max().unwrap_or(0)
+/// Returns the number of local endpoints of `family`, if the Service has addresses of it. Those of
+/// a Service with several ports are the same pods: an address counts once.
+fn local_endpoints(parts: &BTreeMap<ServicePortName, Part>, family: Family) -> Option<usize> {
+    let parts = parts.iter().filter(|(name, _)| name.family == family);
+    let mut parts = parts.map(|(_, part)| &part.local).peekable();
+    parts.peek()?;
+    Some(parts.flatten().collect::<BTreeSet<_>>().len())
 }
 
 impl AfterSync for ServiceHealth {

@@ -22,6 +22,7 @@ use crate::{
     backoff::Backoff,
     events::{Event, Recorder, Regarding, Severity},
     kernel::socket::listening::identity,
+    net::{Family, PerFamily},
     runner::health::Health,
     serve::{
         connections::Connections,
@@ -218,7 +219,12 @@ fn places(desired: &Desired) -> BTreeSet<Place> {
             service: service.clone(),
             address: SocketAddr::new(*address, check.port),
         };
-        desired.addresses.iter().map(at)
+        // A wildcard is an address of both families.
+        let is_asked = |address: &&IpAddr| {
+            let count = check.local_endpoints.get(Family::of(address));
+            address.is_unspecified() || count.is_some()
+        };
+        desired.addresses.iter().filter(is_asked).map(at)
     });
     places.collect()
 }
@@ -238,15 +244,15 @@ async fn listen(
         let (desired, health) = (desired.clone(), Arc::clone(&health));
         let service = place.service.clone();
         // `serve` returns when another program ends the listener in the kernel.
-        let answer = move |_: Asked<'_>| {
+        let answer = move |asked: Asked<'_>| {
+            // A load balancer asks over the family in which it forwards, and the other family may
+            // have other endpoints, or fail. kube-proxy has a server for each family.
+            let family = asked.family.unwrap_or(Family::V4);
             let check = desired.borrow().checks.get(&service).copied();
-            let count = check.map_or(0, |check| check.local_endpoints);
-            let health = health.snapshot();
-            // A family that fails does not concern Services of the other.
-            let healthy = check.map_or(health.healthy, |check| {
-                health.is_healthy_for(check.families)
-            });
-            answer(&service, count, healthy)
+            let count = check.and_then(|check| *check.local_endpoints.get(family));
+            let concerned = PerFamily::each(|of| of == family);
+            let healthy = health.snapshot().is_healthy_for(concerned);
+            answer(&service, count.unwrap_or(0), healthy)
         };
         serve(listener, Arc::clone(&connections), Methods::Any, answer).await;
     }

@@ -108,11 +108,15 @@ impl Bench {
         self.serving.synced(family, &map, &changes);
     }
 
-    fn counts(&self) -> Vec<(String, u16, usize)> {
+    /// Returns the name of each Service, its port, and its endpoints in each family.
+    fn counts(&self) -> Vec<(String, u16, [Option<usize>; 2])> {
         let desired = self.serving.desired.borrow();
         let checks = desired.checks.iter();
         checks
-            .map(|(s, c)| (s.name.to_string(), c.port, c.local_endpoints))
+            .map(|(s, c)| {
+                let PerFamily { v4, v6 } = c.local_endpoints;
+                (s.name.to_string(), c.port, [v4, v6])
+            })
             .collect()
     }
 }
@@ -129,9 +133,11 @@ fn free_port() -> u16 {
 }
 
 async fn get(port: u16) -> Option<String> {
-    let mut stream = TcpStream::connect(SocketAddr::new(here(), port))
-        .await
-        .ok()?;
+    get_at(here(), port).await
+}
+
+async fn get_at(ip: IpAddr, port: u16) -> Option<String> {
+    let mut stream = TcpStream::connect(SocketAddr::new(ip, port)).await.ok()?;
     let request = b"GET /anything HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     stream.write_all(request).await.ok()?;
     let mut answer = String::new();
@@ -141,9 +147,17 @@ async fn get(port: u16) -> Option<String> {
 
 /// Asks until the answer is as it should be.
 async fn eventually(port: u16, good: impl Fn(Option<&str>) -> bool) -> Option<String> {
+    eventually_at(here(), port, good).await
+}
+
+async fn eventually_at(
+    ip: IpAddr,
+    port: u16,
+    good: impl Fn(Option<&str>) -> bool,
+) -> Option<String> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
-        let answer = get(port).await;
+        let answer = get_at(ip, port).await;
         if good(answer.as_deref()) {
             return answer;
         }
@@ -179,16 +193,25 @@ async fn endpoints_of_a_service_are_counted_once() {
         port(name("none", "", Family::V4), None, &local),
     ];
     bench.sync(true, &[], &ports);
-    assert_eq!(bench.counts(), [("web".to_owned(), 30_000, 3)]);
+    assert_eq!(
+        bench.counts(),
+        [("web".to_owned(), 30_000, [Some(3), Some(1)])]
+    );
 
     // Only what changed is updated.
     bench.sync(false, std::slice::from_ref(&more), &ports[..1]);
-    assert_eq!(bench.counts(), [("web".to_owned(), 30_000, 2)]);
+    assert_eq!(
+        bench.counts(),
+        [("web".to_owned(), 30_000, [Some(2), None])]
+    );
     bench.sync(false, &[], &[]);
     assert_eq!(bench.counts().len(), 1);
     let without = port(http.clone(), None, &local);
     bench.sync(false, &[http], &[without, ports[2].clone()]);
-    assert_eq!(bench.counts(), [("web".to_owned(), 30_000, 1)]);
+    assert_eq!(
+        bench.counts(),
+        [("web".to_owned(), 30_000, [None, Some(1)])]
+    );
     bench.sync(true, &[], &[]);
     assert_eq!(bench.counts(), []);
 }
@@ -236,36 +259,88 @@ async fn a_health_check_is_answered_in_kube_proxys_words() {
     assert!(answer.contains("\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": false"));
 }
 
-/// Load balancers of either family get the same answer, as kube-proxy gives it.
+/// A load balancer asks over the family in which it forwards.
 #[tokio::test]
-async fn a_service_of_both_families_is_healthy_when_both_are() {
+async fn each_family_has_its_own_health_check() {
     let mut bench = Bench::new();
-    let (both, check) = (free_port(), free_port());
+    let v6 = IpAddr::from(std::net::Ipv6Addr::LOCALHOST);
+    if std::net::TcpListener::bind((v6, 0)).is_err() {
+        return;
+    }
+    // One listener for both families, and one address of each.
+    let wildcard: &[IpAddr] = &[std::net::Ipv6Addr::UNSPECIFIED.into()];
+    for addresses in [wildcard, &[here(), v6]] {
+        let addresses: BTreeSet<IpAddr> = addresses.iter().copied().collect();
+        bench.serving.addresses = Box::new(move || Ok(addresses.clone()));
+        let (both, four) = (free_port(), free_port());
+        let (one, two) = (
+            [endpoint("10.1.0.1:80", "local ready")],
+            [
+                endpoint("[fd01::1]:80", "local ready"),
+                endpoint("[fd01::2]:80", "local ready"),
+            ],
+        );
+        let of = |service, family, check, endpoints: &[Endpoint]| {
+            port(name(service, "", family), Some(check), endpoints)
+        };
+        let check = async |to: IpAddr, port: u16, status: u16, count: usize| {
+            let words = [
+                format!("HTTP/1.1 {status} "),
+                format!("\"localEndpoints\": {count},"),
+            ];
+            eventually_at(to, port, |answer| {
+                answer.is_some_and(|answer| words.iter().all(|words| answer.contains(words)))
+            })
+            .await;
+        };
+        let ports = [
+            of("both", Family::V4, both, &one),
+            of("both", Family::V6, both, &[]),
+            of("four", Family::V4, four, &one),
+        ];
+        bench.sync(true, &[], &ports);
+        check(here(), both, 200, 1).await;
+        check(v6, both, 503, 0).await;
+        check(here(), four, 200, 1).await;
+        let other = get_at(v6, four).await;
+        assert!(other.is_none_or(|answer| answer.starts_with("HTTP/1.1 503 ")));
+        let ports = [
+            of("both", Family::V4, both, &[]),
+            of("both", Family::V6, both, &two),
+        ];
+        bench.sync(true, &[], &ports);
+        check(here(), both, 503, 0).await;
+        check(v6, both, 200, 2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_family_that_fails_does_not_concern_the_other() {
+    let mut bench = Bench::new();
+    let both = free_port();
     let ready = [endpoint("10.1.0.1:80", "local ready")];
-    let of = |service, family, check| port(name(service, "", family), Some(check), &ready);
-    let ports = [
-        of("both", Family::V4, both),
-        of("both", Family::V6, both),
-        of("four", Family::V4, check),
-    ];
+    let of = |family| port(name("both", "", family), Some(both), &ready);
+    let ports = [of(Family::V4), of(Family::V6)];
     bench.sync(true, &[], &ports);
     let is_healthy = |answer: Option<&str>| answer.is_some_and(|a| a.contains("HTTP/1.1 200 "));
     eventually(both, is_healthy).await;
-    bench.health.updated(Family::V4);
-    bench.health.queued(Family::V6);
-    let overdue = async {
-        while bench.health.snapshot().is_healthy(Family::V6) {
-            tokio::task::yield_now().await;
-        }
+    let overdue = async |bench: &Bench, family| {
+        bench.health.queued(family);
+        let overdue = async {
+            while bench.health.snapshot().is_healthy(family) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let overdue = tokio::time::timeout(Duration::from_secs(10), overdue);
+        overdue.await.expect("it comes to be overdue");
     };
-    let overdue = tokio::time::timeout(Duration::from_secs(10), overdue);
-    overdue.await.expect("it comes to be overdue");
-    let answer = get(both).await.unwrap();
-    assert!(is_healthy(Some(&answer)), "it was never in force: {answer}");
+    bench.health.updated(Family::V4);
     bench.health.updated(Family::V6);
-    bench.health.queued(Family::V6);
+    overdue(&bench, Family::V6).await;
+    assert!(is_healthy(get(both).await.as_deref()));
+    bench.health.updated(Family::V6);
+    overdue(&bench, Family::V4).await;
     eventually(both, |a| a.is_some_and(|a| a.contains("HTTP/1.1 503 "))).await;
-    eventually(check, is_healthy).await;
 }
 
 #[tokio::test]

@@ -53,7 +53,13 @@ impl StatusApi {
             Addressee::Address(to) => vec![(*to, protocol.unwrap_or(Protocol::Tcp))],
             Addressee::Service(service) => {
                 let ports = self.runner.ports().unwrap_or_default();
-                destination::cluster_ips(service, *protocol, *from, &ports)?
+                let found = destination::cluster_ips(service, *protocol, *from, &ports);
+                found.map_err(|unresolved| {
+                    let unknown = unresolved.status == StatusCode::NOT_FOUND;
+                    let why = unknown.then(|| self.not_served(&service.namespace, &service.name));
+                    let why = why.flatten().unwrap_or(unresolved.why);
+                    Unresolved { why, ..unresolved }
+                })?
             }
         };
         let packet = |(to, protocol)| Packet {
@@ -224,13 +230,35 @@ async fn explained_packet(
         forward_policies,
         passed_over: passed_over(explanation, port),
         candidates: candidates(explanation, port),
-        steps: explanation.steps.clone(),
+        steps: steps(api, explanation, packet.to.ip()),
         objects: shown.objects,
         differences: shown.differences,
         connections,
         connections_error,
         error: shown.error,
     })
+}
+
+/// Returns the steps of `explanation`; if no Service serves the packet, also those that would have
+/// the address `to` if they could be used.
+fn steps(api: &StatusApi, explanation: &question::Explanation, to: IpAddr) -> Vec<String> {
+    let mut steps = explanation.steps.clone();
+    if explanation.served_by.is_some() {
+        return steps;
+    }
+    let unusable = api.objects.unusable().into_iter();
+    let named = unusable.filter(|(_, unusable)| unusable.addresses.contains(&to));
+    let named = named.take(MOST).map(|((kind, name), unusable)| {
+        let why = unusable.trouble.why;
+        format!("{kind} {name} names this address, but cannot be used: {why}")
+    });
+    let named: Vec<String> = named.collect();
+    if let (Some(last), false) = (steps.last_mut(), named.is_empty()) {
+        *last = last.replace("no Service has", "no Service that can be used has");
+        let at = steps.len() - 1;
+        steps.splice(at..at, named);
+    }
+    steps
 }
 
 /// Returns how the kernel, and the `node`, differ from what is to be there for `family`, or why

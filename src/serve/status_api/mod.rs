@@ -127,6 +127,30 @@ impl StatusApi {
         }
     }
 
+    /// Returns why the Service of that name, none of whose ports is served, cannot be used; `None`:
+    /// it can, or there is none.
+    fn not_served(&self, namespace: &str, name: &str) -> Option<String> {
+        let service = format!("{namespace}/{name}");
+        let unusable = self.objects.unusable_object("Service", service.clone());
+        if let Some(unusable) = unusable {
+            let why = unusable.trouble.why;
+            return Some(format!(
+                "Service {service} cannot be used, so nothing of it is served: {why}"
+            ));
+        }
+        // The files that cannot be used may have it.
+        let kinds = self.objects.kinds().into_values();
+        let mut troubles = kinds
+            .filter(|kind| kind.required)
+            .filter_map(|kind| kind.trouble);
+        troubles.next().map(|trouble| {
+            format!(
+                "no Service {service} is served on this node, and {}",
+                trouble.why
+            )
+        })
+    }
+
     fn answer_at_once(&self, asked: Asked<'_>) -> Answer {
         match asked.path {
             STATUS_PATH => json(&self.status()),

@@ -42,7 +42,9 @@ impl StatusApi {
         if let (Some(namespace), Some(name), [], None) =
             (selected.namespace, selected.name, &*page, &selected.after)
         {
-            return refused(StatusCode::NOT_FOUND, unknown(namespace, name, &ports));
+            let why = self.not_served(namespace, name);
+            let why = why.unwrap_or_else(|| unknown(namespace, name, &ports));
+            return refused(StatusCode::NOT_FOUND, why);
         }
         let families = self.runner.families();
         let refused = self.health_listeners.refused();
@@ -82,7 +84,7 @@ impl StatusApi {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
             family: name.family.to_string(),
-            addresses: addresses(port, self.runner.serves_node_ports(name.family)),
+            addresses: self::addresses(port, self.runner.serves_node_ports(name.family)),
             scheduler: scheduler.to_owned(),
             affinity_seconds: match port.session_affinity {
                 SessionAffinity::None => None,

@@ -20,7 +20,8 @@ use crate::{
     services::{ServiceAddresses, ServicePort, ServicePortName, ServicePorts},
     status_api::{
         Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
-        Listed, Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported, VERSION,
+        Listed, Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported, Unusable,
+        VERSION,
     },
 };
 
@@ -38,6 +39,12 @@ impl StatusApi {
         let mut problems = problems(&objects, &syncs, failing.total);
         problems.extend(self.runner.node().map(|trouble| trouble.why));
         problems.extend(self.listeners.refused());
+        let unusable = self.unusable();
+        match unusable.total {
+            0 => {}
+            1 => problems.push("1 object cannot be used as it is".to_owned()),
+            objects => problems.push(format!("{objects} objects cannot be used as they are")),
+        }
         match self.health_check_ports_failing() {
             0 => {}
             1 => problems.push("1 health-check node port cannot be served".to_owned()),
@@ -66,6 +73,7 @@ impl StatusApi {
             counts: self.counts(ports.values().filter(is_served), &ports),
             failing,
             health_checks_failing,
+            unusable,
             unsupported: self.unsupported(),
             conflicts: conflicts(&ports),
         }
@@ -126,6 +134,23 @@ impl StatusApi {
         Listed {
             items: items.collect(),
             total: refused.len(),
+        }
+    }
+
+    fn unusable(&self) -> Listed<Unusable> {
+        let unusable = self.objects.unusable();
+        Listed {
+            total: unusable.len(),
+            items: unusable
+                .into_iter()
+                .take(MOST)
+                .map(|((kind, name), unusable)| Unusable {
+                    object: format!("{kind} {name}"),
+                    since: time(unusable.trouble.since),
+                    why: unusable.trouble.why,
+                    stays: unusable.stays,
+                })
+                .collect(),
         }
     }
 

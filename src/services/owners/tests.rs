@@ -159,12 +159,36 @@ fn external_and_load_balancer_ips_are_the_oldest_services() {
             &["a: external IP 192.0.2.9 80 is the external IP of b"],
         ),
         (
-            "an external IP and a load-balancer IP",
+            "a load-balancer IP goes before an older external IP",
             [
                 (old, external("192.0.2.9", A)),
                 (new, b(", type: LoadBalancer, ingress: 192.0.2.9")),
             ],
-            &["b: load-balancer IP 192.0.2.9 80 is the external IP of a"],
+            &["a: external IP 192.0.2.9 80 is the load-balancer IP of b"],
+        ),
+        (
+            "also where its own Service has it as an external IP, too",
+            [
+                (old, external("192.0.2.9", A)),
+                (
+                    new,
+                    b(", type: LoadBalancer, externalIPs: [192.0.2.9], ingress: 192.0.2.9"),
+                ),
+            ],
+            &["a: external IP 192.0.2.9 80 is the load-balancer IP of b"],
+        ),
+        (
+            "the older of two load-balancer IPs",
+            [
+                (
+                    new,
+                    "{clusterIP: 10.0.0.1, ports: [{port: 80}], type: LoadBalancer, \
+                     ingress: 192.0.2.9}"
+                        .into(),
+                ),
+                (old, b(", type: LoadBalancer, ingress: 192.0.2.9")),
+            ],
+            &["a: load-balancer IP 192.0.2.9 80 is the load-balancer IP of b"],
         ),
         (
             "of the same age, the first by name",
@@ -218,6 +242,19 @@ fn node_ports_and_addresses_of_the_node() {
             "and wins it from a newer one, there",
             [(new, node_port("10.0.0.1", 30080)), (old, at_node(30080))],
             &["a: node port 192.0.2.1 30080 is the external IP of b"],
+        ),
+        (
+            "a load-balancer IP of the node wins it from an older node port, there",
+            [
+                (old, node_port("10.0.0.1", 30080)),
+                (
+                    new,
+                    "{type: LoadBalancer, clusterIP: 10.0.0.2, ports: [{port: 30080}], \
+                     ingress: 192.0.2.1}"
+                        .into(),
+                ),
+            ],
+            &["a: node port 192.0.2.1 30080 is the load-balancer IP of b"],
         ),
         (
             "a health check loses its port to a newer node port",
@@ -305,4 +342,55 @@ fn a_conflict_is_explained_in_full() {
              default/db:http has it as its cluster IP, and cluster IPs go first"
         ]
     );
+}
+
+/// Without times of creation, as in a folder of manifests.
+#[test]
+fn a_new_service_takes_no_address_from_a_served_one() {
+    let common = [
+        (node_port("10.0.0.1", 30080), node_port("10.0.0.2", 30080)),
+        (external("192.0.2.9", A), b(", externalIPs: [192.0.2.9]")),
+        (A.to_owned(), A.to_owned()),
+        (
+            "{clusterIP: 10.0.0.1, ports: [{port: 80}], type: LoadBalancer, ingress: 192.0.2.9}"
+                .to_owned(),
+            b(", type: LoadBalancer, ingress: 192.0.2.9"),
+        ),
+        (at_node(30080), node_port("10.0.0.1", 30080)),
+    ];
+    for (a, b) in common {
+        let losers = |tracker: &Tracker| -> BTreeSet<String> {
+            let lost = conflicts(tracker).into_iter();
+            lost.map(|lost| lost[..1].to_owned()).collect()
+        };
+        let mut tracker = Tracker::new("here");
+        tracker.set_node_addresses([[192, 0, 2, 1].into()].into());
+        let expect = |tracker: &Tracker, loser: &str, when: &str| {
+            assert_eq!(
+                losers(tracker),
+                BTreeSet::from([loser.to_owned()]),
+                "{a} {when}"
+            );
+        };
+        tracker.apply([service("b", None, &b)]);
+        tracker.apply([service("a", None, &a)]);
+        expect(&tracker, "a", "comes later");
+        let annotated = b.replace("ports:", "sessionAffinity: ClientIP, ports:");
+        tracker.apply([service("b", None, &annotated)]);
+        expect(&tracker, "a", "when b changes");
+        tracker.apply([service(
+            "b",
+            None,
+            "{clusterIP: 10.0.0.7, ports: [{port: 80}]}",
+        )]);
+        assert_eq!(losers(&tracker), BTreeSet::new(), "{a}");
+        tracker.apply([service("b", None, &b)]);
+        expect(&tracker, "b", "when b names it again");
+        let mut tracker = Tracker::new("here");
+        tracker.set_node_addresses([[192, 0, 2, 1].into()].into());
+        tracker.apply([service("b", None, &b), service("a", None, &a)]);
+        expect(&tracker, "b", "at the same time");
+        tracker.apply([service("b", Some(24), &b)]);
+        expect(&tracker, "a", "without a time of creation");
+    }
 }

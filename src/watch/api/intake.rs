@@ -1,13 +1,16 @@
 //! Decodes and reduces the objects of lists and watches one by one, and
 //! remembers the version at which a watch resumes.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    net::IpAddr,
+};
 
 use hashbrown::{HashMap, HashSet};
 use kube::core::Status;
 use parking_lot::Mutex;
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -16,7 +19,9 @@ use super::{
     known::{Known, MOST_KEPT},
 };
 use crate::{
+    net::address::parse_ip,
     services::Names,
+    watch::SourceHealth,
     watch::wire::{Identified, Identity, Meta},
 };
 
@@ -25,6 +30,9 @@ const INITIAL_END: &str = "k8s.io/initial-events-end";
 
 /// Maximum size of a list, in bytes. Lists of the largest clusters have some hundred MiB.
 const LONGEST_LIST: usize = 1 << 30;
+
+/// Maximum number of addresses of a Service that are remembered if it cannot be used.
+const MOST_ADDRESSES: usize = 100;
 
 /// A page of a list, without its objects.
 #[derive(Deserialize)]
@@ -67,6 +75,8 @@ pub(super) struct Intake<'a, K: Kind> {
     warnings: HashMap<K::Name, u64>,
     /// Those of them that the list has brought.
     warned: HashSet<K::Name>,
+    /// Where it is recorded which objects cannot be used.
+    health: Option<&'a SourceHealth>,
 }
 
 impl<'a, K: Kind> Intake<'a, K> {
@@ -80,6 +90,15 @@ impl<'a, K: Kind> Intake<'a, K> {
             listed_bytes: 0,
             warnings: HashMap::new(),
             warned: HashSet::new(),
+            health: None,
+        }
+    }
+
+    /// Records in `health` which objects cannot be used.
+    pub(super) fn reporting_to(self, health: &'a SourceHealth) -> Self {
+        Intake {
+            health: Some(health),
+            ..self
         }
     }
 
@@ -180,6 +199,10 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.known.lock().end_list();
         let warned = std::mem::take(&mut self.warned);
         self.warnings.retain(|name, _| warned.contains(name));
+        if let Some(health) = self.health {
+            let warned: HashSet<String> = warned.iter().map(ToString::to_string).collect();
+            health.was_listed(K::SINGULAR, |name| warned.contains(name));
+        }
         self.version = Some(version);
         self.listing = false;
         Ok(())
@@ -203,7 +226,7 @@ impl<'a, K: Kind> Intake<'a, K> {
                 let metadata = Meta::from(identity(object)?);
                 self.changed_at(metadata.resource_version.as_deref())?;
                 let name = K::name(&metadata, &mut self.names.lock());
-                self.unusable(name, &format!("it cannot be read: {error}"));
+                self.unusable(name, &format!("it cannot be read: {error}"), object);
                 return Ok(());
             }
         };
@@ -215,6 +238,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         drop(names);
         match (name, reduced) {
             (Some(name), Ok(reduced)) => {
+                if let Some(health) = self.health {
+                    health.can_use(K::SINGULAR, name.to_string());
+                }
                 if reduced.warnings.is_empty() {
                     if self.warnings.remove(&name).is_some() {
                         info!("{} {name}: all of it can be used now", K::PLURAL);
@@ -232,8 +258,8 @@ impl<'a, K: Kind> Intake<'a, K> {
                     return self.no_room(&name);
                 }
             }
-            (name, Err(invalid)) => self.unusable(name, &invalid.to_string()),
-            (None, Ok(_)) => self.unusable(None, "it has no name"),
+            (name, Err(invalid)) => self.unusable(name, &invalid.what(), object),
+            (None, Ok(_)) => self.unusable(None, "it has no name", object),
         }
         Ok(())
     }
@@ -249,11 +275,20 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(())
     }
 
-    fn unusable(&mut self, name: Option<K::Name>, text: &str) {
+    fn unusable(&mut self, name: Option<K::Name>, text: &str, object: &RawValue) {
         match name {
             Some(name) => {
-                self.known.lock().preserve(&name);
-                self.warn_once(&name, &format!("{text}; it stays as it was"));
+                let stays = self.known.lock().preserve(&name);
+                let follows = if stays {
+                    "its last valid version stays in use"
+                } else {
+                    "nothing of it is used until that is corrected"
+                };
+                if let Some(health) = self.health {
+                    let why = text.to_owned();
+                    health.cannot_use(K::SINGULAR, name.to_string(), why, stays, addresses(object));
+                }
+                self.warn_once(&name, &format!("{text}; {follows}"));
             }
             None => warn!("one of the {} is left out: {text}", K::PLURAL),
         }
@@ -279,6 +314,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.changed_at(metadata.resource_version.as_deref())?;
         if let Some(name) = K::name(&metadata, &mut self.names.lock()) {
             self.warnings.remove(&name);
+            if let Some(health) = self.health {
+                health.can_use(K::SINGULAR, name.to_string());
+            }
             self.known.lock().remove(name);
         }
         Ok(())
@@ -320,6 +358,24 @@ impl<'a, K: Kind> Intake<'a, K> {
 
 fn unreadable(what: &str, error: &serde_json::Error) -> Failure {
     Failure::Broken(format!("{what} cannot be read: {error}"))
+}
+
+/// Returns the addresses that a Service names, as far as they can be read.
+fn addresses(object: &RawValue) -> Vec<IpAddr> {
+    let object: Value = serde_json::from_str(object.get()).unwrap_or_default();
+    let spec = &object["spec"];
+    let lists = [&spec["clusterIPs"], &spec["externalIPs"]];
+    let lists = lists.into_iter().filter_map(Value::as_array).flatten();
+    let ingress = object["status"]["loadBalancer"]["ingress"].as_array();
+    let ingress = ingress.into_iter().flatten().map(|point| &point["ip"]);
+    let named = lists.chain(ingress).chain([&spec["clusterIP"]]);
+    let mut found: Vec<IpAddr> = named
+        .filter_map(|text| parse_ip(text.as_str()?))
+        .take(MOST_ADDRESSES)
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 fn identity(object: &RawValue) -> Result<Identity<'_>, Failure> {

@@ -21,6 +21,8 @@ pub(super) trait Kind:
     type Wire: DeserializeOwned;
     /// Name of the kind in the plural, for the log.
     const PLURAL: &str;
+    /// Name of the kind in the singular.
+    const SINGULAR: &str;
     /// Path of the collection in all namespaces.
     const PATH: &str;
     /// Labels by which the server leaves out what this proxy does not serve, as
@@ -72,6 +74,7 @@ fn namespaced(meta: &wire::Meta) -> Option<(&str, &str)> {
 impl Kind for Service {
     type Wire = wire::Service;
     const PLURAL: &str = "Services";
+    const SINGULAR: &str = "Service";
     const PATH: &str = "/api/v1/services";
     const LABELS: Option<&str> = Some("!service.kubernetes.io/service-proxy-name");
 
@@ -113,6 +116,7 @@ impl Kind for Service {
 impl Kind for EndpointSlice {
     type Wire = wire::EndpointSlice;
     const PLURAL: &str = "EndpointSlices";
+    const SINGULAR: &str = "EndpointSlice";
     const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
     const LABELS: Option<&str> = Some("!service.kubernetes.io/headless");
 
@@ -152,6 +156,7 @@ impl Kind for EndpointSlice {
 impl Kind for ServiceCidr {
     type Wire = wire::ServiceCidr;
     const PLURAL: &str = "ServiceCIDRs";
+    const SINGULAR: &str = "ServiceCIDR";
     const PATH: &str = "/apis/networking.k8s.io/v1/servicecidrs";
     const LABELS: Option<&str> = None;
     const DISPENSABLE: bool = true;
@@ -188,6 +193,7 @@ impl Kind for ServiceCidr {
 impl Kind for Node {
     type Wire = wire::Node;
     const PLURAL: &str = "Nodes";
+    const SINGULAR: &str = "Node";
     const PATH: &str = "/api/v1/nodes";
     const LABELS: Option<&str> = None;
     const DISPENSABLE: bool = true;
@@ -234,6 +240,7 @@ impl Named for Elsewhere {
 impl Kind for Elsewhere {
     type Wire = wire::Bare;
     const PLURAL: &str = "weights of other Nodes";
+    const SINGULAR: &str = "other Node";
     const PATH: &str = Node::PATH;
     const LABELS: Option<&str> = None;
     const METADATA_ONLY: bool = true;

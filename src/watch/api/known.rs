@@ -136,13 +136,15 @@ impl<K: Kind> Known<K> {
     }
 
     /// Counts an object as listed whose new version cannot be used: the version before stays in
-    /// force.
-    pub(super) fn preserve(&mut self, name: &K::Name) {
-        if let Some(entry) = self.objects.get_mut(name)
-            && std::mem::replace(&mut entry.list, self.list) != self.list
-        {
+    /// use. Returns whether there is one.
+    pub(super) fn preserve(&mut self, name: &K::Name) -> bool {
+        let Some(entry) = self.objects.get_mut(name) else {
+            return false;
+        };
+        if std::mem::replace(&mut entry.list, self.list) != self.list {
             self.size += entry.object.size();
         }
+        true
     }
 
     /// Removes an object that is gone.

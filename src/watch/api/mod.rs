@@ -157,27 +157,27 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
     let services = Follower::new(
         context(),
         None,
-        Intake::new(names, &objects.services),
+        Intake::new(names, &objects.services).reporting_to(&settings.health),
         pauses(),
     );
     let slices = Follower::new(
         context(),
         None,
-        Intake::new(names, &objects.slices),
+        Intake::new(names, &objects.slices).reporting_to(&settings.health),
         pauses(),
     );
     let node = Follower::new(
         context(),
         Some(own),
-        Intake::new(names, &objects.node),
+        Intake::new(names, &objects.node).reporting_to(&settings.health),
         pauses(),
     );
     let elsewhere = objects.elsewhere.as_ref().map(|known| {
-        let intake = Intake::new(names, known);
+        let intake = Intake::new(names, known).reporting_to(&settings.health);
         Follower::new(context(), Some(others), intake, pauses())
     });
     let service_cidrs = objects.service_cidrs.as_ref().map(|known| {
-        let intake = Intake::new(names, known);
+        let intake = Intake::new(names, known).reporting_to(&settings.health);
         Follower::new(context(), None, intake, pauses())
     });
     tokio::select! {

@@ -57,7 +57,7 @@ fn an_object_that_cannot_be_used_is_logged_once_and_when_it_can() {
 }
 
 /// Returns a Service that can be used.
-fn item(name: &str) -> serde_json::Value {
+fn item(name: &str) -> Value {
     json!({
         "metadata": {"name": name, "namespace": "b", "resourceVersion": "7"},
         "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}]},
@@ -122,6 +122,84 @@ fn an_object_whose_metadata_cannot_be_read_is_left_out_alone() {
         }
         assert_eq!(intake.version(), Some("9"));
     }
+}
+
+#[test]
+fn what_cannot_be_used_is_recorded_until_it_can() {
+    let names = Mutex::new(Names::default());
+    let known = Mutex::new(Known::<Service>::new());
+    let health = SourceHealth::default();
+    let mut intake = Intake::new(&names, &known).reporting_to(&health);
+    // A field that is refused, and one that cannot be read.
+    let refused = |name: &str| {
+        let mut item = item(name);
+        item["spec"]["externalIPs"] = json!(["192.0.2.1", "x"]);
+        item["spec"]["type"] = json!("Cluster");
+        item
+    };
+    let mut unread = item("unread");
+    unread["spec"]["ports"] = json!([{"port": "http"}]);
+    let list = |intake: &mut Intake<'_, Service>, items: &[Value]| {
+        intake.begin_list();
+        let page = json!({"metadata": {"resourceVersion": "8"}, "items": items});
+        assert!(super::page(intake, page.to_string().as_bytes()).is_ok());
+    };
+    let line = |intake: &mut Intake<'_, Service>, kind: &str, mut object: Value| {
+        object["metadata"]["resourceVersion"] = json!("9");
+        let event = json!({"type": kind, "object": object}).to_string();
+        assert!(intake.line(event.as_bytes()).is_ok());
+    };
+    let log = lines(0, || {
+        list(
+            &mut intake,
+            &[item("good"), refused("a"), refused("c"), unread],
+        );
+        line(&mut intake, "MODIFIED", refused("good"));
+    });
+    assert_eq!(log.len(), 4, "{log:#?}");
+    assert!(log[0].contains("nothing of it is used"), "{log:#?}");
+    assert!(
+        log[3].contains("last valid version stays in use"),
+        "{log:#?}"
+    );
+    let unusable = || {
+        let unusable = health.unusable().into_iter();
+        let shown = unusable.map(|((kind, name), unusable)| {
+            assert_eq!(kind, "Service");
+            (name, unusable.stays, unusable.trouble.why)
+        });
+        shown.collect::<Vec<_>>()
+    };
+    let found = unusable();
+    let stays: Vec<_> = found
+        .iter()
+        .map(|(name, stays, _)| (&**name, *stays))
+        .collect();
+    let expected = [
+        ("b/a", false),
+        ("b/c", false),
+        ("b/good", true),
+        ("b/unread", false),
+    ];
+    assert_eq!(stays, expected);
+    assert!(
+        found[0].2.starts_with("spec.type is \"Cluster\": "),
+        "{found:?}"
+    );
+    assert!(found[3].2.starts_with("it cannot be read: "), "{found:?}");
+    let named = health.unusable_object("Service", "b/a".to_owned());
+    let addresses = named.expect("it is recorded").addresses;
+    assert_eq!(addresses, [[10, 0, 0, 1], [192, 0, 2, 1]].map(IpAddr::from));
+    line(&mut intake, "MODIFIED", item("a"));
+    line(&mut intake, "DELETED", refused("c"));
+    assert_eq!(unusable().len(), 2);
+    list(&mut intake, &[refused("good")]);
+    let [(name, stays, _)] = &unusable()[..] else {
+        panic!("{:?}", unusable());
+    };
+    assert!(name == "b/good" && *stays);
+    list(&mut intake, &[]);
+    assert_eq!(unusable(), []);
 }
 
 proptest! {
