@@ -152,9 +152,15 @@ async fn a_node_tries_once_at_a_time_while_the_server_is_away() {
     let refused = server.script().refused;
     // A pause of one to two seconds, whatever the number of kinds.
     assert!((250..650).contains(&refused), "{refused} tries");
-    // A server that is back is not called by all nodes at once.
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_back_is_not_called_by_all_nodes_at_once() {
     let mut found = Vec::new();
     for _ in 0..20 {
+        let server = shop();
+        let mut recorder = Recorder::start(pipe::access(&server));
+        recorder.next(SOON).await;
         server.down();
         recorder.is_quiet(Duration::from_secs(30)).await;
         server.script().calls.clear();

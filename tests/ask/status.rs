@@ -318,7 +318,7 @@ fn a_faulty_document_is_named_and_the_rest_is_followed() {
         for (text, reason) in [
             (
                 "kind: Service\napiVersion: v1\nspec: [",
-                "document 1, line 3: ",
+                "document 1, line ",
             ),
             (
                 "kind: Servcie\napiVersion: v1\nmetadata: {name: x}\n",

@@ -112,7 +112,7 @@ impl fmt::Display for Report {
                 stays,
             } => {
                 let what = if *stays {
-                    "what it had stays in use"
+                    "what it had stays in force"
                 } else {
                     "nothing of it is used"
                 };

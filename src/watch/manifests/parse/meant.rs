@@ -42,11 +42,13 @@ pub(super) fn meant(api_version: &str, kind: &str) -> Option<Meant> {
             reason: reason(name),
         });
     }
-    let lists = names.map(|name| format!("{name}List"));
-    let lists = lists.iter().map(String::as_str).chain(["List"]);
-    similar(kind, lists).map(|name| Meant {
+    let list = match kind.strip_suffix("List") {
+        Some(of) => similar(of, names).map(|name| format!("{name}List")),
+        None => similar(kind, ["List"]).map(str::to_owned),
+    };
+    list.map(|name| Meant {
         kind: None,
-        reason: reason(name),
+        reason: reason(&name),
     })
 }
 
