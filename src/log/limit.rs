@@ -90,10 +90,9 @@ fn object(message: &str) -> Option<&str> {
             return false;
         };
         let is_number = |text: &str| text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-        !namespace.is_empty()
-            && !name.is_empty()
-            && !name.contains('/')
-            && !(is_number(namespace) && is_number(name))
+        let is_network = is_number(namespace) && is_number(name);
+        let is_path = namespace.is_empty() || name.is_empty() || name.contains('/');
+        !is_network && !is_path
     })
 }
 

@@ -82,7 +82,9 @@ fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
                  add rule {family} mangle PREROUTING meta mark set numgen inc mod 2'"
             )
         };
-        ["ip", "ip6"].map(|family| lab.node.show(&of_nft(family)));
+        for family in ["ip", "ip6"] {
+            lab.node.show(&of_nft(family));
+        }
         let saved = lab.node.show("iptables-save");
         assert!(
             saved.contains("# Table `mangle' is incompatible"),

@@ -34,6 +34,9 @@ pub(super) struct Unread {
     pub(super) unknown: bool,
 }
 
+/// An object of a document, with the fields that are not known, or what is wrong with it.
+type ReducedDocument = Result<(Reduced<Object>, Vec<UnknownField>), Broken>;
+
 impl Unread {
     /// Returns whether there are no such parts.
     pub(super) fn is_empty(&self) -> bool {
@@ -100,11 +103,7 @@ impl Version {
         version
     }
 
-    fn add(
-        &mut self,
-        document: &Document<'_>,
-        contents: Contents<Result<(Reduced<Object>, Vec<UnknownField>), Broken>>,
-    ) {
+    fn add(&mut self, document: &Document<'_>, contents: Contents<ReducedDocument>) {
         let file = || self.file.clone();
         let mut broken = contents.broken;
         let mut warnings = Vec::new();
