@@ -56,6 +56,7 @@ fn is_whole(asked: Asked<'_>) -> bool {
 fn only_stale(changes: &Changes) -> Changes {
     Changes {
         stale_udp: changes.stale_udp.clone(),
+        begun: changes.begun.clone(),
         ..Changes::default()
     }
 }
