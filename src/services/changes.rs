@@ -19,6 +19,9 @@ pub struct Changes {
     pub full: bool,
     /// Whether what failed is to be tried again, even if it did not change.
     pub retry: bool,
+    /// Whether another Tripod, which has ended, wrote what the kernel holds: differences are no
+    /// damage.
+    pub taken_back: bool,
     /// UDP flows that the kernel would go on sending to where no endpoint serves.
     pub stale_udp: StaleUdp,
     /// ServicePorts of other protocols that are reachable now and were not before, or at fewer
@@ -77,6 +80,7 @@ impl Changes {
         self.ports.extend(later.ports);
         self.full |= later.full;
         self.retry |= later.retry;
+        self.taken_back |= later.taken_back;
         self.stale_udp.merge(later.stale_udp);
         self.begun.extend(later.begun);
     }
@@ -86,6 +90,7 @@ impl Changes {
         let mut families = PerFamily::each(|_| Changes {
             full: self.full,
             retry: self.retry,
+            taken_back: self.taken_back,
             ..Changes::default()
         });
         for name in self.ports {
