@@ -17,9 +17,17 @@
 //! One lost packet ejects no endpoint: it takes two connections, or one with two SYNs. A
 //! connection counts only if none that began after it was answered: otherwise it is the
 //! client that is kept from the endpoint.
+//!
+//! Connections through one Service say nothing of the endpoint as one of another Service: whoever
+//! may create a Service can name any endpoint in it. And clients alone eject no endpoint: one can
+//! begin connections that no endpoint answers (a TCP option that the server does not accept).
+//! Therefore the node connects to the endpoint itself, from the first connection on that is not
+//! answered. Only if it is not answered either, is the endpoint ejected; if it is, that counts as any
+//! other connection that was answered.
 
 use std::{
     collections::VecDeque,
+    mem,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -27,7 +35,10 @@ use std::{
 use hashbrown::HashMap;
 use tokio::time::Instant;
 
-use crate::kernel::conntrack::flows::{Flow, Snapshot};
+use crate::{
+    kernel::conntrack::flows::{Flow, Snapshot},
+    services::ServiceName,
+};
 
 /// From the beginning of a connection until it is first looked up: longer than an answer
 /// takes from anywhere.
@@ -52,10 +63,28 @@ const SHORTEST: Duration = Duration::from_secs(10);
 /// The longest ejection, and how long it is remembered that there was one.
 const LONGEST: Duration = Duration::from_secs(300);
 
+/// How long the failure of a connection of the node's own is believed.
+const BELIEVED: Duration = Duration::from_secs(5);
+
+/// Maximum number of connections of the node's own at a time.
+const PROBES: usize = 256;
+
+/// An endpoint as one of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Target {
+    /// The Service that requests ejection.
+    pub service: ServiceName,
+    /// Address and port of the endpoint.
+    pub endpoint: SocketAddr,
+}
+
 /// What is known of watched endpoints.
 #[derive(Debug, Default)]
 pub struct Evidence {
-    endpoints: HashMap<SocketAddr, Known>,
+    endpoints: HashMap<Target, Known>,
+    /// Endpoints to which the node is to connect, and those to which it connects.
+    to_probe: Vec<SocketAddr>,
+    probing: HashMap<SocketAddr, Instant>,
     /// Connections to look up, those that are due first in front.
     first: VecDeque<Asked>,
     second: VecDeque<Asked>,
@@ -73,6 +102,10 @@ struct Known {
     /// When the last connection began that it answered; `None`: none.
     answered: Option<Instant>,
     ejection: Option<Ejection>,
+    /// When the last connection of the node's own began that was not answered.
+    probe_failed: Option<Instant>,
+    /// When the last connection began that was not answered.
+    failed: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +121,7 @@ struct Ejection {
 /// A connection that is to be looked up.
 #[derive(Debug)]
 pub struct Asked {
+    service: ServiceName,
     flow: Flow,
     began: Instant,
     due: Instant,
@@ -99,10 +133,10 @@ pub struct Asked {
 }
 
 /// An endpoint is ejected from now on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Address and port of the ejected endpoint.
-    pub endpoint: SocketAddr,
+    /// The ejected endpoint.
+    pub target: Target,
     /// Time for which it gets no new connections.
     pub length: Duration,
 }
@@ -113,15 +147,22 @@ impl Asked {
         &self.flow
     }
 
-    fn endpoint(&self) -> SocketAddr {
-        self.flow.reply.source
+    fn target(&self) -> Target {
+        Target {
+            service: self.service.clone(),
+            endpoint: self.flow.reply.source,
+        }
     }
 }
 
 impl Evidence {
-    /// Records that a connection to a watched endpoint began.
-    pub fn began(&mut self, flow: Flow, now: Instant) {
-        let known = self.endpoints.entry(flow.reply.source).or_default();
+    /// Records that a connection to a watched endpoint began through `service`.
+    pub fn began(&mut self, service: ServiceName, flow: Flow, now: Instant) {
+        let target = Target {
+            service: service.clone(),
+            endpoint: flow.reply.source,
+        };
+        let known = self.endpoints.entry(target).or_default();
         let client = flow.original.source.ip();
         let of_client = known.first.iter().filter(|one| **one == client).count();
         if known.first.len() >= OF_ENDPOINT
@@ -132,6 +173,7 @@ impl Evidence {
         }
         known.first.push(client);
         self.first.push_back(Asked {
+            service,
             flow,
             began: now,
             due: now + FIRST_LOOKUP,
@@ -192,15 +234,16 @@ impl Evidence {
         found: Option<Snapshot>,
         now: Instant,
     ) -> Option<Verdict> {
-        let endpoint = asked.endpoint();
+        let target = asked.target();
         // The endpoint may not be watched any more.
-        let known = self.endpoints.get_mut(&endpoint)?;
+        let known = self.endpoints.get_mut(&target)?;
         known.looked_up(&asked);
         let signs = match found {
             Some(found) if found.state.is_answered() => {
                 known.answers(asked.began);
                 return None;
             }
+            _ if known.is_answered_after(asked.began) => 0,
             Some(_) if asked.is_first && known.second >= OF_ENDPOINT => return None,
             Some(found) if asked.is_first => {
                 known.second += 1;
@@ -208,6 +251,9 @@ impl Evidence {
                 asked.is_first = false;
                 asked.due = now + SECOND_LOOKUP;
                 self.second.push_back(asked);
+                if !known.is_ejected() {
+                    self.probe(target.endpoint);
+                }
                 return None;
             }
             // The client has sent again: otherwise the entry would expire sooner than at the first
@@ -222,31 +268,86 @@ impl Evidence {
         if signs == 0 {
             return None;
         }
-        let length = known.fails(asked.began, signs, now)?;
-        Some(Verdict { endpoint, length })
+        known.failures += signs;
+        known.failed = known.failed.max(Some(asked.began));
+        let verdict = known.decide(now);
+        if verdict.is_none() && !known.is_ejected() {
+            self.probe(target.endpoint);
+        }
+        verdict.map(|length| Verdict { target, length })
+    }
+
+    /// Has the node connect to an endpoint, unless it does.
+    fn probe(&mut self, endpoint: SocketAddr) {
+        let is_free = self.probing.len() + self.to_probe.len() < PROBES;
+        let is_new = !self.probing.contains_key(&endpoint) && !self.to_probe.contains(&endpoint);
+        if is_free && is_new {
+            self.to_probe.push(endpoint);
+        }
+    }
+
+    /// Returns the endpoints to which the node is to connect now.
+    pub fn take_probes(&mut self, now: Instant) -> Vec<SocketAddr> {
+        let probes = mem::take(&mut self.to_probe);
+        self.probing
+            .extend(probes.iter().map(|endpoint| (*endpoint, now)));
+        probes
+    }
+
+    /// Records whether the endpoint answered the node; `None`: that could not be found out. Returns
+    /// as what it is ejected because of that.
+    pub fn probed(
+        &mut self,
+        endpoint: SocketAddr,
+        answered: Option<bool>,
+        now: Instant,
+    ) -> Vec<Verdict> {
+        let began = self.probing.remove(&endpoint);
+        let (Some(began), Some(answered)) = (began, answered) else {
+            return Vec::new();
+        };
+        let of_endpoint = self.endpoints.iter_mut();
+        let of_endpoint = of_endpoint.filter(|(target, _)| target.endpoint == endpoint);
+        let mut verdicts = Vec::new();
+        let mut again = false;
+        for (target, known) in of_endpoint {
+            if answered {
+                known.answers(began);
+            } else {
+                known.probe_failed = known.probe_failed.max(Some(began));
+                let length = known.decide(now);
+                let target = target.clone();
+                verdicts.extend(length.map(|length| Verdict { target, length }));
+            }
+            again |= known.is_suspect();
+        }
+        if again {
+            self.probe(endpoint);
+        }
+        verdicts
     }
 
     /// Records that it could not be found out what became of a connection.
     pub fn dropped(&mut self, asked: &Asked) {
-        if let Some(known) = self.endpoints.get_mut(&asked.endpoint()) {
+        if let Some(known) = self.endpoints.get_mut(&asked.target()) {
             known.looked_up(asked);
         }
     }
 
     /// Returns the endpoints that are ejected.
-    pub fn ejected(&self) -> impl Iterator<Item = SocketAddr> {
+    pub fn ejected(&self) -> impl Iterator<Item = &Target> {
         let all = self.endpoints.iter();
-        all.filter_map(|(endpoint, known)| {
+        all.filter_map(|(target, known)| {
             let ejection = known.ejection.filter(|ejection| !ejection.is_over);
-            ejection.map(|_| *endpoint)
+            ejection.map(|_| target)
         })
     }
 
     /// Forgets the endpoints that are not watched any more.
-    pub fn retain(&mut self, is_watched: impl Fn(&SocketAddr) -> bool) {
-        self.endpoints.retain(|endpoint, _| is_watched(endpoint));
+    pub fn retain(&mut self, is_watched: impl Fn(&Target) -> bool) {
+        self.endpoints.retain(|target, _| is_watched(target));
         for queue in [&mut self.first, &mut self.second] {
-            queue.retain(|asked| is_watched(&asked.endpoint()));
+            queue.retain(|asked| is_watched(&asked.target()));
         }
     }
 }
@@ -268,6 +369,9 @@ impl Known {
     fn answers(&mut self, began: Instant) {
         self.answered = self.answered.max(Some(began));
         self.failures = 0;
+        if self.probe_failed.is_some_and(|failed| failed <= began) {
+            self.probe_failed = None;
+        }
         // It may get connections although it is ejected, if no other endpoint is left.
         let is_answer_after = |ejection: Ejection| ejection.is_over || began > ejection.failed;
         if self.ejection.is_some_and(is_answer_after) {
@@ -275,18 +379,30 @@ impl Known {
         }
     }
 
-    /// Records that it failed a connection that began at `began`. Returns for how long it is
-    /// ejected because of that, if it is.
-    fn fails(&mut self, began: Instant, signs: u32, now: Instant) -> Option<Duration> {
-        let is_ejected = self.ejection.is_some_and(|ejection| !ejection.is_over);
-        if is_ejected || self.answered.is_some_and(|answered| answered >= began) {
-            return None;
+    /// Returns whether it answered a connection that began then or later.
+    fn is_answered_after(&self, began: Instant) -> bool {
+        self.answered.is_some_and(|answered| answered >= began)
+    }
+
+    fn is_ejected(&self) -> bool {
+        self.ejection.is_some_and(|ejection| !ejection.is_over)
+    }
+
+    /// Returns whether it is to be ejected if it does not answer the node either. One that is tried
+    /// again after an ejection fails with the first sign.
+    fn is_suspect(&self) -> bool {
+        match self.ejection {
+            None => self.failures >= ENOUGH,
+            Some(ejection) => ejection.is_over && self.failures > 0,
         }
-        self.failures += signs;
-        // An endpoint that is tried again after an ejection fails with the first sign.
-        if self.failures < ENOUGH && self.ejection.is_none() {
-            return None;
-        }
+    }
+
+    /// Returns for how long it is ejected from now on, if it is.
+    fn decide(&mut self, now: Instant) -> Option<Duration> {
+        let believed = self.probe_failed.filter(|began| now < *began + BELIEVED);
+        let began = self
+            .failed
+            .filter(|_| believed.is_some() && self.is_suspect())?;
         let length = match self.ejection {
             Some(before) => (before.length * 2).min(LONGEST),
             None => SHORTEST,

@@ -2,7 +2,8 @@
 //! kernel forwards connections and for the Services that request it (`tripod.proxy/eject`).
 //!
 //! The kernel notifies of each new connection. Of those that go to a watched endpoint some are
-//! looked up twice (`evidence`), and what follows from them goes to the service map as an event, as
+//! looked up twice (`evidence`); the node connects to an endpoint that clients get no answer from,
+//! which has to fail as well. What follows from them goes to the service map as an event, as
 //! if an object of the cluster had changed. When that is in force, clients that wait for an answer
 //! from an ejected endpoint are sent elsewhere (`waiting`). While no Service requests it, nothing is
 //! subscribed to.
@@ -19,18 +20,20 @@ use std::{
 };
 
 use hashbrown::HashSet;
+use nix::errno::Errno;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge, Registry};
 use tokio::{
+    net::TcpStream,
     sync::{
         Notify,
-        mpsc::{Receiver, Sender, UnboundedSender, channel, unbounded_channel},
+        mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, channel, unbounded_channel},
     },
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 
 use self::{
-    evidence::{Evidence, Verdict},
+    evidence::{Evidence, Target, Verdict},
     watched::Watched,
 };
 use crate::{
@@ -127,6 +130,7 @@ pub fn begin(
         logged: LogOnce::default(),
         lost: LoggedFlag::default(),
         in_force: BTreeMap::new(),
+        probed: unbounded_channel(),
         metrics,
         recorder,
     };
@@ -149,6 +153,36 @@ struct Kernel {
     socket: Socket,
 }
 
+/// Whether an endpoint answered the node; `None`: that could not be found out.
+type Probed = (SocketAddr, Option<bool>);
+
+/// How long the node waits for an answer of an endpoint: less than the time between the lookups of a
+/// connection.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Connects to an endpoint, and ends the connection at once. Returns whether it answered; `None`:
+/// the node could not try.
+async fn answers(endpoint: SocketAddr) -> Option<bool> {
+    match timeout(ANSWER, TcpStream::connect(endpoint)).await {
+        Ok(Ok(_)) => Some(true),
+        Err(_) => Some(false),
+        Ok(Err(error)) => match error.raw_os_error().map(Errno::from_raw) {
+            Some(
+                Errno::ECONNREFUSED
+                | Errno::ECONNRESET
+                | Errno::ETIMEDOUT
+                | Errno::EHOSTUNREACH
+                | Errno::ENETUNREACH
+                | Errno::EHOSTDOWN,
+            ) => Some(false),
+            _ => {
+                tracing::debug!("cannot connect to endpoint {endpoint}: {error}");
+                None
+            }
+        },
+    }
+}
+
 struct Ejector {
     shared: Arc<Shared>,
     evidence: Evidence,
@@ -162,6 +196,8 @@ struct Ejector {
     logged: LogOnce,
     /// Whether it was logged that notifications are lost.
     lost: LoggedFlag,
+    /// Whether endpoints answered the node.
+    probed: (UnboundedSender<Probed>, UnboundedReceiver<Probed>),
     /// What was last reported as ejected, by Service.
     in_force: BTreeMap<ServiceName, BTreeSet<SocketAddr>>,
     metrics: Metrics,
@@ -184,6 +220,7 @@ impl Ejector {
                 }
                 () = shared.changed.notified() => self.watch(),
                 () = arrived(self.kernel.as_ref()) => self.read(),
+                Some(probed) = self.probed.1.recv() => self.read_probe(probed),
                 () = until(due) => self.look_up(),
                 () = until(opening) => self.watch(),
             }
@@ -202,7 +239,7 @@ impl Ejector {
             // It fails in ipvs mode, which has no receiver, and if the runtime ends.
             let _ = self.ejected.send(ejected);
         }
-        self.evidence.retain(|endpoint| watched.has(endpoint));
+        self.evidence.retain(|target| watched.has(target));
         if watched.is_empty() {
             self.kernel = None;
             self.opening.succeeded();
@@ -250,11 +287,14 @@ impl Ejector {
             let endpoint = flow.reply.source;
             // A client that calls the endpoint directly may be kept from it by a rule for that.
             let is_through_service = flow.original.destination != endpoint;
-            if flow.protocol != flows::TCP || !is_through_service || !watched.has(&endpoint) {
+            if flow.protocol != flows::TCP || !is_through_service {
                 return;
             }
+            let Some(service) = watched.called(flow.original.destination, &endpoint) else {
+                return;
+            };
             match event.change {
-                Change::New => evidence.began(flow, now),
+                Change::New => evidence.began(service.clone(), flow, now),
                 Change::Destroy if flow.state.is_refused() => evidence.refused(&flow),
                 Change::Update | Change::Destroy => {}
             }
@@ -300,33 +340,52 @@ impl Ejector {
                 }
             }
         }
+        self.probe(now);
+    }
+
+    /// Has the node connect to endpoints that may have failed.
+    fn probe(&mut self, now: Instant) {
+        for endpoint in self.evidence.take_probes(now) {
+            let send = self.probed.0.clone();
+            tokio::spawn(async move {
+                // It fails only if the runtime ends.
+                let _ = send.send((endpoint, answers(endpoint).await));
+            });
+        }
+    }
+
+    /// Records whether an endpoint answered the node.
+    fn read_probe(&mut self, (endpoint, answered): (SocketAddr, Option<bool>)) {
+        let now = Instant::now();
+        for verdict in self.evidence.probed(endpoint, answered, now) {
+            self.log(&verdict);
+        }
+        self.probe(now);
     }
 
     fn log(&self, verdict: &Verdict) {
-        let Verdict { endpoint, length } = verdict;
+        let Verdict {
+            target: Target { service, endpoint },
+            length,
+        } = verdict;
         self.metrics.ejections.inc();
-        for service in self.shared.watched.lock().services(endpoint) {
-            tracing::info!(
-                %service,
-                %endpoint,
-                "connections to this endpoint are not answered: it gets no new ones for {length:?}, \
-                 unless no other is left"
-            );
-        }
+        tracing::info!(
+            %service,
+            %endpoint,
+            "connections to this endpoint are not answered: it gets no new ones for {length:?}, \
+             unless no other is left"
+        );
     }
 
     /// Returns what changed of the endpoints that are ejected.
     fn events(&mut self) -> Vec<Event> {
         let mut ejected: BTreeMap<ServiceName, BTreeSet<SocketAddr>> = BTreeMap::new();
-        let watched = self.shared.watched.lock();
         let mut count = 0;
-        for endpoint in self.evidence.ejected() {
+        for Target { service, endpoint } in self.evidence.ejected() {
             count += 1;
-            for service in watched.services(&endpoint) {
-                ejected.entry(service.clone()).or_default().insert(endpoint);
-            }
+            let of_service = ejected.entry(service.clone()).or_default();
+            of_service.insert(*endpoint);
         }
-        drop(watched);
         self.metrics.ejected.set(count);
         if ejected == self.in_force {
             return Vec::new();

@@ -4,8 +4,9 @@ use std::{mem, net::SocketAddr};
 
 use hashbrown::{HashMap, HashSet};
 
+use super::evidence::Target;
 use crate::{
-    net::Family,
+    net::{Family, Frontend, Protocol},
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
@@ -15,6 +16,8 @@ pub struct Watched {
     ports: HashMap<ServicePortName, WatchedPort>,
     /// The ServicePorts that have each of them.
     endpoints: HashMap<SocketAddr, HashSet<ServicePortName>>,
+    /// Where clients call these ServicePorts.
+    frontends: HashMap<Frontend, ServicePortName>,
     /// Endpoints that get no new connections any more, until they are taken.
     newly_ejected: HashSet<SocketAddr>,
 }
@@ -23,6 +26,8 @@ pub struct Watched {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct WatchedPort {
     all: Box<[SocketAddr]>,
+    /// Where clients call it.
+    frontends: Box<[Frontend]>,
     /// Those that get no new connections, as they are ejected and others are left.
     ejected: HashSet<SocketAddr>,
 }
@@ -59,7 +64,14 @@ impl Watched {
         }
         self.newly_ejected
             .extend(new.ejected.difference(&old.ejected));
-        for endpoint in self.ports.remove(name).unwrap_or_default().all {
+        let old = self.ports.remove(name).unwrap_or_default();
+        for frontend in &old.frontends {
+            // It may be that of another by now.
+            if self.frontends.get(frontend) == Some(name) {
+                self.frontends.remove(frontend);
+            }
+        }
+        for endpoint in old.all {
             if let Some(names) = self.endpoints.get_mut(&endpoint) {
                 names.remove(name);
                 if names.is_empty() {
@@ -72,6 +84,9 @@ impl Watched {
             names.insert(name.clone());
         }
         if !new.all.is_empty() {
+            let frontends = new.frontends.iter();
+            self.frontends
+                .extend(frontends.map(|frontend| (*frontend, name.clone())));
             self.ports.insert(name.clone(), new);
         }
         true
@@ -87,20 +102,27 @@ impl Watched {
         self.endpoints.is_empty()
     }
 
-    /// Returns whether `endpoint` is watched.
-    pub fn has(&self, endpoint: &SocketAddr) -> bool {
-        self.endpoints.contains_key(endpoint)
+    /// Returns whether `target` is watched.
+    pub fn has(&self, target: &Target) -> bool {
+        let names = self.endpoints.get(&target.endpoint);
+        names.is_some_and(|names| names.iter().any(|name| name.service == target.service))
+    }
+
+    /// Returns the Service through which a client reached `endpoint` at the address `called`, if
+    /// it is one that requests ejection.
+    pub fn called(&self, called: SocketAddr, endpoint: &SocketAddr) -> Option<&ServiceName> {
+        let names = self.endpoints.get(endpoint)?;
+        let family = Family::of(&called.ip());
+        let service = Frontend::service(Protocol::Tcp, called.ip(), called.port());
+        let node_port = Frontend::node_port(Protocol::Tcp, family, called.port());
+        let mut found = [service, node_port].into_iter();
+        let name = found.find_map(|at| self.frontends.get(&at))?;
+        names.contains(name).then_some(&name.service)
     }
 
     /// Returns the Services that request ejection.
     pub fn all_services(&self) -> HashSet<&ServiceName> {
         self.ports.keys().map(|name| &name.service).collect()
-    }
-
-    /// Returns the Services that have `endpoint`.
-    pub fn services(&self, endpoint: &SocketAddr) -> HashSet<&ServiceName> {
-        let names = self.endpoints.get(endpoint).into_iter().flatten();
-        names.map(|name| &name.service).collect()
     }
 }
 
@@ -115,6 +137,7 @@ impl WatchedPort {
                 .iter()
                 .map(|endpoint| endpoint.address)
                 .collect(),
+            frontends: port.frontends().collect(),
             ejected: ejected.map(|endpoint| endpoint.address).collect(),
         }
     }
@@ -156,7 +179,18 @@ mod tests {
                 ..Changes::default()
             };
             let changed = watched.update(Family::V4, &map, &changes);
-            let has = ["10.1.0.1:80", "10.1.0.2:80"].map(|endpoint| watched.has(&at(endpoint)));
+            let has = ["10.1.0.1:80", "10.1.0.2:80"].map(|endpoint| {
+                let called = at("10.96.0.1:80");
+                let service = watched.called(called, &at(endpoint)).cloned();
+                let elsewhere = watched.called(at("10.96.0.2:80"), &at(endpoint));
+                assert_eq!(elsewhere, None);
+                service.is_some_and(|service| {
+                    watched.has(&Target {
+                        service,
+                        endpoint: at(endpoint),
+                    })
+                })
+            });
             (changed, has)
         };
         let both = ["10.1.0.1:80", "10.1.0.2:80"];
@@ -169,7 +203,7 @@ mod tests {
         let silent = port("web:http", &both, false);
         assert_eq!(sync(vec![silent, other()], None), (true, [true, false]));
         assert_eq!(sync(vec![], Some("other:http")), (true, [false, false]));
-        assert!(watched.is_empty() && watched.ports.is_empty());
+        assert!(watched.is_empty() && watched.ports.is_empty() && watched.frontends.is_empty());
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::services::Changes;
+
 /// Repairs of a sync that are named; the others are counted.
 const NAMED: usize = 20;
 
@@ -23,6 +25,8 @@ const MOST: usize = 1000;
 #[derive(Debug, Default)]
 pub struct Repairs {
     recent: BTreeMap<String, Recent>,
+    /// Whether what this sync finds was written by another Tripod.
+    taken_back: bool,
 }
 
 /// The last repair of something.
@@ -41,6 +45,11 @@ impl Recent {
 }
 
 impl Repairs {
+    /// Begins a sync of `changes`: differences may be what another Tripod wrote before it ended.
+    pub fn begin(&mut self, changes: &Changes) {
+        self.taken_back = changes.taken_back;
+    }
+
     /// Names in the log what a sync `repaired` of what other programs had changed: each thing by
     /// itself once, then together with others, and as an error when a program keeps changing it.
     /// Logs when all that was changed again and again is left alone.
@@ -50,6 +59,15 @@ impl Repairs {
 
     fn log_at(&mut self, repaired: &[String], now: Instant) {
         self.expire(now);
+        if self.taken_back {
+            if !repaired.is_empty() {
+                let count = repaired.len();
+                tracing::info!(
+                    "wrote again what another Tripod had written (differences: {count})"
+                );
+            }
+            return;
+        }
         let (mut new, mut again, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         for what in repaired {
             if let Some(recent) = self.recent.get_mut(what) {
@@ -169,6 +187,29 @@ mod tests {
             "{lines:#?}"
         );
         assert_eq!(lines.len(), 4, "{lines:#?}");
+    }
+
+    #[test]
+    fn what_another_tripod_wrote_is_not_called_damage() {
+        let lines = lines(0, || {
+            let mut log = Repairs::default();
+            for taken_back in [true, false] {
+                log.begin(&Changes {
+                    taken_back,
+                    ..Changes::default()
+                });
+                log.log(&["a".to_owned()]);
+            }
+        });
+        assert_eq!(lines.len(), 2, "{lines:#?}");
+        assert!(
+            lines[0].contains("another Tripod had written"),
+            "{lines:#?}"
+        );
+        assert!(
+            lines[1].contains("repaired a, which another program"),
+            "{lines:#?}"
+        );
     }
 
     #[test]

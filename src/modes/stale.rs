@@ -1,6 +1,8 @@
 //! UDP flows whose connection-tracking entries translate to something that does not
-//! answer any more, or do not translate although something would answer now.
+//! answer any more, or do not translate although something would answer now; and connections of
+//! other protocols that began before anything served where they were made.
 
+mod begun;
 mod waiting;
 
 use std::{
@@ -14,7 +16,8 @@ use std::{
 use nix::errno::Errno;
 use tokio::task::JoinError;
 
-use self::waiting::Waiting;
+pub use self::begun::delete_untranslated;
+use self::{begun::Begun, waiting::Waiting};
 use crate::{
     kernel::{
         conntrack::flows::{self, Match, Reply, Source, UDP},
@@ -176,6 +179,8 @@ pub struct StaleFlows {
     is_lasting: bool,
     /// Logs why the last attempt failed.
     logged: LogOnce,
+    /// Connections that began before what they call was served.
+    begun: Begun,
 }
 
 impl StaleFlows {
@@ -184,6 +189,8 @@ impl StaleFlows {
     /// called meanwhile were not translated.
     pub fn rules_were_missing(&mut self, family: Family, map: &ServiceMap) {
         self.led_past(udp_ports(family, map));
+        let all = map.iter().map(|port| &port.name);
+        self.begun.extend(all.filter(|name| name.family == family));
     }
 
     /// Makes the next [`clear`](Self::clear) delete the flows that were not translated for the UDP
@@ -193,8 +200,10 @@ impl StaleFlows {
         names: impl IntoIterator<Item = &'a ServicePortName>,
         map: &ServiceMap,
     ) {
-        let names = names.into_iter();
-        let udp = names.filter(|name| name.protocol == Protocol::Udp);
+        let names: Vec<_> = names.into_iter().collect();
+        self.begun.extend(names.iter().copied());
+        let udp = names.into_iter();
+        let udp = udp.filter(|name| name.protocol == Protocol::Udp);
         self.led_past(udp.filter_map(|name| map.get(name)));
     }
 
@@ -227,6 +236,8 @@ impl StaleFlows {
         let mut matches = mem::take(&mut self.found);
         matches.extend(waited);
         matches.extend(self::matches(family, map, &changes.stale_udp));
+        self.begun.extend(&changes.begun);
+        self.begun.clear(family, map, changes, metrics).await;
         let failed = self.delete(family, matches, metrics).await;
         self.waiting.add(family, failed);
         let served = || {
@@ -285,7 +296,9 @@ impl StaleFlows {
     /// Returns what could not be done, if anything.
     pub fn unfinished(&self) -> Option<String> {
         let waits = !self.waiting.is_empty() && !self.is_lasting;
-        waits.then(|| "flows of UDP clients to what is gone are not deleted yet".to_owned())
+        let udp = waits.then_some("flows of UDP clients to what is gone are not deleted yet");
+        let what = udp.or(self.begun.unfinished());
+        what.map(ToOwned::to_owned)
     }
 }
 

@@ -56,6 +56,7 @@ fn is_whole(asked: Asked<'_>) -> bool {
 fn only_stale(changes: &Changes) -> Changes {
     Changes {
         stale_udp: changes.stale_udp.clone(),
+        begun: changes.begun.clone(),
         ..Changes::default()
     }
 }
@@ -73,7 +74,8 @@ impl<M: Mode> Mode for Yielding<M> {
         let handover = self.handover.clone();
         let writing = handover.capturing().await;
         // After another process everything is to be compared, which is asked for at once.
-        self.yields = writing.is_none() || self.yields && !is_whole(asked);
+        let yielded = self.yields;
+        self.yields = writing.is_none() || yielded && !is_whole(asked);
         if self.yields {
             for (family, stale) in self.stale.iter_mut() {
                 stale.merge(asked.get(family).map_or_else(Changes::default, only_stale));
@@ -82,11 +84,12 @@ impl<M: Mode> Mode for Yielding<M> {
             return asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())));
         }
         let stale = std::mem::take(&mut self.stale);
-        if stale.iter().all(|(_, stale)| stale.is_empty()) {
+        if !yielded && stale.iter().all(|(_, stale)| stale.is_empty()) {
             return self.mode.sync(map, asked).await;
         }
         let asked = stale.map(|family, mut changes| {
             changes.merge(Changes::clone((*asked.get(family))?));
+            changes.taken_back |= yielded;
             Some(changes)
         });
         let asked = asked.as_ref().map(|_, changes| changes.as_ref());
@@ -136,8 +139,9 @@ mod tests {
     use super::*;
     use crate::{modes::SyncError, services::service_ports::port_name};
 
-    /// Counts its syncs and what they make stale, and takes everything for damage.
-    struct Counting(Arc<Mutex<(usize, usize)>>);
+    /// Counts its syncs and what they make stale, and takes everything for damage, except what a
+    /// successor wrote.
+    struct Counting(Arc<Mutex<(usize, usize)>>, usize);
 
     impl Mode for Counting {
         fn name(&self) -> ModeName {
@@ -145,7 +149,9 @@ mod tests {
         }
 
         async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-            let stale = asked.iter().filter_map(|(_, changes)| *changes);
+            let changes = || asked.iter().filter_map(|(_, changes)| *changes);
+            self.1 += changes().filter(|changes| changes.taken_back).count();
+            let stale = changes();
             let stale = stale.map(|changes| changes.stale_udp.revived.len());
             let mut counts = self.0.lock();
             *counts = (counts.0 + 1, counts.1 + stale.sum::<usize>());
@@ -179,7 +185,7 @@ mod tests {
     #[tokio::test]
     async fn who_gave_way_writes_again_with_a_full_sync_when_the_other_is_gone() {
         let (handover, syncs) = (Handover::of_rules(), Arc::default());
-        let mut mode = Yielding::new(Counting(Arc::clone(&syncs)), handover.clone());
+        let mut mode = Yielding::new(Counting(Arc::clone(&syncs), 0), handover.clone());
         let map = ServiceMap::default();
         let mut changes = Changes::default();
         changes.stale_udp.revived.push(port_name("dns:udp"));
@@ -214,12 +220,14 @@ mod tests {
         assert_eq!(*syncs.lock(), (2, stale), "and what became stale before it");
         mode.sync(&map, some).await;
         assert_eq!(*syncs.lock(), (3, stale + families));
+        let taken_back = mode.mode().1;
+        assert_eq!(taken_back, families, "what the other wrote is no damage");
     }
 
     #[tokio::test]
     async fn who_has_not_served_leaves_it_to_the_other_to_repair() {
         let handover = Handover::of_rules();
-        let mut mode = Yielding::new(Counting(Arc::default()), handover.clone());
+        let mut mode = Yielding::new(Counting(Arc::default(), 0), handover.clone());
         let _predecessor = handover.follows();
         assert!(!is_modified(&mut mode).await);
         handover.serves();

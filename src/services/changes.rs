@@ -19,8 +19,14 @@ pub struct Changes {
     pub full: bool,
     /// Whether what failed is to be tried again, even if it did not change.
     pub retry: bool,
+    /// Whether another Tripod, which has ended, wrote what the kernel holds: differences are no
+    /// damage.
+    pub taken_back: bool,
     /// UDP flows that the kernel would go on sending to where no endpoint serves.
     pub stale_udp: StaleUdp,
+    /// ServicePorts of other protocols that are reachable now and were not before, or at fewer
+    /// addresses: connections to them that began before, and were not answered, go elsewhere.
+    pub begun: HashSet<ServicePortName>,
 }
 
 /// UDP flows whose connection-tracking entries outlive what they translate to: an entry stays for
@@ -74,7 +80,9 @@ impl Changes {
         self.ports.extend(later.ports);
         self.full |= later.full;
         self.retry |= later.retry;
+        self.taken_back |= later.taken_back;
         self.stale_udp.merge(later.stale_udp);
+        self.begun.extend(later.begun);
     }
 
     /// Splits these changes by family. `full` and `retry` concern both.
@@ -82,10 +90,14 @@ impl Changes {
         let mut families = PerFamily::each(|_| Changes {
             full: self.full,
             retry: self.retry,
+            taken_back: self.taken_back,
             ..Changes::default()
         });
         for name in self.ports {
             families.get_mut(name.family).ports.insert(name);
+        }
+        for name in self.begun {
+            families.get_mut(name.family).begun.insert(name);
         }
         let StaleUdp {
             endpoints,
@@ -116,12 +128,16 @@ impl Changes {
             self.ports.clear();
             self.full = true;
         }
+        if self.begun.len() > map.len() + MOST_WAITING {
+            self.begun.retain(|name| map.get(name).is_some());
+        }
         self.stale_udp.bound(map);
     }
 
     /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.ports.is_empty() && !self.full && !self.retry && self.stale_udp == StaleUdp::default()
+        let nothing_changed = self.ports.is_empty() && self.begun.is_empty();
+        nothing_changed && !self.full && !self.retry && self.stale_udp == StaleUdp::default()
     }
 
     /// Records that a ServicePort changed from `old` to `new`.
@@ -136,6 +152,9 @@ impl Changes {
         self.ports.insert(name.clone());
         if name.protocol == Protocol::Udp {
             self.stale_udp.record(old, new);
+        } else {
+            let begun = new.filter(|new| begins_to_be_served(old, new));
+            self.begun.extend(begun.map(|port| port.name.clone()));
         }
     }
 }
@@ -208,19 +227,21 @@ impl StaleUdp {
                 });
             }
         }
-        let reaches = |port: Option<&Arc<ServicePort>>| {
-            port.is_some_and(|port| port.endpoints.any_taken_here())
-        };
-        if let Some(new) = new {
-            // A client that called a node port or address before it was served here was refused
-            // elsewhere, and its flow still goes there.
-            let gained = || missing(new, old.map(|old| &**old)) != LostAddresses::default();
-            let revived = reaches(Some(new)) && (!reaches(old) || gained());
-            if old.is_none() || revived {
-                self.revived.push(new.name.clone());
-            }
+        if let Some(new) = new
+            && (old.is_none() || begins_to_be_served(old, new))
+        {
+            self.revived.push(new.name.clone());
         }
     }
+}
+
+/// Returns true if `new` is reachable from here and was not before, or at fewer addresses. A client
+/// that called a node port or address before it was served here was refused elsewhere, and its flow
+/// still goes there.
+fn begins_to_be_served(old: Option<&Arc<ServicePort>>, new: &Arc<ServicePort>) -> bool {
+    let reaches = |port: &Arc<ServicePort>| port.endpoints.any_taken_here();
+    let gained = || missing(new, old.map(|old| &**old)) != LostAddresses::default();
+    reaches(new) && (!old.is_some_and(reaches) || gained())
 }
 
 fn may_have_flows(endpoints: &[Endpoint], address: SocketAddr) -> bool {

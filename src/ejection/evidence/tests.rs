@@ -1,7 +1,10 @@
 //! Connections made by hand, and the time.
 
 use super::*;
-use crate::kernel::conntrack::flows::{State, TCP, Tuple};
+use crate::{
+    kernel::conntrack::flows::{State, TCP, Tuple},
+    services::service_ports::port_name,
+};
 
 const ENDPOINT: &str = "10.1.0.1:80";
 
@@ -27,6 +30,12 @@ struct Play {
     evidence: Evidence,
     start: Instant,
     flows: Vec<(Outcome, u64)>,
+    /// Whether the endpoint answers the node.
+    answers_node: bool,
+}
+
+fn web() -> ServiceName {
+    port_name("web:http").service.clone()
 }
 
 impl Play {
@@ -35,6 +44,7 @@ impl Play {
             evidence: Evidence::default(),
             start: Instant::now(),
             flows: Vec::new(),
+            answers_node: false,
         }
     }
 
@@ -68,7 +78,7 @@ impl Play {
                 let flow = Flow::of(TCP, original, reply, State::default());
                 let mut ended = flow.clone();
                 ended.state = State::refused();
-                self.evidence.began(flow, self.at(*at));
+                self.evidence.began(web(), flow, self.at(*at));
                 if *outcome == Refused {
                     self.evidence.refused(&ended);
                 }
@@ -84,6 +94,11 @@ impl Play {
                 if let Some(verdict) = self.evidence.found(asked, found, now_at) {
                     verdicts.push((now, verdict.length.as_secs()));
                 }
+            }
+            for endpoint in self.evidence.take_probes(now_at) {
+                let answers = Some(self.answers_node);
+                let more = self.evidence.probed(endpoint, answers, now_at).into_iter();
+                verdicts.extend(more.map(|verdict| (now, verdict.length.as_secs())));
             }
         }
         verdicts
@@ -221,4 +236,50 @@ fn an_answer_ends_an_ejection_unless_the_connection_is_older_than_what_failed() 
     // And it begins anew with the shortest ejection.
     assert_eq!(play.run(&[(3000, SilentTwice)], 4500), [(4300, 10)]);
     assert!(play.is_ejected());
+}
+
+/// A client can begin connections that no endpoint answers, however many.
+#[test]
+fn clients_eject_no_endpoint_that_answers_the_node() {
+    let mut play = Play::new();
+    play.answers_node = true;
+    let of = |at| if at % 2 == 0 { SilentTwice } else { KeptFrom };
+    let many: Vec<_> = (0..100).map(|at| (100 * at, of(at))).collect();
+    assert_eq!(play.run(&many, 15_000), []);
+    // If it stops answering, it is ejected all the same.
+    play.answers_node = false;
+    let verdicts = play.run(&[(15_000, SilentTwice)], 17_000);
+    assert!(matches!(verdicts[..], [(_, 10)]), "{verdicts:?}");
+}
+
+#[test]
+fn connections_through_one_service_say_nothing_of_another() {
+    let mut evidence = Evidence::default();
+    let now = Instant::now();
+    let endpoint: SocketAddr = ENDPOINT.parse().unwrap();
+    for (service, port) in [("web:http", 1), ("web:http", 2), ("other:http", 3)] {
+        let source = SocketAddr::from(([10, 0, 0, 1], port));
+        let original = Tuple {
+            source,
+            destination: ([10, 96, 0, 1], 80).into(),
+        };
+        let reply = Tuple {
+            source: endpoint,
+            destination: source,
+        };
+        let flow = Flow::of(TCP, original, reply, State::default());
+        evidence.began(port_name(service).service.clone(), flow.clone(), now);
+        evidence.refused(&flow);
+    }
+    let later = now + FIRST_LOOKUP;
+    while let Some(asked) = evidence.next(later) {
+        assert_eq!(evidence.found(asked, None, later), None);
+    }
+    assert_eq!(evidence.take_probes(later), [endpoint]);
+    let verdicts = evidence.probed(endpoint, Some(false), later);
+    let names: Vec<_> = verdicts
+        .iter()
+        .map(|verdict| &verdict.target.service)
+        .collect();
+    assert_eq!(names, [&web()]);
 }

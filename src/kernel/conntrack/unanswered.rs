@@ -5,15 +5,15 @@
 //! entry (`nf_conntrack_tcp_timeout_syn_sent`, 120 seconds), and so does a new connection from the
 //! same port. Without the entry it goes where the rules send it now.
 
-use std::{net::SocketAddr, slice};
+use std::{collections::HashSet, net::SocketAddr, slice};
 
 use super::{
     flows::{self, Flow, Match, STATUS, TCP},
     state::SEEN_REPLY,
 };
 use crate::{
-    kernel::netlink::{Error, Malformed, Message, Socket},
-    net::Family,
+    kernel::netlink::{Error, Socket},
+    net::{Family, Frontend, Protocol},
 };
 
 /// `CTA_STATUS_MASK` of `linux/netfilter/nfnetlink_conntrack.h`: which bits of the status a dump is
@@ -32,10 +32,48 @@ pub fn delete(
     family: Family,
     is: impl Fn(&SocketAddr) -> bool,
 ) -> Result<usize, Error> {
-    let request = flows::dump(family, &[Match::all(TCP)])
+    delete_if(socket, family, TCP, |flow| {
+        let endpoint = flow.reply.source;
+        flow.original.destination != endpoint && is(&endpoint)
+    })
+}
+
+/// Deletes the entries of connections of `protocol` to one of `frontends` that were neither
+/// translated nor answered, and returns how many there were: they began before the frontend was
+/// served. A node port is looked for on any address.
+///
+/// # Errors
+/// The same as for [`delete`].
+pub fn delete_untranslated(
+    socket: &mut Socket,
+    family: Family,
+    protocol: Protocol,
+    frontends: &HashSet<Frontend>,
+) -> Result<usize, Error> {
+    delete_if(socket, family, protocol.number(), |flow| {
+        let called = flow.original.destination;
+        let service = Frontend::service(protocol, called.ip(), called.port());
+        let node_port = Frontend::node_port(protocol, family, called.port());
+        flow.reply.source == called
+            && (frontends.contains(&service) || frontends.contains(&node_port))
+    })
+}
+
+fn delete_if(
+    socket: &mut Socket,
+    family: Family,
+    protocol: u8,
+    is: impl Fn(&Flow) -> bool,
+) -> Result<usize, Error> {
+    let request = flows::dump(family, &[Match::all(protocol)])
         .be32(STATUS, 0)
         .be32(STATUS_MASK, SEEN_REPLY);
-    let found = socket.dump(&request, |message| unanswered(message, &is))?;
+    let found = socket.dump(&request, |message| {
+        let flow = flows::parse(message)?;
+        let is_meant =
+            |flow: &Flow| flow.protocol == protocol && !flow.state.is_answered() && is(flow);
+        Ok(flow.filter(is_meant))
+    })?;
     let (mut deleted, mut refused) = (0, Ok(()));
     for flow in found {
         // The endpoint may have answered while the table was read: the next packet of a connection
@@ -55,27 +93,13 @@ pub fn delete(
     refused.map(|()| deleted)
 }
 
-fn unanswered(
-    message: Message<'_>,
-    is: impl Fn(&SocketAddr) -> bool,
-) -> Result<Option<Flow>, Malformed> {
-    let flow = flows::parse(message)?;
-    Ok(flow.filter(|flow| {
-        let endpoint = flow.reply.source;
-        flow.protocol == TCP
-            && !flow.state.is_answered()
-            && flow.original.destination != endpoint
-            && is(&endpoint)
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::kernel::{
         conntrack::flows::{State, Tuple, UDP, tests as table},
         namespace::in_namespace,
-        netlink::Protocol,
+        netlink,
     };
 
     /// `IPS_CONFIRMED`, which every entry of the table has.
@@ -84,7 +108,7 @@ mod tests {
     #[test]
     fn connections_that_were_not_answered_are_deleted() {
         in_namespace(|| {
-            let mut socket = Socket::open(Protocol::Netfilter).unwrap();
+            let mut socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
             let at = |address: &str| address.parse::<SocketAddr>().unwrap();
             let families = [
                 (
@@ -141,6 +165,47 @@ mod tests {
                 let udp = flows::list(&mut socket, family, &[Match::all(UDP)]).unwrap();
                 assert_eq!(udp.len(), 1, "{family}");
             }
+        });
+    }
+
+    #[test]
+    fn connections_that_began_before_their_frontend_are_deleted() {
+        in_namespace(|| {
+            let mut socket = Socket::open(netlink::Protocol::Netfilter).unwrap();
+            let at = |address: &str| address.parse::<SocketAddr>().unwrap();
+            let (node, service, endpoint) = ("10.7.0.1:30080", "10.96.0.1:80", "10.1.0.7:80");
+            let mut enter = |port: u16, called: &str, served: &str, status: u32| {
+                let source = at(&format!("192.0.2.1:{port}"));
+                let original = Tuple {
+                    source,
+                    destination: at(called),
+                };
+                let reply = Tuple {
+                    source: at(served),
+                    destination: source,
+                };
+                let entry = table::entry(TCP, original, reply).be32(STATUS, status | CONFIRMED);
+                socket.call(&entry, |_| Ok(None::<()>)).unwrap();
+            };
+            enter(1, service, service, 0);
+            enter(2, service, endpoint, 0);
+            enter(3, service, service, SEEN_REPLY);
+            enter(4, "10.96.0.1:81", "10.96.0.1:81", 0);
+            enter(5, node, node, 0);
+            let tcp = Protocol::Tcp;
+            let frontends = [
+                Frontend::service(tcp, at(service).ip(), 80),
+                Frontend::node_port(tcp, Family::V4, 30_080),
+            ];
+            let frontends = frontends.into();
+            for expected in [2, 0] {
+                let found = delete_untranslated(&mut socket, Family::V4, tcp, &frontends);
+                assert_eq!(found.unwrap(), expected);
+            }
+            let mut left = flows::list(&mut socket, Family::V4, &[Match::all(TCP)]).unwrap();
+            left.sort_by_key(|flow| flow.original.source.port());
+            let ports = left.iter().map(|flow| flow.original.source.port());
+            assert_eq!(ports.collect::<Vec<_>>(), [2, 3, 4]);
         });
     }
 }

@@ -178,6 +178,7 @@ impl ServedFamily {
     ) -> Result<(Done, SyncReport), Error> {
         let options = self.options(setup, map, changes);
         self.state.begin_sync();
+        self.repairs.begin(changes);
         let done = self.bring_in_step(counters, map, changes, options).await;
         let done = done.inspect_err(|_| self.watch.suspect())?;
         counters.synced(self.family, done.total, done.written);

@@ -251,6 +251,7 @@ impl ServedFamily {
     ) -> Result<SyncReport, Error> {
         let (metrics, desired) = (shared.metrics, shared.desired);
         self.state.begin_sync();
+        self.repairs.begin(changes);
         let is_observed = !matches!(observation, Some(Err(_)));
         let applied = match observation {
             Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,

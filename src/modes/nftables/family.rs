@@ -182,6 +182,11 @@ impl FamilyTable {
         self.applied.as_ref().map(|applied| &applied.options)
     }
 
+    /// Records that changes of others until now were found for a sync of `changes`.
+    pub fn begin(&mut self, changes: &Changes) {
+        self.repairs.begin(changes);
+    }
+
     /// Records that another process may have changed the table: the next sync writes it anew.
     pub fn missed_changes(&mut self) {
         if self.applied.take().is_some() {

@@ -148,12 +148,15 @@ impl Nftables {
     ///
     /// # Errors
     /// When the socket fails: what others changed is not known.
-    fn read_notifications(&mut self) -> io::Result<bool> {
+    fn read_notifications(&mut self, asked: Asked<'_>) -> io::Result<bool> {
         let changes = self.watcher.changes()?;
         let mut concerned = false;
+        let none = Changes::default();
         for (family, served) in self.families.present_mut() {
             if changes.concern(family, TABLE) {
                 concerned = true;
+                let asked = asked.get(family).unwrap_or(&none);
+                served.table.begin(asked);
                 if *changes.missed.get(family) {
                     served.table.missed_changes();
                 } else {
@@ -166,7 +169,7 @@ impl Nftables {
 
     /// Makes full syncs write anew what another process may have changed unnoticed.
     fn read_before_sync(&mut self, asked: Asked<'_>) {
-        let read = self.read_notifications();
+        let read = self.read_notifications(asked);
         log_read(&mut self.unread, read.as_ref().err());
         if read.is_ok() {
             return;
@@ -259,7 +262,7 @@ impl Mode for Nftables {
                 return;
             }
             // Where they cannot be read, the next sync says so.
-            if self.read_notifications().unwrap_or(false) {
+            if self.read_notifications(Asked::default()).unwrap_or(false) {
                 return;
             }
         }

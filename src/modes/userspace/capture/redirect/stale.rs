@@ -1,7 +1,8 @@
 //! Flows that connection tracking sends elsewhere than the rules do now.
 //!
 //! It asks nat rules for a flow's first packet only. A TCP client that is sent to the
-//! wrong place is refused and connects anew; a UDP socket keeps its flow alive with
+//! wrong place is refused and connects anew, unless nothing answers there: then each SYN that it
+//! sends again goes to the same place. A UDP socket keeps its flow alive with
 //! each datagram and is never sent to the right place: the flow of a client that called
 //! before the Service was there is not redirected, that of a Service that came back
 //! goes to a local port without a listener.
@@ -23,6 +24,8 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Stale {
     frontends: BTreeSet<Frontend>,
+    /// Those of TCP: only unanswered connections that were not redirected are deleted.
+    tcp: BTreeSet<Frontend>,
     /// The last attempt failed for a reason that will most likely be the same the next time:
     /// they are tried again with the next sync, and none is due for them.
     is_lasting: bool,
@@ -31,13 +34,18 @@ pub struct Stale {
 impl Stale {
     /// Adds those of `changed` that can have such flows.
     pub fn extend(&mut self, changed: impl IntoIterator<Item = Frontend>) {
-        let udp = |f: &Frontend| f.protocol == Protocol::Udp;
-        self.frontends.extend(changed.into_iter().filter(udp));
+        for frontend in changed {
+            match frontend.protocol {
+                Protocol::Udp => drop(self.frontends.insert(frontend)),
+                Protocol::Tcp => drop(self.tcp.insert(frontend)),
+                Protocol::Sctp => {}
+            }
+        }
     }
 
     /// Returns whether a sync is due for what is left to examine.
     pub fn is_due(&self) -> bool {
-        !self.frontends.is_empty() && !self.is_lasting
+        !(self.frontends.is_empty() && self.tcp.is_empty()) && !self.is_lasting
     }
 
     /// Returns what to delete, now that what is `applied` is in the kernel: for a
@@ -66,13 +74,23 @@ impl Stale {
     /// # Errors
     /// With what is wrong meanwhile, and why.
     pub async fn delete(&mut self, family: Family, applied: &Applied) -> Result<(), String> {
+        let served = |at: &&Frontend| applied.listener(at).is_some();
+        let tcp = self.tcp.iter().filter(served).copied().collect();
         let matches = self.matches(applied);
-        match stale::delete(family, matches).await {
+        let deleted = match stale::delete_untranslated(family, tcp).await {
+            Ok(count) => {
+                self.tcp.clear();
+                let udp = stale::delete(family, matches).await;
+                udp.map(|udp| udp + count)
+            }
+            Err(failure) => Err(failure),
+        };
+        match deleted {
             Ok(count) => {
                 self.frontends.clear();
                 self.is_lasting = false;
                 if count > 0 {
-                    tracing::debug!("{family}: {count} stale UDP flows were deleted");
+                    tracing::debug!("{family}: {count} stale flows were deleted");
                 }
                 Ok(())
             }
@@ -80,8 +98,8 @@ impl Stale {
                 self.is_lasting = failure.is_lasting;
                 let error = failure.error;
                 Err(format!(
-                    "{family}: a UDP client that keeps its socket may not reach a Service that \
-                     came or changed while it was sending, because we {error}; the kernel needs \
+                    "{family}: a client may not reach a Service that came or changed while it \
+                     was sending, because we {error}; the kernel needs \
                      nf_conntrack_netlink, and Tripod CAP_NET_ADMIN"
                 ))
             }
@@ -114,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_udp_has_stale_flows_and_what_is_gone_has_no_place_to_be() {
+    fn what_is_gone_has_no_place_to_be_and_only_udp_flows_go_there() {
         let mut stale = Stale::default();
         let none = Applied::default();
         assert_eq!(stale.matches(&none), []);
