@@ -495,7 +495,6 @@ fn a_service_with_as_many_ports_and_addresses_as_there_can_be() {
     assert!(begun.elapsed() < std::time::Duration::from_secs(20));
     let serving = reduced.object.serving.expect("served");
     assert_eq!(serving.ports.len(), 65_535);
-    // The product of ports and addresses is bounded, and so is that of ports and ranges.
     assert_eq!(serving.external_ips.len(), 1);
     assert_eq!(serving.load_balancer_source_ranges.len(), 0);
 }

@@ -191,7 +191,7 @@ fn a_service_of_thousands_of_ports_leaves_others_theirs(lab: &mut Lab) {
         are_served(services);
         tripod
     };
-    let tripod = start(&services);
+    let mut tripod = start(&services);
     let later = [service(40)];
     lab.publish(&later[0], &["a"]);
     are_served(&later);

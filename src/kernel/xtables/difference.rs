@@ -147,8 +147,8 @@ pub fn difference(observed: &Observed, desired: &RuleSet, family: Family) -> Tra
 }
 
 /// As [`difference`], and also takes away chains of ours that are not desired.
-pub fn exact_difference(observed: &Observed, desired: &RuleSet, family: Family) -> Transaction<()> {
-    let (mut comparison, ops) = Comparison::begin(observed.clone(), desired, family);
+pub fn exact_difference(observed: &Observed, desired: RuleSet, family: Family) -> Transaction<()> {
+    let (mut comparison, ops) = Comparison::with(observed.clone(), desired, family);
     let mut groups = vec![Group::common(ops)];
     groups.extend(comparison.stale(|_| 0, usize::MAX));
     Transaction { family, groups }
@@ -179,6 +179,11 @@ impl Comparison {
     /// Compares what does not depend on owners. Returns the steps that it takes,
     /// too.
     pub fn begin(observed: Observed, desired: &RuleSet, family: Family) -> (Comparison, Vec<Op>) {
+        Comparison::with(observed, desired.clone(), family)
+    }
+
+    /// As [`begin`](Self::begin), with rules that need not be copied: there may be many.
+    fn with(observed: Observed, desired: RuleSet, family: Family) -> (Comparison, Vec<Op>) {
         let mut comparison = Comparison {
             observed,
             family,
@@ -187,7 +192,7 @@ impl Comparison {
             leads: None,
         };
         let mut ops = Vec::new();
-        for chain in &desired.chains {
+        for chain in desired.chains {
             comparison.fixed(chain, &mut ops);
         }
         ops.extend(comparison.jumps(&desired.jumps));
@@ -205,46 +210,47 @@ impl Comparison {
     }
 
     /// Compares one of the chains that do not depend on owners.
-    fn fixed(&mut self, chain: &FixedChain, ops: &mut Vec<Op>) {
-        let FixedChain { table, name, .. } = chain;
+    fn fixed(&mut self, chain: FixedChain, ops: &mut Vec<Op>) {
+        let FixedChain {
+            table,
+            name,
+            contents,
+        } = chain;
         let family = self.family;
-        let list = self.table(*table).lists.remove(&**name);
-        let op = |action| Op::new(*table, &**name, action);
-        let fill = |rules: &[Rule]| op(Action::Fill(rules.to_vec()));
-        let append = |rule: &Rule| op(Action::Append(rule.clone()));
-        let rules = chain.contents.rules();
-        let words = || rules.iter().map(|rule| Words::of(rule, family));
-        match (&chain.contents, list) {
-            (Contents::Exactly(_), Some(list)) => {
-                if !words().eq(list) {
-                    ops.push(fill(rules));
+        let list = self.table(table).lists.remove(&*name);
+        let op = |action| Op::new(table, &*name, action);
+        match (contents, list) {
+            (Contents::Exactly(rules), Some(list)) => {
+                let words = rules.iter().map(|rule| Words::of(rule, family));
+                if !words.eq(list) {
+                    ops.push(op(Action::Fill(rules)));
                 }
             }
-            (Contents::Exactly(_), None) => {
-                let digest = self.table(*table).digests.remove(&**name);
-                if digest != Some(Digest::of(rules, family)) {
-                    ops.push(fill(rules));
+            (Contents::Exactly(rules), None) => {
+                let digest = self.table(table).digests.remove(&*name);
+                if digest != Some(Digest::of(&rules, family)) {
+                    ops.push(op(Action::Fill(rules)));
                 }
             }
-            (Contents::AtLeast(_), Some(list)) => {
-                let missing = rules.iter().zip(words());
-                let missing = missing.filter(|(_, words)| !list.contains(words));
-                ops.extend(missing.map(|(rule, _)| append(rule)));
+            (Contents::AtLeast(rules), Some(list)) => {
+                let missing = rules.into_iter();
+                let missing = missing.filter(|rule| !list.contains(&Words::of(rule, family)));
+                ops.extend(missing.map(|rule| op(Action::Append(rule))));
             }
-            (Contents::AtLeast(_), None) => ops.push(fill(rules)),
-            (Contents::Shared { .. }, list) => {
+            (Contents::AtLeast(rules), None) => ops.push(op(Action::Fill(rules))),
+            (Contents::Shared { closing: rules }, list) => {
                 if list.is_none() {
-                    ops.push(fill(&[]));
+                    ops.push(op(Action::Fill(Vec::new())));
                 }
                 let mut list = list.unwrap_or_default();
-                let closing: Vec<Words> = words().collect();
+                let closing: Vec<Words> = rules.iter().map(|r| Words::of(r, family)).collect();
                 let once = |words| list.iter().filter(|rule| *rule == words).count() == 1;
                 if list.ends_with(&closing) && closing.iter().all(once) {
                     list.truncate(list.len() - closing.len());
                 } else {
-                    ops.extend(rules.iter().map(append));
+                    ops.extend(rules.into_iter().map(|rule| op(Action::Append(rule))));
                 }
-                let key = (*table, name.to_string());
+                let key = (table, name.to_string());
                 self.needed.insert(key.clone());
                 self.rules.insert(key, list.into_iter().collect());
             }

@@ -10,7 +10,7 @@ use crate::net::Family;
 
 /// Lines of a part of a change that is made in several: iptables-nft-restore takes about 4 KiB for
 /// each.
-const PART: usize = 1_000;
+const PART: usize = 500;
 
 /// Reads and writes the rules of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]

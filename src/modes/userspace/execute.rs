@@ -170,9 +170,9 @@ impl Executor {
             }
             let mut plans = plans.unwrap_or_default();
             let applied = self.applied(&name);
-            let limited = scarce.get(&name).map(|granted| {
-                scarce::limit(&mut plans, &applied, node, *granted);
-                Err(scarce::WHY.to_owned())
+            let limited = scarce.get(&name).map(|limited| {
+                scarce::limit(&mut plans, &applied, node, *limited);
+                Err(limited.why.to_owned())
             });
             let mut opened = self.open(&name, diff(plans, &applied, node));
             opened = opened.and(limited.unwrap_or(Ok(())));

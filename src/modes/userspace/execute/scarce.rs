@@ -21,9 +21,21 @@ use crate::{
 
 /// Why a ServicePort is not served, or not at all its addresses. The same for all, so that it is
 /// logged once.
-pub(super) const WHY: &str = "what is left of file descriptors and local ports is for other \
-                              namespaces and Services; raise the limit (ulimit -n), or name fewer \
-                              ports and addresses";
+const NO_DESCRIPTORS: &str = "what is left of file descriptors is for other namespaces and Services; \
+                              raise the limit (ulimit -n), or name fewer ports and addresses";
+
+/// The same with redirect capture, whose service groups have a local port each.
+const NO_PORTS: &str = "what is left of local ports is for other namespaces and Services; widen \
+                        --proxy-port-range, or net.ipv4.ip_local_port_range if none is given, or \
+                        name fewer ports";
+
+/// What a ServicePort gets that does not get all, and why.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limited {
+    /// How many descriptors, for an address each.
+    granted: usize,
+    pub(super) why: &'static str,
+}
 
 impl Executor {
     /// Returns what `port` lacks of descriptors to be served as in `plans`; `None`: nothing.
@@ -72,31 +84,36 @@ impl Executor {
         }
     }
 
-    /// Returns how many descriptors, for an address each, those of the `claims` get that do not get
-    /// all.
+    /// Returns those of the `claims` that do not get all.
     pub(super) fn share_out(
         &self,
         mut claims: Vec<Claim>,
         node: &NodeContext,
-    ) -> HashMap<ServicePortName, usize> {
+    ) -> HashMap<ServicePortName, Limited> {
         if claims.is_empty() {
             return HashMap::new();
         }
         let wanted: Vec<usize> = claims.iter().map(|claim| claim.wants).collect();
+        let mut reasons = vec![NO_DESCRIPTORS; claims.len()];
         let pools = [Protocol::Tcp, Protocol::Udp].into_iter();
         let pools = pools.flat_map(|protocol| Family::ALL.map(|family| (protocol, family)));
         for (protocol, family) in pools.filter(|(_, f)| *node.methods.get(*f) == Method::Redirect) {
             let is_of = |name: &ServicePortName| name.protocol == protocol && name.family == family;
-            let of_pool = claims.iter_mut().filter(|claim| is_of(&claim.name));
-            let mut of_pool: Vec<&mut Claim> = of_pool.collect();
+            let of_pool = claims.iter_mut().zip(&mut reasons);
+            let of_pool = of_pool.filter(|(claim, _)| is_of(&claim.name));
+            let mut of_pool: Vec<(&mut Claim, &mut &str)> = of_pool.collect();
             let room = self.ports.room(protocol, family);
-            if room.is_ample_for(of_pool.iter().map(|claim| claim.wants).sum()) {
+            if room.is_ample_for(of_pool.iter().map(|(claim, _)| claim.wants).sum()) {
                 continue;
             }
             let held = self.held(|name, _| usize::from(is_of(&name.port)));
-            let asked: Vec<Claim> = of_pool.iter().map(|claim| (**claim).clone()).collect();
-            for (claim, granted) in of_pool.iter_mut().zip(share_out(room, held, &asked)) {
-                claim.wants = granted;
+            let asked: Vec<Claim> = of_pool.iter().map(|(claim, _)| (**claim).clone()).collect();
+            let granted = share_out(room, held, &asked);
+            for ((claim, why), granted) in of_pool.iter_mut().zip(granted) {
+                if granted < claim.wants {
+                    claim.wants = granted;
+                    **why = NO_PORTS;
+                }
             }
         }
         let descriptors = &self.shared.descriptors;
@@ -108,11 +125,11 @@ impl Executor {
         } else {
             share_out(room, self.held(|_, descriptors| descriptors), &claims)
         };
-        let all = claims.into_iter().zip(granted).zip(wanted);
-        let limited = all.filter(|((_, granted), wanted)| granted < wanted);
-        limited
-            .map(|((claim, granted), _)| (claim.name, granted))
-            .collect()
+        let all = claims.into_iter().zip(granted).zip(wanted).zip(reasons);
+        let limited = all.filter_map(|(((claim, granted), wanted), why)| {
+            (granted < wanted).then_some((claim.name, Limited { granted, why }))
+        });
+        limited.collect()
     }
 
     /// Returns what Services have, where each group counts as `units` says of its descriptors.
@@ -125,12 +142,12 @@ impl Executor {
     }
 }
 
-/// Leaves in `plans` what has sockets in `applied`, and so much more as needs `granted` of them.
+/// Leaves in `plans` what has sockets in `applied`, and so much more as it gets.
 pub(super) fn limit(
     plans: &mut Vec<GroupPlan>,
     applied: &Applied,
     node: &NodeContext,
-    mut granted: usize,
+    Limited { mut granted, .. }: Limited,
 ) {
     let none = AppliedGroup::default();
     let mut fits = |lacks: usize| {

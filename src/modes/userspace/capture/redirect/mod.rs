@@ -251,7 +251,7 @@ impl Redirect {
         let interest = plan::by_rule;
         let observed = self.writer.observe(interest, tables, nothing_else).await?;
         let chains = observed.chains();
-        let transaction = exact_difference(&observed, &applied.rule_set(), family);
+        let transaction = exact_difference(&observed, applied.rule_set(), family);
         let steps = transaction.groups.iter().flat_map(|group| &group.ops);
         let differences = steps.flat_map(|op| {
             let step = || Difference::of_step(None, op, &chains, family);
@@ -327,7 +327,7 @@ impl Redirect {
             .await?;
         self.synced.observed = true;
         // Not while the programs run, which need memory as well.
-        let transaction = exact_difference(&observed, &self.applied.rule_set(), family);
+        let transaction = exact_difference(&observed, self.applied.rule_set(), family);
         if self.watch.take_suspect() || !transaction.is_empty() {
             // Clients that called while rules were missing were not redirected.
             self.stale.extend(self.applied.frontends());

@@ -167,7 +167,7 @@ async fn many_in(writer: Writer) {
             .observe(plan::interest, tables, nothing)
             .await
             .unwrap();
-        let again = exact_difference(&observed, &applied.rule_set(), family);
+        let again = exact_difference(&observed, applied.rule_set(), family);
         assert!(again.is_empty(), "{again}");
     }
     let nothing_failed = Report {

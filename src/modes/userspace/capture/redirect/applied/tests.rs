@@ -36,7 +36,7 @@ fn applied_to(desired: &Desired, family: Family) -> Applied {
 /// Returns tables that hold all that is desired.
 fn whole(applied: &Applied, family: Family) -> Tables {
     let nothing = Observed::new(plan::interest);
-    let transaction = exact_difference(&nothing, &applied.rule_set(), family);
+    let transaction = exact_difference(&nothing, applied.rule_set(), family);
     let mut tables = Tables::bare();
     tables.run(&transaction.to_string(), |_| {});
     tables
