@@ -44,6 +44,7 @@ pub struct Server {
 }
 
 /// How it behaves.
+#[derive(Default)]
 pub struct Script {
     /// It lists by watch; otherwise it refuses to, as servers without the
     /// WatchList feature do.
@@ -129,28 +130,7 @@ impl Server {
             cluster: Arc::default(),
             script: Arc::new(Mutex::new(Script {
                 streaming: true,
-                gone_as_status: false,
-                token: None,
-                down: false,
-                refuse_after: Duration::ZERO,
-                slow: Duration::ZERO,
-                refused: 0,
-                refuse: Vec::new(),
-                cut: None,
-                expire_page: None,
-                page: None,
-                break_list: None,
-                fail_streams: None,
-                fail_watches: None,
-                calls: Vec::new(),
-                queries: Vec::new(),
-                protocols: Vec::new(),
-                open: 0,
-                compressed: 0,
-                reviews: Reviews::default(),
-                admit: None,
-                watches: 0,
-                pages: BTreeMap::new(),
+                ..Script::default()
             })),
             stir: Arc::new(watch::Sender::new(0)),
             connections: Arc::default(),
