@@ -1,7 +1,7 @@
 //! Connections that began before anything served where they were made: their entries translate to
 //! nothing, and each SYN that a client sends again follows its entry.
 
-use std::{collections::HashSet, mem, sync::Arc, time::Instant};
+use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use super::{Failure, deleted};
 use crate::{
@@ -59,7 +59,7 @@ impl Begun {
                 }
             }
             Err(failure) => {
-                if mem::replace(&mut self.failed, Some(failure.is_lasting)).is_none() {
+                if self.failed.replace(failure.is_lasting).is_none() {
                     tracing::warn!(
                         "{family}: clients that called a Service before it was served may wait for \
                          minutes, because we {}; the kernel needs nf_conntrack_netlink, and \

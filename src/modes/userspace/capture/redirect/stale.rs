@@ -45,7 +45,8 @@ impl Stale {
 
     /// Returns whether a sync is due for what is left to examine.
     pub fn is_due(&self) -> bool {
-        !(self.frontends.is_empty() && self.tcp.is_empty()) && !self.is_lasting
+        let is_left = !self.frontends.is_empty() || !self.tcp.is_empty();
+        is_left && !self.is_lasting
     }
 
     /// Returns what to delete, now that what is `applied` is in the kernel: for a
