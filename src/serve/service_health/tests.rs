@@ -202,7 +202,7 @@ async fn endpoints_of_a_service_are_counted_once() {
     bench.sync(false, std::slice::from_ref(&more), &ports[..1]);
     assert_eq!(
         bench.counts(),
-        [("web".to_owned(), 30_000, [Some(2), None])]
+        [("web".to_owned(), 30_000, [Some(2), Some(1)])]
     );
     bench.sync(false, &[], &[]);
     assert_eq!(bench.counts().len(), 1);
