@@ -8,8 +8,8 @@ use std::{
 };
 
 use nix::{
-    cmsg_space,
-    sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg},
+    cmsg_space, libc,
+    sys::socket::{ControlMessage, MsgFlags, recvmsg, sendmsg},
 };
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::{
@@ -99,25 +99,49 @@ fn receive(
     buffer: &mut [u8],
     control: &mut [u8],
 ) -> io::Result<Option<Received>> {
+    // What an earlier call wrote is not to be read again.
+    control.fill(0);
     let mut parts = [IoSliceMut::new(buffer)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
     let got = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(control), flags)?;
-    let mut descriptors = Vec::new();
-    // An error stands for descriptors that this process may not open any more.
-    for message in got.cmsgs().into_iter().flatten() {
-        if let ControlMessageOwned::ScmRights(raw) = message {
-            // SAFETY: the kernel has opened these descriptors for this process with
-            // this very message, so that nothing else owns them.
-            descriptors.extend(raw.iter().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }));
-        }
-    }
-    if got.flags.contains(MsgFlags::MSG_TRUNC) {
+    let (len, flags) = (got.bytes, got.flags);
+    let numbers = descriptors(control).into_iter();
+    // SAFETY: the kernel has opened these descriptors for this process with this very message, so
+    // that nothing else owns them.
+    let descriptors = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
+    // Each of them is closed if it is not returned.
+    let descriptors: Vec<_> = descriptors.collect();
+    if flags.contains(MsgFlags::MSG_TRUNC) {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    Ok((got.bytes > 0).then(|| Received {
-        len: got.bytes,
+    Ok((len > 0).then(|| Received {
+        len,
         descriptor: descriptors.into_iter().next(),
     }))
+}
+
+/// Returns the descriptors in control messages that the kernel has written, also if it could not
+/// open all of those that were sent (MSG_CTRUNC): the others are open (`scm_detach_fds` in
+/// net/core/scm.c).
+fn descriptors(mut control: &[u8]) -> Vec<RawFd> {
+    // struct cmsghdr: its length with the header, level and type.
+    const LENGTH: usize = size_of::<usize>();
+    const HEADER: usize = LENGTH + 2 * size_of::<i32>();
+    let number = |bytes: &[u8]| bytes.try_into().ok().map(i32::from_ne_bytes);
+    let mut found = Vec::new();
+    while let Some(length) = control.first_chunk().copied().map(usize::from_ne_bytes) {
+        let Some(message) = control.get(..length).filter(|_| length >= HEADER) else {
+            break;
+        };
+        let mut fields = message[LENGTH..].chunks_exact(size_of::<i32>()).map(number);
+        let kind = (fields.next().flatten(), fields.next().flatten());
+        if kind == (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
+            found.extend(fields.flatten());
+        }
+        let next = length.next_multiple_of(LENGTH);
+        control = control.get(next..).unwrap_or_default();
+    }
+    found
 }
 
 /// Accepts connections that carry records.
@@ -161,6 +185,8 @@ pub fn stop_listening(socket: &impl AsFd) {
 mod tests {
     use std::net::TcpListener;
 
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
     use super::*;
 
     #[tokio::test]
@@ -186,19 +212,85 @@ mod tests {
         assert!(other.receive(&mut buffer).await.unwrap().is_none());
     }
 
+    /// Sends a record with the descriptors `raw`.
+    fn send_all(channel: &Channel, raw: &[RawFd]) {
+        let bytes = [IoSlice::new(b"x")];
+        let control = [ControlMessage::ScmRights(raw)];
+        let none = MsgFlags::empty();
+        sendmsg::<()>(channel.0.as_raw_fd(), &bytes, &control, none, None).unwrap();
+    }
+
     #[tokio::test]
     async fn of_several_descriptors_none_stays_open_unnoticed() {
         let (one, other) = Channel::pair().unwrap();
         let (read, write) = nix::unistd::pipe().unwrap();
-        let raw = [write.as_raw_fd(); 3];
-        let bytes = [IoSlice::new(b"x")];
-        let control = [ControlMessage::ScmRights(&raw)];
-        let none = MsgFlags::empty();
-        sendmsg::<()>(one.0.as_raw_fd(), &bytes, &control, none, None).unwrap();
+        send_all(&one, &[write.as_raw_fd(); 3]);
         drop(write);
         let received = other.receive(&mut [0; 4]).await.unwrap().unwrap();
         drop(received);
         // The end of the pipe shows that no descriptor of its other side is left.
         assert_eq!(nix::unistd::read(&read, &mut [0; 1]).unwrap(), 0);
+    }
+
+    const NAME: &str = "kernel::socket::records::tests::none_stays_open_if_not_all_can_be_opened";
+
+    /// In a process of its own, as the limit is one of the process.
+    #[test]
+    fn none_stays_open_if_not_all_can_be_opened() {
+        const VARIABLE: &str = "TRIPOD_TEST_OF_DESCRIPTORS";
+        if std::env::var_os(VARIABLE).is_some() {
+            return crate::kernel::namespace::block_on(receive_at_the_limit());
+        }
+        let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+        test.args(["--exact", NAME, "--nocapture"]);
+        let output = test.env(VARIABLE, "1").output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(printed.contains("1 passed"), "{output:?}");
+    }
+
+    async fn receive_at_the_limit() {
+        let (one, other) = Channel::pair().unwrap();
+        let (read, write) = nix::unistd::pipe().unwrap();
+        let raw = [write.as_raw_fd(); 3];
+        for room in 0..4 {
+            send_all(&one, &raw);
+            // The lowest numbers that are free, of which there is `room`.
+            let free: Vec<_> = (0..room).map(|_| read.try_clone().unwrap()).collect();
+            let first = read.try_clone().unwrap();
+            let limit = first.as_raw_fd() as u64;
+            drop((free, first));
+            let (before, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+            setrlimit(Resource::RLIMIT_NOFILE, limit, most).unwrap();
+            let received = other.receive(&mut [0; 4]).await.unwrap().unwrap();
+            setrlimit(Resource::RLIMIT_NOFILE, before, most).unwrap();
+            assert_eq!(received.descriptor.is_some(), room > 0, "{room}");
+        }
+        drop(write);
+        assert_eq!(nix::unistd::read(&read, &mut [0; 1]).unwrap(), 0);
+    }
+
+    #[test]
+    fn control_messages_are_read_as_far_as_they_go() {
+        let message = |level: i32, kind: i32, numbers: &[i32]| {
+            let mut bytes = (16 + 4 * numbers.len()).to_ne_bytes().to_vec();
+            for number in [level, kind].iter().chain(numbers) {
+                bytes.extend(number.to_ne_bytes());
+            }
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+            bytes
+        };
+        let rights = |numbers: &[i32]| message(libc::SOL_SOCKET, libc::SCM_RIGHTS, numbers);
+        let all = [
+            message(libc::SOL_SOCKET, libc::SCM_CREDENTIALS, &[1, 2, 3]),
+            rights(&[4, 5, 6]),
+            rights(&[7]),
+            vec![0; 24],
+        ]
+        .concat();
+        assert_eq!(descriptors(&all), [4, 5, 6, 7]);
+        for end in 0..all.len() {
+            assert!(descriptors(&all[..end]).len() <= 4);
+        }
+        assert!(descriptors(&[255; 64]).is_empty());
     }
 }
