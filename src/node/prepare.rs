@@ -1,6 +1,6 @@
 //! What is set on a node before it serves.
 
-use std::fs;
+use std::{fs, io};
 
 use crate::{
     config::KubeProxyConfiguration,
@@ -15,10 +15,17 @@ use crate::{
 const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
 
 /// Sets how early the kernel ends this process when memory runs out; if it cannot be set, that is
-/// logged. A lower value takes CAP_SYS_RESOURCE.
+/// logged. A lower value takes CAP_SYS_RESOURCE, which few processes have.
 pub fn set_oom_score(score: i32) {
-    if let Err(error) = fs::write(OOM_SCORE_ADJ, score.to_string()) {
-        tracing::info!("oomScoreAdj {score} is not set: {OOM_SCORE_ADJ}: {error}");
+    match fs::write(OOM_SCORE_ADJ, score.to_string()) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => tracing::debug!(
+            "oomScoreAdj {score} is not set, because this process may not set it: \
+             {OOM_SCORE_ADJ}: {error}"
+        ),
+        Err(error) => {
+            tracing::info!("oomScoreAdj {score} is not set: {OOM_SCORE_ADJ}: {error}");
+        }
     }
 }
 
@@ -58,4 +65,26 @@ pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) -> V
         }
     }
     plan
+}
+
+#[cfg(test)]
+mod tests {
+    use caps::{CapSet, Capability};
+
+    use super::*;
+    use crate::log::lines;
+
+    #[test]
+    fn that_the_oom_score_may_not_be_set_is_for_those_who_look() {
+        let test = || {
+            // Rights of this thread; an ordinary user has none.
+            let _ = caps::drop(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE);
+            let log = |verbosity| lines(verbosity, || set_oom_score(-998));
+            assert_eq!(log(0), [""; 0]);
+            let detailed = log(4);
+            assert!(detailed.len() == 1, "{detailed:?}");
+            assert!(detailed[0].contains("oomScoreAdj -998 is not set"));
+        };
+        std::thread::spawn(test).join().expect("no panic");
+    }
 }
