@@ -1,6 +1,12 @@
 //! One question over the unix socket of the running proxy.
 
-use std::{fmt, io, path::Path, time::Duration};
+use std::{
+    fmt,
+    io::{self, Write},
+    path::Path,
+    sync::Once,
+    time::Duration,
+};
 
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header::HOST};
@@ -9,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::{net::UnixStream, time::timeout};
 
 use super::read;
-use crate::{cli::Unwritable, status_api::Refused};
+use crate::{cli::Unwritable, kernel::unix_listeners, status_api::Refused};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -86,6 +92,7 @@ impl<'a> Connection<'a> {
         let stream = UnixStream::connect(self.socket)
             .await
             .map_err(|error| self.cannot_connect(&error))?;
+        self.warn_if_elsewhere();
         let answer = timeout(self.patience, exchange(stream, path)).await;
         let patience = self.patience.as_secs_f64();
         let answer = answer.map_err(|_| unreachable(format!("no answer within {patience} s")))?;
@@ -102,6 +109,23 @@ impl<'a> Connection<'a> {
                 Failure::Refused(why)
             },
         )
+    }
+
+    /// Warns once of an answer about another network namespace, whose processes may share the folder
+    /// of the socket.
+    fn warn_if_elsewhere(&self) {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            if unix_listeners::is_elsewhere(self.socket) {
+                // The reader may have closed its end.
+                let _ = writeln!(
+                    io::stderr(),
+                    "warning: the Tripod that answers at {} serves another network namespace; \
+                     --status-socket names the socket of another one",
+                    self.socket.display()
+                );
+            }
+        });
     }
 
     fn unreachable(&self, why: &str) -> Failure {

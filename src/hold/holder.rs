@@ -67,6 +67,10 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
+                // Its sockets are at addresses of that namespace, and no matter of the proxies here.
+                Ok(channel) if !channel.is_of_this_namespace() => tracing::debug!(
+                    "a proxy in another network namespace connected; run a holder there, too"
+                ),
                 Ok(channel) if channel.is_same_user() => {
                     tokio::spawn(serve(channel, Arc::clone(&pool)));
                 }

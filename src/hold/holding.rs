@@ -213,7 +213,8 @@ impl Holding {
                 Err(error) if mem::replace(&mut warned, true) => tracing::debug!("{error}"),
                 Err(error) => tracing::warn!(
                     "{} holds no sockets for this process, so that clients are refused while none \
-                     runs; run both from the same image, as the same user: {error}",
+                     runs; run both from the same image, as the same user, in the same network \
+                     namespace: {error}",
                     state.path.display()
                 ),
             }
@@ -403,9 +404,9 @@ async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
             "it has version {other} of the records, this process none before {OLDEST}; run both \
              from the same image"
         ))),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            Err(io::Error::other("it is no holder"))
-        }
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(io::Error::other(
+            "it is no holder, or the holder of another network namespace",
+        )),
         Err(error) => Err(error),
     }
 }

@@ -8,7 +8,7 @@ use super::{
     ipvs::{connections, decode, table},
     links,
     netlink::{Message, Messages, generic},
-    next_hop, nftables, route_deletions, routes, rules,
+    next_hop, nftables, route_deletions, routes, rules, unix_listeners,
     xtables::{self, Traced, observed::Observed, rule::Table},
 };
 use crate::net::Family;
@@ -41,6 +41,7 @@ fn read(message: Message<'_>) {
         let _ = decode::real(&message, family);
     }
     let _ = addresses::parse(message);
+    let _ = unix_listeners::parse(message);
     let _ = (links::index_of(message), links::kind_of(message));
     let _ = (next_hop::of_route(message), next_hop::gateways(message));
     let _ = route_deletions::is_of_ours(message);

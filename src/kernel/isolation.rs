@@ -4,7 +4,10 @@
 use std::{
     fs::{self, File},
     io,
-    os::{fd::AsRawFd, unix::process::CommandExt},
+    os::{
+        fd::AsRawFd,
+        unix::{fs::MetadataExt, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::{self, Command},
     thread,
@@ -41,6 +44,15 @@ fn failed(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
 
 fn errno(errno: Errno) -> io::Error {
     errno.into()
+}
+
+/// Returns the number of the network namespace of the calling thread, which no other one has at the
+/// same time (`namespaces(7)`).
+///
+/// # Errors
+/// Those of reading `/proc`.
+pub fn network_namespace() -> io::Result<u64> {
+    Ok(fs::metadata("/proc/thread-self/ns/net")?.ino())
 }
 
 /// Gives this process a network and a mount namespace of its own, in which loopback is

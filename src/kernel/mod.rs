@@ -36,6 +36,7 @@ pub mod setting;
 pub(crate) mod simulated;
 pub mod socket;
 pub mod sysctl;
+pub mod unix_listeners;
 pub mod uptime;
 pub mod veth;
 pub mod xtables;

@@ -29,7 +29,7 @@ use crate::{
     cli::{Cleanup, Job, Settings},
     events::Recorder,
     hold,
-    kernel::socket::unix,
+    kernel::unix_listeners,
     modes::{Mode, userspace::Rings},
     node::{self, NodePorts},
     runner::metrics::Metrics,
@@ -63,7 +63,8 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
 
 async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
     if let Some(socket) = &settings.own.status_socket
-        && (ask::is_running(socket).await || is_listened_on(socket))
+        && (ask::is_running(socket).await && !unix_listeners::is_elsewhere(socket)
+            || is_listened_on(socket))
     {
         tracing::warn!(
             "Tripod runs on this node (socket {}) and writes again what is removed now; stop it, \
@@ -76,8 +77,8 @@ async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
 
 /// Returns whether a process listens on that socket in a file system of its own, as in a pod.
 fn is_listened_on(socket: &Path) -> bool {
-    let mut all = unix::listened_on().unwrap_or_default().into_iter();
-    all.any(|path| Path::new(&path) == socket)
+    let mut all = unix_listeners::paths().unwrap_or_default().into_iter();
+    all.any(|path| path == socket)
 }
 
 /// Does what needs full privileges, for a process that will run without them.

@@ -22,9 +22,11 @@
 //! process, which is not the case for another container on the host's network, even if its user is
 //! root. An abstract socket would admit that container: neither its user nor its capabilities
 //! distinguish it from a successor, since the process in a DaemonSet's new pod is in another pid
-//! namespace and has no number here (SO_PEERCRED). The sockets are found in `/proc/net/unix`, which
-//! lists those of this network namespace alone, as service addresses belong to it alone. A listed
-//! name that was made in another mount namespace does not exist in this one.
+//! namespace and has no number here (SO_PEERCRED).
+//!
+//! The sockets are found by trying their names in this folder, in which nobody else can make any.
+//! Service addresses belong to one network namespace, while the folder may be one of several, so a
+//! name includes the number of the namespace ([`names`]).
 
 mod assignments;
 mod flows;
@@ -52,9 +54,13 @@ use tokio::{
 };
 
 use crate::{
-    kernel::socket::{
-        records::{self, Channel},
-        unix,
+    kernel::{
+        isolation,
+        socket::{
+            records::{self, Channel},
+            unix,
+        },
+        unix_listeners,
     },
     modes::handover::{Handover, Predecessor},
     net::{Family, PerFamily},
@@ -76,9 +82,8 @@ pub(super) const FIRST: &str = "/run/tripod/succession/userspace-0";
 /// that released versions look for.
 const SOCKET: &str = "userspace-";
 
-/// Maximum number of processes that listen at a time, of this node and of other network namespaces
-/// that share the folder.
-const MOST: usize = 64;
+/// Maximum number of processes that listen at a time in a network namespace.
+const MOST: u64 = 64;
 
 /// How long to wait for a predecessor: it may hang, or be in the middle of a sync, after which it
 /// still gives way.
@@ -198,13 +203,17 @@ async fn until_one_is_left() {
 fn running() -> usize {
     let own = nix::unistd::geteuid().as_raw();
     let names = present(SOCKET).unwrap_or_default().into_iter();
-    let ours = |name: &String| fs::metadata(name).is_ok_and(|file| file.uid() == own);
+    let ours = |name: &String| {
+        let is_own = fs::metadata(name).is_ok_and(|file| file.uid() == own);
+        is_own && unix::is_listened_on(Path::new(name)).unwrap_or(true)
+    };
     names.filter(ours).count()
 }
 
 /// Has all processes that serve this node give way to this one.
 async fn ask_all(sockets: usize, handover: &Handover) -> Vec<GaveWay> {
     let mut connections = JoinSet::new();
+    report_unreachable();
     match present(SOCKET) {
         Ok(names) => {
             for name in names {
@@ -290,17 +299,45 @@ impl Successors for Handover {
     }
 }
 
-/// Returns the paths of sockets of this `kind` that processes in this network namespace
-/// listen on.
+/// Returns the names that sockets of this `kind` may have in a network namespace. Released versions
+/// recognize them all, and have those of namespace 0, which there is none of, in any namespace.
+fn names(kind: &str, namespace: u64) -> impl Iterator<Item = String> {
+    let first = namespace.saturating_mul(MOST);
+    (first..first.saturating_add(MOST)).map(move |number| format!("{FOLDER}{kind}{number}"))
+}
+
+/// Returns the paths of sockets of this `kind` that are there and belong to processes in this
+/// network namespace, which may have ended.
 fn present(kind: &str) -> io::Result<Vec<String>> {
-    let prefix = format!("{FOLDER}{kind}");
-    let mut names = unix::listened_on()?;
-    names.retain(|name| {
-        let number = name.strip_prefix(&prefix);
-        number.is_some_and(|number| number.parse::<usize>().is_ok())
-    });
-    names.sort_unstable();
-    Ok(names)
+    let is_there = |name: &String| fs::symlink_metadata(name).is_ok();
+    let mut found: Vec<_> = names(kind, 0).filter(is_there).collect();
+    if !found.is_empty()
+        && let Ok(paths) = unix_listeners::paths()
+    {
+        found.retain(|name| paths.iter().any(|path| path == Path::new(name)));
+    }
+    found.extend(names(kind, isolation::network_namespace()?).filter(is_there));
+    Ok(found)
+}
+
+/// Logs which process in this network namespace cannot be taken over from, because its folder is
+/// another one.
+fn report_unreachable() {
+    let Ok(namespace) = isolation::network_namespace() else {
+        return;
+    };
+    // Few processes listen where this one does not see it.
+    let Ok(mut paths) = unix_listeners::paths() else {
+        return;
+    };
+    paths.retain(|path| path.starts_with(FOLDER) && fs::symlink_metadata(path).is_err());
+    let mut names = names(SOCKET, 0).chain(names(SOCKET, namespace));
+    if let Some(name) = names.find(|name| paths.iter().any(|path| path == Path::new(name))) {
+        tracing::warn!(
+            "a process in this network namespace listens at {name}, but in another mount \
+             namespace: to take over, both processes need the folder {FOLDER} of the node"
+        );
+    }
 }
 
 /// Asks the process that listens at `name` to give way, and waits for that, at most for
@@ -324,8 +361,7 @@ async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, Ow
 }
 
 /// Returns connections to the processes of this user that listen on a socket of this `kind`. One
-/// that cannot be reached may have ended meanwhile, or be in another mount namespace, which is
-/// logged where service addresses are taken over.
+/// that cannot be reached may have ended meanwhile.
 fn channels(kind: &str) -> impl Iterator<Item = Channel> {
     let names = present(kind).unwrap_or_default().into_iter();
     let channels = names.filter_map(|name| Channel::connect(Path::new(&name)).ok());
@@ -341,7 +377,9 @@ where
     tokio::spawn(async move {
         loop {
             match listener.accept().await {
-                Ok(channel) if channel.is_same_user() => drop(tokio::spawn(serve(channel))),
+                Ok(channel) if channel.is_same_user() && channel.is_of_this_namespace() => {
+                    drop(tokio::spawn(serve(channel)));
+                }
                 Ok(_) => {}
                 // Most likely there is no descriptor left.
                 Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
@@ -361,10 +399,12 @@ pub(super) fn read_anything(bytes: &[u8]) {
     runtime.block_on(assignments::read_anything(bytes));
 }
 
-/// Returns whether the same user is at the other end.
+/// Returns whether the same user is at the other end, and, if that end has connected, in the same
+/// network namespace.
 fn is_ours(stream: &UnixStream) -> bool {
     let own = nix::unistd::geteuid().as_raw();
-    stream.peer_cred().is_ok_and(|peer| peer.uid() == own)
+    let is_same_user = stream.peer_cred().is_ok_and(|peer| peer.uid() == own);
+    is_same_user && unix::is_of_this_namespace(stream)
 }
 
 /// Accepts connections of successors from now on, and gives way to them.
@@ -387,12 +427,11 @@ fn listen(handover: Handover) -> io::Result<()> {
     Ok(())
 }
 
-/// Listens on a socket of this name and `kind` at the first number that no other process
-/// has.
+/// Listens on a socket of this name and `kind` at the first number that no other process in this
+/// network namespace has.
 fn open(name: &str, kind: Type) -> io::Result<Socket> {
     let mut refused = None;
-    for number in 0..MOST {
-        let path = format!("{FOLDER}{name}{number}");
+    for path in names(name, isolation::network_namespace()?) {
         match unix::listen(Path::new(&path), kind, unix::PRIVATE) {
             Ok(socket) => return Ok(socket),
             Err(error) => refused = Some(format!("cannot listen at {path}: {error}")),
@@ -404,16 +443,8 @@ fn open(name: &str, kind: Type) -> io::Result<Socket> {
 /// Connects to the process that listens at `name`. Returns `None` if it is gone, or
 /// belongs to another user.
 fn connect(name: &str) -> io::Result<Option<UnixStream>> {
-    let stream = match StdStream::connect(name) {
-        Ok(stream) => stream,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            tracing::warn!(
-                "a process in this network namespace listens at {name}, but in another mount \
-                 namespace: to take over, both processes need the folder {FOLDER} of the node"
-            );
-            return Ok(None);
-        }
-        Err(_) => return Ok(None),
+    let Ok(stream) = StdStream::connect(name) else {
+        return Ok(None);
     };
     stream.set_nonblocking(true)?;
     let stream = UnixStream::from_std(stream)?;

@@ -34,7 +34,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 const MORE: usize = 100;
 
 /// Starts another process on the node, which can run together with the first.
-fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
+pub(super) fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
     let capture = format!("--userspace-capture={}", lab.capture.flag());
     let pods = "--cluster-cidr=10.244.0.0/24,fd00:244::/64";
     let flags = [&[&capture, "--userspace-workers=2", pods], flags].concat();
@@ -183,7 +183,10 @@ fn only_root_of_the_node_has_a_process_give_way(lab: &mut Lab) {
     lab.three_backends().publish_all(&web);
     let tripod = start(lab, 0, &[]);
     let folder = Path::new("/run/tripod/succession");
-    let sockets = ["userspace-0", "assignments-0", "flows-0"].map(|name| folder.join(name));
+    let namespace = lab.node.show("stat -Lc %i /proc/self/ns/net");
+    let number = 64 * namespace.trim().parse::<u64>().expect("a number");
+    let sockets = ["userspace", "assignments", "flows"];
+    let sockets = sockets.map(|name| folder.join(format!("{name}-{number}")));
     let modes = || {
         let paths = sockets.iter().map(PathBuf::as_path).chain([folder]);
         let modes = paths.map(|path| fs::metadata(path).map(|found| found.mode() & 0o777));
@@ -323,6 +326,7 @@ fn without_a_successor_the_cluster_is_followed_until_the_deadline(lab: &mut Lab)
     lab.publish(&gone, &["a"]);
     let patience = Duration::from_secs(10);
     let mut tripod = start(lab, 0, &["--userspace-drain-timeout=10s"]);
+    let open = Open::to(lab, &web.cluster());
     let begun = Instant::now();
     tripod.ask_to_end();
     lab.publish(&web, &["b"]);
@@ -337,6 +341,7 @@ fn without_a_successor_the_cluster_is_followed_until_the_deadline(lab: &mut Lab)
     assert!(begun.elapsed() < patience, "the test was too slow");
     assert!(tripod.ended().success());
     assert!(begun.elapsed() >= patience, "{:?}", begun.elapsed());
+    drop(open);
 }
 
 fn a_successor_that_is_killed_leaves_the_addresses_to_the_old_one(lab: &mut Lab) {

@@ -65,6 +65,11 @@ impl Channel {
         self.0.peer_cred().is_ok_and(|peer| peer.uid() == own)
     }
 
+    /// Returns whether the process that has connected is in the network namespace of this one.
+    pub fn is_of_this_namespace(&self) -> bool {
+        unix::is_of_this_namespace(&self.0)
+    }
+
     /// Sends a record, with a descriptor if there is one. Nothing is sent if it is
     /// cancelled.
     ///

@@ -4,11 +4,20 @@
 use std::{
     fs::{self, DirBuilder},
     io,
-    os::unix::fs::{DirBuilderExt, FileTypeExt},
+    os::{
+        fd::AsFd,
+        unix::fs::{DirBuilderExt, FileTypeExt},
+    },
     path::Path,
 };
 
-use nix::sys::stat::{Mode, fchmod};
+use nix::{
+    getsockopt_impl, libc,
+    sys::{
+        socket::{getsockopt, sockopt::GetStruct},
+        stat::{Mode, fchmod},
+    },
+};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Connections that may wait to be accepted.
@@ -71,53 +80,60 @@ pub fn remove_unused(path: &Path) -> io::Result<bool> {
         }
         Ok(_) => {}
     }
+    if is_listened_on(path)? {
+        return Ok(false);
+    }
+    fs::remove_file(path).map(|()| true)
+}
+
+/// Returns whether a process listens on the socket at `path`.
+///
+/// # Errors
+/// When no socket can be made.
+pub fn is_listened_on(path: &Path) -> io::Result<bool> {
     let kind = Type::STREAM.cloexec().nonblocking();
     let client = Socket::new(Domain::UNIX, kind, None)?;
     match client.connect(&SockAddr::unix(path)?) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map(|()| true)
-        }
+        Err(error) => Ok(!matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+        )),
         // Also where it is of another type (EPROTOTYPE: `unix_find_bsd` in
         // `net/unix/af_unix.c` has found its process then), or where so many wait that no
         // more can (EAGAIN, see unix(7)).
-        _ => Ok(false),
+        Ok(()) => Ok(true),
     }
 }
 
-/// The unix sockets of the calling thread's network namespace (proc_pid_net(5)).
-const TABLE: &str = "/proc/thread-self/net/unix";
+/// What identifies a network namespace: no other one has the same until the machine is started
+/// again (Linux 5.14).
+#[derive(Clone, Copy, Debug)]
+struct Cookie;
 
-/// Returns the paths of the sockets on which processes in this network namespace listen, as they
-/// were bound, also of those in another mount namespace, as of a container.
-///
-/// # Errors
-/// Those of reading the kernel's table.
-pub fn listened_on() -> io::Result<Vec<String>> {
-    // The names of abstract sockets are any bytes (unix(7)), and any process can bind one.
-    let table = fs::read(TABLE)?;
-    let table = String::from_utf8_lossy(&table);
-    Ok(table.lines().filter_map(listener).collect())
-}
+getsockopt_impl!(
+    Cookie,
+    libc::SOL_SOCKET,
+    libc::SO_NETNS_COOKIE,
+    u64,
+    GetStruct<u64>
+);
 
-/// Returns the path in a line of the table, if that is of a socket which listens
-/// (`__SO_ACCEPTCON`, `unix_seq_show` of `net/unix/af_unix.c`).
-fn listener(line: &str) -> Option<String> {
-    let mut fields = line.split_ascii_whitespace();
-    let listens = fields.nth(3)? == "00010000";
-    fields.nth(3).filter(|_| listens).map(str::to_owned)
+/// Returns whether the process that has connected is in the network namespace of this one, to which
+/// a socket belongs that is accepted here (`unix_stream_connect` in `net/unix/af_unix.c`). An older
+/// kernel does not say: then it may be.
+pub fn is_of_this_namespace(accepted: &impl AsFd) -> bool {
+    let own = Socket::new(Domain::UNIX, Type::STREAM.cloexec(), None);
+    let own = own.ok().and_then(|own| getsockopt(&own, Cookie).ok());
+    let theirs = getsockopt(accepted, Cookie).ok();
+    own.is_none() || theirs.is_none() || own == theirs
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
     use crate::kernel::namespace::in_namespace;
-
-    fn is_listened_on(path: &Path) -> bool {
-        let mut all = listened_on().unwrap().into_iter();
-        all.any(|name| Path::new(&name) == path)
-    }
 
     #[test]
     fn a_socket_goes_with_its_process_alone() {
@@ -127,16 +143,16 @@ mod tests {
         for kind in [Type::STREAM, Type::SEQPACKET] {
             let socket = listen(&path, kind, 0o700).unwrap();
             assert!(!remove_unused(&path).unwrap(), "{kind:?}");
-            assert!(is_listened_on(&path), "{kind:?}");
-            assert!(!is_listened_on(&folder));
+            assert!(is_listened_on(&path).unwrap(), "{kind:?}");
             let why = listen(&path, kind, 0o700).unwrap_err().to_string();
             assert!(why.contains("another process answers"), "{why}");
             drop(socket);
-            assert!(!is_listened_on(&path), "{kind:?}");
+            assert!(!is_listened_on(&path).unwrap(), "{kind:?}");
             assert!(path.exists());
             assert!(remove_unused(&path).unwrap(), "{kind:?}");
             assert!(!path.exists());
             assert!(remove_unused(&path).unwrap(), "there was none");
+            assert!(!is_listened_on(&path).unwrap(), "there is none");
         }
         fs::write(&path, "").unwrap();
         assert!(remove_unused(&path).is_err(), "it is no socket");
@@ -144,18 +160,21 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_found_next_to_one_whose_name_is_no_text() {
-        in_namespace(|| {
-            let name = format!("tripod-unix-bytes-{}", std::process::id());
-            let folder = std::env::temp_dir().join(name);
-            let path = folder.join("socket");
-            let others = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
-            let name = std::ffi::OsStr::from_bytes(b"\0any \xff\n\xfe bytes");
-            others.bind(&SockAddr::unix(name).unwrap()).unwrap();
-            others.listen(1).unwrap();
-            let _ours = listen(&path, Type::STREAM, 0o700).unwrap();
-            assert!(is_listened_on(&path));
-            fs::remove_dir_all(folder).unwrap();
-        });
+    fn who_connects_from_another_network_namespace_is_recognized() {
+        let path = std::env::temp_dir().join(format!("tripod-from-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let accepted = |connect: &dyn Fn()| {
+            connect();
+            is_of_this_namespace(&listener.accept().unwrap().0)
+        };
+        let there = path.clone();
+        assert!(accepted(&|| drop(UnixStream::connect(&there).unwrap())));
+        if crate::kernel::namespace::is_root("making a network namespace") {
+            assert!(!accepted(&|| {
+                let there = there.clone();
+                in_namespace(move || drop(UnixStream::connect(&there).unwrap()));
+            }));
+        }
+        fs::remove_file(&path).unwrap();
     }
 }

@@ -233,6 +233,23 @@ fn the_sockets_have_the_names_that_other_versions_look_for() {
         "/run/tripod/succession/assignments-"
     );
     assert_eq!(name(flows::SOCKET), "/run/tripod/succession/flows-");
+    // They read any number.
+    for namespace in [0, 4_026_531_840, u64::from(u32::MAX)] {
+        let named: Vec<_> = names(SOCKET, namespace).collect();
+        assert_eq!(named.len(), 64);
+        for (name, number) in named.iter().zip(64 * namespace..) {
+            let read = name.strip_prefix("/run/tripod/succession/userspace-");
+            assert_eq!(read.map(str::parse), Some(Ok(number)));
+        }
+    }
+}
+
+#[test]
+fn processes_of_different_network_namespaces_have_different_names() {
+    let one: Vec<_> = names(SOCKET, 4_026_531_840).collect();
+    let other: Vec<_> = names(SOCKET, 4_026_531_841).collect();
+    assert!(one.iter().all(|name| !other.contains(name)));
+    assert!(one[0].len() < 100, "the path of a socket is short");
 }
 
 #[tokio::test]
