@@ -7,6 +7,8 @@ use std::{
     os::fd::AsFd,
 };
 
+use nix::unistd::geteuid;
+
 use super::inode;
 use crate::kernel::socket::bound::{BoundAddress, each_bound};
 
@@ -36,9 +38,12 @@ impl Others {
             own.insert(inode(socket)?);
         }
         let mut seen = HashMap::new();
-        each_bound(|address, inode| {
-            if bound.contains(&address) && !own.contains(&inode) {
-                seen.insert(inode, address);
+        let user = geteuid().as_raw();
+        each_bound(|address, socket| {
+            // The kernel lets only sockets of one user share an address, but lists those of all.
+            let may_serve = socket.uid == user && !own.contains(&socket.inode);
+            if may_serve && bound.contains(&address) {
+                seen.insert(socket.inode, address);
             }
         })?;
         let before = mem::replace(&mut self.0, seen);

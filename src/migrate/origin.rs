@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::unistd::geteuid;
 use serde::Deserialize;
 
 use crate::{
@@ -111,6 +112,10 @@ fn running(proc: &Path) -> Result<u32, String> {
         let Ok(pid) = process.parse::<u32>() else {
             continue;
         };
+        // Any user can give a process this name, and files of its choice to be read as root.
+        if !is_of_root(proc, &process) {
+            continue;
+        }
         let words = arguments(proc, &process).unwrap_or_default();
         let program = words.first().map(PathBuf::from).unwrap_or_default();
         let is_called_so = program.file_name().is_some_and(|name| name == KUBE_PROXY);
@@ -148,6 +153,20 @@ fn running(proc: &Path) -> Result<u32, String> {
 fn listed_pids(pids: &[u32]) -> String {
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     pids.join(", ")
+}
+
+/// Returns whether a process is of root or of this user, who also started it: a program that gets
+/// the rights of root from its file has the name and arguments that its caller chose.
+fn is_of_root(proc: &Path, process: &str) -> bool {
+    // The kernel escapes line breaks in the name of the program, which anyone chooses.
+    let status = fs::read_to_string(proc.join(process).join("status")).unwrap_or_default();
+    let mut lines = status.lines();
+    let users = lines.find_map(|line| line.strip_prefix("Uid:"));
+    let own = geteuid().as_raw();
+    users.is_some_and(|users| {
+        let mut users = users.split_whitespace().map(str::parse);
+        users.all(|uid| uid == Ok(0) || uid == Ok(own))
+    })
 }
 
 /// Returns whether a process runs this program, or another version of it.
@@ -295,7 +314,27 @@ mod tests {
             std::os::unix::fs::symlink("net:[1]", namespaces.join("net")).unwrap();
         }
         fs::write(process.join("cmdline"), command.join("\0") + "\0").unwrap();
+        of_users(&proc, [0; 4]);
         proc
+    }
+
+    fn of_users(proc: &Path, users: [u32; 4]) {
+        let [real, effective, saved, files] = users;
+        let status = format!("Name:\ta\\nUid:\nUid:\t{real}\t{effective}\t{saved}\t{files}\n");
+        fs::write(proc.join("42/status"), status).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_another_user_started_is_not_read() {
+        let proc = processes(&["kube-proxy", "--config=/etc/shadow"], &[]);
+        assert_eq!(running(&proc), Ok(42));
+        let other = geteuid().as_raw().max(1) + 1;
+        for users in [[other; 4], [other, 0, 0, 0]] {
+            of_users(&proc, users);
+            let why = running(&proc).unwrap_err();
+            assert!(why.contains("no process called kube-proxy"), "{why}");
+        }
+        fs::remove_dir_all(proc).unwrap();
     }
 
     #[test]

@@ -27,12 +27,20 @@ pub struct BoundAddress {
     pub address: SocketAddr,
 }
 
-/// Calls `each` with address and inode of every such socket. The inode is that of its
-/// descriptors in `fstat(2)`.
+/// A socket that waits for clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundSocket {
+    /// The user who made it.
+    pub uid: u32,
+    /// The number that its descriptors have in `fstat(2)`.
+    pub inode: u64,
+}
+
+/// Calls `each` with the address of every such socket.
 ///
 /// # Errors
 /// Those of reading the tables. That of a family that the kernel lacks is left out.
-pub fn each_bound(mut each: impl FnMut(BoundAddress, u64)) -> io::Result<()> {
+pub fn each_bound(mut each: impl FnMut(BoundAddress, BoundSocket)) -> io::Result<()> {
     for (protocol, path, state) in TABLES {
         let file = match File::open(path) {
             Ok(file) => file,
@@ -42,7 +50,7 @@ pub fn each_bound(mut each: impl FnMut(BoundAddress, u64)) -> io::Result<()> {
         // After a heading.
         for line in BufReader::new(file).lines().skip(1) {
             match parse(&line?, state) {
-                Some((address, inode)) => each(BoundAddress { protocol, address }, inode),
+                Some((address, socket)) => each(BoundAddress { protocol, address }, socket),
                 // Sockets that listen come first (`tcp_get_idx` in net/ipv4/tcp_ipv4.c). A node
                 // may have so many connections, those in TIME_WAIT included, that reading them
                 // takes seconds.
@@ -54,15 +62,16 @@ pub fn each_bound(mut each: impl FnMut(BoundAddress, u64)) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns address and inode of a line with that state, as `get_tcp4_sock` writes it
-/// (net/ipv4/tcp_ipv4.c).
-fn parse(line: &str, state: &str) -> Option<(SocketAddr, u64)> {
+/// Returns address and socket of a line with that state, as `get_tcp4_sock` writes it
+/// (net/ipv4/tcp_ipv4.c): numbers alone, into which no program can write anything else.
+fn parse(line: &str, state: &str) -> Option<(SocketAddr, BoundSocket)> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let local = fields.next()?;
     if fields.nth(1)? != state {
         return None;
     }
-    let inode = fields.nth(5)?.parse().ok()?;
+    let uid = fields.nth(3)?.parse().ok()?;
+    let inode = fields.nth(1)?.parse().ok()?;
     let (ip, port) = local.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
     // Words of four bytes, each of them a number of this machine's byte order.
@@ -81,7 +90,7 @@ fn parse(line: &str, state: &str) -> Option<(SocketAddr, u64)> {
         }
         _ => return None,
     };
-    Some((SocketAddr::new(ip, port), inode))
+    Some((SocketAddr::new(ip, port), BoundSocket { uid, inode }))
 }
 
 #[cfg(test)]
@@ -104,25 +113,28 @@ mod tests {
             let _client = TcpStream::connect(address).unwrap();
             let (accepted, _) = tcp.accept().unwrap();
             let mut found = Vec::new();
-            each_bound(|bound, inode| found.push((bound, inode))).unwrap();
+            each_bound(|bound, socket| found.push((bound, socket))).unwrap();
             let of = |protocol, address| BoundAddress { protocol, address };
-            let of_tcp = fstat(&tcp).unwrap().st_ino;
-            let of_udp = fstat(&udp).unwrap().st_ino;
+            let uid = nix::unistd::geteuid().as_raw();
+            let socket = |inode| BoundSocket { uid, inode };
+            let of_tcp = socket(fstat(&tcp).unwrap().st_ino);
+            let of_udp = socket(fstat(&udp).unwrap().st_ino);
             assert!(found.contains(&(of(Protocol::Tcp, address), of_tcp)));
             let bound = udp.local_addr().unwrap();
             assert!(found.contains(&(of(Protocol::Udp, bound), of_udp)));
             let connection = fstat(&accepted).unwrap().st_ino;
-            assert!(found.iter().all(|(_, inode)| *inode != connection));
+            assert!(found.iter().all(|(_, socket)| socket.inode != connection));
         }
     }
 
     #[test]
     fn what_is_no_line_of_the_table_is_not_read() {
         let line = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 \
-                    0        0 21 1 ffff 100 0 0 10 0";
+                    7        0 21 1 ffff 100 0 0 10 0";
         let at = "127.0.0.1:8080".parse().unwrap();
         if cfg!(target_endian = "little") {
-            assert_eq!(parse(line, "0A"), Some((at, 21)));
+            let socket = BoundSocket { uid: 7, inode: 21 };
+            assert_eq!(parse(line, "0A"), Some((at, socket)));
         }
         assert_eq!(parse(line, "07"), None);
         for (from, to) in [("0100007F", "100007F"), (":1F90", "1F90"), (" 21 ", " x ")] {
