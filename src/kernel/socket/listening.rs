@@ -21,6 +21,9 @@ const BACKLOG: i32 = 4096;
 pub enum Owner {
     /// The node's, or the wildcard.
     Node,
+    /// The wildcard, with a port to which rules redirect. They let packets through only to sockets
+    /// with IP_TRANSPARENT, which no program has that lacks CAP_NET_ADMIN and CAP_NET_RAW.
+    Redirected,
     /// One that is not in the kernel's local table: binding it, and
     /// answering from it, takes IP_TRANSPARENT (`ip(7)`) or its IPv6 twin.
     Other,
@@ -36,6 +39,14 @@ pub struct Bind {
 }
 
 impl Bind {
+    /// Returns the bind of the wildcard `address` to which rules redirect.
+    pub fn redirected(address: SocketAddr) -> Bind {
+        Bind {
+            address,
+            owner: Owner::Redirected,
+        }
+    }
+
     /// Returns the bind of an address of the node, or of the wildcard.
     pub fn of_node(address: SocketAddr) -> Bind {
         Bind {
@@ -178,10 +189,15 @@ fn open(bind: Bind, kind: Type, protocol: Protocol) -> io::Result<Socket> {
 }
 
 fn transparent(socket: &Socket, bind: Bind) -> io::Result<()> {
-    match (bind.owner, bind.address.is_ipv4()) {
-        (Owner::Other, true) => socket.set_ip_transparent_v4(true),
-        (Owner::Other, false) => socket.set_ip_transparent_v6(true),
-        (Owner::Node, _) => Ok(()),
+    let set = || match bind.address.is_ipv4() {
+        true => socket.set_ip_transparent_v4(true),
+        false => socket.set_ip_transparent_v6(true),
+    };
+    match bind.owner {
+        Owner::Node => Ok(()),
+        Owner::Other => set(),
+        // Where it is not allowed, the rules do not ask for it.
+        Owner::Redirected => set().or(Ok(())),
     }
 }
 

@@ -7,6 +7,7 @@ pub mod filter;
 pub mod listening;
 pub mod local_ports;
 mod options;
+pub mod owner;
 pub mod pipe;
 pub mod poller;
 pub mod records;

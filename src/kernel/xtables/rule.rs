@@ -175,6 +175,8 @@ pub enum Match {
     Physdev(Negatable<Physdev>),
     /// `-m socket --transparent`: it is for a socket with `IP_TRANSPARENT`.
     TransparentSocket,
+    /// The same, also for a socket that is bound to the wildcard address (`--nowildcard`).
+    TransparentListener,
 }
 
 /// What `-m physdev` asks of a packet.

@@ -32,9 +32,9 @@ use super::{
     proxy::{Shared, counters::Counters, workers::Workers},
 };
 use crate::{
-    kernel::socket::listening::Bind,
+    kernel::socket::{bound::BoundAddress, listening::Bind, owner::Sockets},
     modes::{handover::OtherProcesses, progress::SyncProgress},
-    net::{Family, Frontend, PerFamily},
+    net::{Family, Frontend, PerFamily, Protocol},
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -66,6 +66,8 @@ pub struct Executor {
     progress: PerFamily<SyncProgress>,
     /// What helps where another program has the port of an address.
     if_taken: &'static str,
+    /// The sockets of other programs, if an update found an address taken.
+    present: Option<Sockets>,
     /// Last, so that all that listens on them is dropped before.
     workers: Workers,
 }
@@ -106,6 +108,7 @@ impl Executor {
             others: OtherProcesses::default(),
             progress: PerFamily::default(),
             if_taken,
+            present: None,
             workers,
         })
     }
@@ -175,6 +178,7 @@ impl Executor {
             progress.confirm();
             done(name, opened);
         }
+        self.present = None;
         self.shared.udp.fit(&self.shared.descriptors);
         if self.shared.pins.is_reached() {
             self.assignments.drop_expired();
@@ -300,7 +304,8 @@ impl Executor {
                     Place::LocalPort => self.listen_on_local_port(&name(kind)),
                     Place::Address(bind) => {
                         let listening = self.listen(&name(kind), bind);
-                        listening.map_err(|error| self.cannot_bind(bind.address, &error))
+                        listening
+                            .map_err(|error| self.cannot_bind(port.protocol, bind.address, &error))
                     }
                 };
                 if let Err(why) = listening {
@@ -311,7 +316,7 @@ impl Executor {
                 let group = self.groups.get_mut(&name(kind));
                 let reserved = group.map(|group| group.reserve(&self.shared, bind));
                 if let Some(Err(error)) = reserved {
-                    let why = self.cannot_bind(bind.address, &error);
+                    let why = self.cannot_bind(port.protocol, bind.address, &error);
                     failed.insert((kind, Place::Address(bind)), why);
                 }
             }
@@ -420,7 +425,7 @@ impl Executor {
             let Some(address) = port.map(|port| port.address) else {
                 return Ok(());
             };
-            match self.listen(name, Bind::of_node(address)) {
+            match self.listen(name, Bind::redirected(address)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                     let taken = self.take_local_port(name);
                     taken.map_err(|error| format!("no local port for it: {error}"))?;
@@ -442,16 +447,26 @@ impl Executor {
         opened
     }
 
-    fn cannot_bind(&self, address: SocketAddr, error: &io::Error) -> String {
-        if error.kind() == io::ErrorKind::AddrInUse {
-            let helps = self.if_taken;
-            format!(
-                "cannot listen on {address}: another program on this node has that port on this \
-                 address or on all addresses; {helps}"
-            )
-        } else {
-            format!("cannot listen on {address}: {error}")
+    fn cannot_bind(
+        &mut self,
+        protocol: Protocol,
+        address: SocketAddr,
+        error: &io::Error,
+    ) -> String {
+        if error.kind() != io::ErrorKind::AddrInUse {
+            return format!("cannot listen on {address}: {error}");
         }
+        if self.present.is_none() {
+            self.present = Sockets::list().ok();
+        }
+        let present = self.present.as_ref();
+        let who = present.and_then(|all| all.who_has(BoundAddress { protocol, address }));
+        let who = who.map_or(String::new(), |who| format!(": {who}"));
+        let helps = self.if_taken;
+        format!(
+            "cannot listen on {address}: another program on this node has that port on this \
+             address or on all addresses{who}; {helps}"
+        )
     }
 
     fn capture(&mut self, frontend: &Frontend, target: Option<Target>) {

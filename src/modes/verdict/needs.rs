@@ -370,6 +370,11 @@ fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Fa
             "without it, the local ports of listeners can be called from outside (redirect capture)",
         ),
         (
+            Extension::Socket,
+            "without it, other users' programs can take the local ports of a process that was \
+             killed, unless tripod hold keeps them (redirect capture)",
+        ),
+        (
             Extension::Reject,
             "without it, who calls the local port of a listener gets no answer (redirect capture)",
         ),
@@ -382,7 +387,10 @@ fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Fa
             "without it, rules do not tell what they are for",
         ),
     ] {
-        needs.push(useful(Ability::Extension(family, extension), effect));
+        // With that flag it has a need of its own.
+        if extension != Extension::Socket || !requirements.transparent {
+            needs.push(useful(Ability::Extension(family, extension), effect));
+        }
     }
     if requirements.capture == Requested::Redirect {
         needs.push(useful(

@@ -295,6 +295,11 @@ impl Reader<'_> {
                 Asks::Set(name, self.parsed(option, ends)?)
             }
             ("physdev", "--physdev-is-in") | ("socket", "--transparent") => Asks::Absent,
+            // What is translated to a wildcard address comes to a listener of Tripod.
+            ("socket", "--nowildcard") => {
+                self.rule.asks.retain(|(_, asks)| *asks != Asks::Absent);
+                Asks::Nothing
+            }
             _ => return Err(Unread::Option(option.to_owned())),
         })
     }

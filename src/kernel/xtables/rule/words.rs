@@ -135,6 +135,7 @@ impl Match {
                 Physdev::IsIn => write!(f, "physdev {}--physdev-is-in", asked.bang()),
             },
             Match::TransparentSocket => f.write_str("socket --transparent"),
+            Match::TransparentListener => f.write_str("socket --transparent --nowildcard"),
         }
     }
 }

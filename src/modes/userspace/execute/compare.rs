@@ -45,7 +45,8 @@ impl Executor {
                 continue;
             };
             let reopened = group.reopen_ended();
-            outcome = outcome.and(reopened.map_err(|(at, error)| self.cannot_bind(at, &error)));
+            let failed = |(at, error)| self.cannot_bind(port.protocol, at, &error);
+            outcome = outcome.and(reopened.map_err(failed));
         }
         outcome
     }

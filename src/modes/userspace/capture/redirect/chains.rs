@@ -232,7 +232,7 @@ impl Trees {
         if !environment.tables().contains(&Table::Filter) {
             return affected;
         }
-        let mut rules = vec![plan::translated()];
+        let mut rules = vec![plan::translated(environment)];
         if self.listeners.entries.len() <= FEW {
             let guard = |(listener, _): &(_, _)| plan::guard(*listener, &environment.features);
             rules.extend(self.listeners.entries.values().map(guard));

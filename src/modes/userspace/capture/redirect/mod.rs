@@ -31,14 +31,15 @@ use std::{collections::BTreeSet, mem};
 
 use self::{applied::Applied, plan::Environment, stale::Stale};
 use super::{
-    Desired, Differing, Error, Extent, Report, Scope, addresses_stay, choose::redirecting,
+    Desired, Differing, EarlierProcess, Error, Extent, Report, Scope, addresses_stay,
+    choose::redirecting,
 };
 use crate::{
     kernel::{
         addresses::{self, Address},
         extension::Extension,
         netlink::{Protocol, Socket},
-        probe::Kernel,
+        probe::{Ability, Kernel},
         xtables::{
             self, Engine,
             chains::Count,
@@ -79,6 +80,8 @@ pub struct Redirect {
     own: Option<Vec<Address>>,
     /// What is applied is in force; if not, the next sync compares everything.
     in_force: bool,
+    /// Whether a process that gave way to this one still runs.
+    earlier: EarlierProcess,
     stale: Stale,
     /// What the last sync did with the rules.
     synced: Synced,
@@ -93,7 +96,11 @@ impl Redirect {
     /// When nat does not work in it: see [`super::choose()`].
     pub fn new(family: Family, kernel: &Kernel) -> Result<Redirect, Error> {
         let tools = redirecting(kernel, family)?;
-        Ok(Redirect::with(tools.writer, tools.features))
+        let features = match kernel.can(&Ability::Transparent(family)) {
+            true => tools.features,
+            false => tools.features.without(&[Extension::Socket]),
+        };
+        Ok(Redirect::with(tools.writer, features))
     }
 
     /// Returns capture with this `writer`, by rules that use these `features`.
@@ -107,6 +114,7 @@ impl Redirect {
             applied: Applied::default(),
             own: None,
             in_force: false,
+            earlier: EarlierProcess::default(),
             stale: Stale::default(),
         }
     }
@@ -186,6 +194,7 @@ impl Redirect {
             if !in_force {
                 self.watch.pause();
             }
+            self.earlier = scope.earlier;
             self.compare(desired, served, report).await
         }
     }
@@ -293,6 +302,9 @@ impl Redirect {
             destination: plan::destination(own, family, before, &services)
                 .filter(|_| self.features.contains(Extension::Dnat)),
             node: plan::node(&self.features, served, own, family),
+            // The sockets of an earlier process may be without it: those of other versions are.
+            only_to_ours: self.features.contains(Extension::Socket)
+                && self.earlier == EarlierProcess::Ended,
         }
     }
 
@@ -405,6 +417,13 @@ impl Redirect {
             missing.push(format!(
                 "{family}: the local ports of our listeners can be called from outside, because \
                  table filter with the conntrack match is missing here"
+            ));
+        }
+        if !self.features.contains(Extension::Socket) {
+            missing.push(format!(
+                "{family}: if this process is killed, programs of other users can listen on its \
+                 local ports and get what clients send, because -m socket or IP_TRANSPARENT is \
+                 missing here; run tripod hold, which keeps the ports"
             ));
         }
         if !self.features.contains(Extension::Addrtype) {

@@ -4,10 +4,14 @@
 //! nat PREROUTING, OUTPUT → TRIPOD-USERSPACE
 //!     -d SERVICE ADDRESS --dport PORT      → our listener     service addresses first,
 //!     --dst-type LOCAL --dport NODE PORT   → our listener     then node ports
-//! filter INPUT (new connections) → TRIPOD-USERSPACE
-//!     --ctstate DNAT                       RETURN             came through the rules above
+//! filter INPUT (new connections, all of UDP) → TRIPOD-USERSPACE
+//!     --ctstate DNAT, to our socket        RETURN             came through the rules above
 //!     --dport OUR LISTENER                 REJECT             called directly, from anywhere
 //! ```
+//!
+//! A socket of ours has IP_TRANSPARENT, which takes CAP_NET_ADMIN or CAP_NET_RAW: if this process is
+//! killed and nothing holds its sockets, another user's program can bind the ports, but gets nothing
+//! that these rules redirect.
 //!
 //! With more than [`FEW`](super::tree::FEW) of them, jumps to chains of a search tree take
 //! the place of these rules, so that a packet is compared with few of many:
@@ -71,6 +75,8 @@ pub struct Environment {
     pub destination: Option<IpAddr>,
     /// The beginnings of rules for "an address of this node".
     pub node: Vec<Rule>,
+    /// Whether what is redirected gets only to sockets with IP_TRANSPARENT.
+    pub only_to_ours: bool,
 }
 
 /// Where nat rules redirect to; nobody may call it directly.
@@ -273,8 +279,13 @@ pub fn guard(listener: Listener, features: &Features) -> Rule {
 }
 
 /// Returns the filter rule for what came through nat rules.
-pub fn translated() -> Rule {
-    state(&[CtState::Dnat]).target(Action::Return)
+pub fn translated(environment: &Environment) -> Rule {
+    let rule = state(&[CtState::Dnat]);
+    let rule = match environment.only_to_ours {
+        true => rule.with(Match::TransparentListener),
+        false => rule,
+    };
+    rule.target(Action::Return)
 }
 
 fn state(states: &'static [CtState]) -> Rule {
@@ -302,6 +313,13 @@ pub fn rule_set(chains: Vec<Chain>, environment: &Environment) -> RuleSet {
     ];
     if environment.tables().contains(&Table::Filter) {
         jumps.push(jump(Table::Filter, "INPUT", state(STATES)));
+        if environment.only_to_ours {
+            // The client of a UDP flow goes on sending when the socket at its other end is gone.
+            let established = Match::ConnectionState(Negatable::Is(&[CtState::Established]));
+            let rule = Rule::new().protocol(Protocol::Udp).with(established);
+            let dnat = Match::ConnectionState(Negatable::Is(&[CtState::Dnat]));
+            jumps.push(jump(Table::Filter, "INPUT", rule.with(dnat)));
+        }
     }
     let chains = chains.into_iter().map(fixed).collect();
     RuleSet { chains, jumps }

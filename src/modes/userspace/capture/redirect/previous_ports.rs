@@ -65,6 +65,7 @@ mod tests {
                     features: Features::ALL,
                     destination,
                     node: vec![Rule::new().with(local.clone())],
+                    only_to_ours: true,
                 };
                 for protocol in Protocol::ALL {
                     for frontend in [

@@ -48,6 +48,7 @@ fn rules_follow_are_repaired_and_go() {
                 "-A PREROUTING -m comment",
                 "-A OUTPUT -m comment",
                 "-A INPUT -m conntrack",
+                "--ctstate DNAT -m socket --transparent --nowildcard -j RETURN",
                 "--dport 40000 -j REJECT",
                 "-d 10.96.0.1/32 -p tcp -m tcp --dport 80",
                 "--dst-type LOCAL -m tcp --dport 30080",

@@ -26,6 +26,7 @@ fn environment(family: Family) -> Environment {
         features: Features::ALL,
         destination: None,
         node: vec![Rule::new().with(local)],
+        only_to_ours: true,
     }
 }
 

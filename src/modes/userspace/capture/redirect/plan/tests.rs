@@ -43,6 +43,7 @@ fn rules(address: Option<&str>, features: Features, destination: Option<&str>) -
         features,
         destination: destination.map(|a| a.parse().unwrap()),
         node: node(&features, &Served::All, &own, Family::V4),
+        only_to_ours: false,
     };
     words(&nat(&frontend, &target, &environment), frontend.family)
 }
@@ -161,6 +162,7 @@ fn jumps_are_repaired_to_exactly_one() {
         features: bare(),
         destination: None,
         node: Vec::new(),
+        only_to_ours: false,
     };
     let empty = Chain {
         table: Table::Nat,
@@ -180,11 +182,41 @@ fn jumps_are_repaired_to_exactly_one() {
         let commands = text.lines().filter(|line| line.starts_with('-'));
         assert_eq!(commands.collect::<Vec<_>>(), expected, "{saved}");
     }
-    let guarded = Environment {
+    for (only_to_ours, expected) in [(false, 1), (true, 2)] {
+        let guarded = Environment {
+            features: ALL,
+            only_to_ours,
+            ..environment.clone()
+        };
+        let jumps = rule_set(Vec::new(), &guarded).jumps;
+        let of_filter = jumps.iter().filter(|jump| jump.table == Table::Filter);
+        assert_eq!(of_filter.count(), expected);
+    }
+}
+
+#[test]
+fn what_is_redirected_gets_to_no_socket_of_another_user() {
+    let environment = |only_to_ours| Environment {
+        family: Family::V4,
         features: ALL,
-        ..environment
+        destination: None,
+        node: Vec::new(),
+        only_to_ours,
     };
-    let jumps = rule_set(Vec::new(), &guarded).jumps;
-    let of_filter = jumps.iter().filter(|jump| jump.table == Table::Filter);
-    assert_eq!(of_filter.count(), 1);
+    for (only_to_ours, expected) in [
+        (
+            true,
+            "-m conntrack --ctstate DNAT -m socket --transparent --nowildcard -j RETURN",
+        ),
+        // An earlier process of another version may have sockets without the option.
+        (false, "-m conntrack --ctstate DNAT -j RETURN"),
+    ] {
+        let rule = translated(&environment(only_to_ours));
+        assert_eq!(words(&[rule], Family::V4), [expected]);
+    }
+    let jumps = rule_set(Vec::new(), &environment(true)).jumps;
+    let rules: Vec<_> = jumps.into_iter().map(|jump| jump.rule).collect();
+    let udp = "-p udp -m conntrack --ctstate ESTABLISHED -m conntrack --ctstate DNAT";
+    let all = words(&rules, Family::V4);
+    assert!(all.iter().any(|rule| rule.starts_with(udp)), "{all:?}");
 }
