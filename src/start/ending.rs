@@ -140,7 +140,8 @@ const SOURCE_ENDED: &str = "the source of objects ended unexpectedly";
 enum Until {
     /// No connection is left that would end with it.
     Idle,
-    /// No new connection would be refused either: a successor takes them.
+    /// No new connection would be refused either if a successor is there, which takes them. While no
+    /// connection is open, none is waited for.
     Succeeded,
 }
 
@@ -152,15 +153,19 @@ async fn drained(handover: &Handover, until: Until, patience: Duration) {
         "ending when connections have, or in {patience:?}"
     );
     let mut quiet = Instant::now();
+    // One that ended early comes again.
+    let mut is_replaced = false;
     while Instant::now() < deadline {
         let active = handover.active_connections();
+        is_replaced |= until == Until::Succeeded && handover.has_successor();
         if handover.is_held() {
             if active == 0 || Instant::now() + QUIET >= deadline {
                 return leave(handover, deadline).await;
             }
-        } else if active > 0 || until == Until::Succeeded && !handover.is_succeeded() {
+        } else if active > 0 || is_replaced && !handover.is_succeeded() {
             quiet = Instant::now();
-        } else if until == Until::Idle || quiet.elapsed() >= QUIET {
+        } else if !is_replaced && quiet.elapsed() > CHECK_PERIOD || quiet.elapsed() >= QUIET {
+            // A worker that was in the middle of accepting has counted it by now.
             return;
         }
         tokio::time::sleep(CHECK_PERIOD).await;

@@ -8,6 +8,7 @@ mod circles;
 mod command_line;
 mod descriptors;
 mod ended;
+mod ending;
 mod families;
 pub mod firewall;
 mod gap;
