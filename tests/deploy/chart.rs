@@ -14,7 +14,7 @@ use k8s_openapi::api::{
 };
 use serde_json::{Value, json};
 
-use super::{folder, objects::as_understood, only, read};
+use super::{folder, objects::as_understood, only, read, secure::patched};
 use crate::lab::skip;
 
 /// Objects by kind and name.
@@ -229,13 +229,23 @@ fn values_are_components(values: &[&str], components: &str) {
 
 #[test]
 fn the_holder_is_that_of_its_component() {
-    values_are_components(&["holder.enabled=true"], "deploy/kustomize/holder");
-    values_are_components(
-        &["holder.enabled=true", "secureMetrics.enabled=true"],
-        "deploy/kustomize/secure-metrics, deploy/kustomize/holder",
+    let name = |kind: &str, name: &str| (kind.to_owned(), name.to_owned());
+    let (Some(with), Some(mut without)) = (rendered(&[]), rendered(&["holder.enabled=false"]))
+    else {
+        return;
+    };
+    let holder = with[&name("DaemonSet", "tripod-holder")].clone();
+    assert_eq!(holder, only("kustomize/holder/holder.yaml"));
+    assert_eq!(
+        without.insert(name("DaemonSet", "tripod-holder"), holder),
+        None
     );
+    let proxy = without
+        .get_mut(&name("DaemonSet", "kube-proxy"))
+        .expect("a proxy");
+    *proxy = patched(proxy.clone(), "kustomize/holder/daemon-set.yaml");
+    assert_eq!(without, with);
     let values = [
-        "holder.enabled=true",
         "image=registry.example/tripod:1",
         "nodeSelector.pool=edge",
         "imagePullSecrets[0].name=registry",
@@ -260,8 +270,8 @@ fn the_holder_is_that_of_its_component() {
 fn a_surge_is_that_of_its_component() {
     values_are_components(&["surge.enabled=true"], "deploy/kustomize/surge");
     values_are_components(
-        &["surge.enabled=true", "holder.enabled=true"],
-        "deploy/kustomize/holder, deploy/kustomize/surge",
+        &["surge.enabled=true", "secureMetrics.enabled=true"],
+        "deploy/kustomize/secure-metrics, deploy/kustomize/surge",
     );
     let values = [
         "surge.enabled=true",
@@ -373,7 +383,7 @@ fn programs_confine_themselves() {
         // As values of an earlier version are, with which an upgrade may go on.
         ("confine=null", "--confine=files"),
     ] {
-        let values = [value, "holder.enabled=true", "flags={--v=2}"];
+        let values = [value, "flags={--v=2}"];
         let Some(objects) = rendered(&values) else {
             return;
         };
@@ -436,11 +446,7 @@ fn the_archive_is_complete() {
     };
     assert!(done.status.success(), "{done:?}");
     let archive = format!("{to}/tripod-{}.tgz", env!("CARGO_PKG_VERSION"));
-    let added = [
-        "monitoring.enabled=true",
-        "secureMetrics.enabled=true",
-        "holder.enabled=true",
-    ];
+    let added = ["monitoring.enabled=true", "secureMetrics.enabled=true"];
     let values = [&NEW_CLUSTER[..], &added].concat();
     assert_eq!(
         template(&archive, "kube-system", &values),

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::PodSpec};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tripod::{
     cli::{self, Job},
     confine::Confinement,
 };
 
-use super::{daemon_set, documents, objects::as_understood, secure::patched};
+use super::{daemon_set, documents, objects::as_understood, only, read, secure::patched};
 
 const HOLDER: &str = "kustomize/holder/holder.yaml";
 
@@ -28,6 +28,22 @@ fn mounted(pod: &PodSpec, on_node: &str) -> String {
     let mut mounts = pod.containers[0].volume_mounts.iter().flatten();
     let mount = mounts.find(|mount| mount.name == volume.name);
     mount.expect("a mount").mount_path.clone()
+}
+
+/// Without it, other programs could take the ports of a process that was killed.
+#[test]
+fn every_installation_has_the_holder() {
+    let base: Value = only("kustomize/base/kustomization.yaml");
+    assert_eq!(base["components"], json!(["../holder"]));
+    let new: Value = only("kustomize/new-cluster/kustomization.yaml");
+    let mut resources = new["resources"].as_array().into_iter().flatten();
+    assert!(resources.any(|resource| resource == "../base"));
+    let values: Value = only("helm/tripod/values.yaml");
+    assert_eq!(values["holder"]["enabled"], true);
+    let unit = read("debian/tripod.service");
+    let wants = unit.lines().find_map(|line| line.strip_prefix("Wants="));
+    let mut wanted = wants.expect("units").split(' ');
+    assert!(wanted.any(|unit| unit == "tripod-holder.service"));
 }
 
 #[test]
