@@ -23,6 +23,7 @@ mod preferences;
 mod proxy_protocol;
 mod refused;
 mod retry;
+mod strangers;
 mod streams;
 mod succession;
 mod transparent;
