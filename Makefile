@@ -175,7 +175,7 @@ bench: test-tools
 	$(CARGO) bench --bench iptables
 	$(CARGO) bench --bench nftables
 
-# `make test` compares with what this records.
+# `make test-all` compares with what this records.
 instructions: test-tools
 	TRIPOD_INSTRUCTIONS=write TRIPOD_NO_SKIP=1 $(CARGO) test --lib -- tests::instructions --nocapture
 

@@ -58,6 +58,8 @@ const GAVE_WAY: &str =
 /// Width of the headings.
 const HEADING: usize = 13;
 
+const STAYS: &str = "; its last valid version stays in use";
+
 /// Returns the lines, for people.
 pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
     let mut sections = Sections {
@@ -121,10 +123,7 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
     sections.toned("health checks", Tone::Bad, &health_checks);
     let unusable = shown(&status.unusable, detail, |unusable| {
         let (object, why) = (&unusable.object, &unusable.why);
-        let stays = match unusable.stays {
-            true => "; its last valid version stays in use",
-            false => "",
-        };
+        let stays = unusable.stays.then_some(STAYS).unwrap_or_default();
         format!("{object}, since {}: {why}{stays}", ago(&unusable.since))
     });
     sections.toned("unusable", Tone::Bad, &unusable);

@@ -103,9 +103,7 @@ pub(super) trait Listener: Send {
     /// Returns who is at the other end of `stream`.
     fn peer(stream: &Self::Stream) -> Peer;
     /// Returns the IP family of `stream`; `None`: it has none, or it is not known.
-    fn family(_: &Self::Stream) -> Option<Family> {
-        None
-    }
+    fn family(stream: &Self::Stream) -> Option<Family>;
     /// Returns who asks in a request of `peer` whose `Host` is `host`.
     fn asking(peer: Peer, host: Option<&str>) -> Peer {
         if host.is_none_or(is_address) {
@@ -170,6 +168,10 @@ impl Listener for UnixListener {
     /// The socket file is open to root and to the user of this process.
     fn peer(_: &UnixStream) -> Peer {
         Peer::OfRoot
+    }
+
+    fn family(_: &UnixStream) -> Option<Family> {
+        None
     }
 
     fn asking(peer: Peer, _: Option<&str>) -> Peer {

@@ -23,7 +23,10 @@ use super::{
     http::{Listener, Peer},
     tcp::{bind, bound_to},
 };
-use crate::{kernel::socket::listening::identity, net::Protocol};
+use crate::{
+    kernel::socket::listening::identity,
+    net::{Family, Protocol},
+};
 
 /// How long this process, once it serves, may take to open the ports that it was given: those that
 /// are not open then are not needed.
@@ -286,6 +289,10 @@ impl Listener for Listening {
 
     fn peer(stream: &TcpStream) -> Peer {
         TcpListener::peer(stream)
+    }
+
+    fn family(stream: &TcpStream) -> Option<Family> {
+        TcpListener::family(stream)
     }
 }
 

@@ -1,6 +1,8 @@
 //! What is wrong with an object, and in which field.
 
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, fmt, hash::Hash};
+
+use hashbrown::HashSet;
 
 /// Maximum number of characters of a value that a message quotes.
 const QUOTED: usize = 200;
@@ -174,4 +176,11 @@ fn quoted(text: impl fmt::Display) -> String {
         text.push('…');
     }
     text
+}
+
+/// Returns each value once, in their order: an object may have thousands of them.
+pub(super) fn once<T: Copy + Eq + Hash>(values: Vec<T>) -> Box<[T]> {
+    let mut known = HashSet::new();
+    let values = values.into_iter();
+    values.filter(|value| known.insert(*value)).collect()
 }

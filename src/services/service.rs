@@ -1,6 +1,6 @@
 //! A Service object, reduced to what proxying needs.
 
-use std::{hash::Hash, mem, net::IpAddr, sync::Arc, time::Duration};
+use std::{mem, net::IpAddr, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
@@ -10,7 +10,7 @@ use super::{
     Named, ServiceName, SessionAffinity, TrafficPolicy,
     address_limit::NamedAddresses,
     extensions::{self, Preferences},
-    invalid::{Inspection, Invalid, Reduced},
+    invalid::{Inspection, Invalid, Reduced, once},
     names::Names,
     namespaces::namespace,
     source_ranges::{nobody, source_ranges},
@@ -398,13 +398,6 @@ fn keep(
     } else {
         found.push(ip);
     }
-}
-
-/// Returns each value once, in their order: an object may have thousands of them.
-pub(super) fn once<T: Copy + Eq + Hash>(values: Vec<T>) -> Box<[T]> {
-    let mut known = HashSet::new();
-    let values = values.into_iter();
-    values.filter(|value| known.insert(*value)).collect()
 }
 
 fn session_affinity(

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as api;
 
-use super::{invalid::Inspection, service::once};
+use super::invalid::{Inspection, once};
 use crate::net::{Family, address::parse_cidr};
 
 /// Returns the clients that may use the load-balancer IPs, of both families.

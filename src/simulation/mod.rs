@@ -49,7 +49,6 @@ use crate::{
     modes::{Difference, Mode, SyncReport},
     net::{Family, PerFamily},
     services::{Changes, ServiceMap},
-    tests::cases,
 };
 
 /// Without faults everything is in force after this time: whatever failed is retried at
@@ -121,6 +120,15 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
             ..counts
         }
     })
+}
+
+/// Returns how many of `all` random cases or steps a test tries: all with `TRIPOD_ALL_CASES` set,
+/// as `make test-all` does, otherwise a quarter.
+pub fn cases(all: u32) -> u32 {
+    match std::env::var_os("TRIPOD_ALL_CASES") {
+        Some(_) => all,
+        None => all.div_ceil(4),
+    }
 }
 
 /// Runs as many of `seeds` seeds as [`cases`] says, of `steps` steps each, or what the environment requests:

@@ -58,13 +58,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
 async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
-    if settings
-        .configuration
-        .is_enabled(FeatureGate::NativeHistograms)
-    {
-        native_histograms::enable();
-    }
-    let registry = Registry::new();
+    let registry = registry(&settings);
     let options = sync_options(effective);
     let health = Arc::new(Health::new(2 * options.sync_period));
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
@@ -140,6 +134,15 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses)));
     ending::until_ended(running, serving, handover, programs, &settings, signals).await
+}
+
+/// Returns a registry for the metrics, after what must come before any of them is made.
+fn registry(settings: &Settings) -> Registry {
+    let native = FeatureGate::NativeHistograms;
+    if settings.configuration.is_enabled(native) {
+        native_histograms::enable();
+    }
+    Registry::new()
 }
 
 /// Returns the record of how following the objects goes, which metrics of `registry` show, and the

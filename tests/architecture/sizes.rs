@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::root;
 
 /// Most lines of a file.
-const FILE: usize = 500;
+const FILE: usize = 1000;
 /// Most lines of a function, from `fn` to its closing brace.
 const FUNCTION: usize = 80;
 

@@ -205,10 +205,10 @@ fn a_service_is_shown_with_all_that_it_asks_for() {
         let _running = started(lab, &[]);
         let found = port(lab, "UDP", "IPv6");
         let expected = json!([
-            {"kind": "clusterIP", "ip": "fd00:96::7", "port": 80},
-            {"kind": "externalIP", "ip": "2001:db8:51::7", "port": 80},
-            {"kind": "loadBalancerIP", "ip": "2001:db8:113::7", "port": 80},
-            {"kind": "nodePort", "ip": null, "port": 30007},
+            {"kind": "clusterIP", "ip": "fd00:96::7", "port": 80, "unserved": null},
+            {"kind": "externalIP", "ip": "2001:db8:51::7", "port": 80, "unserved": null},
+            {"kind": "loadBalancerIP", "ip": "2001:db8:113::7", "port": 80, "unserved": null},
+            {"kind": "nodePort", "ip": null, "port": 30007, "unserved": null},
         ]);
         assert_eq!(found["addresses"], expected);
         assert_eq!(found["scheduler"], "lc");
@@ -346,7 +346,7 @@ fn an_endpoint_with_the_address_of_a_service_is_not_in_use() {
 #[test]
 fn node_ports_that_are_served_nowhere_say_so() {
     Lab::run(|lab| {
-        lab.publish_all(&Service::new("web", 1));
+        lab.publish_all(&Service::new("web", 1).with_node_port());
         for (flag, is_served) in [("primary", false), ("all", true)] {
             let flag = format!("--nodeport-addresses={flag}");
             let running = started_in_with(lab, "nftables", &[&flag]);

@@ -92,7 +92,7 @@ fn a_healthy_proxy_says_what_it_is() {
         assert_eq!(answer["healthy"], true);
         assert_eq!(answer["pid"], pid);
         let kinds = json!([
-            {"name": "manifests", "complete": true, "required": true, "trouble": null},
+            {"name": "manifests", "complete": true, "required": true, "trouble": null, "faults": []},
         ]);
         assert_eq!(answer["objects"]["kinds"], kinds);
         for sync in answer["syncs"].as_array().expect("a list") {

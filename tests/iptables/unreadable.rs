@@ -75,15 +75,15 @@ fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
         if !uses_nft {
             return skip("iptables is not iptables-nft here");
         }
-        let of_nft = |family: &str| {
-            format!(
-                "nft 'add table {family} mangle; add chain {family} mangle PREROUTING \
-                 {{ type filter hook prerouting priority -150; }}; \
-                 add rule {family} mangle PREROUTING meta mark set numgen inc mod 2'"
-            )
-        };
         for family in ["ip", "ip6"] {
-            lab.node.show(&of_nft(family));
+            for command in [
+                "table FAMILY mangle",
+                "chain FAMILY mangle PREROUTING { type filter hook prerouting priority -150 ; }",
+                "rule FAMILY mangle PREROUTING meta mark set numgen inc mod 2",
+            ] {
+                let command = command.replace("FAMILY", family);
+                lab.node.show(&format!("nft add {command}"));
+            }
         }
         let saved = lab.node.show("iptables-save");
         assert!(

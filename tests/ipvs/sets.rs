@@ -136,10 +136,16 @@ fn guarded(balancers: u16, ranges: u16) -> String {
     let ingress: Vec<Value> = (0..balancers)
         .map(|number| json!({"ip": balancer(number)}))
         .collect();
-    let mut items = objects("web", CLUSTER_IP);
-    items[0]["spec"]["type"] = "LoadBalancer".into();
-    items[0]["spec"]["loadBalancerSourceRanges"] = json!(ranges);
-    items[0]["status"] = json!({"loadBalancer": {"ingress": ingress}});
+    // More for one Service would be over its limit.
+    let mut items = Vec::new();
+    for (number, ingress) in (0..).zip(ingress.chunks(128)) {
+        let [a, b, c, d] = CLUSTER_IP;
+        let mut pair = objects(&format!("web-{number}"), [a, b, c + number, d]);
+        pair[0]["spec"]["type"] = "LoadBalancer".into();
+        pair[0]["spec"]["loadBalancerSourceRanges"] = json!(ranges);
+        pair[0]["status"] = json!({"loadBalancer": {"ingress": ingress}});
+        items.extend(pair);
+    }
     list(&items)
 }
 

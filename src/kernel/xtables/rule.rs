@@ -199,8 +199,6 @@ pub enum Target {
     Return,
     /// `REJECT`, which answers that the port is unreachable.
     Reject,
-    /// `REJECT --reject-with tcp-reset`.
-    Reset,
     /// `MARK --set-xmark`: clears the bits of the mask, then flips those of the
     /// value.
     Mark(Mark),

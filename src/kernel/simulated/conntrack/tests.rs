@@ -16,7 +16,7 @@ use crate::{
         },
     },
     net::Family,
-    tests::cases,
+    simulation::cases,
 };
 
 /// How many random programs there are: each list walks the kernel's whole table.

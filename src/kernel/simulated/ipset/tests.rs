@@ -12,7 +12,7 @@ use crate::{
         },
     },
     net::Family,
-    tests::cases,
+    simulation::cases,
 };
 
 /// How many random programs there are.

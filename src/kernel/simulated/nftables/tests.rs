@@ -15,7 +15,7 @@ use crate::{
         simulated::{Faultless, Kernel},
     },
     net::Family,
-    tests::cases,
+    simulation::cases,
 };
 
 /// How many random programs there are.

@@ -13,7 +13,7 @@ use crate::{
         xtables::Engine,
     },
     net::Family,
-    tests::cases,
+    simulation::cases,
 };
 
 /// How many random programs there are for each engine and family.

@@ -176,7 +176,6 @@ impl Target {
                 Family::V4 => "REJECT --reject-with icmp-port-unreachable",
                 Family::V6 => "REJECT --reject-with icmp6-port-unreachable",
             }),
-            Target::Reset => f.write_str("REJECT --reject-with tcp-reset"),
             Target::Mark(Mark { value, mask }) => {
                 write!(f, "MARK --set-xmark {value:#x}/{mask:#x}")
             }

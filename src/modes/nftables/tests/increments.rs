@@ -26,7 +26,7 @@ use crate::{
     },
     net::{Family, Protocol},
     services::{Endpoints, ServicePort, ServicePortName, TrafficPolicy},
-    tests::cases,
+    simulation::cases,
 };
 
 /// How many random cases of each family [`cases`] counts.

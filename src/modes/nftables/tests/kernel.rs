@@ -28,7 +28,7 @@ use crate::{
     },
     net::{Family, Protocol},
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
-    tests::cases,
+    simulation::cases,
 };
 
 const FAMILY: Family = Family::V4;

@@ -58,5 +58,5 @@ async fn one_that_lasts_is_named_as_before() {
     tracker.apply([slice("w", "web", "port: 80", "{addresses: [10.1.0.1]}")]);
     let log = logged(&mut tracker).await;
     assert_eq!(log.len(), 1, "{log:#?}");
-    assert!(log[0].contains("EndpointSlice default/w belongs to Service default/web"));
+    assert!(log[0].contains("EndpointSlice default/w is not used: its Service default/web"));
 }

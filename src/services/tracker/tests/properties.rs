@@ -9,7 +9,7 @@ use crate::services::{
     Created, Hints, Port, Preferences, Serving, SessionAffinity, SliceEndpoint, SlicePort,
     TrafficPolicy, Trigger,
 };
-use crate::tests::cases;
+use crate::simulation::cases;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const ZONES: [&str; 3] = ["", "za", "zb"];

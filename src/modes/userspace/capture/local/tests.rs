@@ -21,7 +21,7 @@ use crate::{
     },
     modes::userspace::capture::{Capture, Method, OtherPorts, Target},
     net,
-    tests::cases,
+    simulation::cases,
 };
 
 fn target(other_ports: OtherPorts) -> Target {

@@ -262,18 +262,18 @@ pub fn leading(
     })
 }
 
-/// Returns the filter rule that keeps direct callers from a listener.
+/// Returns the filter rule that keeps others than translated packets to our sockets from a listener.
+/// It refuses with an ICMP error: a reset for a packet of a bridge (br_netfilter) would leave by the
+/// bridge with the address of the listener, which the client did not call (`nf_send_reset` of
+/// net/ipv4/netfilter/nf_reject_ipv4.c).
 pub fn guard(listener: Listener, features: &Features) -> Rule {
     let protocol = listener.protocol;
     let rule = Rule::new().protocol(protocol);
     let rule = rule.destination_port(protocol, listener.port);
-    rule.target(
-        match (features.contains(Extension::Reject), listener.protocol) {
-            (false, _) => Action::Drop,
-            (true, Protocol::Tcp) => Action::Reset,
-            (true, Protocol::Udp | Protocol::Sctp) => Action::Reject,
-        },
-    )
+    rule.target(match features.contains(Extension::Reject) {
+        true => Action::Reject,
+        false => Action::Drop,
+    })
 }
 
 /// Returns the filter rule for what came through nat rules.

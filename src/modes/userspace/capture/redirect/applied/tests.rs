@@ -17,7 +17,7 @@ use crate::{
     },
     modes::userspace::capture::redirect::{plan::CHAIN, tree::FEW},
     net::{Frontend, Protocol},
-    tests::cases,
+    simulation::cases,
 };
 
 fn environment(family: Family) -> Environment {
