@@ -75,21 +75,6 @@ fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
         if !uses_nft {
             return skip("iptables is not iptables-nft here");
         }
-        for family in ["ip", "ip6"] {
-            for command in [
-                "table FAMILY mangle",
-                "chain FAMILY mangle PREROUTING { type filter hook prerouting priority -150 ; }",
-                "rule FAMILY mangle PREROUTING meta mark set numgen inc mod 2",
-            ] {
-                let command = command.replace("FAMILY", family);
-                lab.node.show(&format!("nft add {command}"));
-            }
-        }
-        let saved = lab.node.show("iptables-save");
-        assert!(
-            saved.contains("# Table `mangle' is incompatible"),
-            "{saved}"
-        );
         let web = Service::new("web", 1);
         lab.publish(&web, &["a"]);
         let mut command = lab.node.command(tripod_binary());
@@ -108,6 +93,21 @@ fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
             }
         };
         answers("at first");
+        for family in ["ip", "ip6"] {
+            for command in [
+                "table FAMILY mangle",
+                "chain FAMILY mangle PREROUTING { type filter hook prerouting priority -150 ; }",
+                "rule FAMILY mangle PREROUTING meta mark set numgen inc mod 2",
+            ] {
+                let command = command.replace("FAMILY", family);
+                lab.node.show(&format!("nft add {command}"));
+            }
+        }
+        let saved = lab.node.show("iptables-save");
+        assert!(
+            saved.contains("# Table `mangle' is incompatible"),
+            "{saved}"
+        );
         for program in ["iptables", "ip6tables"] {
             lab.node.show(&format!("{program} -t nat -F KUBE-SERVICES"));
         }

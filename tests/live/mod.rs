@@ -344,7 +344,7 @@ fn a_stranger_who_answers_is_found() {
 fn calls_that_another_program_drops_are_found() {
     run(Share::Beside, || {
         let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::None);
-        let rule = "iptables -I OUTPUT -d 10.244.0.13 -p tcp --dport 8080 -j DROP";
+        let rule = "iptables -I OUTPUT -d 10.244.0.90 -p tcp --dport 8080 -j DROP";
         cluster.network.node.show(rule);
         let tested = cluster.test(&[]);
         assert_eq!(tested.status, Some(1), "{tested:?}");
