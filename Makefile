@@ -119,16 +119,16 @@ SUITE = TRIPOD_NO_SKIP=1 $(NEXTEST) --test suite --profile all --success-output 
 unit: nextest
 	$(NEXTEST) --lib --test suite --profile unit
 
-lab: test-tools
+lab: nextest test-tools
 	$(NEXTEST) --test suite --profile all -- $(T) --skip guest_
 
-guest: test-tools
+guest: nextest test-tools
 	$(NEXTEST) --test suite --profile all -- $(or $(T),guest_)
 
-test: test-tools
+test: nextest test-tools
 	@INSTALL=$(INSTALL) tests/run.sh default
 
-test-all: test-tools
+test-all: nextest test-tools
 	@INSTALL=$(INSTALL) tests/run.sh all
 
 nextest:

@@ -21,7 +21,7 @@ release="$test $aarch64 chromium:chromium chromedriver:chromium-driver buildah:b
 case $target in
 demo) programs=$demo files= ;;
 nextest) programs= files=nextest ;;
-test) programs=$test files= ;;
+test) programs=$test files='helm prometheus' ;;
 aarch64) programs=$aarch64 files= ;;
 package) programs= files='crates' ;;
 release) programs=$release files='prometheus containerd helm base-image crates' ;;
