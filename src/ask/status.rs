@@ -123,7 +123,7 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
     sections.toned("health checks", Tone::Bad, &health_checks);
     let unusable = shown(&status.unusable, detail, |unusable| {
         let (object, why) = (&unusable.object, &unusable.why);
-        let stays = unusable.stays.then_some(STAYS).unwrap_or_default();
+        let stays = if unusable.stays { STAYS } else { "" };
         format!("{object}, since {}: {why}{stays}", ago(&unusable.since))
     });
     sections.toned("unusable", Tone::Bad, &unusable);
