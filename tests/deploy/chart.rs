@@ -307,7 +307,7 @@ fn every_field_is_one_of_its_type() {
     let Some(objects) = rendered(&values.concat()) else {
         return;
     };
-    assert_eq!(objects.len(), 5);
+    assert_eq!(objects.len(), 6);
     for ((kind, name), object) in objects {
         let mut plain = object.clone();
         if let Some(data) = plain.get_mut("data").and_then(Value::as_object_mut) {
@@ -339,6 +339,7 @@ fn values_reach_the_objects() {
         "podAnnotations.example\\.com/team=net",
         "affinity.nodeAffinity.x=y",
         "updateStrategy.type=OnDelete",
+        "holder.enabled=false",
         "serviceAccount.create=false",
         "rbac.create=false",
     ];
