@@ -142,7 +142,7 @@ aarch64-for-tests:
 
 # Every column anew, then the document from what was seen; `make test` runs the
 # same and checks that the document is current.
-conformance: test-tools
+conformance: nextest test-tools
 	$(SUITE) --exact --ignored conformance::forget
 	TRIPOD_CONFORMANCE_WITHOUT=all $(SUITE) conformance::host conformance::guest
 	$(SUITE) --exact --ignored conformance::write
@@ -150,7 +150,7 @@ conformance: test-tools
 
 # Every fault in every mode, then the document; `make test` runs the same and checks
 # that the document is current.
-reliability: test-tools
+reliability: nextest test-tools
 	$(SUITE) faults::host faults::guest faults::node
 	$(SUITE) --exact --ignored faults::table::write
 
@@ -184,7 +184,7 @@ instructions: test-tools
 ACCEPTANCE = $(or $(T),userspace::retry userspace::streams userspace::idle userspace::udp \
     userspace::guest userspace::upgrades userspace::overload)
 keep-figures = TRIPOD_FIGURES_LOG=$(CURDIR)/target/$(1) $(SUITE) --exact --ignored faults::measured::keep
-acceptance: test-tools
+acceptance: nextest test-tools
 	$(CARGO) build --release --bin tripod
 	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 $(SUITE) $(ACCEPTANCE) \
 	    > target/acceptance.log 2>&1; ended=$$?; grep '^FIGURE\|PASS\|FAIL' target/acceptance.log; \
@@ -193,7 +193,7 @@ acceptance: test-tools
 
 # All modes at once, SOAK seconds each; then docs/soak.csv, its plot and docs/reliability.md.
 SOAK ?= 3600
-soak: test-tools
+soak: nextest test-tools
 	TRIPOD_SOAK=$(SOAK) $(SUITE) faults::soak > target/soak.log 2>&1 \
 	    || { grep -v FIGURE target/soak.log; exit 1; }
 	TRIPOD_SOAK_LOG=$(CURDIR)/target/soak.log $(SUITE) --exact --ignored \
@@ -207,7 +207,7 @@ SEED ?= 1
 STEPS ?= 100000
 SIMULATED = simulation::nftables::random simulation::iptables::random simulation::ipvs::random \
     simulation::userspace::redirect::random simulation::userspace::local::random
-simulate:
+simulate: nextest
 	TRIPOD_SIMULATE_SEED=$(SEED) TRIPOD_SIMULATE_STEPS=$(STEPS) CARGO_PROFILE_RELEASE_LTO=off \
 	    CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --release --lib -- $(SIMULATED) \
 	    --nocapture > target/simulate.log 2>&1 || { tail -n 200 target/simulate.log; exit 1; }
@@ -216,7 +216,7 @@ simulate:
 	    && $(SUITE) --exact --ignored faults::table::write; }
 
 # The simulation with one thing broken at a time; then docs/mutants.csv and docs/reliability.md.
-mutants:
+mutants: nextest
 	$(SUITE) --exact --ignored mutants::run
 	$(SUITE) --exact --ignored faults::table::write
 

@@ -131,10 +131,10 @@ pub fn cases(all: u32) -> u32 {
     }
 }
 
-/// Runs as many of `seeds` seeds as [`cases`] says, of `steps` steps each, or what the environment requests:
-/// `TRIPOD_SIMULATE_STEPS` steps, of which every [`STEPS_OF_SEED`] follow from a seed of their
-/// own, the first from `TRIPOD_SIMULATE_SEED`. So a failure can be examined without waiting for
-/// a long run. The counts of a run of at least [`MEASURED`] steps are figures of
+/// Runs as many of `seeds` seeds as [`cases`] says, of `steps` steps each, or what the environment
+/// requests: `TRIPOD_SIMULATE_STEPS` steps, of which every [`STEPS_OF_SEED`] follow from a seed of
+/// their own, the first from `TRIPOD_SIMULATE_SEED`. So a failure can be examined without waiting
+/// for a long run. The counts of a run of at least [`MEASURED`] steps are figures of
 /// docs/reliability.md, in the row `name`.
 fn all(name: &str, seeds: u32, steps: usize, subject: impl Subject) {
     let asked = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
