@@ -38,6 +38,19 @@ fn web() -> ServiceName {
     port_name("web:http").service.clone()
 }
 
+/// Returns a connection from `source` that is translated to the endpoint.
+fn flow_of(source: SocketAddr) -> Flow {
+    let original = Tuple {
+        source,
+        destination: ([10, 96, 0, 1], 80).into(),
+    };
+    let reply = Tuple {
+        source: ENDPOINT.parse().unwrap(),
+        destination: source,
+    };
+    Flow::of(TCP, original, reply, State::default())
+}
+
 impl Play {
     fn new() -> Play {
         Play {
@@ -66,16 +79,7 @@ impl Play {
                 };
                 let source = SocketAddr::from(([10, 0, 0, host], 10_000 + self.flows.len() as u16));
                 self.flows.push((*outcome, *at));
-                let endpoint = ENDPOINT.parse().unwrap();
-                let original = Tuple {
-                    source,
-                    destination: ([10, 96, 0, 1], 80).into(),
-                };
-                let reply = Tuple {
-                    source: endpoint,
-                    destination: source,
-                };
-                let flow = Flow::of(TCP, original, reply, State::default());
+                let flow = flow_of(source);
                 let mut ended = flow.clone();
                 ended.state = State::refused();
                 self.evidence.began(web(), flow, self.at(*at));
@@ -259,15 +263,7 @@ fn connections_through_one_service_say_nothing_of_another() {
     let endpoint: SocketAddr = ENDPOINT.parse().unwrap();
     for (service, port) in [("web:http", 1), ("web:http", 2), ("other:http", 3)] {
         let source = SocketAddr::from(([10, 0, 0, 1], port));
-        let original = Tuple {
-            source,
-            destination: ([10, 96, 0, 1], 80).into(),
-        };
-        let reply = Tuple {
-            source: endpoint,
-            destination: source,
-        };
-        let flow = Flow::of(TCP, original, reply, State::default());
+        let flow = flow_of(source);
         evidence.began(port_name(service).service.clone(), flow.clone(), now);
         evidence.refused(&flow);
     }
