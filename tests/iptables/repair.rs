@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::rig::{Proxy, hint};
-use crate::lab::{Lab, Service, ask, eventually, say, tcp, udp, udp_say};
+use crate::lab::{Lab, Service, Tripod, ask, ask_within, eventually, say, tcp, udp, udp_say};
 
 /// The requirement is a second; the machine may be busy.
 const SOON: Duration = Duration::from_secs(15);
@@ -22,11 +22,12 @@ fn broken(lab: &mut Lab, engine: &str) {
     lab.node.enter(|| hint(engine));
     let service = Service::new("web", 1);
     lab.publish_all(&service);
-    let _proxy = Proxy::start(
-        &lab.node,
-        lab.manifests(),
-        &["--cluster-cidr=10.244.0.0/16"],
-    );
+    let flags = [
+        "--cluster-cidr=10.244.0.0/16",
+        // What is not noticed must not be repaired nevertheless.
+        "--iptables-sync-period=1h",
+    ];
+    let tripod = Tripod::start_beside(lab, "iptables", 0, &flags);
     let to = service.cluster()[0];
     let serves = |what: &str| {
         eventually(what, SOON, || {
@@ -41,9 +42,12 @@ fn broken(lab: &mut Lab, engine: &str) {
         "-t nat -D PREROUTING 1",
         "-t nat -F KUBE-SERVICES",
     ] {
+        // Else it could be repaired before it shows.
+        tripod.freeze();
         lab.node.show(&format!("iptables-{engine} {breakage}"));
-        let refused = ask(&lab.client, to);
+        let refused = ask_within(&lab.client, to, Duration::from_secs(1));
         assert!(refused.is_err(), "{breakage} breaks nothing: {refused:?}");
+        tripod.thaw();
         serves(breakage);
         say(&mut open, "name").expect("the connection lives on");
     }
