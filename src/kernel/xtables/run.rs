@@ -4,7 +4,7 @@ use super::{
     Attempts, Engine, Error, Xtables,
     observed::{InterestIn, Observed},
     rule::Table,
-    transaction::{Action, CHAIN, Group, Op, Phase, Transaction, text},
+    transaction::{Action, CHAIN, Group, Op, Phase, Transaction, text, text_of},
 };
 use crate::net::Family;
 
@@ -175,7 +175,6 @@ impl Writer {
     /// # Errors
     /// The same.
     pub async fn run_in_parts<O>(&self, transaction: &Transaction<O>) -> Result<u32, Error> {
-        let family = transaction.family;
         let ops = || transaction.groups.iter().flat_map(|group| &group.ops);
         if ops().map(Op::lines).sum::<usize>() <= PART {
             return self.run(transaction).await;
@@ -184,26 +183,31 @@ impl Writer {
         for phase in Phase::ALL {
             let is_due = |op: &&Op| op.phase() == phase;
             let fills = |op: &&Op| matches!(op.action, Action::Fill(_) | Action::FillLast(_));
-            let mut part: Vec<Op> = Vec::new();
-            let mut runs = Vec::new();
+            let mut part: Vec<&Op> = Vec::new();
+            let mut lines = 0;
             for op in ops().filter(is_due).filter(fills) {
-                if part.iter().map(Op::lines).sum::<usize>() + op.lines() > PART {
-                    runs.push(std::mem::take(&mut part));
+                if lines + op.lines() > PART {
+                    made += self.run_part(&part, phase).await?;
+                    part.clear();
+                    lines = 0;
                 }
-                part.push(op.clone());
+                lines += op.lines();
+                part.push(op);
             }
             // A chain can be deleted when none has a jump to it, be it one that is deleted, too.
-            part.extend(ops().filter(is_due).filter(|op| !fills(op)).cloned());
-            runs.push(part);
-            for ops in runs {
-                let text = text(&[Group::<()>::common(ops)], phase, family);
-                if !text.is_empty() {
-                    self.xtables.restore(&text).await?;
-                    made += transactions(&text);
-                }
-            }
+            part.extend(ops().filter(is_due).filter(|op| !fills(op)));
+            made += self.run_part(&part, phase).await?;
         }
         Ok(made)
+    }
+
+    async fn run_part(&self, ops: &[&Op], phase: Phase) -> Result<u32, Error> {
+        let text = text_of(ops, phase, self.family());
+        if text.is_empty() {
+            return Ok(0);
+        }
+        self.xtables.restore(&text).await?;
+        Ok(transactions(&text))
     }
 
     /// Makes one phase of `groups`. When it is refused, finds out which groups are

@@ -230,10 +230,16 @@ impl<O> fmt::Display for Transaction<O> {
 /// Returns the steps of `groups` that are due in `phase`, as one transaction of
 /// the kernel's for each table; empty if there are none.
 pub(super) fn text<O>(groups: &[Group<O>], phase: Phase, family: Family) -> String {
+    let ops: Vec<&Op> = groups.iter().flat_map(|group| &group.ops).collect();
+    text_of(&ops, phase, family)
+}
+
+/// As [`text`], of these steps.
+pub(super) fn text_of(ops: &[&Op], phase: Phase, family: Family) -> String {
     let mut out = String::new();
     for table in Table::ALL {
         let due = || {
-            let ops = groups.iter().flat_map(|group| &group.ops);
+            let ops = ops.iter().copied();
             ops.filter(move |op| op.phase() == phase && op.table == table)
         };
         if due().next().is_some() {
