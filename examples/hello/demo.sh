@@ -31,7 +31,9 @@ fi
 say() { printf '\n%s\n' "$bold$*$plain"; }
 fail() {
     printf '\ndemo: %s\n' "$*" >&2
-    [ ! -s /run/tripod.log ] || { echo "Tripod's log:" >&2 && cat /run/tripod.log >&2; }
+    for log in /run/*.log; do
+        [ ! -s "$log" ] || { echo "$log:" >&2 && cat "$log" >&2; }
+    done
     exit 1
 }
 trap 'exit 130' INT TERM
@@ -71,7 +73,18 @@ until_true() {
         sleep 0.05
     done
 }
-tally() { sort "$1" | uniq -c | awk '{printf "    %-6s answered %3d times\n", $2, $1}'; }
+# Calls the Service that many times, and keeps the answers in a file.
+calls() { # number file
+    for _ in $(seq "$1"); do call >>"$2" || echo failed >>"$2"; done
+}
+# Prints who answered in a file. No call may have failed.
+answers() { # file
+    tally "$1"
+    failed=$(grep -c '^failed$' "$1") || true
+    echo "    $failed calls failed"
+    [ "$failed" = 0 ] || fail "clients noticed"
+}
+tally() { grep -v '^failed$' "$1" | sort | uniq -c | awk '{printf "    %-6s answered %3d times\n", $2, $1}'; }
 
 pod client 10.244.0.9
 backend alice 10.244.0.11
@@ -87,33 +100,49 @@ echo "    client 10.244.0.9, alice 10.244.0.11, bob 10.244.0.12, carol 10.244.0.
 # --- Tripod -------------------------------------------------------------------
 mkdir /run/manifests
 cp "$here/hello.yaml" /run/manifests/
-say "Tripod runs on the node and reads a folder: Service hello, 10.96.0.10 port 80"
-echo "    tripod --proxy-mode=userspace --manifests examples/hello --hostname-override node"
-ip netns exec node "$tripod" --proxy-mode=userspace --manifests /run/manifests \
-    --hostname-override node 2>/run/tripod.log &
-tripod_pid=$!
-until_true call
+start() { # mode
+    echo "    tripod --proxy-mode=$1 --manifests examples/hello --hostname-override node"
+    # Standard output is the demo's own.
+    ip netns exec node "$tripod" --proxy-mode="$1" --manifests /run/manifests \
+        --hostname-override node >"/run/$1.log" 2>&1 &
+    tripod_pid=$!
+}
+serves() { grep -q 'first sync: over' "/run/$1.log"; }
 
-say "The client pod calls 10.96.0.10. No interface has that address; what answers?"
-for _ in 1 2 3 4 5 6; do
-    name=$(call) || fail "a call failed"
-    echo "    $name"
-    echo "$name" >>/run/first
-done
-[ "$(sort -u /run/first | wc -l)" = 3 ] || fail "not all three backends answered"
+say "Tripod reads a folder: Service hello, 10.96.0.10 port 80. It serves it in nftables mode"
+if in_node "$tripod" probe >/run/probe 2>&1 && grep -q '^nftables *can run' /run/probe; then
+    start nftables
+    until_true serves nftables
+    say "The client pod calls 10.96.0.10, which no interface has: the kernel chooses a backend"
+    calls 60 /run/first
+    answers /run/first
+    [ "$(sort -u /run/first | wc -l)" = 3 ] || fail "not all three backends answered"
 
-say "120 calls; after the 40th, bob is killed (kill -9)"
-failed=0
-for n in $(seq 120); do
-    [ "$n" != 41 ] || kill -9 "$victim"
-    call >>/run/calls || failed=$((failed + 1))
-done
-tally /run/calls
-echo "    $failed calls failed"
-[ $failed = 0 ] || fail "clients noticed"
+    say "Another Tripod takes over, in userspace mode, while the client goes on calling"
+    old=$tripod_pid
+    calls 200 /run/change &
+    calling=$!
+    start userspace
+    until_true serves userspace
+    # As the kubelet ends the old pod.
+    kill -TERM "$old"
+    wait "$old" || fail "Tripod ended badly"
+    wait $calling
+    answers /run/change
+else
+    echo "    This kernel cannot run nftables mode, as tripod probe says; userspace mode runs anywhere:"
+    start userspace
+    until_true serves userspace
+fi
+
+say "Userspace mode relays calls and tries again elsewhere: bob is killed (kill -9) after 40 of 120"
+calls 40 /run/calls
+kill -9 "$victim"
+calls 80 /run/calls
+answers /run/calls
 tail -n 80 /run/calls | grep -q bob && fail "bob answered after his death"
 
-say "An edit of the manifest, carol leaves the Service: in force at once"
+say "An edit of the manifest: carol leaves the Service, at once"
 grep -v carol /run/manifests/hello.yaml >/run/hello.new
 mv /run/hello.new /run/manifests/hello.yaml
 # shellcheck disable=SC2329 # called through until_true
@@ -121,15 +150,15 @@ only_alice() {
     for _ in 1 2 3 4 5 6; do [ "$(call)" = alice ] || return 1; done
 }
 until_true only_alice
-for _ in $(seq 20); do call >>/run/edited || fail "a call failed"; done
-tally /run/edited
+calls 20 /run/edited
+answers /run/edited
 [ "$(sort -u /run/edited)" = alice ] || fail "another backend answered"
 
 # --- the end ------------------------------------------------------------------
-say "Tripod ends, and takes its rules and routes with it: tripod cleanup"
+say "Tripod ends. As kube-proxy does, it leaves its rules in the kernel; tripod cleanup removes them"
 # As Ctrl-C would: after SIGTERM it would wait for the next process to take over.
 kill -INT $tripod_pid
 wait $tripod_pid || fail "Tripod ended badly"
-in_node "$tripod" cleanup 2>>/run/tripod.log || fail "cleanup failed"
+in_node "$tripod" cleanup >/run/cleanup.log 2>&1 || fail "cleanup failed"
 ! call >/dev/null 2>&1 || fail "10.96.0.10 still answers"
 echo "    10.96.0.10 answers no more; the playground is gone with this script."
