@@ -39,11 +39,14 @@ if [ "$profile" = all ] || deploy_changed; then
     all_of_deploy="test(/^deploy::/)"
 fi
 if [ "$profile" = all ]; then
-    export TRIPOD_ALL_CASES=1
+    export TRIPOD_ALL_CASES=1 TRIPOD_SOAK="${TRIPOD_SOAK:-600}"
     tests || failed="$failed tests"
 else
     tests --ignore-default-filter -E "default() ${all_of_deploy:+| $all_of_deploy}" || failed="$failed tests"
 fi
 tests/times.sh "target/nextest/$profile/junit.xml" "$target/test-times.csv"
+if [ "$profile" = all ]; then
+    tests --run-ignored only -E 'test(=mutants::run)' || failed="$failed mutants"
+fi
 "$cargo" test --doc || failed="$failed documentation"
 [ -z "$failed" ] || { echo "failed:$failed"; exit 1; }
