@@ -1,10 +1,16 @@
 //! Starts the parts and joins them; nothing else.
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
-use tripod::{cli, log, start};
+use tripod::{ask::kubectl, cli, log, start};
 
 fn main() -> ExitCode {
+    if env::args_os()
+        .next()
+        .is_some_and(|program| kubectl::is_called_by(&program))
+    {
+        return kubectl::run(env::args_os());
+    }
     let settings = match cli::from_process() {
         Ok(settings) => settings,
         Err(stop) => return stop.print(),

@@ -4,6 +4,7 @@
 mod connection;
 mod diff;
 mod explain;
+pub mod kubectl;
 mod paint;
 mod services;
 mod status;

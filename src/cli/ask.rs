@@ -240,7 +240,7 @@ pub(super) fn output() -> Arg {
 }
 
 /// Returns what the flag of [`output`] chose.
-pub(super) fn chosen(matches: &ArgMatches) -> Output {
+pub fn chosen(matches: &ArgMatches) -> Output {
     let output = matches.try_get_one::<String>("output").ok().flatten();
     let output = output.and_then(|given| Output::ALL.into_iter().find(|(name, _)| name == given));
     output.map_or(Output::Table, |(_, output)| output)

@@ -31,7 +31,7 @@ use clap::{Command, parser::ValueSource};
 use options::{CommandLine, Subcommand};
 
 pub use self::{
-    ask::{Ask, Output, Probe, Question, Repeat},
+    ask::{Ask, Output, Probe, Question, Repeat, chosen as output},
     cleanup::Cleanup,
     ends::Ends,
     hold::Hold,
@@ -173,7 +173,7 @@ fn accepted() -> Command {
 }
 
 /// Returns the text with which clap stops: requested help, or what is wrong.
-fn stopped(error: &clap::Error) -> Stop {
+pub fn stopped(error: &clap::Error) -> Stop {
     let text = error.render().to_string().trim_end().to_owned();
     if error.use_stderr() {
         Stop::Refusal(text)

@@ -4,6 +4,7 @@
 mod api;
 mod diff;
 mod explain;
+mod kubectl;
 mod packets;
 mod page;
 mod services;

@@ -1,0 +1,175 @@
+//! `kubectl tripod status --all-nodes`: a line for each node.
+
+use std::{
+    process::{ExitCode, Stdio},
+    thread,
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::{document, table, times::ago},
+    Kubectl, Terminal,
+    command_line::Asked,
+    pods::{self, Pod},
+};
+use crate::{cli, status_api::Status};
+
+/// So many nodes are asked at the same time.
+const AT_ONCE: usize = 16;
+
+#[derive(Debug, Deserialize)]
+struct Nodes {
+    items: Vec<Node>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Node {
+    metadata: NodeMetadata,
+}
+
+#[derive(Debug, Deserialize)]
+struct NodeMetadata {
+    name: String,
+}
+
+/// What is known of a node.
+#[derive(Debug, Serialize)]
+struct OfNode {
+    node: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Status>,
+    /// Why there is no status.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl OfNode {
+    fn new(node: String, answer: Result<Status, String>) -> OfNode {
+        let (status, error) = match answer {
+            Ok(status) => (Some(status), None),
+            Err(error) => (None, Some(error)),
+        };
+        OfNode {
+            node,
+            status,
+            error,
+        }
+    }
+
+    fn is_healthy(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.healthy)
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let Some(status) = &self.status else {
+            let why = self.error.clone().unwrap_or_default();
+            let unknown = || "-".to_owned();
+            return [
+                self.node.clone(),
+                unknown(),
+                "no answer".to_owned(),
+                unknown(),
+                unknown(),
+                unknown(),
+                why,
+            ];
+        };
+        let last = status.syncs.iter().filter_map(|sync| sync.last.as_ref());
+        let last = last.map(|last| &last.ended).max();
+        let health = if status.healthy {
+            "healthy"
+        } else {
+            "not healthy"
+        };
+        [
+            self.node.clone(),
+            status.mode.name.clone(),
+            health.to_owned(),
+            status.counts.services.to_string(),
+            last.map_or_else(|| "none yet".to_owned(), |ended| ago(ended)),
+            status.version.clone(),
+            status.problems.join("; "),
+        ]
+    }
+}
+
+/// Asks every node, and prints what they answer. Returns 0 if all are healthy, otherwise 1.
+///
+/// # Errors
+/// When the pods cannot be listed, or the answer cannot be written.
+pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
+    let kubectl = &asked.kubectl;
+    let pods = pods::all(kubectl)?;
+    let mut all: Vec<OfNode> = Vec::new();
+    for some in pods.chunks(AT_ONCE) {
+        all.extend(at_once(kubectl, some));
+    }
+    // Not everyone may list nodes.
+    let Nodes { items } = kubectl
+        .get(&["nodes"])
+        .unwrap_or(Nodes { items: Vec::new() });
+    for Node { metadata } in items {
+        if !all.iter().any(|one| one.node == metadata.name) {
+            let why = "no pod of Tripod runs there".to_owned();
+            all.push(OfNode::new(metadata.name, Err(why)));
+        }
+    }
+    if all.is_empty() {
+        // Says what was looked for.
+        pods::only(kubectl)?;
+    }
+    all.sort_by(|one, other| one.node.cmp(&other.node));
+    let text = document(&all, asked.output, || shown(&all))?;
+    cli::put(&text).map_err(|error| error.to_string())?;
+    Ok(if all.iter().all(OfNode::is_healthy) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn at_once(kubectl: &Kubectl, pods: &[(String, Pod)]) -> Vec<OfNode> {
+    thread::scope(|scope| {
+        let asking: Vec<_> = pods
+            .iter()
+            .map(|(node, pod)| (node, scope.spawn(|| status(kubectl, pod))))
+            .collect();
+        let answer = |(node, asked): (&String, thread::ScopedJoinHandle<'_, _>)| {
+            let answer = asked.join();
+            let answer = answer.unwrap_or_else(|_| Err("asking it failed".to_owned()));
+            OfNode::new(node.clone(), answer)
+        };
+        asking.into_iter().map(answer).collect()
+    })
+}
+
+fn status(kubectl: &Kubectl, pod: &Pod) -> Result<Status, String> {
+    let arguments = ["status", "--output=json"].map(Into::into);
+    let mut exec = kubectl.exec(pod, Terminal::None, &arguments);
+    exec.stdin(Stdio::null());
+    let done = exec.output().map_err(|error| super::unusable(&error))?;
+    // It exits with 1 if the proxy is not healthy.
+    serde_json::from_slice(&done.stdout).map_err(|error| {
+        let said = String::from_utf8_lossy(&done.stderr);
+        match said.trim().lines().last() {
+            Some(said) => said.to_owned(),
+            None => format!("cannot read its answer: {error}"),
+        }
+    })
+}
+
+fn shown(all: &[OfNode]) -> String {
+    let heads = [
+        "NODE",
+        "MODE",
+        "STATUS",
+        "SERVICES",
+        "LAST SYNC",
+        "VERSION",
+        "PROBLEMS",
+    ];
+    let mut rows = vec![heads.map(str::to_owned)];
+    rows.extend(all.iter().map(OfNode::cells));
+    table::lines(&rows).join("\n") + "\n"
+}

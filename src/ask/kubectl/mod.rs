@@ -1,0 +1,129 @@
+//! `kubectl tripod`: asks the Tripod of a node from any machine. kubectl, with the user's own
+//! configuration, finds the pod and runs the command in it. The program is the same; it does this
+//! if it is called `kubectl-tripod`, as kubectl calls its plugins.
+
+mod all_nodes;
+mod command_line;
+mod pods;
+
+use std::{
+    ffi::{OsStr, OsString},
+    io::{self, IsTerminal, Write},
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+};
+
+use serde::de::DeserializeOwned;
+
+use self::command_line::{Asked, Target};
+use super::UNREACHABLE;
+
+/// Returns whether kubectl calls the program of this name: krew links `kubectl-tripod`, and a
+/// command name with a dash has an underscore in its place.
+pub fn is_called_by(program: &OsStr) -> bool {
+    let name = Path::new(program).file_stem();
+    name.is_some_and(|name| name == "kubectl-tripod" || name == "kubectl_tripod")
+}
+
+/// Does what the arguments ask for, program name first. Returns the exit status: that of the
+/// command in the pod; with `--all-nodes` 0, or 1 if a node is not healthy; 2 if the cluster or a
+/// Tripod cannot be asked.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let asked = match command_line::read(arguments) {
+        Ok(asked) => asked,
+        Err(stop) => return stop.print(),
+    };
+    let done = match &asked.target {
+        Target::AllNodes => all_nodes::print(&asked),
+        _ => one(&asked),
+    };
+    done.unwrap_or_else(|why| {
+        // The reader may have closed its end.
+        let _ = writeln!(io::stderr(), "error: {why}");
+        ExitCode::from(UNREACHABLE)
+    })
+}
+
+/// Runs the command in the pod of one node, with this process's terminal.
+fn one(asked: &Asked) -> Result<ExitCode, String> {
+    let kubectl = &asked.kubectl;
+    let pod = match &asked.target {
+        Target::Node(node) => pods::of_node(kubectl, node)?,
+        Target::NodeOf(pod) => pods::of_node(kubectl, &kubectl.node_of(pod)?)?,
+        Target::Only | Target::AllNodes => pods::only(kubectl)?,
+    };
+    let mut exec = kubectl.exec(&pod, Terminal::OfUser, &asked.command);
+    let status = exec.status().map_err(|error| unusable(&error))?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+fn unusable(error: &io::Error) -> String {
+    format!("cannot run kubectl: {error}; it must be on the PATH")
+}
+
+/// Which terminal a command in a pod has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Terminal {
+    None,
+    /// The one of this process, if it has one: for colours, and for a table that follows changes.
+    OfUser,
+}
+
+/// How kubectl reaches the cluster, and where Tripod's pods are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Kubectl {
+    /// Flags for each call, such as `--context=NAME`.
+    flags: Vec<String>,
+    /// The namespace of Tripod's pods.
+    namespace: String,
+    /// The labels of Tripod's pods.
+    selector: String,
+}
+
+impl Kubectl {
+    fn command(&self) -> Command {
+        let mut command = Command::new("kubectl");
+        command.args(&self.flags);
+        command
+    }
+
+    /// Returns the objects that `kubectl get` with these arguments has.
+    fn get<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, String> {
+        let mut command = self.command();
+        command.arg("get").args(arguments).arg("--output=json");
+        // It may ask for a password.
+        command.stdin(Stdio::inherit()).stderr(Stdio::inherit());
+        let done = command.output().map_err(|error| unusable(&error))?;
+        let what = arguments.join(" ");
+        if !done.status.success() {
+            return Err(format!("kubectl cannot get {what}"));
+        }
+        serde_json::from_slice(&done.stdout)
+            .map_err(|error| format!("cannot read what kubectl prints for get {what}: {error}"))
+    }
+
+    /// Returns the name of the node on which a pod runs: `NAMESPACE/NAME`, or `NAME` in the
+    /// namespace of kubectl's context.
+    fn node_of(&self, pod: &str) -> Result<String, String> {
+        let object: pods::Pod = match pod.split_once('/') {
+            Some((namespace, name)) => self.get(&["pod", name, "--namespace", namespace])?,
+            None => self.get(&["pod", pod])?,
+        };
+        let node = object.spec.node_name;
+        node.ok_or_else(|| format!("pod {pod} has no node yet"))
+    }
+
+    /// Returns what runs `tripod` with these arguments in a pod.
+    fn exec(&self, pod: &pods::Pod, terminal: Terminal, arguments: &[OsString]) -> Command {
+        let mut command = self.command();
+        command.args(["exec", "--namespace", &self.namespace, &pod.metadata.name]);
+        command.args(["--container", pod.container()]);
+        let is_interactive = || io::stdin().is_terminal() && io::stdout().is_terminal();
+        if terminal == Terminal::OfUser && is_interactive() {
+            command.args(["--stdin", "--tty"]);
+        }
+        command.args(["--", "tripod"]).args(arguments);
+        command
+    }
+}

@@ -1,0 +1,131 @@
+//! `kubectl tripod`, with a program in kubectl's place that runs commands on the lab's node: the
+//! pods of the cluster are in a file.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use super::{Printed, started};
+use crate::lab::{Lab, Service, tripod_binary};
+
+const KUBECTL: &str = r#"#!/bin/sh
+echo "$*" >> "${0%/*}/calls"
+case "$*" in
+*"get pods"*) cat "${0%/*}/pods" ;;
+*"get nodes"*) cat "${0%/*}/nodes" ;;
+*"get pod cart-0"*) cat "${0%/*}/pod" ;;
+*"exec"*tripod-broken*) echo 'error: the pod is gone' >&2 && exit 1 ;;
+*"exec"*)
+    while [ "$1" != -- ]; do shift; done
+    shift 2
+    exec "$TRIPOD_IN_POD" "$@" ;;
+*) exit 1 ;;
+esac
+"#;
+
+/// A folder with the plugin, and with a program in the place of kubectl.
+struct Plugin(PathBuf);
+
+impl Plugin {
+    fn new(pods: &[Value]) -> Plugin {
+        let folder = Path::new("/run/kubectl");
+        fs::create_dir_all(folder).expect("a folder");
+        symlink(tripod_binary(), folder.join("kubectl-tripod")).expect("a link");
+        let kubectl = folder.join("kubectl");
+        fs::write(&kubectl, KUBECTL).expect("a file");
+        fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).expect("its mode");
+        let nodes = ["broken", "new", "node"].map(|name| json!({"metadata": {"name": name}}));
+        let write = |name: &str, value: Value| {
+            fs::write(folder.join(name), value.to_string()).expect("a file");
+        };
+        write("pods", json!({"items": pods}));
+        write("nodes", json!({"items": nodes}));
+        write("pod", pod("cart-0", "node"));
+        Plugin(folder.into())
+    }
+
+    fn run(&self, lab: &Lab, arguments: &[&str]) -> Printed {
+        let _ = fs::remove_file(self.0.join("calls"));
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = lab.node.command(self.0.join("kubectl-tripod"));
+        command
+            .args(arguments)
+            .env("TRIPOD_IN_POD", tripod_binary())
+            .env("PATH", format!("{}:{path}", self.0.display()));
+        Printed::of(command)
+    }
+
+    fn calls(&self) -> String {
+        fs::read_to_string(self.0.join("calls")).unwrap_or_default()
+    }
+}
+
+fn pod(name: &str, node: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"nodeName": node, "containers": [{"name": "kube-proxy"}]},
+        "status": {"phase": "Running"},
+    })
+}
+
+#[test]
+fn the_tripod_of_a_node_is_asked_through_kubectl() {
+    Lab::run(|lab| {
+        lab.publish_all(&Service::new("web", 1));
+        let _tripod = started(lab, &[]);
+        let plugin = Plugin::new(&[pod("tripod-1", "node"), pod("tripod-broken", "broken")]);
+
+        let services = ["services", "default/web", "--node", "node", "--context=c"];
+        let printed = plugin.run(lab, &services);
+        assert_eq!(printed.status, Some(0), "{printed:?}");
+        assert!(printed.text.contains("default/web"), "{printed:?}");
+        let exec = "--context=c exec --namespace kube-system tripod-1 --container kube-proxy \
+                    -- tripod services default/web\n";
+        assert!(plugin.calls().ends_with(exec), "{}", plugin.calls());
+
+        let of_pod = plugin.run(lab, &["status", "--pod", "shop/cart-0", "-o", "json"]);
+        assert_eq!(of_pod.json()["node"], json!("node"), "{of_pod:?}");
+        let no_service = plugin.run(lab, &["services", "default/nope", "--node=node"]);
+        assert_eq!(no_service.status, Some(1), "{no_service:?}");
+
+        for (arguments, why) in [
+            (&["status"][..], "name one with --node"),
+            (
+                &["status", "--node=new"],
+                "no pod of Tripod runs on node new",
+            ),
+            (&["status", "--pod=other"], "kubectl cannot get pod other"),
+        ] {
+            let refused = plugin.run(lab, arguments);
+            assert_eq!(refused.status, Some(2), "{refused:?}");
+            assert!(refused.error.contains(why), "{refused:?}");
+        }
+
+        let all = plugin.run(lab, &["status", "--all-nodes"]);
+        assert_eq!(all.status, Some(1), "{all:?}");
+        let lines: Vec<Vec<&str>> = all
+            .text
+            .lines()
+            .map(|line| line.split_whitespace().take(3).collect())
+            .collect();
+        let expected = [
+            ["NODE", "MODE", "STATUS"],
+            ["broken", "-", "no"],
+            ["new", "-", "no"],
+            ["node", "userspace", "healthy"],
+        ];
+        assert_eq!(lines, expected, "{all:?}");
+        assert!(all.text.contains("the pod is gone"), "{all:?}");
+        let one = Plugin(plugin.0.clone());
+        fs::write(
+            one.0.join("pods"),
+            json!({"items": [pod("tripod-1", "node")]}).to_string(),
+        )
+        .expect("a file");
+        assert_eq!(one.run(lab, &["diff"]).status, Some(0));
+    });
+}
