@@ -14,8 +14,8 @@ const HEAD: &str = "\
 
 These are the flags of the proxy that kube-proxy 1.36 does not have. They also apply next to a configuration file,
 which has no fields for them. [Settings](settings.md) describes where to write them. `tripod --help-all` lists those
-of kube-proxy as well. Each command has flags of its own: `tripod trace --help-all` shows those of
-[`tripod trace`](commands.md), for example.
+of kube-proxy as well. Each command has flags of its own: `tripod trace --help-all` shows those of [that
+command](commands.md#tripod-trace), for example.
 
 This page is generated from the program.
 ";
