@@ -215,10 +215,11 @@ simulate: nextest
 	@! grep -q FIGURE target/simulate.log || { $(call keep-figures,simulate.log) \
 	    && $(SUITE) --exact --ignored faults::table::write; }
 
-# The simulation with one thing broken at a time; then docs/mutants.csv and docs/reliability.md.
+# The simulation with one thing broken at a time; then mutants.csv and mutants.md of
+# docs/development.
 mutants: nextest
 	$(SUITE) --exact --ignored mutants::run
-	$(SUITE) --exact --ignored faults::table::write
+	$(SUITE) --exact --ignored mutants::report::write
 
 # A minute each; T names some of fuzz/fuzz_targets.
 fuzz:

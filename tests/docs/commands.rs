@@ -10,7 +10,7 @@ use super::{documents, inline, kubectl::Cluster, parts, root, shell};
 use crate::{deploy::chart::tool, userspace::firewall};
 
 /// Commands that cannot be checked here, by their beginning, and why.
-const UNCHECKED: [(&str, &str); 8] = [
+const UNCHECKED: [(&str, &str); 10] = [
     (
         "ufw allow from 10.244.0.0/16",
         "ufw is not here, and would replace the rules of the machine",
@@ -23,6 +23,11 @@ const UNCHECKED: [(&str, &str); 8] = [
     (
         "kubeadm upgrade apply $VERSION",
         "kubeadm is not here, and upgrades a cluster",
+    ),
+    ("kops ", "kops is not here, and changes a cluster"),
+    (
+        "talosctl upgrade-k8s",
+        "talosctl is not here, and upgrades a cluster",
     ),
     ("mkdir objects", "a folder of the reader's"),
     ("cat $HOME/", "a file of the reader's"),
