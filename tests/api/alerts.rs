@@ -285,16 +285,18 @@ fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
     let cases: Vec<Value> = FAULTS.iter().map(case).collect();
     judge(&promtool, "alerts", &cases);
     // No rule is left out of the cases, or of what there is to do.
-    let remedies = include_str!("../../docs/troubleshooting.md");
+    let remedies = include_str!("../../docs/alerts.md");
     let spec = rules();
     let rules = spec["groups"][0]["rules"].as_array();
     for rule in rules.expect("rules") {
         let name = rule["alert"].as_str().expect("a name");
         let has_a_case = FAULTS.iter().any(|(_, _, fires)| *fires == [name]);
         assert!(has_a_case, "{name} has no fault on which it fires alone");
+        let runbook = format!("docs/alerts.md#{}", name.to_lowercase());
+        assert_eq!(rule["annotations"]["runbook_url"], runbook.as_str());
         assert!(
-            remedies.contains(&format!("| {name} |")),
-            "docs/troubleshooting.md does not say what to do about {name}"
+            remedies.contains(&format!("\n## {name}\n")),
+            "docs/alerts.md does not say what to do about {name}"
         );
     }
 }
