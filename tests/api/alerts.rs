@@ -30,8 +30,10 @@ const AT: &str = "55m";
 /// Syncs that fail once, ports that fail for some minutes, changes that wait for the
 /// next sync, an API server that is away for some minutes and objects that are not needed are
 /// no reason for an alert.
-const HEALTHY: [(&str, &str); 20] = [
+const HEALTHY: [(&str, &str); 21] = [
     (UP, "1x60"),
+    // The target of kube-prometheus-stack on the same node, which is read without TLS.
+    (UP_OF_STACK, "0x60"),
     // Another node.
     ("up{instance=\"b\"}", "1x60"),
     (SERVICES, "1x40 0x8 1x60"),
@@ -68,6 +70,7 @@ const HEALTHY: [(&str, &str); 20] = [
 ];
 
 const UP: &str = "up{instance=\"a\"}";
+const UP_OF_STACK: &str = "up{instance=\"a\",service=\"kube-prometheus-stack-kube-proxy\"}";
 const SERVICES: &str =
     "tripod_objects_followed{instance=\"a\",kind=\"Services\",required=\"true\"}";
 const SLICES: &str =
@@ -104,7 +107,11 @@ const FAULTS: [Fault; 18] = [
     ("one of two nodes is down", &[(UP, "0x60")], &["TripodDown"]),
     (
         "no node is known to Prometheus",
-        &[(UP, ABSENT), ("up{instance=\"b\"}", ABSENT)],
+        &[
+            (UP, ABSENT),
+            (UP_OF_STACK, ABSENT),
+            ("up{instance=\"b\"}", ABSENT),
+        ],
         &["TripodAbsent"],
     ),
     (
