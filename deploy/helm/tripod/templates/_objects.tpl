@@ -3,7 +3,7 @@
 
 {{/* Returns the object in a file, in the namespace of the release. */}}
 {{- define "tripod.object" -}}
-{{- $object := .root.Files.Get .file | fromYaml -}}
+{{- $object := .root.Files.Get (printf "files/%s" .file) | fromYaml -}}
 {{- $_ := set $object.metadata "namespace" .root.Release.Namespace -}}
 {{- toYaml $object -}}
 {{- end -}}
@@ -12,7 +12,7 @@
      subjects that they bind. */}}
 {{- define "tripod.objects" -}}
 {{- $namespace := .root.Release.Namespace -}}
-{{- range splitList "\n---\n" (.root.Files.Get .file) -}}
+{{- range splitList "\n---\n" (.root.Files.Get (printf "files/%s" .file)) -}}
 {{- $object := fromYaml . -}}
 {{- if hasKey $object.metadata "namespace" -}}
 {{- $_ := set $object.metadata "namespace" $namespace -}}
