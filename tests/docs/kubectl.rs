@@ -116,7 +116,6 @@ impl Cluster {
                 is_there(&format!("{folder}/kustomization.yaml"))
             }
             ["delete", "pod", "$POD"] | ["debug", "node/$NODE"] => Ok(()),
-            ["delete", "secret"] => selects(own, "owner=helm,name=tripod"),
             ["delete", "namespaces"] => {
                 selects(own, &format!("app.kubernetes.io/name={}", of_test()))
             }

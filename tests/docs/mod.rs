@@ -25,7 +25,9 @@ fn root() -> &'static Path {
 
 /// The documents for users, by their paths.
 fn documents() -> BTreeMap<PathBuf, String> {
-    let mut paths = vec![root().join("README.md"), root().join("deploy/README.md")];
+    let mut paths: Vec<PathBuf> = ["", "deploy", "deploy/helm/tripod"]
+        .map(|folder| root().join(folder).join("README.md"))
+        .into();
     let pages = fs::read_dir(root().join("docs")).expect("docs");
     let pages = pages.map(|entry| entry.expect("an entry").path());
     paths.extend(pages.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
