@@ -40,7 +40,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help nextest demo static reproducible aarch64 deb dist book unit lab guest test test-all static-for-tests aarch64-for-tests conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
+.PHONY: help nextest demo static reproducible aarch64 deb dist chart book unit lab guest test test-all static-for-tests aarch64-for-tests conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
@@ -49,6 +49,7 @@ help:
 	@echo 'make aarch64     the same for aarch64: target/static/tripod-aarch64'
 	@echo 'make deb         a package for nodes without a cluster, into target/dist'
 	@echo 'make dist        the package, both static binaries, an SBOM and SHA256SUMS, into target/dist'
+	@echo 'make chart       copies the manifests of deploy/ into the Helm chart'
 	@echo 'make book        docs/ as a book of pages, into target/book (by mdBook)'
 	@echo 'make unit        the tests that need no privileges (two minutes)'
 	@echo 'make lab         the tests in network namespaces; one or some: make lab T=userspace::retry'
@@ -98,6 +99,10 @@ deb: dist-tools
 	PATH="$(DIST_TOOLS):$$PATH" deploy/dist/package.sh $(RELEASE)/tripod
 	mkdir -p $(DIST) && rm -f $(DIST)/*.deb
 	PATH="$(DIST_TOOLS):$$PATH" $(CARGO) deb --quiet --no-build --output $(DIST)/
+
+# The chart has copies of the manifests, which a test compares.
+chart:
+	deploy/helm/copy.sh
 
 book: dist-tools
 	$(DIST_TOOLS)/mdbook build docs

@@ -26,7 +26,9 @@ fn root() -> &'static Path {
 
 /// The documents for users, and those of `docs/development`, by their paths.
 fn documents() -> BTreeMap<PathBuf, String> {
-    let mut paths = vec![root().join("README.md"), root().join("deploy/README.md")];
+    let mut paths: Vec<PathBuf> = ["", "deploy", "deploy/helm/tripod"]
+        .map(|folder| root().join(folder).join("README.md"))
+        .into();
     for folder in ["docs", "docs/development"] {
         let pages = fs::read_dir(root().join(folder)).expect("a folder");
         let pages = pages.map(|entry| entry.expect("an entry").path());
