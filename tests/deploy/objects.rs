@@ -172,3 +172,11 @@ fn probes_ask_where_the_configuration_serves() {
         assert_eq!(get.port, IntOrString::Int(port.into()));
     }
 }
+
+#[test]
+fn the_chart_has_the_version_of_the_program() {
+    let chart = &documents("helm/tripod/Chart.yaml")[0];
+    for field in ["version", "appVersion"] {
+        assert_eq!(chart[field], env!("CARGO_PKG_VERSION"), "{field}");
+    }
+}

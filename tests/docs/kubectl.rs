@@ -118,7 +118,6 @@ impl Cluster {
             ["delete", "pod", "$POD"] | ["debug", "node/$NODE"] => Ok(()),
             // A label of the reader's own node.
             ["label", "node", "$NODE", _] => Ok(()),
-            ["delete", "secret"] => selects(own, "owner=helm,name=tripod"),
             ["delete", "namespaces"] => {
                 selects(own, &format!("app.kubernetes.io/name={}", of_test()))
             }

@@ -36,7 +36,9 @@ pub fn tool(path: &str) -> Option<PathBuf> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools");
     let program = tools.join(path);
     if !program.is_file() {
-        skip("Helm is not here: make test-all INSTALL=yes unpacks it");
+        skip(format!(
+            "{path} is not here: make test-all INSTALL=yes unpacks it"
+        ));
         return None;
     }
     Some(program)
