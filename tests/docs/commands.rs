@@ -10,7 +10,7 @@ use super::{documents, inline, kubectl::Cluster, parts, root, shell};
 use crate::{deploy::chart::tool, userspace::firewall};
 
 /// Commands that cannot be checked here, by their beginning, and why.
-const UNCHECKED: [(&str, &str); 9] = [
+const UNCHECKED: [(&str, &str); 11] = [
     (
         "ufw allow from 10.244.0.0/16",
         "ufw is not here, and would replace the rules of the machine",
