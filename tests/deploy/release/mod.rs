@@ -164,6 +164,7 @@ fn a_release_has_the_same_for_both_architectures() {
     files.retain(|file| file != "/SHA256SUMS");
     let mut expected = vec![
         "/tripod.cdx.json".to_owned(),
+        "/tripod.krew.yaml".to_owned(),
         format!("/tripod-{VERSION}.tgz"),
         format!("/tripod-{VERSION}-image-minimal.tar"),
     ];
@@ -171,6 +172,11 @@ fn a_release_has_the_same_for_both_architectures() {
         expected.push(format!("/tripod-{program}"));
         expected.push(format!("/tripod_{VERSION}-1_{debian}.deb"));
         expected.push(format!("/tripod-{VERSION}-1.{program}.rpm"));
+        let plugin = format!("/kubectl-tripod-{VERSION}-linux-{debian}.tar.gz");
+        let krew = fs::read_to_string(dist.join("tripod.krew.yaml")).expect("the manifest");
+        let entry = format!("{plugin}\n    sha256: {}\n", sum(&dist.join(&plugin[1..])));
+        assert!(krew.contains(&entry), "{entry}: {krew}");
+        expected.push(plugin);
         check_packages(&dist, &place, [program, debian]);
     }
     expected.sort();
