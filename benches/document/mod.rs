@@ -1,5 +1,5 @@
-//! docs/benchmarks.md: sections that each bench writes by itself, tables and plots
-//! from the CSV files beside it.
+//! docs/benchmarks.md and docs/development/performance.md: sections that each bench writes by
+//! itself, tables and plots from the CSV files of docs/benchmarks.
 //!
 //! A section stands between two comments with its name. What stands outside of them
 //! was written by hand and stays as it is.
@@ -14,10 +14,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The sections, in the order in which a new document has them.
-const SECTIONS: [&str; 5] = ["data-path", "scale", "churn", "connecting", "iptables"];
+/// A page with sections in this order.
+struct Page {
+    file: &'static str,
+    title: &'static str,
+    sections: &'static [&'static str],
+}
 
-const HEAD: &str = "# Benchmarks\n";
+const PAGES: [Page; 2] = [
+    Page {
+        file: "benchmarks.md",
+        title: "Benchmarks",
+        sections: &["data-path", "scale", "churn", "connecting", "iptables"],
+    },
+    Page {
+        file: "development/performance.md",
+        title: "Performance targets",
+        sections: &["data-path-targets", "change-targets"],
+    },
+];
 
 /// Returns the path of a file in `docs/`.
 pub fn docs(file: &str) -> PathBuf {
@@ -26,18 +41,19 @@ pub fn docs(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// Writes the text of one section, whose name is one of [`SECTIONS`]; the rest of the
-/// document stays as it is.
+/// Writes the text of one section of [`PAGES`]; the rest of its page stays as it is.
 pub fn write(name: &str, text: &str) {
-    assert!(SECTIONS.contains(&name), "no section {name}");
-    let path = docs("benchmarks.md");
-    let document = fs::read_to_string(&path).unwrap_or_else(|_| HEAD.to_owned());
-    fs::write(path, with_section(document, name, text)).expect("writing docs/benchmarks.md");
+    let page = PAGES.iter().find(|page| page.sections.contains(&name));
+    let page = page.unwrap_or_else(|| panic!("no section {name}"));
+    let path = docs(page.file);
+    let new = |_| format!("# {}\n", page.title);
+    let document = fs::read_to_string(&path).unwrap_or_else(new);
+    fs::write(path, with_section(document, page, name, text)).expect("writing the page");
 }
 
-fn with_section(mut document: String, name: &str, text: &str) -> String {
+fn with_section(mut document: String, page: &Page, name: &str, text: &str) -> String {
     let mark = |name: &str| (format!("<!-- {name} -->"), format!("<!-- /{name} -->"));
-    for section in SECTIONS {
+    for section in page.sections {
         let (begin, end) = mark(section);
         if !document.contains(&begin) {
             document.push_str(&format!("\n{begin}\n{end}\n"));
@@ -46,7 +62,7 @@ fn with_section(mut document: String, name: &str, text: &str) -> String {
     let (begin, end) = mark(name);
     let from = document.find(&begin).expect("it was added") + begin.len();
     let to = document[from..].find(&end).map(|to| from + to);
-    let to = to.unwrap_or_else(|| panic!("docs/benchmarks.md: {begin} without {end}"));
+    let to = to.unwrap_or_else(|| panic!("{}: {begin} without {end}", page.file));
     document.replace_range(from..to, &format!("\n\n{}\n\n", text.trim()));
     document
 }

@@ -6,7 +6,6 @@ use super::{
     contender::Contender,
     document::{csv::Csv, machine::machine, table::table},
     load::{Load, Measured},
-    targets,
 };
 
 /// What one contender did in one round under one load.
@@ -253,11 +252,10 @@ impl Figures {
              machine, in network namespaces joined by veth(4): {}. Medians of {rounds} interleaved \
              rounds, {} s each. Rates are parts of a direct connection's, taken within a round; the \
              middle half of the rounds is in brackets. Messages of 128 bytes. The figures are in \
-             [data-path.csv](benchmarks/data-path.csv).\n\n{}{}",
+             [data-path.csv](benchmarks/data-path.csv).\n\n{}",
             machine(&[("haproxy", "-v"), ("nginx", "-v")]),
             length.as_secs(),
             table(&head.collect::<Vec<_>>(), &rows),
-            targets::table_of(self),
         )
     }
 

@@ -77,10 +77,12 @@ fn main() -> ExitCode {
     match measure(&arguments) {
         Ok(figures) => {
             let page = figures.page(arguments.rounds, arguments.length);
-            print!("{page}");
+            let targets = targets::table_of(&figures);
+            print!("{page}\n{targets}");
             if arguments.write {
                 figures.save();
                 document::write("data-path", &page);
+                document::write("data-path-targets", &targets);
             }
             ExitCode::SUCCESS
         }

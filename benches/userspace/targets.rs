@@ -102,8 +102,8 @@ pub fn table_of(figures: &Figures) -> String {
     let head = ["target", "bar"].map(str::to_owned).into_iter();
     let head = head.chain(ours.iter().map(|at| figures.names[*at].clone()));
     format!(
-        "\nThe targets, as ratios within a round; the better of HAProxy and nginx is the one with \
-         the better median:\n\n{}",
+        "`cargo bench --bench userspace -- --write`: ratios within a round; the better of HAProxy \
+         and nginx is the one with the better median.\n\n{}",
         table(&head.collect::<Vec<_>>(), &rows)
     )
 }

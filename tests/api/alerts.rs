@@ -30,8 +30,10 @@ const AT: &str = "55m";
 /// Syncs that fail once, ports that fail for some minutes, changes that wait for the
 /// next sync, an API server that is away for some minutes and objects that are not needed are
 /// no reason for an alert.
-const HEALTHY: [(&str, &str); 20] = [
+const HEALTHY: [(&str, &str); 21] = [
     (UP, "1x60"),
+    // The target of kube-prometheus-stack on the same node, which is read without TLS.
+    (UP_OF_STACK, "0x60"),
     // Another node.
     ("up{instance=\"b\"}", "1x60"),
     (SERVICES, "1x40 0x8 1x60"),
@@ -68,6 +70,7 @@ const HEALTHY: [(&str, &str); 20] = [
 ];
 
 const UP: &str = "up{instance=\"a\"}";
+const UP_OF_STACK: &str = "up{instance=\"a\",service=\"kube-prometheus-stack-kube-proxy\"}";
 const SERVICES: &str =
     "tripod_objects_followed{instance=\"a\",kind=\"Services\",required=\"true\"}";
 const SLICES: &str =
@@ -104,7 +107,11 @@ const FAULTS: [Fault; 18] = [
     ("one of two nodes is down", &[(UP, "0x60")], &["TripodDown"]),
     (
         "no node is known to Prometheus",
-        &[(UP, ABSENT), ("up{instance=\"b\"}", ABSENT)],
+        &[
+            (UP, ABSENT),
+            (UP_OF_STACK, ABSENT),
+            ("up{instance=\"b\"}", ABSENT),
+        ],
         &["TripodAbsent"],
     ),
     (
@@ -285,16 +292,18 @@ fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
     let cases: Vec<Value> = FAULTS.iter().map(case).collect();
     judge(&promtool, "alerts", &cases);
     // No rule is left out of the cases, or of what there is to do.
-    let remedies = include_str!("../../docs/troubleshooting.md");
+    let remedies = include_str!("../../docs/alerts.md");
     let spec = rules();
     let rules = spec["groups"][0]["rules"].as_array();
     for rule in rules.expect("rules") {
         let name = rule["alert"].as_str().expect("a name");
         let has_a_case = FAULTS.iter().any(|(_, _, fires)| *fires == [name]);
         assert!(has_a_case, "{name} has no fault on which it fires alone");
+        let runbook = format!("docs/alerts.md#{}", name.to_lowercase());
+        assert_eq!(rule["annotations"]["runbook_url"], runbook.as_str());
         assert!(
-            remedies.contains(&format!("| {name} |")),
-            "docs/troubleshooting.md does not say what to do about {name}"
+            remedies.contains(&format!("\n## {name}\n")),
+            "docs/alerts.md does not say what to do about {name}"
         );
     }
 }

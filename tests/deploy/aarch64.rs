@@ -8,16 +8,22 @@ use crate::lab::skip;
 const AARCH64: &str = "TRIPOD_AARCH64";
 const EMULATOR: &str = "qemu-aarch64-static";
 
-/// Runs it with these arguments and returns what it prints; `None`: it cannot be run
-/// here.
-fn emulated(arguments: &[&str]) -> Option<String> {
+/// Returns its path, or `None` after the test was skipped.
+pub fn binary() -> Option<PathBuf> {
     let binary = std::env::var_os(AARCH64).map(PathBuf::from);
-    let Some(binary) = binary.filter(|binary| binary.is_file()) else {
+    let binary = binary.filter(|binary| binary.is_file());
+    if binary.is_none() {
         skip(format!(
             "{AARCH64} names no binary; make test-all builds one"
         ));
-        return None;
-    };
+    }
+    binary
+}
+
+/// Runs it with these arguments and returns what it prints; `None`: it cannot be run
+/// here.
+fn emulated(arguments: &[&str]) -> Option<String> {
+    let binary = binary()?;
     let done = Command::new(EMULATOR).arg(&binary).args(arguments).output();
     let Ok(done) = done else {
         skip(format!(

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::chart::{NEW_CLUSTER, helm, rendered};
+use super::chart::{NEW_CLUSTER, proxy, refusal, rendered};
 
 /// Probes ask where the configuration that the chart makes has `/healthz`.
 #[test]
@@ -25,8 +25,7 @@ fn probes_follow_the_configuration() {
         let Some(objects) = rendered(&values) else {
             return;
         };
-        let set = &objects[&("DaemonSet".to_owned(), "kube-proxy".to_owned())];
-        let container = &set["spec"]["template"]["spec"]["containers"][0];
+        let container = &proxy(&objects)["spec"]["template"]["spec"]["containers"][0];
         for (probe, path) in [("livenessProbe", "/livez"), ("readinessProbe", "/healthz")] {
             let mut expected = expected.clone();
             expected["path"] = json!(path);
@@ -36,8 +35,7 @@ fn probes_follow_the_configuration() {
         let Some(objects) = rendered(&surge) else {
             return;
         };
-        let set = &objects[&("DaemonSet".to_owned(), "kube-proxy".to_owned())];
-        let container = &set["spec"]["template"]["spec"]["containers"][0];
+        let container = &proxy(&objects)["spec"]["template"]["spec"]["containers"][0];
         assert!(container["livenessProbe"]["httpGet"].is_null(), "{address}");
     }
 }
@@ -55,13 +53,11 @@ fn metrics_do_not_take_the_port_of_those_over_tls() {
         let metrics = format!("config.kubeProxy.metricsBindAddress={address}");
         for (secure, fails) in [("true", collides), ("false", false)] {
             let secure = format!("secureMetrics.enabled={secure}");
-            let mut arguments = vec!["template", "tripod", "helm/tripod"];
-            for value in [&NEW_CLUSTER[..], &[metrics.as_str(), secure.as_str()]].concat() {
-                arguments.extend(["--set", value]);
-            }
-            let Some(done) = helm(&arguments) else { return };
-            let errors = String::from_utf8_lossy(&done.stderr);
-            assert_eq!(!done.status.success(), fails, "{address}: {errors}");
+            let values = [&NEW_CLUSTER[..], &[metrics.as_str(), secure.as_str()]].concat();
+            let Some(errors) = refusal(&values) else {
+                return;
+            };
+            assert_eq!(!errors.is_empty(), fails, "{address}: {errors}");
             let words = format!("metricsBindAddress {address} includes port 10249");
             assert_eq!(errors.contains(&words), fails, "{address}: {errors}");
         }

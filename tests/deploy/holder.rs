@@ -1,20 +1,20 @@
-//! The component that keeps sockets open: the holder and the proxy see the same folder.
+//! The holder keeps sockets open: it and the proxy see the same folder of the node.
 
 use std::path::Path;
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::PodSpec};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tripod::{
     cli::{self, Job},
     confine::Confinement,
 };
 
-use super::{daemon_set, documents, objects::as_understood, only, read, secure::patched};
+use super::{daemon_set, documents, objects::as_understood, read, secure::patched};
 
 const HOLDER: &str = "kustomize/holder/holder.yaml";
 
-fn pod_of(set: Value) -> PodSpec {
-    let set: DaemonSet = serde_json::from_value(set).expect("a DaemonSet");
+fn pod_of(set: &Value) -> PodSpec {
+    let set: DaemonSet = serde_json::from_value(set.clone()).expect("a DaemonSet");
     let pod = set.spec.expect("a specification").template.spec;
     pod.expect("a pod")
 }
@@ -30,31 +30,29 @@ fn mounted(pod: &PodSpec, on_node: &str) -> String {
     mount.expect("a mount").mount_path.clone()
 }
 
-/// Without it, other programs could take the ports of a process that was killed.
 #[test]
-fn every_installation_has_the_holder() {
-    let base: Value = only("kustomize/base/kustomization.yaml");
-    assert_eq!(base["components"], json!(["../holder"]));
-    let new: Value = only("kustomize/new-cluster/kustomization.yaml");
-    let mut resources = new["resources"].as_array().into_iter().flatten();
-    assert!(resources.any(|resource| resource == "../base"));
-    let values: Value = only("helm/tripod/values.yaml");
-    assert_eq!(values["holder"]["enabled"], true);
+fn both_are_in_the_manifests() {
+    let [holder] = <[Value; 1]>::try_from(documents(HOLDER)).expect("one document");
+    assert_eq!(as_understood::<DaemonSet>(&holder), holder);
+    let proxy = serde_json::to_value(daemon_set()).expect("it was read");
+    let proxy = patched(proxy, "kustomize/holder/daemon-set.yaml");
+    assert_eq!(as_understood::<DaemonSet>(&proxy), proxy);
+    find_each_other(&holder, &proxy);
+}
+
+/// The package is for nodes without a cluster; the chart and kustomize are tested in
+/// `chart/kustomize.rs`.
+#[test]
+fn the_proxy_of_the_package_starts_the_holder() {
     let unit = read("debian/tripod.service");
     let wants = unit.lines().find_map(|line| line.strip_prefix("Wants="));
     let mut wanted = wants.expect("units").split(' ');
     assert!(wanted.any(|unit| unit == "tripod-holder.service"));
 }
 
-#[test]
-fn both_find_the_socket_in_the_same_folder_of_the_node() {
-    let [holder] = <[Value; 1]>::try_from(documents(HOLDER)).expect("one document");
-    assert_eq!(as_understood::<DaemonSet>(&holder), holder);
-    let proxy = serde_json::to_value(daemon_set()).expect("it was read");
-    let proxy = patched(proxy, "kustomize/holder/daemon-set.yaml");
-    assert_eq!(as_understood::<DaemonSet>(&proxy), proxy);
+/// Checks that the pods of two DaemonSets have the holder's socket in the same folder of the node.
+pub fn find_each_other(holder: &Value, proxy: &Value) {
     let (holder, proxy) = (pod_of(holder), pod_of(proxy));
-
     let command = holder.containers[0].command.clone().expect("a command");
     let words = command.into_iter().map(Into::into);
     let job = cli::read(words, |_| unreachable!())

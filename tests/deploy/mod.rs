@@ -14,6 +14,7 @@ mod monitoring;
 mod objects;
 mod package;
 mod privileges;
+mod release;
 mod rights;
 mod secure;
 mod surge;

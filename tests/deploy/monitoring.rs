@@ -100,10 +100,7 @@ fn objects_of_prometheus_operator_have_fields_that_it_knows() {
         assert_eq!(problems(&object), [""; 0], "{}", object["kind"]);
     }
     let monitoring = "monitoring.enabled=true";
-    for values in [
-        &[monitoring][..],
-        &[monitoring, "secureMetrics.enabled=true"],
-    ] {
+    for values in [&[monitoring][..], &[monitoring, "monitoring.scheme=http"]] {
         let Some(objects) = chart::rendered(values) else {
             return;
         };

@@ -59,7 +59,8 @@ fn kustomizations_name_the_files_that_are_there() {
         if name == "kustomize/base" {
             assert_eq!(object["components"], json!(["../holder"]));
         }
-        let fields: Vec<&String> = fields.into_iter().filter(|f| *f != "components").collect();
+        let is_of_base = |field: &&String| ["components", "images"].contains(&&***field);
+        let fields: Vec<&String> = fields.into_iter().filter(|f| !is_of_base(f)).collect();
         assert_eq!(fields, ["apiVersion", "kind", "resources"]);
         assert_eq!(object["apiVersion"], "kustomize.config.k8s.io/v1beta1");
         assert_eq!(object["kind"], "Kustomization");
@@ -169,5 +170,13 @@ fn probes_ask_where_the_configuration_serves() {
         let get = probe.unwrap().http_get.unwrap();
         assert_eq!(get.path.as_deref(), Some(path));
         assert_eq!(get.port, IntOrString::Int(port.into()));
+    }
+}
+
+#[test]
+fn the_chart_has_the_version_of_the_program() {
+    let chart = &documents("helm/tripod/Chart.yaml")[0];
+    for field in ["version", "appVersion"] {
+        assert_eq!(chart[field], env!("CARGO_PKG_VERSION"), "{field}");
     }
 }

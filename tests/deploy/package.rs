@@ -1,5 +1,5 @@
-//! The package for nodes without a cluster: made by cargo-deb from the binary under
-//! test, unpacked, and run as its unit runs it.
+//! The packages for nodes without a cluster: made by cargo-deb and rpmbuild from the binary
+//! under test. That for Debian is unpacked, and run as its unit runs it.
 
 use std::{
     fs,
@@ -27,6 +27,7 @@ fn output(program: &str, arguments: &[&str]) -> String {
         .current_dir(MANIFEST)
         // The test's own, which name another package's sources.
         .env_remove("RUSTC")
+        .env("FAST", "yes")
         .env("PATH", path_with_tools())
         .output()
         .unwrap_or_else(|e| panic!("{program}: {e}"));
@@ -69,7 +70,13 @@ impl Package {
 fn package() -> Option<&'static Package> {
     static PACKAGE: OnceLock<Option<Package>> = OnceLock::new();
     let package = PACKAGE.get_or_init(|| {
-        let needed = ["cargo-deb", "cargo-cyclonedx", "dpkg-deb", "dpkg"];
+        let needed = [
+            "cargo-deb",
+            "cargo-cyclonedx",
+            "dpkg-deb",
+            "dpkg",
+            "rpmbuild",
+        ];
         if !needed.iter().all(|program| is_installed(program)) {
             return None;
         }
@@ -80,29 +87,29 @@ fn package() -> Option<&'static Package> {
             return Some(Package { file, root });
         }
         let program = tripod_binary();
-        output(
-            "deploy/dist/package.sh",
-            &[program.to_str().expect("a path")],
-        );
-        let to = format!("--output={}", file.display());
-        output(
-            "cargo",
-            &[
-                "deb",
-                "--offline",
-                "--no-build",
-                "--profile=dev",
-                "--fast",
-                &to,
-            ],
-        );
+        let program = program.to_str().expect("a path");
+        output("deploy/dist/package.sh", &[program]);
+        let folder = root.parent().expect("a folder");
+        let make = |script, kind, from: &str| {
+            let made = folder.join(kind);
+            let _ = fs::remove_dir_all(&made);
+            fs::create_dir_all(&made).expect("a folder");
+            let architecture = format!("{}={from}", std::env::consts::ARCH);
+            output(script, &[made.to_str().expect("a path"), &architecture]);
+            let made: Vec<_> = fs::read_dir(&made).expect("a folder").collect();
+            let [made] = <[_; 1]>::try_from(made).expect("one package");
+            let file = folder.join("tripod").with_extension(kind);
+            fs::rename(made.expect("an entry").path(), file).expect("renaming");
+        };
         let [file_name, root_name] = [&file, &root].map(|path| path.to_str().expect("a path"));
+        make("deploy/dist/deb.sh", "deb", program);
+        make("deploy/dist/rpm.sh", "rpm", file_name);
         output("dpkg", &["-x", file_name, root_name]);
         Some(Package { file, root })
     });
     if package.is_none() {
         skip(
-            "cargo-deb, cargo-cyclonedx and dpkg make the package: make test-all INSTALL=yes installs them",
+            "cargo-deb, cargo-cyclonedx, dpkg and rpmbuild make the packages: make test-all INSTALL=yes installs them",
         );
     }
     package.as_ref()
@@ -123,7 +130,11 @@ fn it_says_what_it_is_and_keeps_the_operators_files() {
             "{line}: {control}"
         );
     }
-    assert!(control.contains("Depends: libc6"), "{control}");
+    // The program of a release is static.
+    let needs = control
+        .lines()
+        .find_map(|line| line.strip_prefix("Depends:"));
+    assert_eq!(needs.unwrap_or_default().trim(), "", "{control}");
     let kept = output("dpkg-deb", &["-I", file, "conffiles"]);
     let kept: Vec<&str> = kept.split_whitespace().collect();
     assert_eq!(
@@ -355,6 +366,42 @@ fn its_scripts_start_restart_and_stop_what_they_should() {
         for unit in ["tripod", "tripod-holder"] {
             let call = format!("deb-systemd-helper purge {unit}.service");
             assert!(purged.contains(&call), "{purged:?}");
+        }
+    });
+}
+
+/// The same of the RPM package, whose scripts get the number of versions that remain.
+#[test]
+fn the_scripts_of_the_rpm_do_the_same() {
+    let Some(package) = package() else { return };
+    run(Share::Beside, || {
+        let scripts = Scripts::unpack(package);
+        let rpm = package.file.with_extension("rpm");
+        let reload = "systemctl --system daemon-reload";
+        let stop = "systemctl --no-reload disable --now tripod.service tripod-holder.service";
+        for (script, remaining, expected) in [
+            ("POSTIN", "1", &[reload][..]),
+            ("POSTIN", "2", &[reload]),
+            ("PREUN", "1", &[]),
+            (
+                "POSTUN",
+                "1",
+                &[reload, "systemctl try-restart tripod.service"],
+            ),
+            ("PREUN", "0", &[stop]),
+            ("POSTUN", "0", &[reload]),
+        ] {
+            let format = format!("#!/bin/sh\n%{{{script}}}\n");
+            let file = rpm.to_str().expect("a path");
+            let text = output("rpm", &["-qp", "--queryformat", &format, file]);
+            let path = scripts.folder.join(script);
+            fs::write(&path, text).expect("a script");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a mode");
+            assert_eq!(
+                scripts.calls(script, &[remaining]),
+                expected,
+                "{script} {remaining}"
+            );
         }
     });
 }

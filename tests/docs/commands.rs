@@ -10,7 +10,7 @@ use super::{documents, inline, kubectl::Cluster, parts, root, shell};
 use crate::{deploy::chart::tool, userspace::firewall};
 
 /// Commands that cannot be checked here, by their beginning, and why.
-const UNCHECKED: [(&str, &str); 8] = [
+const UNCHECKED: [(&str, &str); 11] = [
     (
         "ufw allow from 10.244.0.0/16",
         "ufw is not here, and would replace the rules of the machine",
@@ -21,8 +21,17 @@ const UNCHECKED: [(&str, &str); 8] = [
     ),
     ("docker push $IMAGE", "the registry is the reader's"),
     (
+        "cosign verify --key tripod.pub --insecure-ignore-tlog",
+        "cosign is not here; deploy::release verifies its format",
+    ),
+    (
         "kubeadm upgrade apply $VERSION",
         "kubeadm is not here, and upgrades a cluster",
+    ),
+    ("kops ", "kops is not here, and changes a cluster"),
+    (
+        "talosctl upgrade-k8s",
+        "talosctl is not here, and upgrades a cluster",
     ),
     ("mkdir objects", "a folder of the reader's"),
     ("cat $HOME/", "a file of the reader's"),
@@ -53,6 +62,8 @@ fn check(words: &[String], cluster: &mut Cluster) -> Result<(), String> {
         "tripod" | "target/debug/tripod" => Ok(()),
         "target/debug/examples/whoami" => is_there("examples/whoami.rs"),
         "kill" | "wait" => Ok(()),
+        // `deploy::release` runs these.
+        "base64" | "cut" | "grep" | "jq" | "openssl" | "sha256sum" | "skopeo" => Ok(()),
         "make" => inline::make(rest),
         "docker" => docker(rest),
         "helm" => helm(rest),
@@ -125,8 +136,11 @@ fn docker(words: &[&str]) -> Result<(), String> {
 
 /// Has Helm render the chart with the same flags; its schema refuses unknown values.
 fn helm(words: &[&str]) -> Result<(), String> {
+    if words.first() == Some(&"uninstall") {
+        return one_of(words, &["uninstall tripod --namespace kube-system"]);
+    }
     let [verb @ ("install" | "upgrade" | "template"), rest @ ..] = words else {
-        return Err("only helm install, upgrade and template are known".to_owned());
+        return Err("only helm install, upgrade, uninstall and template are known".to_owned());
     };
     let [release, chart, ..] = rest else {
         return Err("it names no chart".to_owned());
@@ -303,7 +317,7 @@ fn commands_that_name_what_is_not_there_are_found() {
         "kubectl -n kube-system port-forward kube-proxy-x2x9z 10294",
         "kubectl delete clusterrole tripod:metric-reader",
         "kubectl delete clusterrolebinding,clusterrole tripod:status-reader",
-        "kubectl -n kube-system delete secret --selector owner=helm,name=tripot",
+        "helm uninstall tripot --namespace kube-system",
         "kubectl delete namespaces -l app.kubernetes.io/name=tripod-tests",
         "kubectl create clusterrolebinding b --clusterrole=tripod:reader --serviceaccount=kube-system:kube-proxy",
         "kubectl create clusterrolebinding b --clusterrole=tripod:status-reader --serviceaccount=default:nobody",
@@ -333,13 +347,14 @@ fn commands_that_name_what_is_not_there_are_found() {
         ),
         (
             "helm/helm",
-            "helm install tripod deploy/helm/tripod --set config.create=true --set \
-             config.server=https://192.0.2.10:6443 --set config.kubeProxy.clusterCIDR=10.244.0.0/16 \
+            "helm install tripod deploy/helm/tripod --set image.repository=tripod --set \
+             config.create=true --set config.server=https://192.0.2.10:6443 --set config.kubeProxy.clusterCIDR=10.244.0.0/16 \
              --set config.kubeProxy.clusterCIDRs=10.244.0.0/16",
         ),
         (
             "helm/helm",
-            "helm install tripod deploy/helm/tripod --take-owner",
+            "helm install tripod deploy/helm/tripod --namespace kube-system --set \
+             image.repository=tripod --take-owner",
         ),
     ];
     for (program, line) in programs {

@@ -1,4 +1,4 @@
-//! docs/dependencies.md names the crates with unsafe code from which Tripod is built, and
+//! docs/development/dependencies.md names the crates with unsafe code from which Tripod is built, and
 //! no others.
 
 use std::{
@@ -29,7 +29,8 @@ fn crates_with_unsafe_code_are_those_that_are_reviewed() {
         .map(|(name, _)| name)
         .collect();
     assert!(found.len() > 50, "{found:?}");
-    let page = fs::read_to_string(root().join("docs/dependencies.md")).expect("the page");
+    let page =
+        fs::read_to_string(root().join("docs/development/dependencies.md")).expect("the page");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
     let firsts = rows.filter_map(|row| row.split(" | ").next());
     let named: BTreeSet<String> = firsts
@@ -39,7 +40,7 @@ fn crates_with_unsafe_code_are_those_that_are_reviewed() {
     let differ: Vec<_> = found.symmetric_difference(&named).collect();
     assert!(
         differ.is_empty(),
-        "look at {differ:?}, and add or remove them in docs/dependencies.md"
+        "look at {differ:?}, and add or remove them in docs/development/dependencies.md"
     );
 }
 

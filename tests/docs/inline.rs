@@ -87,7 +87,12 @@ const FLAGS: [(&str, &[&str]); 4] = [
 ];
 
 /// Flags of programs that are not installed here, and the program of each.
-const ELSEWHERE: [(&str, &str); 2] = [("--skip-phases", "kubeadm"), ("--kube-proxy-arg", "k3s")];
+const ELSEWHERE: [(&str, &str); 4] = [
+    ("--skip-phases", "kubeadm"),
+    ("--kube-proxy-arg", "k3s"),
+    ("--disable-kube-proxy", "k3s"),
+    ("--dry-run", "talosctl"),
+];
 
 /// Returns the documents for users and those for developers of Tripod, by their paths.
 pub fn all_documents() -> BTreeMap<PathBuf, String> {

@@ -5,6 +5,7 @@ mod book;
 mod commands;
 mod dependencies;
 mod figures;
+mod flags;
 mod inline;
 mod kubectl;
 mod manual;
@@ -23,12 +24,16 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The documents for users, by their paths.
+/// The documents for users, and those of `docs/development`, by their paths.
 fn documents() -> BTreeMap<PathBuf, String> {
-    let mut paths = vec![root().join("README.md"), root().join("deploy/README.md")];
-    let pages = fs::read_dir(root().join("docs")).expect("docs");
-    let pages = pages.map(|entry| entry.expect("an entry").path());
-    paths.extend(pages.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
+    let mut paths: Vec<PathBuf> = ["", "deploy", "deploy/helm/tripod"]
+        .map(|folder| root().join(folder).join("README.md"))
+        .into();
+    for folder in ["docs", "docs/development"] {
+        let pages = fs::read_dir(root().join(folder)).expect("a folder");
+        let pages = pages.map(|entry| entry.expect("an entry").path());
+        paths.extend(pages.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
+    }
     let read = |path: PathBuf| (path.clone(), fs::read_to_string(&path).expect("a document"));
     paths.into_iter().map(read).collect()
 }
@@ -148,14 +153,11 @@ fn links_lead_somewhere() {
 fn the_contents_list_every_page_once() {
     let summary = root().join("docs/SUMMARY.md");
     let listed = links(&fs::read_to_string(&summary).expect("SUMMARY.md"));
+    let folder = summary.parent().expect("docs");
     let there: BTreeSet<String> = (documents().keys())
-        .filter(|path| path.parent() == summary.parent() && **path != summary)
-        .map(|path| {
-            path.file_name()
-                .expect("a name")
-                .to_string_lossy()
-                .into_owned()
-        })
+        .filter(|path| **path != summary)
+        .filter_map(|path| path.strip_prefix(folder).ok())
+        .map(|path| path.to_string_lossy().into_owned())
         .collect();
     assert_eq!(listed.len(), there.len(), "{listed:?}");
     assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), there);
@@ -276,7 +278,7 @@ fn parts_of_a_document_are_told_apart() {
     for (words, right) in [
         ("tripod --proxy-mode=ipvs", true),
         ("tripod status --watch", false),
-        ("tripod migrate --check --config=-", true),
+        ("tripod migrate --config=-", true),
         ("tripod --no-such-flag", false),
     ] {
         let words: Vec<String> = words.split(' ').map(str::to_owned).collect();

@@ -58,7 +58,7 @@ impl Question {
     pub fn text(self) -> &'static str {
         match self {
             Question::Open => "is answered by its endpoint, which has left the Service",
-            Question::New => "to a Service that was in force before is answered",
+            Question::New => "to a Service that was applied before is answered",
             Question::Endpoints => "new connections reach the new endpoint",
             Question::Opens => "its cluster IP is answered",
             Question::Guarded => {

@@ -13,7 +13,6 @@ use super::{
     questions::Question,
     soak,
 };
-use crate::mutants;
 
 const HEAD: &str = "\
 # Reliability
@@ -60,7 +59,6 @@ fn document() -> String {
     measured::write_userspace(&mut text);
     soak::report::write(&mut text);
     measured::write_simulation(&mut text);
-    mutants::report::write(&mut text);
     text
 }
 

@@ -5,7 +5,7 @@ mod iptables;
 mod ipvs;
 mod mutant;
 mod nftables;
-pub mod report;
+mod report;
 mod userspace;
 
 use std::{
@@ -71,7 +71,7 @@ impl Mutant {
         text.replacen(from, to, 1)
     }
 
-    /// Returns its line in `docs/mutants.csv`.
+    /// Returns its line in `docs/development/mutants.csv`.
     fn row(&self, noticed: &str) -> String {
         format!("{},\"{}\",\"{noticed}\"\n", self.file, self.breaks)
     }
@@ -159,21 +159,21 @@ fn simulate(tests: &str, tree: &Path, target: &Path, steps: Steps) -> Outcome {
     }
 }
 
-/// Returns the row of `docs/mutants.csv` for a mutant that is not to be run; `None`: it is to be
+/// Returns the row of `docs/development/mutants.csv` for a mutant that is not to be run; `None`: it is to be
 /// run. `TRIPOD_MUTANTS` in the environment has parts of the descriptions of those that are.
 fn preserved(mutant: &Mutant) -> Option<String> {
     let asked = std::env::var("TRIPOD_MUTANTS").ok()?;
     if asked.split('|').any(|part| mutant.breaks.contains(part)) {
         return None;
     }
-    let text = fs::read_to_string(root().join("docs/mutants.csv")).ok()?;
+    let text = fs::read_to_string(root().join("docs/development/mutants.csv")).ok()?;
     let begin = mutant.row("");
     let begin = begin.trim_end_matches("\"\n");
     let row = text.lines().find(|line| line.starts_with(begin))?;
     Some(format!("{row}\n"))
 }
 
-/// Runs all mutants and writes `docs/mutants.csv`; takes a minute for each.
+/// Runs all mutants and writes `docs/development/mutants.csv`; takes a minute for each.
 #[test]
 #[ignore = "takes a minute for each mutant: make mutants"]
 fn run() {
@@ -213,6 +213,6 @@ fn run() {
             wrong.push(format!("{outcome:?}: {file}: {breaks}"));
         }
     }
-    fs::write(root().join("docs/mutants.csv"), csv).unwrap();
+    fs::write(root().join("docs/development/mutants.csv"), csv).unwrap();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

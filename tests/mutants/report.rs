@@ -1,24 +1,49 @@
-//! docs/mutants.csv as a part of docs/reliability.md.
+//! docs/development/mutants.md: docs/development/mutants.csv as a table.
 
-use std::{fmt::Write as _, fs};
+use std::{fmt::Write as _, fs, path::PathBuf};
 
 use super::root;
 
-const HEAD: &str = "
-To check that the simulation detects errors, `make mutants` breaks one thing at a time and runs the
-simulation's tests, random runs and named cases:
+const HEAD: &str = "\
+# Mutants
 
+`make mutants` checks that the [simulation](../reliability.md#faults-by-the-thousand) detects errors:
+it breaks one thing at a time and runs the simulation's tests, random runs and named cases. It takes an
+hour. A row with a reason instead of *yes* cannot be noticed, or is noticed by another test.
+
+| file | what is broken | noticed |
+|---|---|---|
 ";
 
-/// Adds its part to docs/reliability.md.
-pub fn write(text: &mut String) {
-    text.push_str(HEAD);
-    text.push_str("| file | what is broken | noticed |\n|---|---|---|\n");
-    let csv = fs::read_to_string(root().join("docs/mutants.csv")).expect("docs/mutants.csv");
+fn docs(file: &str) -> PathBuf {
+    root().join("docs/development").join(file)
+}
+
+/// Returns the document as the rows of the CSV file make it.
+fn document() -> String {
+    let csv = fs::read_to_string(docs("mutants.csv")).expect("docs/development/mutants.csv");
+    let mut text = String::from(HEAD);
     for line in csv.lines().skip(1) {
         let (file, rest) = line.split_once(',').expect("a file");
         let (breaks, noticed) = rest.split_once("\",\"").expect("two texts");
         let (breaks, noticed) = (breaks.trim_matches('"'), noticed.trim_matches('"'));
         let _ = writeln!(text, "| `{file}` | {breaks} | {noticed} |");
     }
+    text
+}
+
+#[test]
+fn the_document_is_current() {
+    let text = fs::read_to_string(docs("mutants.md")).unwrap_or_default();
+    assert_eq!(
+        text,
+        document(),
+        "write it by the test mutants::report::write"
+    );
+}
+
+#[test]
+#[ignore = "writes docs/development/mutants.md"]
+fn write() {
+    fs::write(docs("mutants.md"), document()).expect("docs/development/mutants.md");
 }

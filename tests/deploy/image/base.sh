@@ -2,11 +2,12 @@
 # Makes the image that the last stage of deploy/Dockerfile is based on from Debian's packages,
 # as an archive of its files: tests reach no registry of images. Takes root, debootstrap, and
 # apt on a machine of the same release, whose mirror it uses.
-#   base.sh FILE
+#   base.sh FILE [ARCHITECTURE]
+# Another architecture (arm64) takes emulation: qemu-user-static and binfmt-support.
 set -eu
 # What is mounted is gone with the namespace.
-[ "${2-}" = mounted ] || exec unshare --mount "$0" "$1" mounted
-file=$1
+[ "${3-}" = mounted ] || exec unshare --mount "$0" "$1" "${2-}" mounted
+file=$1 architecture=$2
 suite=$(sed -n 's/^FROM debian:\([a-z]*\)-slim$/\1/p' "$(dirname "$0")/../../../deploy/Dockerfile")
 [ -n "$suite" ] || { echo 'deploy/Dockerfile: no stage is FROM debian:SUITE-slim' >&2; exit 1; }
 # Updates of a release have its codename with an ending.
@@ -19,7 +20,7 @@ log=$file.log
 mkdir -p "$root"
 # In memory, since dpkg waits for the disk after each file.
 mount -t tmpfs base "$root"
-debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$log" 2>&1 || {
+debootstrap --variant=minbase ${architecture:+--arch="$architecture"} "$suite" "$root" "$mirror" >"$log" 2>&1 || {
     tail -n 3 "$log" >&2
     exit 1
 }

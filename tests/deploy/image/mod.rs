@@ -20,8 +20,8 @@ use crate::lab::{
     Capture, Lab, Service, Share, Tripod, ask, eventually, figure, is_installed, run, skip, udp_ask,
 };
 
+pub use self::build::{Layout, said};
 use self::{
-    build::Layout,
     bundle::{Bundle, Confinement},
     containerd::Containerd,
 };

@@ -14,7 +14,7 @@ servers stay while no process runs, and nothing is lost, except that health-chec
 answered then, nor node ports on loopback addresses where the process relays them. In every mode, if a new process
 starts next to a running one, the old process stops writing before the first sync of the new
 one. The new process answers `/healthz`, metrics and health-check node ports when its first
-sync is in force in both IP families (or in one of them, if the other one has failed for
+sync is applied in both IP families (or in one of them, if the other one has failed for
 15 s); until then the old process answers. If the new process ends, also by `kill -9`, the
 old one takes everything back at once; in userspace mode, datagrams that arrive in the milliseconds
 before may be lost. `make lab T=modes::surge` tests this in each mode
@@ -27,11 +27,11 @@ processes replace each other in order, no call is refused or reset, and every pr
 | a new process starts next to the old one, which is asked to end (`maxSurge: 1`) | the new process accepts them | the old process relays them until they end, for `--userspace-drain-timeout` at most | clients keep their endpoints, which see the same source ports; answers in transit arrive |
 | the old process ends, then the new one starts (`maxUnavailable: 1`), with a holder | wait for the new process | as above | datagrams wait for the new process, and answers as well; endpoints see the same source ports |
 | the same without a holder | are refused in between | as above | datagrams are lost in between |
-| the process is killed (`kill -9`), with a holder | wait for the next process; those that the killed process had accepted are reset | are reset | datagrams wait for the next process; flows begin anew, and clients with session affinity may get other endpoints |
+| the process is killed (`kill -9`), with a holder | wait for the next process; those that the killed process had accepted are reset | are reset | datagrams wait for the next process; flows begin again, and clients with session affinity may get other endpoints |
 | the same without a holder | are refused until the next process listens | are reset | datagrams are lost until then |
 | the next process does not use the holder of the previous one, or has no version of its protocol in common | the share that the kernel assigned to the holder's sockets is reset, after 2 to 3 s, or at once if the versions differ; after that all reach the next process | as above | that share is lost |
 
-[Settings](settings.md) describes how to run a holder. `make acceptance` makes 50 upgrades in
+[Upgrading](upgrading.md#with-a-gap) describes how to run a holder. `make acceptance` makes 50 upgrades in
 each way with 200 open connections and 1,000 new ones per second, every tenth over UDP. Tripod runs
 as the DaemonSet of `deploy/` has it: with its capabilities, confined to system calls and files, each
 time after its init container. The open connections are answered after the old process was asked to

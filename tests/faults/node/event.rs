@@ -88,7 +88,7 @@ impl Event {
             Event::NewAddress => "the node gets another address, with node ports",
             Event::AddressAgain => "an address of the node goes, and comes back at once",
             Event::RenameLink => "that link is renamed",
-            Event::ReplaceLink => "the link to other hosts is deleted, and made anew",
+            Event::ReplaceLink => "the link to other hosts is deleted, and created again",
             Event::LoopbackDown => "`ip link set lo down`, then `up`",
             Event::ClockForward => "the clock goes forward by a year",
             Event::ClockBack => "the clock goes back by two years",

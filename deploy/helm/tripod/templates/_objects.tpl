@@ -1,99 +1,81 @@
-{{/* The objects are those of kustomize/ and monitoring/, read here as they are, so that
+{{/* The objects are those of kustomize/ and monitoring/, of which files/ has copies, so that
      both ways install the same; values change them. */}}
 
-{{/* Returns the object in a file, in the namespace of the release. */}}
-{{- define "tripod.object" -}}
-{{- $object := .root.Files.Get .file | fromYaml -}}
-{{- $_ := set $object.metadata "namespace" .root.Release.Namespace -}}
-{{- toYaml $object -}}
+{{/* Returns the documents in a file, as a list. */}}
+{{- define "tripod.documents" -}}
+{{- $documents := list -}}
+{{- range splitList "\n---\n" (.root.Files.Get (printf "files/%s" .file)) -}}
+{{- $documents = append $documents (fromYaml .) -}}
+{{- end -}}
+{{- toYaml $documents -}}
 {{- end -}}
 
-{{/* Returns the objects in a file, in the namespace of the release, and so are the
-     subjects that they bind. */}}
-{{- define "tripod.objects" -}}
+{{/* Returns the labels by which the objects of a release are found, and which never change. The
+     component is the part of Tripod that an object belongs to. */}}
+{{- define "tripod.selectedLabels" -}}
+app.kubernetes.io/name: tripod
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* Returns the labels of an object. */}}
+{{- define "tripod.labels" -}}
+{{ include "tripod.selectedLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* Returns a text if the objects replace those of kubeadm. These are in kube-system, and so is
+     the ConfigMap, which the chart then does not create. */}}
+{{- define "tripod.adopts" -}}
+{{- if and (eq .Release.Namespace "kube-system") (not .Values.config.create) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Returns the only object in a file, as tripod.objects does. */}}
+{{- define "tripod.object" -}}
+{{- index (include "tripod.list" . | fromYamlArray) 0 | toYaml -}}
+{{- end -}}
+
+{{/* Returns the objects in a file as a list: in the namespace of the release, as are the subjects
+     that they bind, with the labels of the component. `keep` has helm uninstall leave objects that
+     replaced those of kubeadm, and without which Tripod would not go on. */}}
+{{- define "tripod.list" -}}
 {{- $namespace := .root.Release.Namespace -}}
-{{- range splitList "\n---\n" (.root.Files.Get .file) -}}
-{{- $object := fromYaml . -}}
-{{- if hasKey $object.metadata "namespace" -}}
-{{- $_ := set $object.metadata "namespace" $namespace -}}
+{{- $labels := include "tripod.labels" . | fromYaml -}}
+{{- $keep := and .keep (include "tripod.adopts" .root) -}}
+{{- $objects := list -}}
+{{- range $object := include "tripod.documents" . | fromYamlArray -}}
+{{- $metadata := $object.metadata -}}
+{{- if not (hasPrefix "Cluster" $object.kind) -}}
+{{- $_ := set $metadata "namespace" $namespace -}}
 {{- end -}}
 {{- range $object.subjects -}}
 {{- $_ := set . "namespace" $namespace -}}
-{{- end }}
+{{- end -}}
+{{- $_ := set $metadata "labels" (merge (default dict $metadata.labels) $labels) -}}
+{{- if $keep -}}
+{{- $_ := set $metadata "annotations" (merge (dict "helm.sh/resource-policy" "keep") (default dict $metadata.annotations)) -}}
+{{- end -}}
+{{- $objects = append $objects $object -}}
+{{- end -}}
+{{- toYaml $objects -}}
+{{- end -}}
+
+{{/* Returns the objects in a file as documents. */}}
+{{- define "tripod.objects" -}}
+{{- range include "tripod.list" . | fromYamlArray }}
 ---
-{{ toYaml $object }}
+{{ toYaml . }}
 {{ end -}}
-{{- end -}}
-
-{{/* Sets how far the programs of a pod confine themselves, where their commands say so. Returns
-     nothing. */}}
-{{- define "tripod.confined" -}}
-{{- $flag := printf "--confine=%s" (default "files" .root.Values.confine) -}}
-{{- range $container := .pod.containers -}}
-{{- $command := list -}}
-{{- range $word := $container.command -}}
-{{- $command = append $command (ternary $flag $word (hasPrefix "--confine=" $word)) -}}
-{{- end -}}
-{{- $_ := set $container "command" $command -}}
-{{- end -}}
-{{- end -}}
-
-{{/* Returns host and port of an address as kube-proxy's configuration has it: an IP address with
-     or without a port. The host is empty if it stands for all addresses. */}}
-{{- define "tripod.address" -}}
-{{- $host := .text -}}
-{{- $port := .port -}}
-{{- if regexMatch "^(\\[.*\\]|[^:]*):[0-9]+$" .text -}}
-{{- $port = regexFind "[0-9]+$" .text | int -}}
-{{- $host = regexReplaceAll "^\\[?(.*?)\\]?:[0-9]+$" .text "${1}" -}}
-{{- end -}}
-{{- if regexMatch "^[0.:]*$" $host -}}
-{{- $host = "" -}}
-{{- end -}}
-{{- dict "host" $host "port" $port | toYaml -}}
-{{- end -}}
-
-{{/* Sets where probes ask, as the configuration that the chart makes says, and refuses addresses
-     that do not go together. Returns nothing. */}}
-{{- define "tripod.asked" -}}
-{{- $configured := .root.Values.config.kubeProxy -}}
-{{- $healthz := dict "text" (default "" $configured.healthzBindAddress) "port" 10256 -}}
-{{- $healthz = include "tripod.address" $healthz | fromYaml -}}
-{{- $container := index .pod.containers 0 -}}
-{{- range $probe := list $container.livenessProbe $container.readinessProbe -}}
-{{- with $probe.httpGet -}}
-{{- $_ := set . "port" (int $healthz.port) -}}
-{{- with $healthz.host -}}
-{{- $_ := set $probe.httpGet "host" . -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- $metrics := default "127.0.0.1" $configured.metricsBindAddress -}}
-{{- $address := include "tripod.address" (dict "text" $metrics "port" 10249) | fromYaml -}}
-{{- if and .root.Values.secureMetrics.enabled (not $address.host) (eq (int $address.port) 10249) -}}
-{{- fail (printf "config.kubeProxy.metricsBindAddress %s includes port 10249 of the node's address, where secureMetrics.enabled serves over TLS: leave it at 127.0.0.1:10249, or name another port" $metrics) -}}
-{{- end -}}
-{{- end -}}
-
-{{/* Sets in the spec of a pod on which nodes it runs, and who may pull its image. Returns
-     nothing. */}}
-{{- define "tripod.placed" -}}
-{{- $values := .root.Values -}}
-{{- $_ := set .pod "nodeSelector" (merge .pod.nodeSelector $values.nodeSelector) -}}
-{{- $_ = set .pod "tolerations" $values.tolerations -}}
-{{- range $field := list "affinity" "imagePullSecrets" -}}
-{{- with index $values $field -}}
-{{- $_ = set $.pod $field . -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 
 {{/* Returns the object in a file, as tripod.object does, with the labels by which
      Prometheus selects it. */}}
 {{- define "tripod.monitored" -}}
 {{- $object := include "tripod.object" . | fromYaml -}}
-{{- with .root.Values.monitoring.labels -}}
-{{- $_ := set $object.metadata "labels" (merge (dict) . (default dict $object.metadata.labels)) -}}
-{{- end -}}
+{{- $_ := set $object.metadata "labels" (merge (dict) .root.Values.monitoring.labels $object.metadata.labels) -}}
 {{- toYaml $object -}}
 {{- end -}}
