@@ -116,8 +116,6 @@ impl Cluster {
                 is_there(&format!("{folder}/kustomization.yaml"))
             }
             ["delete", "pod", "$POD"] | ["debug", "node/$NODE"] => Ok(()),
-            // A label of the reader's own node.
-            ["label", "node", "$NODE", _] => Ok(()),
             ["delete", "namespaces"] => {
                 selects(own, &format!("app.kubernetes.io/name={}", of_test()))
             }
@@ -133,7 +131,7 @@ impl Cluster {
                     .ok_or(format!("{kind} is no kind that is known"))
             }),
             ["events"] if flag(own, &["--for"]) == Some("service/NAME") => Ok(()),
-            ["describe", "service"] => Ok(()),
+            ["describe", "service"] | ["label", "node", "$NODE", _] => Ok(()),
             ["get" | "edit", kind, name] => self.exists(&format!("{kind}/{name}"), namespace),
             ["create", "token", name] => self.exists(&format!("serviceaccount/{name}"), "default"),
             ["create", "serviceaccount", name] => {
