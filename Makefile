@@ -41,7 +41,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help nextest demo static reproducible aarch64 deb dist book unit lab guest test test-all static-for-tests aarch64-for-tests conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools deb-tools dist-tools aarch64-tools
+.PHONY: help nextest demo static reproducible aarch64 deb dist book unit lab guest test test-all test-container static-for-tests aarch64-for-tests conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools deb-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
@@ -57,6 +57,7 @@ help:
 	@echo 'make guest       the tests in other kernels; one or some: make guest T=modes::guest_bare'
 	@echo 'make test        the tests that every change needs; INSTALL=yes gets what they need'
 	@echo 'make test-all    all tests, as before a release'
+	@echo 'make test-container  the same as make test, or make lab with T, in a container (docker or buildah)'
 	@echo 'make conformance what each mode does on each kernel, into docs/conformance.md'
 	@echo 'make reliability what stops and what goes on when something fails, into docs/reliability.md'
 	@echo 'make check       formatting, lints, documentation'
@@ -128,6 +129,10 @@ test: nextest test-tools
 
 test-all: nextest test-tools
 	@INSTALL=$(INSTALL) tests/run.sh all
+
+# For those who do not install the tools. Inside, the packages are there already.
+test-container:
+	tests/container/run.sh $(if $(T),lab 'T=$(T)',test INSTALL=yes)
 
 nextest:
 	@$(tools) nextest yes require

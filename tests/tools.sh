@@ -1,11 +1,11 @@
 #!/bin/sh
 # Finds what a make target needs in addition to Rust, a C compiler and make.
 #
-#   tools.sh TARGET yes|no [require]
+#   tools.sh TARGET yes|no|list [require]
 #
 # TARGET: demo, nextest, test, release, deb, package or aarch64. With `yes`, root on Debian gets what is
-# missing; otherwise it is listed with its size, and tests that need it say SKIP. With
-# `require`, the exit status is 1 if something is missing afterwards.
+# missing; otherwise it is listed with its size, and tests that need it say SKIP. With `list`, only
+# the packages are printed. With `require`, the exit status is 1 if something is missing afterwards.
 set -eu
 target=$1 install=$2 require=${3:-}
 tools=$(cd "$(dirname "$0")/.." && pwd)/target/tools
@@ -87,6 +87,7 @@ find_missing() {
 }
 
 find_missing
+[ "$install" != list ] || { echo "$packages" && exit; }
 [ -n "$packages$lacking" ] || exit 0
 if [ -n "$packages" ]; then
     echo "missing:$missing"

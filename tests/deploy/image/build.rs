@@ -154,6 +154,9 @@ fn the_stage_that_compiles_has_the_compiler_that_is_asked_for() {
     for file in ["Dockerfile", "Dockerfile.minimal"] {
         assert!(read(file).contains(&expected), "{file}: {expected}");
     }
+    let tests = of_repository("tests/container/Dockerfile");
+    let base = format!("\nARG BASE=docker.io/library/rust:{version}-{release}\n");
+    assert!(tests.contains(&base), "{base}: {tests}");
     assert!(of_repository("Makefile").contains("\nSTATIC := $(TARGET)/static\n"));
     assert!(debian.contains(super::debian::COPY), "{debian}");
 }
