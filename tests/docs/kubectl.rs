@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tripod::ask::kubectl as plugin;
 
 use super::{
     commands::{flag, is_there},
@@ -82,6 +83,10 @@ impl Cluster {
     /// # Errors
     /// Says what does not exist, or that it is not known how to check the call.
     pub fn check(&mut self, words: &[&str]) -> Result<(), String> {
+        if words.first() == Some(&"tripod") {
+            let read = plugin::command().try_get_matches_from(words);
+            return read.map(drop).map_err(|error| error.to_string());
+        }
         // The words of another program, after `--`, are checked as that program's.
         let own = words.split(|word| *word == "--").next().unwrap_or_default();
         is_understood(own)?;

@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tripod::cli;
+use tripod::{ask::kubectl as plugin, cli};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -221,8 +221,10 @@ fn commands_are_understood() {
 
 #[test]
 fn flags_are_those_of_the_program() {
-    let command = cli::command();
-    let commands = std::iter::once(&command).chain(command.get_subcommands());
+    let programs = [cli::command(), plugin::command()];
+    let commands = programs
+        .iter()
+        .flat_map(|command| std::iter::once(command).chain(command.get_subcommands()));
     let known: BTreeSet<String> = commands
         .flat_map(|command| command.get_arguments())
         .filter_map(|argument| Some(format!("--{}", argument.get_long()?)))

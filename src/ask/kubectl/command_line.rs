@@ -76,7 +76,7 @@ fn flags() -> impl Iterator<Item = Arg> {
 
 /// Returns the definition for clap: the commands of `tripod`, each with the flags that choose
 /// whom to ask.
-fn command() -> Command {
+pub fn command() -> Command {
     let command = Command::new("kubectl tripod")
         .bin_name("kubectl tripod")
         .about(ABOUT)

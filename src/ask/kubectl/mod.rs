@@ -15,6 +15,7 @@ use std::{
 
 use serde::de::DeserializeOwned;
 
+pub use self::command_line::command;
 use self::command_line::{Asked, Target};
 use super::UNREACHABLE;
 
