@@ -44,7 +44,7 @@ use crate::{
         service_health::ServiceHealth,
     },
     services::{Batch, Tracker},
-    watch::{Source, SourceHealth, api},
+    watch::{Source, SourceHealth, api, manifests},
 };
 
 /// Maximum number of events that wait for the API server; more are dropped.
@@ -52,6 +52,9 @@ const EVENTS: usize = 64;
 
 /// Serves until a signal, or an error, ends the process.
 pub(super) async fn serve(settings: Settings) -> Done {
+    if let Some(path) = &settings.own.manifests {
+        manifests::check(path)?;
+    }
     ending::with_signals(|signals| begin_to_serve(settings, signals)).await
 }
 
@@ -333,8 +336,8 @@ async fn source(
         burst: u32::try_from(client.burst).unwrap_or(0),
     };
     let opened = Source::open(settings.own.manifests.clone(), cluster, metrics).await;
-    let source =
-        opened.map_err(|e| format!("{e}; or serve a folder of manifests with --manifests DIR"))?;
+    let source = opened
+        .map_err(|e| format!("{e}; or serve manifests, a folder or a file, with --manifests"))?;
     if let Source::Cluster(access) = &source
         && programs.are_forbidden()
     {
