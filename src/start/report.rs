@@ -33,8 +33,13 @@ pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) 
         tracing::warn!("{hidden}");
         recorder.post(Event::clients_hidden(hidden.clone()));
     }
-    if let Some(unknown) = pods_unknown(&settings.effective) {
-        tracing::warn!("{unknown}");
+    match pods_unknown(&settings.effective) {
+        Some(_) if settings.own.manifests.is_some() => tracing::info!(
+            "no cluster CIDR is given (--cluster-cidr), so pods are not distinguished from other \
+             callers; without a cluster, none is needed"
+        ),
+        Some(unknown) => tracing::warn!("{unknown}"),
+        None => {}
     }
     for loss in &choice.lost {
         tracing::warn!("{loss}");

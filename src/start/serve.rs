@@ -104,7 +104,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     );
     serve::endpoint_metrics::register(&registry, counted, runner.status(), Arc::clone(&traffic))?;
     let service_health = service_health(&node_ports, &listeners, &health, &recorder, &registry)?;
-    let objects = source_health(&registry, &health, runner.status())?;
+    let objects = source_health(&registry, &health, runner.status(), mode, &settings)?;
     let api = Arc::new(StatusApi {
         about: about(&settings, &choice, &node, &source),
         health,
@@ -154,10 +154,13 @@ fn source_health(
     registry: &Registry,
     health: &Arc<Health>,
     runner: Arc<Status>,
+    mode: ModeName,
+    settings: &Settings,
 ) -> prometheus::Result<Arc<SourceHealth>> {
     let objects = Arc::new(SourceHealth::default());
     serve::state_metrics::register(registry, Arc::clone(&objects), Arc::clone(health))?;
-    tokio::spawn(progress::log(Arc::clone(&objects), runner));
+    let start = progress::Start::new(mode, settings);
+    tokio::spawn(progress::log(Arc::clone(&objects), runner, start));
     Ok(objects)
 }
 
