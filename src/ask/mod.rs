@@ -49,7 +49,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
         Question::Explain { to, from, kernel } => {
             let asked = explain::Asked {
                 to,
-                from,
+                from: from.as_deref(),
                 kernel: *kernel,
             };
             explain::print(&connection, &asked, ask.output).await
@@ -151,7 +151,7 @@ async fn explanation_of(
     };
     let path = explain::path(&explain::Asked {
         to: &to,
-        from,
+        from: Some(from),
         kernel: false,
     });
     let answer = connection.get(&path).await;
@@ -193,7 +193,7 @@ pub async fn addresses(
     }
     let path = explain::path(&explain::Asked {
         to: destination,
-        from: &pod_or(from),
+        from: Some(&pod_or(from)),
         kernel: false,
     });
     let answer = Connection::new(socket).get::<ExplanationList>(&path).await;

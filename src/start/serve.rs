@@ -20,7 +20,7 @@ use super::{
     probe::{self, Chosen},
     programs::{Need, Programs},
     progress,
-    report::{node_dependents, report},
+    report::{self, node_dependents},
     rings, succession,
     takeover::TakeOver,
     traffic,
@@ -225,7 +225,7 @@ fn recorder(source: &Source, node: &str) -> Recorder {
 fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
     recorder.post(Event::starting());
     let node_settings = node::prepare(&settings.configuration, recorder);
-    report(choice, settings, recorder);
+    report::report(choice, settings, recorder);
     node_settings
 }
 
@@ -320,6 +320,7 @@ fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> A
             ModeName::Userspace => settings.effective.scheduler.to_string(),
             ModeName::Nftables | ModeName::Iptables => SchedulerName::Random.to_string(),
         },
+        caller: report::caller(&settings.effective),
     }
 }
 

@@ -108,8 +108,8 @@ async fn target(asked: &Trace) -> Result<TraceTarget, String> {
             .map(|(to, protocol)| format!("{to}/{protocol}"));
         let all: Vec<_> = all.collect();
         return Err(format!(
-            "the Service has a cluster IP of each IP family: follow one of them, by --to {}",
-            all.join(" or --to ")
+            "the Service has a cluster IP of each IP family: follow one of them, {}",
+            all.join(" or ")
         ));
     };
     let mut all = Protocol::ALL.into_iter();
