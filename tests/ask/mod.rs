@@ -7,6 +7,7 @@ mod explain;
 mod packets;
 mod page;
 mod services;
+mod start;
 mod status;
 mod terminal;
 mod trace;
