@@ -28,7 +28,7 @@ const LONGEST: usize = 64 << 20;
 pub(super) enum Failure {
     /// No process answers at the socket.
     Unreachable(String),
-    /// The proxy refuses the question; holds its reason.
+    /// The proxy refuses the question, or has nothing of what is asked about; holds the reason.
     Refused(String),
     /// The proxy cannot answer now, as others ask, or it ends; holds its reason.
     Unavailable(String),
@@ -141,14 +141,19 @@ impl<'a> Connection<'a> {
                 "a Tripod runs there, but accepts no connection: it is stopped or hangs; see its \
                  log, or restart it"
             }
-            io::ErrorKind::PermissionDenied => "only root, or who started Tripod, may ask it",
+            io::ErrorKind::PermissionDenied => {
+                return Failure::Unreachable(format!(
+                    "Tripod answers only root, and the user as which it runs, at {socket}: run \
+                     this command as root, for example with sudo"
+                ));
+            }
             io::ErrorKind::ConnectionRefused => {
                 "the Tripod that answered there has ended: see its log, or start it again"
             }
             _ => {
-                "is Tripod running on this node? Start it, or name the path that its \
-                 --status-socket names; in a cluster ask in its pod: kubectl -n kube-system exec \
-                 POD -- tripod status"
+                "is Tripod running on this node? Start it, or give the path of its \
+                 --status-socket; in a cluster, run this command in its pod: kubectl -n \
+                 kube-system exec POD -- tripod status"
             }
         };
         Failure::Unreachable(format!("no Tripod answers at {socket} ({error}): {remedy}"))

@@ -21,8 +21,8 @@ use crate::{
 pub(super) struct Asked<'a> {
     /// Destination of the packet: an address with a port, or a Service.
     pub(super) to: &'a Destination,
-    /// Its sender: an address, `pod`, `node` or `outside`.
-    pub(super) from: &'a str,
+    /// Its sender: an address, `pod`, `node` or `outside`; `None`: the proxy chooses one.
+    pub(super) from: Option<&'a str>,
     /// Whether the state of the kernel is read.
     pub(super) kernel: bool,
 }
@@ -36,7 +36,8 @@ pub(super) fn path(asked: &Asked<'_>) -> String {
     } = to;
     let protocol = protocol.as_ref();
     let protocol = protocol.map_or_else(String::new, |protocol| format!("&protocol={protocol}"));
-    format!("{EXPLAIN_PATH}?to={addressee}{protocol}&from={from}&kernel={kernel}")
+    let from = from.map_or_else(String::new, |from| format!("&from={from}"));
+    format!("{EXPLAIN_PATH}?to={addressee}{protocol}{from}&kernel={kernel}")
 }
 
 /// Prints what happens to a packet; for a Service, at each of its cluster IPs.

@@ -50,7 +50,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
         Question::Explain { to, from, kernel } => {
             let asked = explain::Asked {
                 to,
-                from,
+                from: from.as_deref(),
                 kernel: *kernel,
             };
             explain::print(&connection, &asked, ask.output).await
@@ -152,7 +152,7 @@ async fn explanation_of(
     };
     let path = explain::path(&explain::Asked {
         to: &to,
-        from,
+        from: Some(from),
         kernel: false,
     });
     let answer = connection.get(&path).await;
@@ -194,7 +194,7 @@ pub async fn addresses(
     }
     let path = explain::path(&explain::Asked {
         to: destination,
-        from: &pod_or(from),
+        from: Some(&pod_or(from)),
         kernel: false,
     });
     let answer = Connection::new(socket).get::<ExplanationList>(&path).await;

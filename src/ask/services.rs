@@ -20,6 +20,8 @@ pub(super) struct Selected {
     none: String,
     /// Whether one Service is requested, all of whose endpoints are of interest.
     one: bool,
+    /// Whether Services of all namespaces are requested.
+    all: bool,
 }
 
 impl Selected {
@@ -27,15 +29,16 @@ impl Selected {
         let parts = [Some(SERVICES_PATH), namespace, name];
         let none = match namespace {
             Some(namespace) => format!(
-                "No Services in the namespace {namespace}. One Service is asked for by \
-                 NAMESPACE/NAME."
+                "no Service is served in namespace {namespace}; one Service is named \
+                 NAMESPACE/NAME, as in default/{namespace}"
             ),
-            None => "No Services.".to_owned(),
+            None => "no Service is served".to_owned(),
         };
         Selected {
             none,
             path: parts.into_iter().flatten().collect::<Vec<_>>().join("/"),
             one: name.is_some(),
+            all: namespace.is_none(),
         }
     }
 }
@@ -47,11 +50,16 @@ pub(super) async fn print(
     output: Output,
 ) -> Result<ExitCode, Failure> {
     let list = all(connection, selected).await?;
+    let is_missing = list.items.is_empty() && !selected.all;
     put(&match output {
+        Output::Table | Output::Wide if is_missing => String::new(),
         Output::Table | Output::Wide => lines(selected, &list.items, output).join("\n") + "\n",
         Output::Json => json(&list)?,
         Output::Yaml => yaml(&list)?,
     })?;
+    if is_missing {
+        return Err(Failure::Refused(selected.none.clone()));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -108,11 +116,12 @@ impl Detail {
 const HEAD: [&str; 10] = [
     "SERVICE",
     "PROTOCOL",
+    // Before the addresses, which may be many: it is visible on a narrow terminal.
+    "ENDPOINTS",
     "ADDRESSES",
     "SCHEDULER",
     "AFFINITY",
     "POLICY",
-    "ENDPOINTS",
     "ACTIVE",
     "CONNECTIONS",
     "BYTES",
@@ -159,6 +168,7 @@ fn row(port: &ServicePort) -> [String; 10] {
     [
         name,
         port.protocol.clone(),
+        format!("{}/{}", used.count(), port.endpoints.len()),
         if addresses.is_empty() {
             "-".to_owned()
         } else {
@@ -167,7 +177,6 @@ fn row(port: &ServicePort) -> [String; 10] {
         port.scheduler.clone(),
         affinity.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s")),
         policies.map(String::as_str).join("/"),
-        format!("{}/{}", used.count(), port.endpoints.len()),
         active,
         connections,
         bytes,
@@ -261,4 +270,31 @@ fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> 
         Tone::Warning
     };
     Some((tone, line))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// With names as long as OpenShift has them, and many addresses.
+    #[test]
+    fn endpoints_are_visible_in_80_columns() {
+        let address = json!({"kind": "clusterIP", "ip": "fd00:96::1234:5678", "port": 8443});
+        let port = json!({
+            "namespace": "openshift-cluster-version", "name": "cluster-version-operator",
+            "port": "metrics", "protocol": "SCTP", "family": "IPv6",
+            "addresses": [address, address, address], "scheduler": "rr",
+            "affinitySeconds": null, "internalTrafficPolicy": "Cluster",
+            "externalTrafficPolicy": "Cluster", "sourceRanges": [], "endpoints": [],
+            "failing": null, "unsupported": [], "conflicts": [], "traffic": null,
+        });
+        let port = serde_json::from_value(port).expect("a ServicePort");
+        let lines = lines(&Selected::new(None, None), &[port], Output::Table);
+        for (line, cell) in [(0, "ENDPOINTS"), (1, "0/0")] {
+            let at = lines[line].find(cell).expect(cell);
+            assert!(at + cell.len() <= 80, "{lines:#?}");
+        }
+    }
 }

@@ -30,8 +30,9 @@ pub enum Question {
     Explain {
         /// Destination of the packet: an address with a port, or a Service.
         to: Destination,
-        /// Sender: an address, `pod`, `node` or `outside`.
-        from: String,
+        /// Sender: an address, `pod`, `node` or `outside`; `None`: `pod`, or `node` where pods
+        /// are not known.
+        from: Option<String>,
         /// Whether the state of the kernel is read.
         kernel: bool,
     },
@@ -109,11 +110,12 @@ each IP family is in force. A family that was never in force does not count any 
 once it has waited for too long while the other one is in force.";
 
 const SERVICES_HELP: &str = "\
-Exits with 0, with 1 if there is no such Service, and with 2 if the proxy does not
-answer or the command line is wrong. What is not known is shown as -.";
+ls, svc and list are other names of this command. Exits with 0, with 1 if there is no
+such Service or the namespace has none, and with 2 if the proxy does not answer or the
+command line is wrong. What is not known is shown as -.";
 
 pub(super) fn status() -> Command {
-    let about = "Print how the running Tripod is and what is not in force, and exit";
+    let about = "Show health and everything that is not applied";
     let command = help::with_text(Command::new("status").about(about), STATUS_HELP);
     let probe = Arg::new("probe")
         .long("probe")
@@ -138,30 +140,30 @@ does not answer or cannot now, or the command line is wrong.
 Of a Service it explains the cluster IPs; in namespace default, unless it is named.
 
 Examples:
-      tripod explain --to kube-system/kube-dns:53/udp
-      tripod explain --to 10.96.0.10:53/udp
-      tripod explain --to 192.0.2.10:30080 --from 198.51.100.7";
+      tripod explain shop/web
+      tripod explain kube-system/kube-dns:53/udp
+      tripod explain 10.96.0.10:53/udp
+      tripod explain 192.0.2.10:30080 --from 198.51.100.7";
 
 pub(super) fn explain() -> Command {
-    let about = "Print what becomes of a packet to a Service, and why, and exit";
+    let about = "Explain where a packet to a Service goes, and why";
     let command = help::with_text(Command::new("explain").about(about), EXPLAIN_HELP);
     let from = Arg::new("from")
         .long("from")
         .value_name("SENDER")
-        .default_value("pod")
         .value_parser(caller);
     let from = help::explained(
         from,
         "Who sends it: ADDRESS, pod, node or outside",
         "Who sends it: an address, some pod of this node (pod), this node (node), or some other \
-         host (outside)",
+         host (outside). Without it: pod; node if no cluster CIDR is known, which would \
+         distinguish pods",
     );
     let desired_only = Arg::new("desired-only")
         .long("desired-only")
         .action(ArgAction::SetTrue)
         .help("Answer by the Services alone, without reading the kernel");
-    common(command)
-        .arg(destination::arg())
+    common(destination::added(command))
         .arg(from)
         .arg(desired_only)
 }
@@ -176,13 +178,13 @@ fn caller(text: &str) -> Result<String, String> {
 }
 
 const DIFF_HELP: &str = "\
-Reads what the kernel holds and compares it with what it is to hold for the Services
-as they are now; changes nothing. Exits with 0 where nothing differs, with 1 where
-something does, and with 2 if the proxy does not answer or cannot now, the kernel cannot
-be read, another Tripod process serves, or the command line is wrong.";
+Reads the kernel and compares it with the desired state for the current Services;
+changes nothing. Exits with 0 if nothing differs, with 1 if something does, and with 2 if
+the proxy does not answer or cannot answer now, the kernel cannot be read, another Tripod
+process serves, or the command line is wrong.";
 
 pub(super) fn diff() -> Command {
-    let about = "Print how the kernel differs from what it is to hold, and exit";
+    let about = "Show differences between the kernel and the desired state";
     common(help::with_text(
         Command::new("diff").about(about),
         DIFF_HELP,
@@ -190,18 +192,19 @@ pub(super) fn diff() -> Command {
 }
 
 pub(super) fn services() -> Command {
-    let about = "Print which Services and endpoints the running Tripod serves, and exit";
-    let command = help::with_text(Command::new("services").about(about), SERVICES_HELP);
+    let about = "List the Services that the running Tripod serves, and their endpoints";
+    let command = Command::new("services").visible_aliases(["ls", "svc", "list"]);
+    let command = help::with_text(command.about(about), SERVICES_HELP);
     let watch = Arg::new("watch")
         .long("watch")
         .short('w')
         .action(ArgAction::SetTrue)
-        .help("Go on, and write what changes; on a terminal into the table");
+        .help("Continue, and print changes; on a terminal, update the table");
     common(command).arg(watch).arg(
         Arg::new("services")
             .value_name("NAMESPACE[/NAME]")
             .value_parser(selected)
-            .help("The namespace, or the Service, to print alone"),
+            .help("Show only this namespace, or only this Service"),
     )
 }
 
@@ -275,15 +278,11 @@ pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>
             probe.map_or(Question::Status, |(_, probe)| Question::Probe(*probe))
         }
         "diff" => Question::Diff,
-        "explain" => {
-            let to = matches.get_one::<Destination>("to").cloned();
-            let from = matches.get_one::<String>("from").cloned();
-            Question::Explain {
-                to: to.ok_or("--to is missing")?,
-                from: from.unwrap_or_default(),
-                kernel: !matches.get_flag("desired-only"),
-            }
-        }
+        "explain" => Question::Explain {
+            to: destination::chosen(matches)?,
+            from: matches.get_one::<String>("from").cloned(),
+            kernel: !matches.get_flag("desired-only"),
+        },
         "services" => {
             let selected = matches.get_one::<(String, Option<String>)>("services");
             let (namespace, name) = selected.cloned().unzip();

@@ -1,48 +1,55 @@
-//! What is generated from the definition of the command line: completion for shells, and
-//! pages for man(1).
+//! What the program prints about itself: its version, completion for shells, and pages for
+//! man(1).
 
 use clap::{Arg, ArgMatches, Command};
 use clap_complete::aot::{Bash, Fish, Zsh, generate};
 use clap_mangen::Man;
 
+use super::{options::Version, settings};
+
 const PROGRAM: &str = "tripod";
 
-/// Each subcommand, and the name of its page.
-const PAGES: [(&str, &str); 13] = [
-    ("cleanup", "tripod-cleanup"),
-    ("completion", "tripod-completion"),
-    ("diff", "tripod-diff"),
-    ("explain", "tripod-explain"),
-    ("hold", "tripod-hold"),
-    ("man", "tripod-man"),
-    ("migrate", "tripod-migrate"),
-    ("probe", "tripod-probe"),
-    ("render", "tripod-render"),
-    ("services", "tripod-services"),
-    ("status", "tripod-status"),
-    ("test", "tripod-test"),
-    ("trace", "tripod-trace"),
+/// The subcommands that have a manual page.
+const PAGES: [&str; 14] = [
+    "cleanup",
+    "completion",
+    "diff",
+    "explain",
+    "hold",
+    "man",
+    "migrate",
+    "probe",
+    "render",
+    "services",
+    "status",
+    "test",
+    "trace",
+    "version",
 ];
 
 pub(super) fn completion() -> Command {
-    let about = "Print a script that completes commands and flags in a shell, and exit";
+    let about = "Print a script with which a shell completes commands and flags";
     Command::new("completion").about(about).arg(
         Arg::new("shell")
             .value_name("SHELL")
             .value_parser(["bash", "fish", "zsh"])
             .required(true)
-            .help("The shell that is to read the script"),
+            .help("The shell that will read the script"),
     )
 }
 
 pub(super) fn man() -> Command {
-    let about = "Print the manual page of Tripod or of a subcommand, as man(1) reads it, and exit";
+    let about = "Print the manual page of Tripod or of a command, for man(1)";
     let arg = Arg::new("command")
         .value_name("COMMAND")
-        .value_parser(PAGES.map(|(name, _)| name))
+        .value_parser(PAGES)
         .hide_possible_values(true)
-        .help("The subcommand whose page is printed");
+        .help("The command whose page is printed");
     Command::new("man").about(about).arg(arg)
+}
+
+pub(super) fn version() -> Command {
+    Command::new("version").about("Print the version")
 }
 
 /// Returns the text that `matches`, of the subcommand of that name, request; `None`: it
@@ -52,6 +59,7 @@ pub(super) fn asked(name: &str, matches: &ArgMatches, command: fn() -> Command) 
     match name {
         "completion" => Some(script(word("shell")?, command())),
         "man" => Some(page(word("command"), command())),
+        "version" => settings::version(&Version::Line),
         _ => None,
     }
 }
@@ -67,12 +75,15 @@ fn script(shell: &str, mut command: Command) -> String {
 }
 
 fn page(of: Option<&str>, mut command: Command) -> String {
-    let of = PAGES.iter().find(|(name, _)| Some(*name) == of);
-    if let Some((name, title)) = of
-        && let Some(subcommand) = command.find_subcommand(name)
-    {
-        command = subcommand.clone().name(*title);
+    // This gives subcommands the names by which they are called.
+    command.build();
+    if let Some(subcommand) = of.and_then(|name| command.find_subcommand(name)) {
+        command = subcommand.clone();
     }
+    // Without it, the synopsis would have every flag.
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ").to_owned();
+    let command = command.override_usage(usage);
     let version = concat!("Tripod ", env!("CARGO_PKG_VERSION"));
     let man = Man::new(command).section("8").source(version);
     let mut page = Vec::new();

@@ -12,7 +12,7 @@ pub(super) const MORE_FLAGS: &str = "These are the most used flags; --help-all s
 
 /// Text where the short help leaves out the explanations after the flags.
 pub(super) const MORE_TEXT: &str =
-    "--help-all says more: what exactly is done, the exit status, examples.";
+    "--help-all says more: what exactly the command does, its exit status, examples.";
 
 /// The subcommands by the headings that they have in the help.
 pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
@@ -24,8 +24,8 @@ pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
         "Ask the running Tripod",
         &["status", "services", "explain", "trace", "diff"],
     ),
-    ("Beside it and after it", &["hold", "cleanup"]),
-    ("This program", &["completion", "man", HELP]),
+    ("Next to it and after it", &["hold", "cleanup"]),
+    ("This program", &["version", "completion", "man", HELP]),
 ];
 
 /// The subcommand that clap adds.
@@ -51,11 +51,11 @@ pub(super) fn with_flags(command: Command) -> Command {
         .long("help")
         .short('h')
         .action(ArgAction::HelpShort)
-        .help("Print this summary");
+        .help("Print a summary of the help");
     let long = Arg::new("help-all")
         .long("help-all")
         .action(ArgAction::HelpLong)
-        .help("Print all that there is to say");
+        .help("Print the complete help");
     let command = command.disable_help_flag(true).arg(short).arg(long);
     command.mut_subcommands(with_flags)
 }
@@ -67,18 +67,16 @@ pub(super) fn grouped(command: Command) -> Command {
     let list = list(&command);
     command
         .mut_subcommands(|subcommand| subcommand.hide(true))
-        .override_usage("tripod [OPTIONS]\n       tripod <COMMAND>")
         .help_template(format!(
             "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}{{all-args}}{{after-help}}"
         ))
 }
 
-fn list(command: &Command) -> String {
+/// Returns the subcommands of `command`, the program, by [`COMMANDS`].
+pub(super) fn list(command: &Command) -> String {
     let about = |name: &&str| match command.find_subcommand(name) {
         Some(subcommand) => subcommand.get_about().map(ToString::to_string),
-        None => {
-            (*name == HELP).then(|| "Print what --help-all says, of a subcommand too".to_owned())
-        }
+        None => (*name == HELP).then(|| "Print the complete help, or that of a command".to_owned()),
     };
     let mut list = String::new();
     for (heading, names) in COMMANDS {

@@ -17,10 +17,11 @@ pub struct Hold {
 }
 
 const HELP: &str = "\
-Runs until SIGTERM, beside the proxy in userspace mode. It keeps the proxy's listening
-sockets open while no proxy runs: who connects then waits for the next one, which gets
-the sockets, instead of being refused. It accepts nothing and reads nothing itself; when
-it ends, the proxy goes on. Both must be the same user, and see the same folder.
+Runs until SIGTERM, next to the proxy in userspace mode. It keeps the proxy's listening
+sockets open while no proxy runs: a client that connects then waits for the next proxy,
+which gets the sockets, instead of being refused. The holder accepts nothing and reads
+nothing itself; if it ends, the proxy continues. Both must run as the same user, and see
+the same folder.
 
 Example:
       tripod hold &
@@ -44,7 +45,7 @@ pub(super) fn command() -> Command {
         "How far it keeps itself from what it does not need: capabilities (capabilities), \
          system calls besides (calls), files besides (files), or not at all (none)",
     );
-    let about = "Keep the sockets of userspace mode open from one Tripod to the next";
+    let about = "Keep the sockets of userspace mode open between two runs of Tripod";
     let command = help::with_text(Command::new("hold").about(about), HELP);
     command.arg(socket).arg(confine)
 }

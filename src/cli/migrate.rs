@@ -1,4 +1,4 @@
-//! `tripod migrate --check`: what will differ when Tripod replaces kube-proxy.
+//! `tripod migrate`: what changes when Tripod replaces kube-proxy.
 
 use std::path::PathBuf;
 
@@ -47,26 +47,27 @@ pub enum Machine {
 }
 
 const HELP: &str = "\
-Exits with 0 if nothing that matters differs in the mode that this node would get,
-with 1 if something does, and with 2 if the configuration cannot be read or the
-command line is wrong. Nothing on the node is changed.
+Prints the mode that this node would run, and what differs in that mode; with -o wide
+also other modes, notes, and what happens to the rules of this node. Changes nothing.
+Exits with 0 if nothing that matters differs in that mode, with 1 if something does, and
+with 2 if the configuration cannot be read or the command line is wrong.
 
 Examples:
   On a node where kube-proxy runs:
-      tripod migrate --check
-  The same, and what of the node's rules would go, come and stay:
+      tripod migrate
+  The same, and which of the node's rules would be removed, added and kept:
       mkdir objects
       kubectl get services,endpointslices,nodes -A -o yaml >objects/all.yaml
-      tripod migrate --check --manifests=objects
+      tripod migrate --manifests=objects
   The same, from files that were saved on node-1:
-      tripod migrate --check --config=cm.yaml --manifests=objects --saved=node-1 \
+      tripod migrate --config=cm.yaml --manifests=objects --saved=node-1 \
           --hostname-override=node-1
   For a cluster, from anywhere:
       kubectl -n kube-system get cm kube-proxy -o yaml |
-          tripod migrate --check --config=- --without-node";
+          tripod migrate --config=- --without-node";
 
 pub(super) fn command() -> Command {
-    let about = "Print what will differ when Tripod takes kube-proxy's place here, and exit";
+    let about = "Show what changes when Tripod replaces kube-proxy on this node";
     let flag = |name: &'static str, help: &'static str| {
         Arg::new(name)
             .long(name)
@@ -74,7 +75,13 @@ pub(super) fn command() -> Command {
             .help(help)
     };
     help::with_text(Command::new("migrate").about(about), HELP)
-        .arg(flag("check", "Compare only; there is nothing else to do here").required(true))
+        .arg(
+            flag(
+                "check",
+                "Accepted: the command never does more than compare",
+            )
+            .hide(true),
+        )
         .arg(help::explained(
             Arg::new("config")
                 .long("config")
@@ -96,10 +103,10 @@ pub(super) fn command() -> Command {
             "Leave out what this machine's kernel can do and which rules it has",
         ))
         .arg(help::explained(
-            folder("manifests"),
+            path("manifests", "PATH"),
             "The cluster's objects: render what would change, mode by mode",
-            "The cluster's Services, EndpointSlices and Nodes, as the proxy reads such a folder: \
-             render what would change, mode by mode",
+            "The cluster's Services, EndpointSlices and Nodes, in a folder or file as the proxy \
+             reads it: render what would change, mode by mode",
         ))
         .arg(help::explained(
             Arg::new("hostname-override")
@@ -111,7 +118,7 @@ pub(super) fn command() -> Command {
              kube-proxy's configuration or flags have, or the machine's host name",
         ))
         .arg(help::explained(
-            folder("saved")
+            path("saved", "DIR")
                 .requires("manifests")
                 .conflicts_with_all(["without-node", "pid"]),
             "Compare with the rules of another machine, in files of this folder",
@@ -122,10 +129,10 @@ pub(super) fn command() -> Command {
         .arg(ask::output())
 }
 
-fn folder(name: &'static str) -> Arg {
+fn path(name: &'static str, value_name: &'static str) -> Arg {
     Arg::new(name)
         .long(name)
-        .value_name("DIR")
+        .value_name(value_name)
         .value_parser(value_parser!(PathBuf))
 }
 

@@ -18,6 +18,8 @@ mod test;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod unknown;
+mod used_flags;
 
 use std::{
     ffi::OsString,
@@ -43,9 +45,7 @@ pub use self::{
     trace::Trace,
 };
 
-const ABOUT: &str = "\
-Tripod carries the traffic of Kubernetes Services on this node: a drop-in
-replacement for kube-proxy that works on any kernel.";
+const ABOUT: &str = "Service proxy for Kubernetes nodes, a drop-in replacement for kube-proxy";
 
 const AFTER_HELP: &str = "\
 With --config, the file decides all that it can express. Only these flags still
@@ -60,21 +60,23 @@ Examples:
       tripod probe
   Serve the Services and EndpointSlices in a folder, no cluster needed:
       tripod --proxy-mode=userspace --manifests /etc/tripod/manifests
-  Take kube-proxy's place on a node of kubeadm's:
+  Replace kube-proxy on a node that kubeadm set up:
       tripod --config /var/lib/kube-proxy/config.conf --hostname-override node-1
-  See what will differ when Tripod takes kube-proxy's place on this node:
-      tripod migrate --check
-  Ask the running one how it is, and about one Service:
+  Show what changes when Tripod replaces kube-proxy on this node:
+      tripod migrate
+  Show the health of the running Tripod, and one Service:
       tripod status
       tripod services default/web
-  Ask who gets a packet, by which rule, and why not that endpoint:
-      tripod explain --to 10.96.0.10:53/udp
+  Explain where a packet goes, by which rule, and why not to an endpoint:
+      tripod explain 10.96.0.10:53/udp
   Follow the next packets there through the rules of this node:
-      tripod trace --to 10.96.0.10:53/udp
-  See the rules for a folder, without root and without touching the kernel:
+      tripod trace 10.96.0.10:53/udp
+  Print the rules for a folder, without root and without changing the kernel:
       tripod render --proxy-mode=iptables --manifests /etc/tripod/manifests
-  Remove everything that Tripod or kube-proxy ever installed on this node:
+  Remove what Tripod and kube-proxy have installed in the kernel of this node:
       tripod cleanup";
+
+const USAGE: &str = "tripod [OPTIONS]\n       tripod <COMMAND>";
 
 /// Why the program ends before it does its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,16 +133,16 @@ pub fn command() -> Command {
     let command = Command::new("tripod")
         .about(ABOUT)
         .args_conflicts_with_subcommands(true)
+        .override_usage(USAGE)
         .subcommand(cleanup::command())
-        .subcommand(
-            with_flags(Command::new("probe").about(
-                "Print which modes this kernel can run, what each lacks and how to get it, and exit",
-            ))
-            .arg(ask::output()),
-        )
-        .subcommand(with_flags(Command::new("render").about(
-            "Print what a mode would put into the kernel for a folder of manifests, and exit",
-        )))
+        .subcommand(used_flags::added(
+            Command::new("probe")
+                .about("Show which modes this kernel can run, and what the others lack")
+                .arg(ask::output()),
+        ))
+        .subcommand(used_flags::added(
+            Command::new("render").about("Print the rules of a mode for a folder of manifests"),
+        ))
         .subcommand(ask::status())
         .subcommand(ask::services())
         .subcommand(migrate::command())
@@ -151,7 +153,8 @@ pub fn command() -> Command {
         .subcommand(test::server_command())
         .subcommand(hold::command())
         .subcommand(documents::completion())
-        .subcommand(documents::man());
+        .subcommand(documents::man())
+        .subcommand(documents::version());
     let all = format!("{}\n\n{AFTER_HELP}", help::VALUES);
     help::with_flags(with_flags(command).after_long_help(all))
 }
@@ -169,16 +172,15 @@ fn with_flags(command: Command) -> Command {
 /// Returns the definition by which arguments are read: it accepts more than it shows, and
 /// shows subcommands in groups.
 fn accepted() -> Command {
-    help::grouped(command()).mut_subcommand(cleanup::NAME, cleanup::accepting_all)
+    used_flags::accepting_all(help::grouped(command()))
 }
 
 /// Returns the text with which clap stops: requested help, or what is wrong.
-pub fn stopped(error: &clap::Error) -> Stop {
-    let text = error.render().to_string().trim_end().to_owned();
+fn stopped(error: clap::Error, words: &[OsString]) -> Stop {
     if error.use_stderr() {
-        Stop::Refusal(text)
+        Stop::Refusal(unknown::text(error, &command(), words))
     } else {
-        Stop::Answer(text)
+        Stop::Answer(error.render().to_string().trim_end().to_owned())
     }
 }
 
@@ -190,8 +192,8 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
             None => argument,
         });
     let arguments = without_empty(arguments);
-    let matches = accepted().try_get_matches_from(arguments);
-    let matches = matches.map_err(|error| stopped(&error))?;
+    let matches = accepted().try_get_matches_from(&arguments);
+    let matches = matches.map_err(|error| stopped(error, &arguments))?;
     let asked = matches.subcommand();
     let document = asked.and_then(|(name, matches)| documents::asked(name, matches, command));
     if let Some(text) = document {

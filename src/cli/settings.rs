@@ -145,7 +145,8 @@ pub(super) fn settle(
 fn job(subcommand: Option<Subcommand>, own: &Own, without: Job) -> Result<Job, Stop> {
     Ok(match subcommand {
         Some(Subcommand::Render) => {
-            let why = "error: tripod render needs to know the objects: --manifests DIR";
+            let why =
+                "error: tripod render needs the objects: add --manifests PATH, a folder or a file";
             let folder = own.manifests.clone();
             Job::Render(folder.ok_or_else(|| Stop::Refusal(why.to_owned()))?)
         }
@@ -306,7 +307,7 @@ fn refusal(problems: &[Problem], file: Option<&ConfigFile>) -> Stop {
 }
 
 /// Returns the version in kube-proxy's form with Tripod's name: `Tripod v0.1.0`.
-fn version(asked: &Version) -> Option<String> {
+pub(super) fn version(asked: &Version) -> Option<String> {
     let version = env!("CARGO_PKG_VERSION");
     match asked {
         Version::No | Version::Reported => None,

@@ -75,33 +75,35 @@ pub struct TestServer {
 }
 
 const HELP: &str = "\
-With --manifests it makes network namespaces; else it tries the Tripod that runs on this
-node of a cluster: makes pods and Services there, calls them from this node and from pods,
-takes an endpoint away, and removes all again, also when it is interrupted. With --service
-it makes nothing, and calls these Services from this node.
+With --manifests, it tests these objects in network namespaces that it creates. Without
+it, it tests the Tripod that runs on this node of a cluster: it creates pods and Services,
+calls them from this node and from pods, removes an endpoint, and deletes everything again,
+also when it is interrupted. With --service, it creates nothing, and calls these Services
+from this node.
 
-Exits with 0 if all that was tried is as promised, with 1 if something is not, and with
-2 if nothing can be tried or the command line is wrong.
+Exits with 0 if all calls reach what the mode promises, with 1 if some do not, and with 2
+if nothing can be tested or the command line is wrong.
 
 Examples:
-  Try the Services and EndpointSlices of a folder, in namespaces made for it:
+  Test the Services and EndpointSlices of a folder, in namespaces made for it:
       tripod test --manifests /etc/tripod/manifests --proxy-mode=nftables
-  Try the Tripod of this node, by pods of its own image:
+  Test the Tripod of this node, with pods of its own image:
       tripod test --kubeconfig /etc/kubernetes/admin.conf
-  The same in the pod of Tripod's, with the kubeconfig of another machine:
+  The same in the pod of Tripod, with the kubeconfig of another machine:
       kubectl -n kube-system exec -i POD -- tripod test --kubeconfig - <FILE
   Call a Service of the cluster from this node:
       tripod test --service default/web";
 
 pub(super) fn command() -> Command {
-    let about = "Try out whether calls of Services reach what the mode promises, and exit";
+    let about = "Test whether calls to Services reach the endpoints that the mode promises";
     let command = help::with_text(Command::new("test").about(about), HELP)
+        .override_usage("tripod test --manifests <PATH> [OPTIONS]\n       tripod test [OPTIONS]")
         .arg(
             Arg::new("manifests")
                 .long("manifests")
-                .value_name("DIR")
+                .value_name("PATH")
                 .value_parser(value_parser!(PathBuf))
-                .help("Serve these objects in network namespaces, and call them there"),
+                .help("Test a folder or file of manifests, without a cluster"),
         )
         .arg(help::explained(
             Arg::new("proxy-mode")

@@ -45,12 +45,12 @@ is wrong.
 Of a Service it follows what is sent to its cluster IP, which the running proxy names.
 
 Examples:
-      tripod trace --to shop/web:http
-      tripod trace --to 10.96.0.10:53/udp
-      tripod trace --to 192.0.2.10:30080 --from 198.51.100.7 --count 1 --timeout 1m";
+      tripod trace shop/web:http
+      tripod trace 10.96.0.10:53/udp
+      tripod trace 192.0.2.10:30080 --from 198.51.100.7 --count 1 --timeout 1m";
 
 pub(super) fn command() -> Command {
-    let about = "Print the way of the next packets to a Service through this node, and exit";
+    let about = "Follow the next packets to a Service through this node";
     let from = Arg::new("from")
         .long("from")
         .value_name("ADDRESS")
@@ -71,8 +71,7 @@ pub(super) fn command() -> Command {
         .default_value("10s")
         .value_parser(duration::parse)
         .help("End after this time, such as 10s or 5m");
-    help::with_text(Command::new("trace").about(about), HELP)
-        .arg(destination::arg())
+    destination::added(help::with_text(Command::new("trace").about(about), HELP))
         .arg(from)
         .arg(count)
         .arg(timeout)
@@ -85,23 +84,22 @@ pub(super) fn command() -> Command {
 /// # Errors
 /// When parts of it contradict each other.
 pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
-    let to = matches.get_one::<Destination>("to").cloned();
-    let to = to.ok_or("--to is missing")?;
+    let to = destination::chosen(matches)?;
     let from = matches.get_one::<IpAddr>("from").copied();
     if let Addressee::Address(to) = &to.addressee
         && to.ip().is_unspecified()
     {
         let ip = to.ip();
         return Err(format!(
-            "--to {to}: {ip} is the address of no packet; the kernel sends to the caller's own \
-             host, as to {}, what is to go there",
+            "{to} is the destination of no packet: the kernel sends to the caller's own host, as \
+             to {}, what a program sends to {ip}",
             Family::of(&ip).localhost()
         ));
     }
     if let (Some(from), Addressee::Address(to)) = (from, &to.addressee)
         && Family::of(&from) != Family::of(&to.ip())
     {
-        return Err("--to and --from are addresses of different IP families".to_owned());
+        return Err("the destination and --from are of different IP families".to_owned());
     }
     let count = matches.get_one::<u32>("count").copied().unwrap_or(10);
     let timeout = matches.get_one::<Duration>("timeout").copied();

@@ -53,8 +53,8 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
     let shown = path.display();
     let listener = Listener::open(path).map_err(|error| {
         format!(
-            "cannot listen at {shown}: {error}; --userspace-holder-socket names another path, for \
-             the proxy too"
+            "cannot listen at {shown}: {error}; run it as root, or give it and the proxy another path \
+             with --userspace-holder-socket"
         )
     })?;
     tracing::info!(

@@ -98,14 +98,15 @@ fn loopback_up() -> Result<(), Error> {
 }
 
 /// Puts an empty file system over `/run`, for this process and its children. Returns the
-/// path by which `folder`, which may be below it, is found then.
+/// path by which `path`, a folder or file that may be below it, is found then.
 ///
 /// # Errors
-/// When there is no such folder, or something cannot be mounted.
-pub fn empty_run(folder: &Path) -> Result<PathBuf, Error> {
-    let whole = fs::canonicalize(folder).map_err(failed(format!("find {}", folder.display())))?;
-    // A folder that was opened before is found afterwards, too.
-    let opened = File::open(&whole).map_err(failed(format!("open {}", folder.display())))?;
+/// When `path` does not exist, or something cannot be mounted.
+pub fn empty_run(path: &Path) -> Result<PathBuf, Error> {
+    let whole = fs::canonicalize(path).map_err(failed(format!("find {}", path.display())))?;
+    // What was opened before is found afterwards, too.
+    let opened = File::open(&whole).map_err(failed(format!("open {}", path.display())))?;
+    let is_folder = whole.is_dir();
     mount(
         Some("tmpfs"),
         "/run",
@@ -118,7 +119,13 @@ pub fn empty_run(folder: &Path) -> Result<PathBuf, Error> {
     if !whole.starts_with("/run") {
         return Ok(whole);
     }
-    fs::create_dir_all(&whole).map_err(failed(format!("make {}", whole.display())))?;
+    let made = match whole.parent() {
+        Some(above) if !is_folder => {
+            fs::create_dir_all(above).and_then(|()| File::create(&whole).map(drop))
+        }
+        _ => fs::create_dir_all(&whole),
+    };
+    made.map_err(failed(format!("make {}", whole.display())))?;
     let source = format!("/proc/self/fd/{}", opened.as_raw_fd());
     let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
     mount(Some(&*source), &whole, None::<&str>, bind, None::<&str>)

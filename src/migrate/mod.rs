@@ -1,4 +1,4 @@
-//! `tripod migrate --check`: what differs when Tripod replaces kube-proxy.
+//! `tripod migrate`: what differs when Tripod replaces kube-proxy.
 //!
 //! [`origin`] reads kube-proxy's configuration. `settings`, `modes` and `input` say what
 //! Tripod does differently with it, and [`state`] what happens to the rules that kube-proxy

@@ -10,55 +10,60 @@ const COLUMNS: usize = 90;
 /// Number of names of things in the kernel that are shown; the rest is counted.
 const NAMES: usize = 6;
 
-/// Returns the lines; `wide`: everything is shown.
+/// Text where parts of the report are left out.
+const MORE: &str = "\nFor notes, other modes and what happens to rules in the kernel: -o wide.\n";
+
+/// Returns the lines: the mode that would run, and what differs in it. `wide`: everything.
 pub fn table(report: &Report, wide: bool) -> String {
     let mut text = String::new();
-    let Report { configuration, .. } = report;
-    field(&mut text, "", "from", configuration);
-    field(
-        &mut text,
-        "",
-        "kube-proxy",
-        &format!("{} mode", report.kube_proxy_mode),
-    );
-    match &report.node {
-        None => field(
-            &mut text,
-            "",
-            "Tripod",
-            &format!("asked for {} mode", report.asked),
-        ),
-        Some(chosen) => {
-            let mode = match &chosen.mode {
-                Some(mode) => format!("{mode} mode on this node"),
-                None => "no mode can run on this node: see tripod probe".to_owned(),
-            };
-            field(&mut text, "", "Tripod", &mode);
-            for (name, lines) in [
-                ("no better", &chosen.passed_over),
-                ("without", &chosen.lost),
-            ] {
-                for line in lines {
-                    field(&mut text, "", name, line);
-                }
-            }
-        }
-    }
-    differences(&mut text, report);
-    kernel(&mut text, report);
+    chosen(&mut text, report);
+    let kube_proxy = format!("{} mode", report.kube_proxy_mode);
+    field(&mut text, "", "kube-proxy", &kube_proxy);
+    field(&mut text, "", "from", &report.configuration);
+    differences(&mut text, report, wide);
+    kernel(&mut text, report, wide);
     changes::write(&mut text, report, wide);
     text.push_str(if report.differs() {
         "\nSomething differs.\n"
     } else {
         "\nNothing that matters differs.\n"
     });
+    if !wide {
+        text.push_str(MORE);
+    }
     text
 }
 
-fn differences(text: &mut String, report: &Report) {
+/// Writes the mode that would run, and why.
+fn chosen(text: &mut String, report: &Report) {
+    let Some(chosen) = &report.node else {
+        let mode = format!("{} mode, as configured; no node was examined", report.asked);
+        return field(text, "", "Tripod", &mode);
+    };
+    let mode = match &chosen.mode {
+        Some(mode) => format!("{mode} mode on this node"),
+        None => "no mode can run on this node: see tripod probe".to_owned(),
+    };
+    field(text, "", "Tripod", &mode);
+    for (name, lines) in [
+        ("no better", &chosen.passed_over),
+        ("without", &chosen.lost),
+    ] {
+        for line in lines {
+            field(text, "", name, line);
+        }
+    }
+}
+
+fn differences(text: &mut String, report: &Report, wide: bool) {
     let decisive = report.decisive();
-    for importance in [Importance::Difference, Importance::Note] {
-        for (heading, of) in sections(decisive) {
+    let shown = if wide {
+        &[Importance::Difference, Importance::Note][..]
+    } else {
+        &[Importance::Difference]
+    };
+    for &importance in shown {
+        for (heading, of) in sections(decisive, wide) {
             let rows = report.differences.iter();
             let rows: Vec<&Row> = rows
                 .filter(|row| row.importance == importance && of.is(row))
@@ -68,7 +73,7 @@ fn differences(text: &mut String, report: &Report) {
             }
             let kind = match importance {
                 Importance::Difference => "Differs",
-                Importance::Note => "To be known",
+                Importance::Note => "To know",
             };
             text.push_str(&format!("\n{kind} {heading}\n"));
             for row in rows {
@@ -81,11 +86,13 @@ fn differences(text: &mut String, report: &Report) {
     }
 }
 
-fn kernel(text: &mut String, report: &Report) {
-    if !report.kernel.is_empty() || !report.unknown.is_empty() {
+/// Writes what happens to what is in the kernel, if `wide`, and what could not be read of it.
+fn kernel(text: &mut String, report: &Report, wide: bool) {
+    let groups = if wide { &*report.kernel } else { &[] };
+    if !groups.is_empty() || !report.unknown.is_empty() {
         text.push_str("\nIn the kernel of this node\n");
     }
-    for group in &report.kernel {
+    for group in groups {
         let mut names = group
             .names
             .iter()
@@ -101,7 +108,9 @@ fn kernel(text: &mut String, report: &Report) {
         field(text, "    ", "become", &group.becomes.to_string());
     }
     for what in &report.unknown {
-        text.push_str(&format!("\n  not known, as it could not be read: {what}\n"));
+        text.push_str(&format!(
+            "\n  not known, because it could not be read: {what}\n"
+        ));
     }
 }
 
@@ -124,24 +133,27 @@ impl Of {
 }
 
 /// Returns the sections: first those of the mode that decides.
-fn sections(decisive: Option<&str>) -> Vec<(String, Of)> {
-    let modes = modes(decisive).into_iter();
+fn sections(decisive: Option<&str>, wide: bool) -> Vec<(String, Of)> {
+    let modes = modes(decisive, wide).into_iter();
     let mut sections = vec![("in every mode".to_owned(), Of::All)];
     sections.extend(modes.map(|(mode, heading)| (heading, Of::One(mode))));
     sections
 }
 
-/// Returns the names of the modes, each with words about it: first the mode that decides.
-fn modes(decisive: Option<&str>) -> Vec<(String, String)> {
-    let mut modes: Vec<String> = ModeName::ALL.map(|mode| mode.to_string()).into();
-    modes.sort_by_key(|mode| Some(mode.as_str()) != decisive);
+/// Returns the name of the mode that decides, with words about it; if `wide`, those of the other
+/// modes after it.
+fn modes(decisive: Option<&str>, wide: bool) -> Vec<(String, String)> {
+    let decides = |mode: &str| Some(mode) == decisive;
+    let all = ModeName::ALL.map(ModeName::name).into_iter();
+    let mut modes: Vec<&str> = all.filter(|mode| wide || decides(mode)).collect();
+    modes.sort_by_key(|mode| !decides(mode));
     let each = modes.into_iter().map(|mode| {
-        let heading = if Some(mode.as_str()) == decisive {
+        let heading = if decides(mode) {
             format!("in {mode} mode, which would run")
         } else {
             format!("in {mode} mode, if that is chosen")
         };
-        (mode, heading)
+        (mode.to_owned(), heading)
     });
     each.collect()
 }

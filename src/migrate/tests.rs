@@ -326,14 +326,27 @@ fn the_mode_that_would_run_decides_whether_something_differs() {
 #[test]
 fn people_read_what_counts_for_this_node_first() {
     let given = sample("kubeadm-1.28.yaml");
-    let text = table(&report(&given, Some(ModeName::Nftables)), false);
+    let report = report(&given, Some(ModeName::Nftables));
+    let text = table(&report, true);
     let at = |part: &str| {
         text.find(part)
             .unwrap_or_else(|| panic!("no {part:?} in {text}"))
     };
+    let short = table(&report, false);
+    for (part, is_short) in [
+        ("Differs in nftables mode, which would run", true),
+        ("Differs in ipvs mode", false),
+        ("To know", false),
+    ] {
+        assert_eq!(short.contains(part), is_short, "{part}: {short}");
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for text in [&text, &short] {
+        assert!(text.starts_with("Tripod      nftables mode on this node\n"));
+    }
     assert!(
-        at("Tripod      nftables mode on this node")
-            < at("Differs in nftables mode, which would run")
+        short.contains("-o wide") && !text.contains("-o wide"),
+        "{short}"
     );
     assert!(
         at("Differs in nftables mode, which would run")
@@ -355,6 +368,6 @@ fn what_could_not_be_read_is_named() {
         ..report(&given, Some(ModeName::Iptables))
     };
     let text = table(&report, false);
-    let line = format!("  not known, as it could not be read: {unknown}\n");
+    let line = format!("  not known, because it could not be read: {unknown}\n");
     assert!(text.contains(&line), "{text}");
 }

@@ -1,4 +1,4 @@
-//! `tripod migrate --check`: examines this node, and joins that with what follows from
+//! `tripod migrate`: examines this node, and joins that with what follows from
 //! kube-proxy's configuration and the cluster's objects.
 
 use std::{
@@ -40,11 +40,14 @@ pub(super) async fn check(asked: &Migrate) -> ExitCode {
     match printed {
         Ok(true) => ExitCode::from(DIFFERS),
         Ok(false) => ExitCode::SUCCESS,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {error}");
-            ExitCode::from(FAILED)
-        }
+        Err(error) => failed(&error),
     }
+}
+
+/// Prints why nothing can be compared. Returns the status to exit with.
+pub(super) fn failed(why: &str) -> ExitCode {
+    let _ = writeln!(io::stderr(), "error: {why}");
+    ExitCode::from(FAILED)
 }
 
 fn print(report: &Report, output: Output) -> Result<(), String> {

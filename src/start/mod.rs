@@ -8,6 +8,7 @@ mod ending;
 pub mod fuzz;
 mod migrate;
 mod mode;
+mod privileges;
 mod probe;
 mod programs;
 mod progress;
@@ -45,6 +46,14 @@ pub type Done = Result<(), Box<dyn Error>>;
 /// # Errors
 /// Why it could not be done, in words for the operator.
 pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
+    if let Some(why) = privileges::lacking(&settings.job) {
+        return match settings.job {
+            // These print their errors; 1 would be an answer.
+            Job::Trace(_) => Ok(trace::unable(&why)),
+            Job::Migrate(_) => Ok(migrate::failed(&why)),
+            _ => Err(why.into()),
+        };
+    }
     let done = match &settings.job {
         Job::Ask(question) => return Ok(ask::ask(question).await),
         Job::Trace(asked) => return Ok(trace::trace(asked).await),

@@ -1,13 +1,20 @@
 //! What the log says until the first sync is in force, which takes seconds on a node of
 //! a large cluster, and longer where the API server is slow.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    cli::Settings,
     log_once::LogOnce,
-    net::{Family, PerFamily},
+    net::{Family, ModeName, PerFamily},
     runner::status::{FamilyStatus, Status, SuccessfulSync},
     services::ServicePortName,
     watch::{KindHealth, SourceHealth},
@@ -21,9 +28,54 @@ const LOG_INTERVAL: Duration = Duration::from_secs(3);
 /// What the log says of a family before its mode counts.
 const NOT_PLANNED: &str = "nothing is planned yet, what is there is read first";
 
-/// Logs how far the first sync is, until it has ended, and how many ServicePorts are in
-/// force then.
-pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>) {
+/// What the log says of the process when the first sync has ended.
+#[derive(Debug)]
+pub(super) struct Start {
+    mode: ModeName,
+    /// The address of the web page; `None`: it is not served.
+    page: Option<SocketAddr>,
+    /// Whether the process answers on a unix socket.
+    answers: bool,
+}
+
+impl Start {
+    pub(super) fn new(mode: ModeName, settings: &Settings) -> Start {
+        Start {
+            mode,
+            page: settings.effective.metrics,
+            answers: settings.own.status_socket.is_some(),
+        }
+    }
+
+    /// Returns the line for a process that serves this many of its Services.
+    fn line(&self, served: usize, services: usize) -> String {
+        let number = match (served, services) {
+            (1, 1) => "1 Service".to_owned(),
+            (served, all) if served == all => format!("{all} Services"),
+            (served, all) => format!("{served} of {all} Services"),
+        };
+        let page = self.page.map(|at| format!("http://{}/", reached(at)));
+        let answers = self.answers.then(|| "tripod status".to_owned());
+        let more: Vec<String> = answers.into_iter().chain(page).collect();
+        let more = match &*more {
+            [] => String::new(),
+            more => format!("; for details: {}", more.join(" or ")),
+        };
+        format!("serving {number} in {} mode{more}", self.mode)
+    }
+}
+
+/// Returns where this machine reaches a server that listens at `address`.
+fn reached(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        ip if ip.is_unspecified() => Family::of(&ip).localhost(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+/// Logs how far the first sync is until it has ended, and what the process serves then.
+pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>, start: Start) {
     let begun = Instant::now();
     let mut next = begun + LOG_INTERVAL;
     let mut logged = LogOnce::default();
@@ -38,16 +90,43 @@ pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>) {
             continue;
         }
         next = now + LOG_INTERVAL;
-        let ports = Ports::count(&runner, &families);
         if has_ended {
-            return tracing::info!("first sync: over after {seconds:.1} s, {ports}");
+            let (served, services) = services(&runner, &families);
+            return tracing::info!("{}", start.line(served, services));
         }
+        let ports = Ports::count(&runner, &families);
         let text = left(&objects.kinds(), &ports, &families);
         // It may stand still; why is logged by the part that waits.
         if logged.differs(&text) {
             tracing::info!("first sync, after {seconds:.0} s: {text}");
         }
     }
+}
+
+/// Returns how many Services have all their ports in force, and how many there are. Families that
+/// this node does not serve do not count, unless a Service has no other.
+fn services(runner: &Status, families: &PerFamily<FamilyStatus>) -> (usize, usize) {
+    let ports = runner.ports().unwrap_or_default();
+    let is_unserved = |name: &ServicePortName| {
+        let last = families.get(name.family).last.as_ref();
+        last.is_some_and(|last| last.not_served.is_some())
+    };
+    let (mut served, mut others) = (HashSet::new(), HashSet::new());
+    for name in ports.keys() {
+        if is_in_force(name, families) {
+            served.insert(&name.service);
+        } else if !is_unserved(name) {
+            others.insert(&name.service);
+        }
+    }
+    let all: HashSet<_> = ports.keys().map(|name| &name.service).collect();
+    (served.difference(&others).count(), all.len())
+}
+
+fn is_in_force(name: &ServicePortName, families: &PerFamily<FamilyStatus>) -> bool {
+    let status = families.get(name.family);
+    let is_served = |last: &SuccessfulSync| last.not_served.is_none();
+    status.last.as_ref().is_some_and(is_served) && !status.failures.ports.contains_key(name)
 }
 
 /// Numbers of ServicePorts of both families.
@@ -60,14 +139,9 @@ struct Ports {
 impl Ports {
     fn count(runner: &Status, families: &PerFamily<FamilyStatus>) -> Ports {
         let ports = runner.ports().unwrap_or_default();
-        let is_in_force = |name: &&ServicePortName| {
-            let status = families.get(name.family);
-            let is_served = |last: &SuccessfulSync| last.not_served.is_none();
-            status.last.as_ref().is_some_and(is_served)
-                && !status.failures.ports.contains_key(*name)
-        };
+        let in_force = ports.keys().filter(|name| is_in_force(name, families));
         Ports {
-            in_force: ports.keys().filter(is_in_force).count(),
+            in_force: in_force.count(),
             all: ports.len(),
         }
     }
@@ -183,5 +257,50 @@ mod tests {
             families.v6.first_sync_is_over(),
             "a failure is logged elsewhere"
         );
+    }
+    #[test]
+    fn the_line_after_the_first_sync_says_what_to_ask() {
+        let start = |page: &str, answers| Start {
+            mode: ModeName::Ipvs,
+            page: page.parse().ok(),
+            answers,
+        };
+        let page = "127.0.0.1:10249";
+        for (start, served, services, expected) in [
+            (
+                start(page, true),
+                1,
+                1,
+                "serving 1 Service in ipvs mode; for details: tripod status or \
+                 http://127.0.0.1:10249/",
+            ),
+            (
+                start("0.0.0.0:80", false),
+                12,
+                12,
+                "serving 12 Services in ipvs mode; for details: http://127.0.0.1:80/",
+            ),
+            (
+                start("[::]:80", true),
+                2,
+                3,
+                "serving 2 of 3 Services in ipvs mode; for details: tripod status or \
+                 http://[::1]:80/",
+            ),
+            (
+                start("", true),
+                0,
+                0,
+                "serving 0 Services in ipvs mode; for details: tripod status",
+            ),
+            (
+                start("", false),
+                1,
+                2,
+                "serving 1 of 2 Services in ipvs mode",
+            ),
+        ] {
+            assert_eq!(start.line(served, services), expected);
+        }
     }
 }

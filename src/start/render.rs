@@ -45,8 +45,7 @@ pub(super) struct Objects {
 /// # Errors
 /// When the folder cannot be read, or the node has no name; in words.
 pub(super) async fn read(settings: &Settings, folder: &Path) -> Result<Objects, String> {
-    std::fs::read_dir(folder)
-        .map_err(|e| format!("cannot read --manifests {}: {e}", folder.display()))?;
+    watch::manifests::check(folder)?;
     let node = node::name(&settings.configuration.hostname_override)?;
     let mut tracker = Tracker::new(&node);
     let (Batch { events }, faults) = watch::manifests::read(folder).await;

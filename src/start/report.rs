@@ -7,7 +7,7 @@ use crate::{
     events::{Event, Recorder},
     net::{DetectLocal, ModeName},
     node::NodePorts,
-    runner::{self, NodeDependents},
+    runner::{self, NodeDependents, question::Caller},
 };
 
 use super::probe::Chosen;
@@ -33,8 +33,13 @@ pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) 
         tracing::warn!("{hidden}");
         recorder.post(Event::clients_hidden(hidden.clone()));
     }
-    if let Some(unknown) = pods_unknown(&settings.effective) {
-        tracing::warn!("{unknown}");
+    match pods_unknown(&settings.effective) {
+        Some(_) if settings.own.manifests.is_some() => tracing::info!(
+            "no cluster CIDR is given (--cluster-cidr), so pods are not distinguished from other \
+             callers; without a cluster, none is needed"
+        ),
+        Some(unknown) => tracing::warn!("{unknown}"),
+        None => {}
     }
     for loss in &choice.lost {
         tracing::warn!("{loss}");
@@ -66,6 +71,15 @@ fn pods_unknown(effective: &Effective) -> Option<String> {
     networks
         .is_empty()
         .then(|| runner::pods_unknown(what, effective.primary_family))
+}
+
+/// Returns the caller of a packet about which a question does not say who sends it: a pod, unless
+/// it is not known where pods are.
+pub(super) fn caller(effective: &Effective) -> Caller {
+    match pods_unknown(effective) {
+        Some(_) => Caller::Node,
+        None => Caller::Pod,
+    }
 }
 
 /// Returns what does not work while this node's object is not known.
@@ -169,7 +183,13 @@ mod tests {
         ] {
             let words = ["tripod"].iter().chain(flags);
             let read = cli::read(words.map(Into::into), |_| unreachable!("no file"));
-            let found = pods_unknown(&read.expect("good flags").effective);
+            let effective = read.expect("good flags").effective;
+            let found = pods_unknown(&effective);
+            let expected = match unknown {
+                Some(_) => Caller::Node,
+                None => Caller::Pod,
+            };
+            assert_eq!(caller(&effective), expected, "{flags:?}");
             let named = found.as_ref().map(|text| {
                 let family = text.split_once("no network of ").expect("a family").1;
                 &family[..4]

@@ -20,7 +20,7 @@ use super::{
     probe::{self, Chosen},
     programs::{Need, Programs},
     progress,
-    report::{node_dependents, report},
+    report::{self, node_dependents},
     rings, succession,
     takeover::TakeOver,
     traffic,
@@ -44,7 +44,7 @@ use crate::{
         service_health::ServiceHealth,
     },
     services::{Batch, Tracker},
-    watch::{Source, SourceHealth, api},
+    watch::{Source, SourceHealth, api, manifests},
 };
 
 /// Maximum number of events that wait for the API server; more are dropped.
@@ -52,6 +52,9 @@ const EVENTS: usize = 64;
 
 /// Serves until a signal, or an error, ends the process.
 pub(super) async fn serve(settings: Settings) -> Done {
+    if let Some(path) = &settings.own.manifests {
+        manifests::check(path)?;
+    }
     ending::with_signals(|signals| begin_to_serve(settings, signals)).await
 }
 
@@ -101,7 +104,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     );
     serve::endpoint_metrics::register(&registry, counted, runner.status(), Arc::clone(&traffic))?;
     let service_health = service_health(&node_ports, &listeners, &health, &recorder, &registry)?;
-    let objects = source_health(&registry, &health, runner.status())?;
+    let objects = source_health(&registry, &health, runner.status(), mode, &settings)?;
     let api = Arc::new(StatusApi {
         about: about(&settings, &choice, &node, &source),
         health,
@@ -151,10 +154,13 @@ fn source_health(
     registry: &Registry,
     health: &Arc<Health>,
     runner: Arc<Status>,
+    mode: ModeName,
+    settings: &Settings,
 ) -> prometheus::Result<Arc<SourceHealth>> {
     let objects = Arc::new(SourceHealth::default());
     serve::state_metrics::register(registry, Arc::clone(&objects), Arc::clone(health))?;
-    tokio::spawn(progress::log(Arc::clone(&objects), runner));
+    let start = progress::Start::new(mode, settings);
+    tokio::spawn(progress::log(Arc::clone(&objects), runner, start));
     Ok(objects)
 }
 
@@ -219,7 +225,7 @@ fn recorder(source: &Source, node: &str) -> Recorder {
 fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
     recorder.post(Event::starting());
     let node_settings = node::prepare(&settings.configuration, recorder);
-    report(choice, settings, recorder);
+    report::report(choice, settings, recorder);
     node_settings
 }
 
@@ -314,6 +320,7 @@ fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> A
             ModeName::Userspace => settings.effective.scheduler.to_string(),
             ModeName::Nftables | ModeName::Iptables => SchedulerName::Random.to_string(),
         },
+        caller: report::caller(&settings.effective),
     }
 }
 
@@ -333,8 +340,8 @@ async fn source(
         burst: u32::try_from(client.burst).unwrap_or(0),
     };
     let opened = Source::open(settings.own.manifests.clone(), cluster, metrics).await;
-    let source =
-        opened.map_err(|e| format!("{e}; or serve a folder of manifests with --manifests DIR"))?;
+    let source = opened
+        .map_err(|e| format!("{e}; or serve manifests, a folder or a file, with --manifests"))?;
     if let Source::Cluster(access) = &source
         && programs.are_forbidden()
     {

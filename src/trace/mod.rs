@@ -61,22 +61,18 @@ const OVERDUE: time::Duration = time::Duration::from_millis(100);
 /// Follows packets as requested, and prints what happens to them. Returns the exit status:
 /// 0; 1 if that fails on the way, or a rule stays; 2 if nothing can be traced.
 pub async fn trace(asked: &Trace) -> ExitCode {
-    let unable = |why: String| {
-        let _ = writeln!(io::stderr(), "error: {why}");
-        ExitCode::from(UNABLE)
-    };
     // Before anything is changed on the node: a signal to end waits until the change is undone.
     let mut ends = match Ends::listen() {
         Ok(ends) => ends,
-        Err(error) => return unable(format!("cannot listen to signals: {error}")),
+        Err(error) => return unable(&format!("cannot listen to signals: {error}")),
     };
     let target = match target(asked).await {
         Ok(target) => target,
-        Err(why) => return unable(why),
+        Err(why) => return unable(&why),
     };
     let (mut tracing, start) = match Tracing::begin(asked, target).await {
         Ok(begun) => begun,
-        Err(why) => return unable(why),
+        Err(why) => return unable(&why),
     };
     let done = tracing.run(start, &mut ends).await;
     if let Some(legacy) = tracing.legacy.take()
@@ -98,6 +94,12 @@ pub async fn trace(asked: &Trace) -> ExitCode {
     }
 }
 
+/// Prints why nothing can be traced. Returns the exit status.
+pub fn unable(why: &str) -> ExitCode {
+    let _ = writeln!(io::stderr(), "error: {why}");
+    ExitCode::from(UNABLE)
+}
+
 /// Returns which packets are followed; the address of a Service comes from the running
 /// proxy.
 async fn target(asked: &Trace) -> Result<TraceTarget, String> {
@@ -108,8 +110,8 @@ async fn target(asked: &Trace) -> Result<TraceTarget, String> {
             .map(|(to, protocol)| format!("{to}/{protocol}"));
         let all: Vec<_> = all.collect();
         return Err(format!(
-            "the Service has a cluster IP of each IP family: follow one of them, by --to {}",
-            all.join(" or --to ")
+            "the Service has a cluster IP of each IP family: follow one of them, {}",
+            all.join(" or ")
         ));
     };
     let mut all = Protocol::ALL.into_iter();

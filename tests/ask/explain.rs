@@ -333,7 +333,7 @@ fn a_service_stands_for_its_cluster_ips() {
         assert_eq!(both.status, Some(2), "{both:?}");
         assert!(
             both.error
-                .contains(&format!("by --to {v4}/tcp or --to {v6}/tcp")),
+                .contains(&format!("follow one of them, {v4}/tcp or {v6}/tcp")),
             "{both:?}"
         );
         let one = trace(&["--from=10.244.0.11"]);

@@ -8,6 +8,7 @@ mod kubectl;
 mod packets;
 mod page;
 mod services;
+mod start;
 mod status;
 mod terminal;
 mod trace;

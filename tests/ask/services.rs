@@ -125,10 +125,10 @@ fn the_last_case_in_tables(lab: &Lab) {
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let lines: Vec<_> = all.lines().map(words).collect();
     let expected = [
-        "SERVICE PROTOCOL ADDRESSES SCHEDULER AFFINITY POLICY ENDPOINTS ACTIVE CONNECTIONS BYTES",
-        "default/web:tcp TCP 10.96.0.1:80 wrr - Cluster/Cluster 2/3 0 0 0/0",
+        "SERVICE PROTOCOL ENDPOINTS ADDRESSES SCHEDULER AFFINITY POLICY ACTIVE CONNECTIONS BYTES",
+        "default/web:tcp TCP 2/3 10.96.0.1:80 wrr - Cluster/Cluster 0 0 0/0",
         "10.244.0.11:8080 on weightless: not used: weight 0",
-        "default/web:tcp TCP [fd00:96::1]:80 wrr - Cluster/Cluster 2/3 0 0 0/0",
+        "default/web:tcp TCP 2/3 [fd00:96::1]:80 wrr - Cluster/Cluster 0 0 0/0",
         "[fd00:244::11]:8080 on weightless: not used: weight 0",
     ];
     assert_eq!(lines[..5], expected, "{all}");
@@ -221,6 +221,9 @@ fn a_service_is_shown_with_all_that_it_asks_for() {
         for (arguments, services) in [
             (&["services"][..], &["other", "web"][..]),
             (&["services", "default"], &["other", "web"]),
+            (&["ls"], &["other", "web"]),
+            (&["svc", "default"], &["other", "web"]),
+            (&["list", "default/web"], &["web"]),
             (&["services", "default/other"], &["other"]),
             (&["services", "elsewhere"], &[]),
         ] {
@@ -230,7 +233,8 @@ fn a_service_is_shown_with_all_that_it_asks_for() {
             let mut names: Vec<_> = items.map(|port| port["name"].clone()).collect();
             names.dedup();
             assert_eq!(names, services, "{arguments:?}");
-            assert_eq!(printed.status, Some(0));
+            let status = i32::from(services.is_empty());
+            assert_eq!(printed.status, Some(status), "{arguments:?}");
         }
         let none = tripod(&lab.node, &["services", "default/nothing"]);
         assert_eq!(none.status, Some(1), "{none:?}");
@@ -239,9 +243,10 @@ fn a_service_is_shown_with_all_that_it_asks_for() {
             "{none:?}"
         );
         let none = tripod(&lab.node, &["services", "elsewhere"]);
-        let says =
-            "No Services in the namespace elsewhere. One Service is asked for by NAMESPACE/NAME.\n";
-        assert_eq!((&*none.text, none.status), (says, Some(0)));
+        let says = "error: no Service is served in namespace elsewhere; one Service is named \
+                    NAMESPACE/NAME, as in default/elsewhere\n";
+        assert_eq!((&*none.text, &*none.error), ("", says));
+        assert_eq!(none.status, Some(1));
     });
 }
 

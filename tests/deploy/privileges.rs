@@ -78,7 +78,7 @@ fn the_best_mode_serves() {
         }
         assert_eq!(tripod.logged(&fallen_back), usize::from(!ipvs));
         // Logged after what is missing here.
-        tripod.logs(&["first sync: over"]);
+        tripod.logs(&["INFO serving"]);
         let elsewhere = of_this_kernel(&tripod);
         assert_eq!(tripod.logged(&["WARN"]) - elsewhere, usize::from(!ipvs));
     });
@@ -99,7 +99,7 @@ fn iptables_mode_serves() {
         }
         tripod.logs_once(&["starting", "mode=iptables"]);
         // Logged after what is missing here.
-        tripod.logs(&["first sync: over"]);
+        tripod.logs(&["INFO serving"]);
         let elsewhere = of_this_kernel(&tripod);
         assert_eq!(tripod.logged(&["WARN"]), elsewhere, "{}", tripod.log());
     });

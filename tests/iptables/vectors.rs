@@ -145,7 +145,7 @@ fn flags_show_in_the_rules() {
 #[test]
 fn what_cannot_be_rendered_is_reported() {
     let cases: [(&[&str], i32, &str); 3] = [
-        (&["--proxy-mode=iptables"], 2, "--manifests DIR"),
+        (&["--proxy-mode=iptables"], 2, "--manifests PATH"),
         (&["--iptables-dispatch=magic"], 2, "auto, linear or indexed"),
         (
             &["--proxy-mode=iptables", "--manifests=/nonexistent"],

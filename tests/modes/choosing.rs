@@ -101,22 +101,32 @@ fn a_strict_choice_ends_with_the_table() {
 }
 
 #[test]
-fn without_privileges_each_mode_says_what_it_lacks() {
+fn without_privileges_one_sentence_says_which_are_needed() {
     run(Share::Beside, || {
         let node = node();
         let before = state(&node);
-        let mut command = node.command("setpriv");
-        command
-            .args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"])
-            .arg(tripod_binary())
-            .args(["--manifests=/run", "--conntrack-max-per-core=0"]);
-        let (status, stderr) = ended(command);
-        assert_eq!(status, Some(1), "{stderr}");
-        for mode in ["ipvs", "nftables", "iptables", "userspace"] {
-            let line = format!("{mode:<10} cannot run");
-            let after = stderr.split_once(&line).map(|(_, after)| after);
-            let next = after.unwrap_or_default().lines().nth(1).unwrap_or_default();
-            assert!(next.contains("CAP_NET_ADMIN"), "{mode}:\n{stderr}");
+        for (arguments, expected) in [
+            (&["--manifests=/run"][..], 1),
+            (&["--init-only"], 1),
+            (&["cleanup"], 1),
+            (&["probe"], 1),
+            (&["trace", "10.96.0.1:80"], 2),
+            (&["migrate"], 2),
+        ] {
+            let mut command = node.command("setpriv");
+            command
+                .args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"])
+                .arg(tripod_binary())
+                .args(arguments);
+            let (status, stderr) = ended(command);
+            assert_eq!(status, Some(expected), "{arguments:?}: {stderr}");
+            let lines = stderr.lines().filter(|line| !line.contains(" INFO "));
+            let [line] = &lines.collect::<Vec<_>>()[..] else {
+                panic!("{arguments:?}: {stderr}");
+            };
+            for words in ["needs the privileges of root", "CAP_NET_ADMIN", "sudo"] {
+                assert!(line.contains(words), "{arguments:?}: {line}");
+            }
         }
         assert_eq!(before, state(&node));
     });

@@ -135,7 +135,7 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     services.iter().for_each(|service| lab.publish_all(service));
     let tripod = Tripod::start_with_descriptors(lab, LIMIT, &[]);
     // Logged after what is not in force.
-    tripod.logs_once(&["first sync: over"]);
+    tripod.logs_once(&["INFO serving"]);
     // TCP and UDP, IPv4 and IPv6; the log has one line for each family.
     assert!((1..=2).contains(&tripod.logged(&["not in force as asked"])));
     let failed = tripod.metric(&lab.node, "tripod_service_ports_failed");
@@ -185,7 +185,7 @@ fn a_service_of_thousands_of_ports_leaves_others_theirs(lab: &mut Lab) {
     };
     let start = |services: &[Service]| {
         let tripod = Tripod::start_with_descriptors(lab, LIMIT, &[]);
-        tripod.logs_once(&["first sync: over"]);
+        tripod.logs_once(&["INFO serving"]);
         tripod.logs_once(&["aaa/huge", "more ServicePorts are not in force", "ulimit"]);
         assert_eq!(tripod.logged(&["ERROR"]), 1);
         are_served(services);
@@ -215,7 +215,7 @@ fn sockets_of_a_killed_process_count_once(lab: &mut Lab) {
     let start = || {
         let tripod = Tripod::start_with_descriptors(lab, LIMIT, &["--userspace-workers=2"]);
         // Logged after what is not in force.
-        tripod.logs_once(&["first sync: over"]);
+        tripod.logs_once(&["INFO serving"]);
         assert_eq!(tripod.logged(&["not in force as asked"]), 0);
         eventually("the holder has all sockets", SOON, || {
             match holder.descriptors() - before {

@@ -154,7 +154,7 @@ fn files_are_read_regularly_where_inotify_is_used_up(lab: &mut Lab) {
         };
         comes(&tripod, says);
         comes(&tripod, "scanning every 1 s instead");
-        comes(&tripod, "first sync: over");
+        comes(&tripod, "INFO serving");
         lab.write("broken.yaml", "kind: [");
         comes(&tripod, "broken.yaml");
         fs::write(file, format!("{text}oomScoreAdj: -998\n")).expect("a change");

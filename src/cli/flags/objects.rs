@@ -8,7 +8,7 @@ use crate::cli::{
 pub(super) const OBJECTS: &[Flag] = &[
     Flag::new(
         "manifests",
-        "DIR",
+        "PATH",
         Field::Set(
             |o, text| {
                 o.own.manifests = (!text.is_empty()).then(|| text.into());
@@ -16,10 +16,10 @@ pub(super) const OBJECTS: &[Flag] = &[
             },
             "",
         ),
-        "Folder of manifests (*.yaml, *.yml, *.json) to serve Services, EndpointSlices and Nodes \
-         from, without any API server; changes are followed",
+        "Folder of manifests (*.yaml, *.yml, *.json), or a single file, to serve Services, \
+         EndpointSlices and Nodes from, without any API server; changes are followed",
     )
-    .line("Folder of manifests to serve from, without an API server")
+    .line("Folder or file of manifests to serve from, without an API server")
     .common()
     .beside_file(),
     Flag::switch(

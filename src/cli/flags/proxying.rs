@@ -48,6 +48,7 @@ pub(super) const PROXYING: &[Flag] = &[
          broken here, or a test. Names with commas, such as recent,dummy,ipvs-wrr; an unknown \
          one has all of them listed",
     )
+    .line("Leave out these features of the kernel, such as recent,dummy")
     .beside_file(),
     Flag::new(
         "bind-address",
@@ -65,7 +66,8 @@ pub(super) const PROXYING: &[Flag] = &[
         ),
         "This node's own address, if it is not to be taken from its Node; nothing is bound to it, \
          whatever the name says",
-    ),
+    )
+    .line("This node's address, if it is not that of its Node"),
     Flag::text(
         "detect-local-mode",
         "HOW",
@@ -226,6 +228,7 @@ pub(super) const USERSPACE: &[Flag] = &[
         "How the packets of service addresses come to Tripod: nat rules that redirect them \
          (redirect), local routes without any netfilter (local), or what this kernel can (auto)",
     )
+    .line("How packets come to Tripod: redirect, local or auto")
     .beside_file(),
     Flag::new(
         "userspace-io",
@@ -241,6 +244,7 @@ pub(super) const USERSPACE: &[Flag] = &[
          io_uring, for many connections at once where these exchange short messages (uring). auto: \
          by io_uring if this kernel allows it",
     )
+    .line("How bytes are moved: epoll, uring or auto")
     .beside_file(),
     Flag::new(
         "proxy-port-range",

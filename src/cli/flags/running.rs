@@ -23,22 +23,22 @@ pub(super) const RUNNING: &[Flag] = &[
         "write-config-to",
         "FILE",
         |o| &mut o.write_config_to,
-        "Write the configuration that flags and --config make to this file, and exit",
+        "Write the configuration that flags and --config make to this file, and do nothing else",
     )
     .beside_file(),
     Flag::switch(
         "init-only",
         |o| &mut o.init_only,
-        "Do what needs full root privileges, leave in /run/tripod what was found out about the \
-         kernel, and exit; CAP_NET_ADMIN is enough to serve then",
+        "Do only what needs full root privileges, and store in /run/tripod what was found out \
+         about the kernel; CAP_NET_ADMIN is enough to serve then",
     )
-    .line("Do what needs full root privileges, and exit")
+    .line("Do only what needs full root privileges, before a process without them")
     .common()
     .beside_file(),
     Flag::switch(
         "cleanup",
         |o| &mut o.cleanup,
-        "Remove what Tripod installed, like the subcommand, and exit",
+        "Remove what Tripod installed, like the command cleanup",
     )
     .beside_file(),
     Flag::new(
@@ -83,7 +83,7 @@ pub(super) const RUNNING: &[Flag] = &[
         "version",
         "raw",
         Field::SetOr(version, "true"),
-        "Print the version and exit; with =raw, all there is to say about it",
+        "Print the version; with =raw, all details of it",
     )
     .common()
     .beside_file(),

@@ -52,13 +52,13 @@ fn every_flag_of_kube_proxy_is_in_the_help_with_its_default() {
 
 #[test]
 fn the_short_help_has_the_most_used_flags_and_names_the_other() {
-    for subcommand in [&[][..], &["probe"], &["render"]] {
+    for (subcommand, least) in [(&[][..], 70), (&["render"], 23)] {
         let of = |flag| answer(&[subcommand, &[flag]].concat());
         let (short, long) = (of("--help"), of("--help-all"));
         assert_eq!(short, of("-h"));
         let [few, all] = [&short, &long].map(|help| help_entries(help).len());
-        assert!((14..=22).contains(&few), "{few} flags in {short}");
-        assert!(all > 70, "{all} flags in {long}");
+        assert!((12..=22).contains(&few), "{few} flags in {short}");
+        assert!(all > least, "{all} flags in {long}");
         for flag in ["--proxy-mode", "--config", "--manifests", "--v"] {
             assert!(short.contains(flag), "no {flag} in {short}");
         }
@@ -168,47 +168,107 @@ fn the_help_lists_every_subcommand_in_a_group() {
     }
     assert_eq!(answer(&["help"]), answer(&["--help-all"]));
     assert_eq!(answer(&["help", "trace"]), answer(&["trace", "--help-all"]));
-    let wrong = refusal("", &["trace"]);
+    let wrong = refusal("", &["trace", "--count=1"]);
     assert!(wrong.contains("try '--help'"), "{wrong}");
 }
 
 /// Completion and manual pages show only these as well; the others are accepted.
 #[test]
-fn the_help_of_cleanup_has_the_flags_that_it_uses() {
-    let expected = [
-        "config",
-        "help",
-        "help-all",
+fn the_help_has_the_flags_that_a_subcommand_uses() {
+    let common = ["config", "help", "help-all", "logging-format", "v"];
+    let of_cleanup = [
         "ipvs-exclude-cidrs",
         "keep-kube-proxy",
-        "logging-format",
         "status-socket",
         "userspace-holder-socket",
-        "v",
     ];
-    for flag in ["--help", "--help-all"] {
-        let help = answer(&["cleanup", flag]);
-        let mut entries = help_entries(&help);
-        entries.remove("");
-        let found: Vec<_> = entries.into_keys().collect();
-        assert_eq!(found, expected, "{help}");
+    let of_probe = [
+        "bind-address",
+        "ipvs-scheduler",
+        "output",
+        "userspace-capture",
+        "userspace-io",
+        "without",
+    ];
+    let others = ["--masquerade-all", "--proxy-mode=ipvs", "--kube-api-qps=9"];
+    for (name, own, job) in [
+        (
+            "cleanup",
+            &of_cleanup[..],
+            Job::Cleanup(Cleanup::Everything),
+        ),
+        ("probe", &of_probe, Job::Probe(Output::Table)),
+    ] {
+        let expected: BTreeSet<_> = common.iter().chain(own).copied().collect();
+        for flag in ["--help", "--help-all"] {
+            let help = answer(&[name, flag]);
+            let mut entries = help_entries(&help);
+            entries.remove("");
+            let found: BTreeSet<_> = entries.into_keys().collect();
+            assert_eq!(found, expected, "{help}");
+        }
+        let page = answer(&["man", name]);
+        assert!(
+            page.contains("scheduler") || page.contains("exclude"),
+            "{page}"
+        );
+        assert!(!page.contains("masquerade"), "{page}");
+        let script = answer(&["completion", "bash"]);
+        let (_, rest) = script
+            .split_once(&format!("tripod__subcmd__{name})\n"))
+            .expect(name);
+        let (line, _) = rest.trim_start().split_once('\n').expect("its options");
+        assert!(
+            line.contains(own[0]) && !line.contains("--masquerade"),
+            "{line}"
+        );
+        assert_eq!(settings(&[&[name], &others[..]].concat()).job, job);
     }
-    let page = answer(&["man", "cleanup"]);
-    assert!(
-        page.contains("exclude") && !page.contains("masquerade"),
-        "{page}"
-    );
-    let script = answer(&["completion", "bash"]);
-    let (_, rest) = script
-        .split_once("tripod__subcmd__cleanup)\n")
-        .expect("cleanup");
-    let (line, _) = rest.trim_start().split_once('\n').expect("its options");
-    assert!(
-        line.contains("--keep-kube-proxy") && !line.contains("--masquerade"),
-        "{line}"
-    );
-    let taken = settings(&["cleanup", "--masquerade-all", "--proxy-mode=ipvs"]);
-    assert_eq!(taken.job, Job::Cleanup(Cleanup::Everything));
+    let render = answer(&["render", "--help-all"]);
+    for (flag, is_used) in [
+        ("--iptables-masquerade-bit", true),
+        ("--conntrack-tcp-be-liberal", true),
+        ("--kubeconfig", false),
+        ("--healthz-bind-address", false),
+        ("--oom-score-adj", false),
+    ] {
+        assert_eq!(render.contains(flag), is_used, "{flag}: {render}");
+    }
+}
+
+/// `man -k` shows the name, and a synopsis with each flag is the list of options once more.
+#[test]
+fn manual_pages_have_a_short_name_and_synopsis() {
+    let command = command();
+    let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
+    let names = shown.map(Command::get_name);
+    let pages = names.map(|name| (format!("tripod-{name}"), answer(&["man", name])));
+    let own = ("tripod".to_owned(), answer(&["man"]));
+    for (name, page) in std::iter::once(own).chain(pages) {
+        let section = |heading: &str| {
+            let (_, rest) = page.split_once(&format!(".SH {heading}\n")).expect(heading);
+            rest.split_once("\n.SH ")
+                .map_or(rest, |(section, _)| section)
+        };
+        let of = section("NAME").replace('\\', "");
+        assert!(of.starts_with(&format!("{name} - ")), "{of}");
+        assert!(of.lines().count() == 1 && of.len() < 110, "{of}");
+        let synopsis = section("SYNOPSIS").replace('\\', "");
+        let called = name.replacen('-', " ", 1);
+        assert!(synopsis.contains(&called), "{synopsis}");
+        assert!(synopsis.len() < 130, "{synopsis}");
+    }
+}
+
+#[test]
+fn the_help_of_test_begins_with_manifests() {
+    for flag in ["--help", "--help-all"] {
+        let help = answer(&["test", flag]);
+        let first = help.find("--").expect("a flag");
+        assert!(help[first..].starts_with("--manifests"), "{help}");
+        let (_, options) = help.split_once("Options:\n").expect("options");
+        assert!(options.trim_start().starts_with("--manifests"), "{help}");
+    }
 }
 
 /// They stand in the order in which one falls back to the next.

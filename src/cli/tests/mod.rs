@@ -6,6 +6,7 @@ mod live_test;
 mod recorded;
 mod test;
 mod trace;
+mod unknown;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

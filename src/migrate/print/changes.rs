@@ -6,11 +6,10 @@ use crate::migrate::changes::PlaceChanges;
 /// Number of lines of one place that are shown; the rest is counted.
 const LINES: usize = 8;
 
-/// Writes what changes in each mode: the lines of the mode that decides, and their number
-/// in the others. `wide`: all lines.
+/// Writes what changes in the mode that decides. `wide`: all lines of each mode.
 pub(super) fn write(text: &mut String, report: &Report, wide: bool) {
     let Some(changes) = &report.changes else {
-        let hint = "\nWhat would change line by line: give the cluster's objects by --manifests.\n";
+        let hint = "\nFor changes line by line, give the cluster's objects with --manifests.\n";
         text.push_str(hint);
         return;
     };
@@ -19,7 +18,7 @@ pub(super) fn write(text: &mut String, report: &Report, wide: bool) {
         field(text, "", "incomplete", why);
     }
     let decisive = report.decisive();
-    for (mode, heading) in modes(decisive) {
+    for (mode, heading) in modes(decisive, wide) {
         let mut modes = changes.iter();
         let Some(of_mode) = modes.find(|of| of.mode == mode) else {
             continue;
@@ -30,15 +29,9 @@ pub(super) fn write(text: &mut String, report: &Report, wide: bool) {
             continue;
         }
         if of_mode.places.is_empty() {
-            text.push_str("  nothing: there is nothing, and nothing is to be there\n");
+            text.push_str("  nothing: there are no rules, and none are needed\n");
         }
-        let lines = if wide {
-            usize::MAX
-        } else if Some(mode.as_str()) == decisive {
-            LINES
-        } else {
-            0
-        };
+        let lines = if wide { usize::MAX } else { LINES };
         for place in &of_mode.places {
             write_place(text, place, lines);
         }
@@ -59,9 +52,7 @@ fn write_place(text: &mut String, changes: &PlaceChanges, shown: usize) {
         for line in lines.iter().take(shown) {
             text.push_str(&format!("    {sign} {line}\n"));
         }
-        if let more @ 1.. = lines.len().saturating_sub(shown)
-            && shown > 0
-        {
+        if let more @ 1.. = lines.len().saturating_sub(shown) {
             text.push_str(&format!("    {sign} and {more} more: see --output=wide\n"));
         }
     }

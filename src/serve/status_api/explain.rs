@@ -49,11 +49,12 @@ impl StatusApi {
         let Asked {
             to, protocol, from, ..
         } = asked;
+        let from = from.unwrap_or(self.about.caller);
         let found = match to {
             Addressee::Address(to) => vec![(*to, protocol.unwrap_or(Protocol::Tcp))],
             Addressee::Service(service) => {
                 let ports = self.runner.ports().unwrap_or_default();
-                let found = destination::cluster_ips(service, *protocol, *from, &ports);
+                let found = destination::cluster_ips(service, *protocol, from, &ports);
                 found.map_err(|unresolved| {
                     let unknown = unresolved.status == StatusCode::NOT_FOUND;
                     let why = unknown.then(|| self.not_served(&service.namespace, &service.name));
@@ -62,11 +63,7 @@ impl StatusApi {
                 })?
             }
         };
-        let packet = |(to, protocol)| Packet {
-            to,
-            protocol,
-            from: *from,
-        };
+        let packet = |(to, protocol)| Packet { to, protocol, from };
         Ok(found.into_iter().map(packet).collect())
     }
 }
@@ -77,14 +74,15 @@ pub(super) struct Asked {
     to: Addressee,
     /// `None`: it is not named.
     protocol: Option<Protocol>,
-    from: Caller,
+    /// `None`: it is not named.
+    from: Option<Caller>,
     /// Whether the kernel is to be read for it.
     reading: Reading,
 }
 
 /// Reads the parameters of a request.
 pub(super) fn read(query: &str) -> Result<Asked, String> {
-    let (mut to, mut protocol, mut from) = (None, None, Caller::Pod);
+    let (mut to, mut protocol, mut from) = (None, None, None);
     let mut reading = Reading::Whole;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -95,7 +93,7 @@ pub(super) fn read(query: &str) -> Result<Asked, String> {
                 to = Some(read.map_err(|why| format!("to={value}: {why}"))?);
             }
             "protocol" => protocol = Some(named(&value)?),
-            "from" => from = caller(&value)?,
+            "from" => from = Some(caller(&value)?),
             "kernel" => {
                 reading = match &*value {
                     "true" => Reading::Whole,
@@ -116,7 +114,7 @@ pub(super) fn read(query: &str) -> Result<Asked, String> {
     {
         return Err(format!("protocol is {one}, and to names {other}"));
     }
-    if let (Caller::At(ip), Addressee::Address(to)) = (from, &to)
+    if let (Some(Caller::At(ip)), Addressee::Address(to)) = (from, &to)
         && Family::of(&ip) != Family::of(&to.ip())
     {
         return Err("to and from are addresses of different IP families".to_owned());
@@ -390,15 +388,16 @@ mod tests {
             from,
             reading: Reading::Whole,
         };
-        let at = |ip: &str| Caller::At(ip.parse().unwrap());
+        let at = |ip: &str| Some(Caller::At(ip.parse().unwrap()));
         for (query, expected) in [
+            ("to=10.96.0.1:80", Ok(packet("10.96.0.1:80", None, None))),
             (
-                "to=10.96.0.1:80",
-                Ok(packet("10.96.0.1:80", None, Caller::Pod)),
-            ),
-            (
-                "to=10.96.0.1:53/udp",
-                Ok(packet("10.96.0.1:53", Some(Protocol::Udp), Caller::Pod)),
+                "to=10.96.0.1:53/udp&from=pod",
+                Ok(packet(
+                    "10.96.0.1:53",
+                    Some(Protocol::Udp),
+                    Some(Caller::Pod),
+                )),
             ),
             (
                 "to=shop%2Fweb:http&protocol=TCP&from=10.244.0.9",
@@ -414,7 +413,7 @@ mod tests {
             ),
             (
                 "to=%5Bfd00%3A%3A1%5D%3A53&from=outside",
-                Ok(packet("[fd00::1]:53", None, Caller::Outside)),
+                Ok(packet("[fd00::1]:53", None, Some(Caller::Outside))),
             ),
             (
                 "to=[::ffff:10.96.0.1]:80&from=::ffff:10.244.0.9",

@@ -39,7 +39,7 @@ use crate::{
     net::ModeName,
     runner::{
         health::Health,
-        question::Questions,
+        question::{Caller, Questions},
         status::{Done, Reason, Status},
     },
     services::{AddressKind, SERVICE_LABEL, ServiceName},
@@ -101,6 +101,8 @@ pub struct About {
     pub cluster: bool,
     /// Scheduler of a Service that names none.
     pub scheduler: String,
+    /// Caller of a packet if the question names none.
+    pub caller: Caller,
 }
 
 impl StatusApi {
@@ -277,6 +279,7 @@ mod tests {
             source: String::new(),
             cluster,
             scheduler: String::new(),
+            caller: Caller::Pod,
         };
         let command = |cluster| {
             let service = service_name("shop/cart");

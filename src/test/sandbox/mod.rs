@@ -7,7 +7,7 @@ mod proxy;
 mod servers;
 mod subnets;
 
-use std::{collections::BTreeSet, fs, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use self::{
     attempts::{Attempts, THOROUGH},
@@ -37,8 +37,7 @@ use crate::{
 /// Why nothing could be tried.
 pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
     let name = asked.folder.display();
-    fs::read_dir(&asked.folder)
-        .map_err(|error| format!("cannot read --manifests {name}: {error}"))?;
+    watch::manifests::check(&asked.folder)?;
     let own = node::name(asked.node.as_deref().unwrap_or_default())?;
     let folder = isolation::enter()
         .and_then(|()| isolation::empty_run(&asked.folder))

@@ -2,14 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs::{File, Metadata, OpenOptions},
     io::{self, Read},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
 };
 
-use super::folder::Found;
+use super::{folder::Found, path::ManifestPath};
 
 /// Largest file that is read, in bytes: room for some 50,000 Services, and
 /// little enough that a stray image does not take the node's memory.
@@ -53,25 +53,23 @@ pub(super) struct Selection {
     pub(super) being_written: BTreeSet<OsString>,
 }
 
-/// Returns whether a file of that name is a manifest. Hidden files are not:
-/// editors and ConfigMap volumes keep their own things in them.
-pub(super) fn is_manifest(name: &OsStr) -> bool {
-    let extension = Path::new(name).extension().and_then(OsStr::to_str);
-    matches!(extension, Some("yaml" | "yml" | "json")) && !name.as_encoded_bytes().starts_with(b".")
-}
-
 /// Lists the folder and reads what may have changed.
 ///
 /// # Errors
-/// When the folder cannot be listed; nothing is known about its files then.
-pub(super) fn scan(dir: &Path, selection: Selection) -> io::Result<Scan> {
+/// When the folder cannot be listed, or does not have the only file that counts; nothing is known
+/// about its files then.
+pub(super) fn scan(path: &ManifestPath, selection: Selection) -> io::Result<Scan> {
+    let dir = &path.dir;
     let mut scan = Scan::default();
     let mut listed = BTreeSet::new();
     for entry in std::fs::read_dir(dir)? {
         let name = entry?.file_name();
-        if is_manifest(&name) {
+        if path.has(&name) {
             listed.insert(name);
         }
+    }
+    if path.file.is_some() && listed.is_empty() {
+        return Err(io::ErrorKind::NotFound.into());
     }
     for name in listed {
         let last = selection.stamps.get(&name);

@@ -1,17 +1,22 @@
-//! Objects from a folder of manifests.
+//! Objects from a folder of manifests, or from a single file.
 //!
-//! Reads every `*.yaml`, `*.yml` and `*.json` of the folder and follows what
-//! changes. Hidden files and folders are skipped, links are followed, so a
-//! mounted ConfigMap works as it is. `documents` splits a file, `parse` reads
+//! Reads every `*.yaml`, `*.yml` and `*.json` of the folder, or only the file that is named, and
+//! follows what changes. Hidden files and folders are skipped, links are followed, so a
+//! mounted ConfigMap works as it is. `path` has what is named, `documents` splits a file, `parse` reads
 //! its objects, `folder` decides what is in force: these use no file system.
 //! `disk` reads files, `notify` receives inotify events; `watcher` decides when
 //! to scan, and `scanner` scans.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::sync::mpsc;
 
-use self::{scanner::FolderScanner, watcher::FolderWatcher};
+use self::{path::ManifestPath, scanner::FolderScanner, watcher::FolderWatcher};
 use super::SourceHealth;
 use crate::services::Batch;
 
@@ -22,6 +27,7 @@ mod kind;
 mod notify;
 mod object;
 mod parse;
+mod path;
 mod report;
 mod scanner;
 mod version;
@@ -32,7 +38,25 @@ mod watcher;
 /// and links to elsewhere, of whose changes the kernel does not notify.
 const SCAN_PERIOD: Duration = Duration::from_secs(10);
 
-/// Follows the folder `dir` in a task of its own, on the Tokio runtime that
+/// Checks that `path` is a folder or a file that can be read now: later it is waited for.
+///
+/// # Errors
+/// Says which path it is, and why it cannot be read.
+pub fn check(path: &Path) -> Result<(), String> {
+    let read = if path.is_dir() {
+        fs::read_dir(path).map(drop)
+    } else {
+        fs::File::open(path).map(drop)
+    };
+    read.map_err(|error| {
+        format!(
+            "cannot read --manifests {}: {error}; give a folder or a file that exists",
+            path.display()
+        )
+    })
+}
+
+/// Follows the folder or file `path` in a task of its own, on the Tokio runtime that
 /// this is called in.
 ///
 /// The first batch is everything in the folder, empty if that is nothing, as soon as the folder
@@ -40,36 +64,37 @@ const SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// all at once, so that no reader sees half of a file's change. What is wrong with a file is logged once. A folder that does
 /// not exist is waited for; if it goes away, its last content stays in force.
 /// The task ends when the receiver is dropped.
-pub fn spawn(dir: impl Into<PathBuf>) -> mpsc::Receiver<Batch> {
-    spawn_with(dir, Arc::default())
+pub fn spawn(path: impl Into<PathBuf>) -> mpsc::Receiver<Batch> {
+    spawn_with(path, Arc::default())
 }
 
 /// As [`spawn`]; how it goes is recorded in `health`.
 pub(super) fn spawn_with(
-    dir: impl Into<PathBuf>,
+    path: impl Into<PathBuf>,
     health: Arc<SourceHealth>,
 ) -> mpsc::Receiver<Batch> {
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(follow(dir.into(), sender, SCAN_PERIOD, health));
+    tokio::spawn(follow(path.into(), sender, SCAN_PERIOD, health));
     receiver
 }
 
-/// Reads the folder once. Returns its objects, and why some of them cannot be used.
-pub async fn read(dir: impl Into<PathBuf>) -> (Batch, Vec<String>) {
+/// Reads the folder or file once. Returns its objects, and why some of them cannot be used.
+pub async fn read(path: impl Into<PathBuf>) -> (Batch, Vec<String>) {
     let health = Arc::<SourceHealth>::default();
-    let batch = spawn_with(dir, Arc::clone(&health)).recv().await;
+    let batch = spawn_with(path, Arc::clone(&health)).recv().await;
     let faults = health.kinds().into_values().flat_map(|kind| kind.faults);
     (batch.unwrap_or_default(), faults.collect())
 }
 
 async fn follow(
-    dir: PathBuf,
+    path: PathBuf,
     sender: mpsc::Sender<Batch>,
     scan_period: Duration,
     health: Arc<SourceHealth>,
 ) {
-    let mut watcher = FolderWatcher::open(&dir, scan_period);
-    let mut scanner = FolderScanner::new(dir, health);
+    let path = ManifestPath::of(&path);
+    let mut watcher = FolderWatcher::open(&path, scan_period);
+    let mut scanner = FolderScanner::new(path, health);
     let mut first = true;
     loop {
         if let Some(batch) = scanner.scan(&mut watcher).await {

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     io,
-    path::{Path, PathBuf},
+    path::Path,
     time::Instant,
 };
 
@@ -15,15 +15,15 @@ use nix::{
 };
 use tokio::io::unix::AsyncFd;
 
-use super::disk::is_manifest;
+use super::path::ManifestPath;
 use crate::kernel::inotify::{self, Instance};
 
 /// Watches a folder, also while it does not exist or is replaced.
 pub(super) struct Notify {
     inotify: AsyncFd<Instance>,
-    dir: PathBuf,
+    path: ManifestPath,
     dir_watch: Option<WatchDescriptor>,
-    /// The nearest existing folder above, where `dir` would appear.
+    /// The nearest existing folder above, where the folder would appear.
     above_watch: Option<WatchDescriptor>,
     /// Why the folder, which is there, is not watched: a limit of the kernel.
     pub(super) refused: Option<Errno>,
@@ -47,10 +47,10 @@ pub(super) struct Notifications {
 }
 
 impl Notify {
-    pub(super) fn open(dir: &Path) -> io::Result<Notify> {
+    pub(super) fn open(path: &ManifestPath) -> io::Result<Notify> {
         let mut notify = Notify {
             inotify: inotify::open()?,
-            dir: dir.to_owned(),
+            path: path.clone(),
             dir_watch: None,
             above_watch: None,
             refused: None,
@@ -73,7 +73,7 @@ impl Notify {
             | AddWatchFlags::IN_ATTRIB
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF;
-        let above = self.dir.ancestors().skip(1).find_map(|above| {
+        let above = self.path.dir.ancestors().skip(1).find_map(|above| {
             // The parent of a bare relative name is the empty path.
             let above = if above.as_os_str().is_empty() {
                 Path::new(".")
@@ -84,7 +84,7 @@ impl Notify {
         });
         // The folder comes last: adding a watch replaces that of the same
         // folder under another name, and this one has more flags.
-        let dir = inotify.add_watch(&self.dir, content);
+        let dir = inotify.add_watch(&self.path.dir, content);
         let is_limit = |errno: &Errno| matches!(errno, Errno::ENOSPC | Errno::ENOMEM);
         self.refused = dir.err().filter(is_limit);
         let dir = dir.ok();
@@ -133,14 +133,14 @@ impl Notify {
             notifications.folder_changed |= from_dir;
             return;
         };
-        if from_above && self.dir.iter().any(|part| part == name) {
+        if from_above && self.path.dir.iter().any(|part| part == name) {
             notifications.scan_due = true;
             notifications.folder_changed = true;
         }
         if !from_dir {
             return;
         }
-        if !is_manifest(&name) {
+        if !self.path.has(&name) {
             // ConfigMap volumes change all files at once by renaming `..data`.
             let swapped = name.as_encoded_bytes().starts_with(b"..");
             notifications.scan_due |= swapped;

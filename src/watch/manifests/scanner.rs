@@ -1,12 +1,13 @@
 //! Scans the folder when the watcher says so, and has what changed parsed.
 
-use std::{collections::BTreeMap, ffi::OsString, io, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, io, sync::Arc};
 
 use tracing::{info, warn};
 
 use super::{
     disk::{self, Scan, Selection, Stamps},
     folder::{Folder, Found, Outcome},
+    path::ManifestPath,
     watcher::{FolderWatcher, QUIET, ScanRequest},
 };
 use crate::{log_once::LogOnce, services::Batch, watch::SourceHealth};
@@ -19,7 +20,7 @@ const MOST_SCANS: usize = 10;
 
 /// The folder's files as they were scanned last.
 pub(super) struct FolderScanner {
-    dir: PathBuf,
+    path: ManifestPath,
     folder: Folder,
     stamps: Stamps,
     /// Why the folder could not be scanned.
@@ -28,11 +29,11 @@ pub(super) struct FolderScanner {
 }
 
 impl FolderScanner {
-    pub(super) fn new(dir: PathBuf, health: Arc<SourceHealth>) -> FolderScanner {
+    pub(super) fn new(path: ManifestPath, health: Arc<SourceHealth>) -> FolderScanner {
         health.begins(KIND, true);
         FolderScanner {
             health,
-            dir,
+            path,
             folder: Folder::default(),
             stamps: Stamps::new(),
             scan_error: LogOnce::default(),
@@ -69,7 +70,7 @@ impl FolderScanner {
     }
 
     async fn scan_once(&self, request: &ScanRequest) -> io::Result<Scan> {
-        let dir = self.dir.clone();
+        let path = self.path.clone();
         let selection = Selection {
             stamps: if request.events_lost {
                 Stamps::new()
@@ -79,14 +80,14 @@ impl FolderScanner {
             dirty: request.dirty.clone(),
             being_written: request.being_written.clone(),
         };
-        tokio::task::spawn_blocking(move || disk::scan(&dir, selection))
+        tokio::task::spawn_blocking(move || disk::scan(&path, selection))
             .await
             .unwrap_or_else(|stopped| Err(io::Error::other(stopped)))
     }
 
     async fn take(&mut self, mut scan: Scan, watcher: &mut FolderWatcher) -> Batch {
         if self.scan_error.end() {
-            info!("{}: can be read now", self.dir.display());
+            info!("{}: can be read now", self.path);
         }
         // A file that is being written stays as it was until the writing is over.
         let changed_while_read = std::mem::take(&mut scan.changed_while_read);
@@ -154,16 +155,15 @@ impl FolderScanner {
 
     fn log_scan_error(&mut self, error: &io::Error) {
         let reason = error.to_string();
-        self.health
-            .fails(KIND, format!("{}: {reason}", self.dir.display()));
+        self.health.fails(KIND, format!("{}: {reason}", self.path));
         if !self.scan_error.differs(&reason) {
             return;
         }
-        let dir = self.dir.display();
+        let path = &self.path;
         if error.kind() == io::ErrorKind::NotFound {
-            warn!("{dir} does not exist: waiting for it; its last content stays in force");
+            warn!("{path} does not exist: waiting for it; its last content stays in force");
         } else {
-            warn!("{dir} cannot be read: {reason}; its last content stays in force");
+            warn!("{path} cannot be read: {reason}; its last content stays in force");
         }
     }
 }

@@ -4,14 +4,16 @@ use std::{
     collections::BTreeSet,
     ffi::OsString,
     io,
-    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::notify::{Notifications, Notify};
+use super::{
+    notify::{Notifications, Notify},
+    path::ManifestPath,
+};
 use crate::log_once::LogOnce;
 
 /// A burst is over when no notification came for this long.
@@ -28,21 +30,21 @@ pub(super) struct FolderWatcher {
     notify: Option<Notify>,
     pub(super) notifications: Notifications,
     scan_period: Duration,
-    dir: PathBuf,
+    path: ManifestPath,
     /// Why the folder cannot be watched.
     refused: LogOnce,
 }
 
 impl FolderWatcher {
-    pub(super) fn open(dir: &Path, scan_period: Duration) -> FolderWatcher {
+    pub(super) fn open(path: &ManifestPath, scan_period: Duration) -> FolderWatcher {
         let mut watcher = FolderWatcher {
             notify: None,
             notifications: Notifications::default(),
             scan_period,
-            dir: dir.to_owned(),
+            path: path.clone(),
             refused: LogOnce::default(),
         };
-        match Notify::open(dir) {
+        match Notify::open(path) {
             Ok(notify) => watcher.notify = Some(notify),
             Err(error) => watcher.report_refused(&error),
         }
@@ -54,7 +56,7 @@ impl FolderWatcher {
             warn!(
                 "{}: changes cannot be followed by inotify ({error}); scanning every {} s instead; \
                  raise fs.inotify.max_user_instances or max_user_watches if they are used up",
-                self.dir.display(),
+                self.path,
                 SCAN_PERIOD_WITHOUT_INOTIFY.as_secs()
             );
         }
@@ -72,10 +74,7 @@ impl FolderWatcher {
         match notify.refused {
             Some(errno) => self.report_refused(&errno.into()),
             None if self.refused.end() => {
-                info!(
-                    "{}: changes are followed by inotify again",
-                    self.dir.display()
-                );
+                info!("{}: changes are followed by inotify again", self.path);
             }
             None => {}
         }
