@@ -41,9 +41,13 @@ fn a_file_that_goes_away_stays_in_force_until_it_is_back() {
         assert_eq!(next().await, 1, "all of the file");
         fs::remove_file(&path).expect("remove");
         let has_failed = || health.kinds().values().any(|kind| kind.trouble.is_some());
-        while !has_failed() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let failed = async {
+            while !has_failed() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let noticed = timeout(Duration::from_secs(20), failed).await;
+        noticed.expect("it is noticed within 20 s");
         fs::write(&path, service("b")).expect("write");
         assert_eq!(next().await, 2, "one Service goes and another one comes");
     });
