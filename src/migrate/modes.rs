@@ -169,14 +169,6 @@ fn nftables(was: ModeName, rows: &mut Rows) {
             "where its policy is DROP, as Docker sets it, accept what goes to and from pods",
         ]);
     }
-    if matches!(was, ModeName::Iptables | ModeName::Nftables) {
-        rows.differs([
-            "sessionAffinity: ClientIP",
-            "keeps a client on one endpoint, by whichever address it calls the Service",
-            "keeps it on one for each address that it calls, as both do in ipvs mode",
-            "nothing, unless clients call a Service at several of its addresses",
-        ]);
-    }
 }
 
 fn iptables(was: ModeName, rows: &mut Rows) {

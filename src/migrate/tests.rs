@@ -82,7 +82,7 @@ fn each_cluster_hears_what_differs_in_each_mode() {
         PORTS,
         INPUT,
     ];
-    let to_nftables = ["mode", LOCALHOST, AFFINITY, FORWARD, PORTS];
+    let to_nftables = ["mode", LOCALHOST, FORWARD, PORTS];
     let to_userspace = [
         "mode",
         SCHEDULER,
@@ -98,7 +98,7 @@ fn each_cluster_hears_what_differs_in_each_mode() {
         ("kubeadm-1.28.yaml", Ipvs, &to_ipvs),
         ("kubeadm-1.28.yaml", Nftables, &to_nftables),
         ("kubeadm-1.28.yaml", Userspace, &to_userspace),
-        ("kubeadm-1.36-nftables.yaml", Nftables, &[INVALID, AFFINITY]),
+        ("kubeadm-1.36-nftables.yaml", Nftables, &[INVALID]),
         (
             "kubeadm-1.36-nftables.yaml",
             Iptables,

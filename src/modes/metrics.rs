@@ -10,8 +10,8 @@ pub trait Metrics: fmt::Debug + Send + Sync {
     /// which took `took`, and that `deleted` of them were removed.
     fn conntrack_cleared(&self, family: Family, took: Duration, deleted: u64);
 
-    /// Records that the kernel did not take a change of the rules of `family`.
-    fn unwritten(&self, family: Family, what: Unwritten);
+    /// Records that the kernel did not take `count` such changes of `family`.
+    fn unwritten(&self, family: Family, what: Unwritten, count: u64);
 }
 
 /// A change that the kernel did not take.
@@ -21,8 +21,9 @@ pub enum Unwritten {
     Rules,
     /// The removal of what nothing needs.
     Remnants,
+    /// The endpoint of a client with session affinity.
+    Clients,
 }
 
-/// A counter of such changes that kube-proxy has in the same mode: what it counts, its name without
-/// what all such names begin and end with, and its description.
+/// A counter of such changes that a mode has: what it counts, its name and its description.
 pub type UnwrittenCounter = (Unwritten, &'static str, &'static str);

@@ -197,7 +197,7 @@ impl Metrics {
         })
     }
 
-    /// Returns the same metrics with these `counters`, which kube-proxy shows in one mode alone.
+    /// Returns the same metrics with these `counters`, which one mode alone shows.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
@@ -263,8 +263,8 @@ impl modes::Metrics for Metrics {
             .inc_by(deleted);
     }
 
-    fn unwritten(&self, family: Family, what: Unwritten) {
-        self.unwritten.count(family, what);
+    fn unwritten(&self, family: Family, what: Unwritten, count: u64) {
+        self.unwritten.count(family, what, count);
     }
 }
 

@@ -1,5 +1,5 @@
-//! How often a mode could not write its rules, under the names that kube-proxy uses for the same
-//! mode (`RegisterMetrics` of `pkg/proxy/metrics`). iptables mode counts its own
+//! How often the kernel did not take what a mode wrote, for rules under the names that kube-proxy
+//! uses for the same mode (`RegisterMetrics` of `pkg/proxy/metrics`). iptables mode counts its own
 //! (`modes/iptables/counters.rs`).
 
 use prometheus::{IntCounterVec, Registry};
@@ -23,16 +23,17 @@ impl UnwrittenRules {
         registry: &Registry,
         counters: &[UnwrittenCounter],
     ) -> prometheus::Result<Self> {
-        let counters = counters.iter().map(|(what, name, help)| {
-            let name = format!("kubeproxy_sync_proxy_rules_{name}_failures_total");
-            Ok((*what, counter(registry, &name, help)?))
-        });
+        let counters = counters.iter();
+        let counters =
+            counters.map(|(what, name, help)| Ok((*what, counter(registry, name, help)?)));
         Ok(UnwrittenRules(counters.collect::<prometheus::Result<_>>()?))
     }
 
-    pub(super) fn count(&self, family: Family, what: Unwritten) {
+    pub(super) fn count(&self, family: Family, what: Unwritten, count: u64) {
         let counters = self.0.iter().filter(|(of, _)| *of == what);
-        counters.for_each(|(_, counter)| counter.with_label_values(&[family.name()]).inc());
+        counters.for_each(|(_, counter)| {
+            counter.with_label_values(&[family.name()]).inc_by(count);
+        });
     }
 }
 
@@ -44,27 +45,33 @@ mod tests {
     use crate::modes::{ipvs, nftables};
 
     #[test]
-    fn each_mode_has_the_counters_that_kube_proxy_has() {
+    fn each_mode_has_its_counters() {
         let cases: [(&[_], &[&str]); 3] = [
-            (&ipvs::UNWRITTEN, &["iptables_restore"]),
-            (&nftables::UNWRITTEN, &["nftables_cleanup", "nftables_sync"]),
+            (
+                &ipvs::UNWRITTEN,
+                &["kubeproxy_sync_proxy_rules_iptables_restore_failures_total"],
+            ),
+            (
+                &nftables::UNWRITTEN,
+                &[
+                    "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+                    "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+                    "tripod_nftables_affinity_refused_total",
+                ],
+            ),
             (&[], &[]),
         ];
         for (counters, expected) in cases {
             let registry = Registry::new();
             let unwritten = UnwrittenRules::register(&registry, counters).unwrap();
-            unwritten.count(Family::V6, Unwritten::Rules);
-            unwritten.count(Family::V6, Unwritten::Remnants);
+            for what in [Unwritten::Rules, Unwritten::Remnants, Unwritten::Clients] {
+                unwritten.count(Family::V6, what, 1);
+            }
             let text = TextEncoder::new().encode_to_string(&registry.gather());
             let text = text.unwrap();
             let shown: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
             let lines = expected.iter().flat_map(|what| {
-                let of = |family, count| {
-                    format!(
-                        "kubeproxy_sync_proxy_rules_{what}_failures_total\
-                         {{ip_family=\"{family}\"}} {count}"
-                    )
-                };
+                let of = |family, count| format!("{what}{{ip_family=\"{family}\"}} {count}");
                 [of("IPv4", 0), of("IPv6", 1)]
             });
             assert_eq!(shown, lines.collect::<Vec<_>>(), "{counters:?}");

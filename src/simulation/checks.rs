@@ -226,13 +226,19 @@ impl Watch {
                 caller,
                 ..
             } = sticky.probe;
-            let mut versions = histories[service].versions.iter();
+            let versions = || histories[service].versions.iter();
+            let specs = || versions().filter_map(|(_, spec)| spec.as_deref());
+            let is_local = |spec: &Spec| spec.is_local(called, caller, external);
+            let (any, all) = (specs().any(is_local), specs().all(is_local));
+            if any != all && !self.rules.stays_across_policies() {
+                return false;
+            }
             let stays = |spec: &Spec| {
                 let reachable = spec.reachable(called, caller, external);
                 spec.has_affinity() && reachable.contains(&sticky.on)
             };
             let stays = |(_, spec): &(u64, Option<Arc<Spec>>)| spec.as_deref().is_some_and(stays);
-            now < sticky.until && versions.all(stays)
+            now < sticky.until && versions().all(stays)
         });
     }
 

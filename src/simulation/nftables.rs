@@ -65,6 +65,12 @@ impl Promises for OfNftables {
     fn remember(&self, state: &mut State, family: Family, update: &Update) {
         state.nftables.remember(family, TABLE, update);
     }
+
+    /// Clients that may be sent to all endpoints, and those that may be sent to endpoints of the
+    /// node alone, are in different maps.
+    fn stays_across_policies(&self) -> bool {
+        false
+    }
 }
 
 impl Rules for OfNftables {

@@ -129,6 +129,12 @@ pub(super) trait Promises: Send {
         StaysOn::OfKind
     }
 
+    /// Returns whether a client stays on its endpoint when the traffic policy of its calls changes
+    /// and still lets it.
+    fn stays_across_policies(&self) -> bool {
+        true
+    }
+
     /// Returns whether a change of a Service comes in force step by step: meanwhile callers
     /// that the old or the new version lets in may reach any endpoint of either. `is_whole`:
     /// it was in force, and no earlier attempt to change it ended halfway.

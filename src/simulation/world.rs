@@ -295,20 +295,27 @@ impl Spec {
         if !self.admits(called, caller) {
             return Vec::new();
         }
-        let from_outside = [Caller::Outside, Caller::Stranger].contains(&caller);
-        if called == Called::ClusterIp {
-            return self.usable(self.internal_local);
-        }
+        let usable = self.usable(self.is_local(called, caller, external));
         match external {
-            ExternalPolicy::OfOutside => self.usable(self.external_local && from_outside),
-            ExternalPolicy::OfAll => {
-                let local = self.usable(self.external_local);
-                if local.is_empty() {
-                    self.usable(false)
-                } else {
-                    local
-                }
+            ExternalPolicy::OfAll if called != Called::ClusterIp && usable.is_empty() => {
+                self.usable(false)
             }
+            _ => usable,
+        }
+    }
+
+    /// Returns whether a call may reach endpoints of the node alone.
+    pub(super) fn is_local(
+        &self,
+        called: Called,
+        caller: Caller,
+        external: ExternalPolicy,
+    ) -> bool {
+        let from_outside = [Caller::Outside, Caller::Stranger].contains(&caller);
+        match (called, external) {
+            (Called::ClusterIp, _) => self.internal_local,
+            (_, ExternalPolicy::OfOutside) => self.external_local && from_outside,
+            (_, ExternalPolicy::OfAll) => self.external_local,
         }
     }
 

@@ -31,9 +31,10 @@ const OF_IPVS: [&str; 2] = [
     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
 ];
 /// What nftables mode shows beyond ipvs mode.
-const OF_NFTABLES: [&str; 2] = [
+const OF_NFTABLES: [&str; 3] = [
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
     "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+    "tripod_nftables_affinity_refused_total",
 ];
 const WITH_SERVER: &str = "with an API server";
 

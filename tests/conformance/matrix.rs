@@ -68,10 +68,6 @@ every column with the real program, in network namespaces; the same runs are par
   difference is tested as well: without it the case fails.
 - **– 1** the case cannot be run there, for reason 1.
 
-No case calls a Service with session affinity at several of its addresses: in nftables
-mode a client may get another endpoint for each address, and in kube-proxy's nftables
-mode it gets one endpoint for all ([nftables mode](nftables.md)).
-
 ";
 
 /// The document, with `cell` for its cells.

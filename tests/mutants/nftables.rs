@@ -4,7 +4,7 @@ use super::mutant::{Mutant, noticed, unnoticed};
 
 const DIFF: &str = "src/modes/nftables/diff.rs";
 const FAMILY: &str = "src/modes/nftables/family.rs";
-const ROUTES: &str = "src/modes/nftables/diff/routes.rs";
+const OBSERVE: &str = "src/modes/nftables/observe.rs";
 const FORGET: &str = "src/modes/nftables/stale_clients.rs";
 const MODE: &str = "src/modes/nftables/mod.rs";
 const SERVICE: &str = "src/modes/nftables/plan/service.rs";
@@ -35,6 +35,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         DIFF,
+        "            batch.transaction.delete_set(&map.set());",
+        "            let _ = map;",
+        "maps of clients stay that no ServicePort has",
+    ),
+    noticed(
+        DIFF,
         "        applied.chains.change(self.chains);",
         "",
         "who needs a chain is not counted",
@@ -52,9 +58,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "a table is written anew without the old one being deleted",
     ),
     noticed(
-        ROUTES,
-        "            if !differ || is_local {",
-        "            if true {",
+        SERVICE,
+        "                Endpoints::All if !cluster.endpoints.is_empty() => cluster,",
+        "                _ if !cluster.endpoints.is_empty() => cluster,",
         "clients from outside stay on endpoints of other nodes with a policy of Local",
     ),
     unnoticed(
@@ -73,15 +79,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "clients go on to endpoints that are gone",
     ),
     noticed(
-        FAMILY,
-        "clients.retain(|client| keeps_clients && routes.may_stay(client, &options, node));",
-        "let _ = (&routes, node, &mut clients);",
+        OBSERVE,
+        "            elements.retain(|client| routes.contain(map, client));",
+        "            elements.retain(|_| true);",
         "a table that is written anew preserves clients of endpoints that are gone",
     ),
     noticed(
         FAMILY,
-        "            let mut clients = observed.affinity;",
-        "            let mut clients: Vec<Element> = Vec::new();",
+        "            let mut clients = observed.clients;",
+        "            let mut clients = observed.clients;\n            clients.clear();",
         "a table that is written anew preserves no clients",
     ),
     noticed(
@@ -122,14 +128,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FORGET,
-        "        let Searched { listed, stale } = outcome?;",
-        "        self.clear();\n        let Searched { listed, stale } = outcome?;",
+        "                    outcome = outcome.and(Err(error));",
+        "                    self.routes.remove_map(&map);\n                    outcome = outcome.and(Err(error));",
         "clients that could not be deleted are not tried again",
     ),
     noticed(
         FORGET,
-        "        left.retain(|client| self.routes.are_of(client, options));",
-        "        let _ = options;",
+        "        left.retain(|client| self.routes.contain(map, client));",
+        "",
         "all clients are forgotten",
     ),
     noticed(
@@ -224,8 +230,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         SERVICE,
-        "            let all = Masquerade::All;",
-        "            let all = Masquerade::None;",
+        "            masquerade: Masquerade::All,",
+        "            masquerade: Masquerade::None,",
         "external traffic of policy Cluster is not masqueraded",
     ),
 ];

@@ -1,5 +1,6 @@
 //! nftables mode together with what other programs do.
 
+mod affinity;
 mod cluster_ips;
 mod counters;
 mod localhost;

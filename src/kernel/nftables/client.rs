@@ -8,7 +8,7 @@ use nix::{errno::Errno, libc};
 use super::{
     HEADER,
     chain::{self, Chain, Hook, ListedChain},
-    element::{self, Element, Found},
+    element::{self, Counted, Element, Found},
     failure::{Failure, Refused},
     kind,
     rule::{self, ListedRule},
@@ -250,6 +250,22 @@ impl Rules {
         let ours = |rule: ListedRule| (rule.table == table.name).then_some(rule);
         self.socket
             .dump(&request, |m| ListedRule::read(m).map(ours))
+    }
+
+    /// Returns what the counters in the rules of a chain counted, in their order; nothing if there
+    /// is no such chain.
+    ///
+    /// # Errors
+    /// As [`Rules::chains`].
+    pub fn counted(&mut self, table: &Table, chain: &str) -> Result<Vec<Counted>, Error> {
+        let object = format!("rules of chain {chain} of table {table} of nf_tables");
+        let request = list(GET_RULE, table.family, object)
+            .text(rule::TABLE, &table.name)
+            .text(rule::CHAIN, chain);
+        let found = self
+            .socket
+            .dump(&request, |m| rule::counted(m, table, chain).map(Some))?;
+        Ok(found.concat())
     }
 
     /// Returns the sets and maps of a table, without their elements.

@@ -4,8 +4,10 @@ use std::fmt;
 
 use super::{
     compile::compile,
+    element::Counted,
     expression::Expression,
     statement::Statement,
+    table::Table,
     userdata::{self, Comment, UserData},
 };
 use crate::kernel::netlink::{Malformed, Message, Request};
@@ -120,4 +122,28 @@ impl ListedRule {
         }
         Ok(rule)
     }
+}
+
+/// Returns what the counters of the rule in a message counted, if it is of that chain. Kernels
+/// before 4.12 list the rules of all chains (`nf_tables_dump_rules`).
+pub(super) fn counted(
+    message: Message<'_>,
+    table: &Table,
+    chain: &str,
+) -> Result<Vec<Counted>, Malformed> {
+    let (mut is_listed, mut found) = (true, Vec::new());
+    for attribute in message.attributes(super::HEADER) {
+        let attribute = attribute?;
+        match attribute.kind {
+            TABLE => is_listed &= attribute.text()? == table.name,
+            CHAIN => is_listed &= attribute.text()? == chain,
+            EXPRESSIONS => found = Expression::read_all(attribute)?,
+            _ => {}
+        }
+    }
+    let counted = found.into_iter().filter_map(|expression| match expression {
+        Expression::Counter { packets, bytes } if is_listed => Some(Counted { packets, bytes }),
+        _ => None,
+    });
+    Ok(counted.collect())
 }

@@ -122,7 +122,9 @@ pub struct Set {
     pub timeouts: bool,
     /// Timeout of elements that have none of their own; `None`: they do not expire.
     pub timeout: Option<Duration>,
-    /// Maximum number of elements, which a dynamic set needs; `None`: there is no limit.
+    /// Maximum number of elements, for which the kernel allocates a hash table at once; `None`: the
+    /// table grows with the elements. Then there is no limit, except for a dynamic set: it has at
+    /// most [`Set::MOST_DYNAMIC`].
     pub size: Option<u32>,
     /// Whether each element has a counter of packets and bytes.
     pub counter: bool,
@@ -131,6 +133,10 @@ pub struct Set {
 }
 
 impl Set {
+    /// Maximum number of elements of a set that a rule writes, if its declaration names none
+    /// (`nft_dynset_init` of `net/netfilter/nft_dynset.c`).
+    pub const MOST_DYNAMIC: u32 = 0xffff;
+
     /// Returns a set of these keys.
     pub fn new(name: &str, key: Type) -> Set {
         Set {
@@ -339,6 +345,11 @@ impl ListedSet {
         let desired = Set {
             // A set with a timeout of its own is one whose elements have some.
             timeouts: set.timeouts || set.timeout.is_some(),
+            // The kernel chose one when a rule was added that writes the set.
+            size: set.size.or(self
+                .set
+                .size
+                .filter(|size| set.dynamic && *size == Set::MOST_DYNAMIC)),
             ..set.clone()
         };
         !self.anonymous && self.set == desired

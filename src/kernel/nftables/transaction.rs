@@ -50,6 +50,7 @@ pub(crate) enum Step {
     DeleteChain(String),
     AddRule(String, Rule),
     AddSet(Arc<Set>),
+    DeleteSet(Arc<Set>),
     AddElements(Arc<Set>, Vec<Element>),
     DeleteElements(Arc<Set>, Vec<Element>),
 }
@@ -138,6 +139,11 @@ impl Transaction {
     /// Adds a set or a map; one that is there, alike, stays as it is.
     pub fn add_set(&mut self, set: &Arc<Set>) -> &mut Self {
         self.step(Step::AddSet(Arc::clone(set)))
+    }
+
+    /// Deletes a set or a map with its elements; no rule may refer to it.
+    pub fn delete_set(&mut self, set: &Arc<Set>) -> &mut Self {
+        self.step(Step::DeleteSet(Arc::clone(set)))
     }
 
     /// Adds elements; one that is there stays as it is. One of a map that is
@@ -236,6 +242,8 @@ impl Transaction {
                 desired.write(rule(libc::NFT_MSG_NEWRULE, append, chain))
             }
             Step::AddSet(set) => set.write(request(libc::NFT_MSG_NEWSET, create), number),
+            // The name has the same attribute as in messages about elements.
+            Step::DeleteSet(set) => of_set(libc::NFT_MSG_DELSET, 0, set),
             Step::AddElements(set, _) => {
                 let request = of_set(libc::NFT_MSG_NEWSETELEM, create, set);
                 element::write(request, set, part.elements, Purpose::Add)
@@ -285,6 +293,7 @@ impl Part<'_> {
             Step::DeleteChain(chain) => ("delete", format!("chain {chain}")),
             Step::AddRule(chain, rule) => ("add", format!("rule \"{rule}\" of chain {chain}")),
             Step::AddSet(set) => ("add", of_set(set)),
+            Step::DeleteSet(set) => ("delete", of_set(set)),
             Step::AddElements(set, _) => ("add", self.elements(set)),
             Step::DeleteElements(set, _) => ("delete", self.elements(set)),
         };
@@ -338,6 +347,7 @@ impl Transaction {
                 write!(f, "add {} {table} {} ", set.word(), set.name)?;
                 set.body(f)
             }
+            Step::DeleteSet(set) => write!(f, "delete {} {table} {}", set.word(), set.name),
             Step::AddElements(set, elements) => {
                 write!(f, "add element {table} {} {{ ", set.name)?;
                 list(elements.iter().map(|element| Shown(element, set)), f)?;

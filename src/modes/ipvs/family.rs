@@ -259,7 +259,7 @@ impl ServedFamily {
             None => self.execute(&work.dirty, None, shared).await,
         };
         for _ in 0..self.rules.take_failures() {
-            metrics.unwritten(self.family, Unwritten::Rules);
+            metrics.unwritten(self.family, Unwritten::Rules, 1);
         }
         let repaired = match applied {
             Ok(repaired) => repaired,

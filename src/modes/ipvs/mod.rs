@@ -70,7 +70,7 @@ use crate::{
 /// What kube-proxy counts in this mode.
 pub const UNWRITTEN: [UnwrittenCounter; 1] = [(
     Unwritten::Rules,
-    "iptables_restore",
+    "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
     "Rules that could not be written.",
 )];
 

@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::plan::{Options, ServiceElements, SetId, SharedChain, SharedElement, Slots, plan};
+use super::plan::{
+    ClientMap, Options, ServiceElements, SetId, SharedChain, SharedElement, Slots, plan,
+};
 use crate::{
     kernel::nftables::Element,
     modes::references::References,
-    services::{ServicePort, ServicePortName, SessionAffinity},
+    services::{ServicePort, ServicePortName},
 };
 
 /// What Tripod calls its tables, one of each family.
@@ -70,11 +72,6 @@ impl AppliedPort {
     pub fn elements(&self, options: &Options) -> ServiceElements {
         plan(&self.port, &self.slots(), options)
     }
-
-    /// Returns true if clients stay on their endpoints.
-    pub fn has_affinity(&self) -> bool {
-        self.port.session_affinity != SessionAffinity::None
-    }
 }
 
 impl Applied {
@@ -101,6 +98,13 @@ impl Applied {
     /// Returns the names of those in force.
     pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
         self.ports.keys()
+    }
+
+    /// Returns the maps of clients that are to be in the table.
+    pub fn client_maps(&self) -> impl Iterator<Item = ClientMap> {
+        let each = self.ports.values();
+        let clients = each.flat_map(|port| port.elements(&self.options).clients);
+        clients.map(|(map, _)| map)
     }
 
     /// Returns the elements that are to be in the table, except those that do not depend on

@@ -15,7 +15,7 @@ use crate::{
 
 /// Returns how the `contents` of the table differ from what is `desired`; `None`: there
 /// is no table. Then what it would contain is missing with it, except its chains and
-/// sets. Clients with affinity are written by rules, and any may be there.
+/// sets. Clients with affinity are written by rules, and any may be in the maps of clients.
 pub fn differences(desired: &Applied, sets: &Sets, contents: Option<Contents>) -> Vec<Difference> {
     let options = &desired.options;
     let fixed = fixed(options, sets);
@@ -113,10 +113,20 @@ fn compare_sets(
         };
         if !there.is(set) {
             differences.push(Difference::new(None, object, Found::Altered));
-        } else if id != SetId::Affinity {
+        } else {
             let desired = desired.remove(&id).unwrap_or_default();
             differences.extend(compare_elements(set, desired, elements));
         }
+    }
+    for map in applied.client_maps() {
+        let desired = map.set();
+        let found = match listed.remove(&*desired.name) {
+            None => Found::Missing,
+            Some((there, _)) if !there.is(&desired) => Found::Altered,
+            Some(_) => continue,
+        };
+        let object = format!("set {}", desired.name);
+        differences.push(Difference::new(Some(&map.port), object, found));
     }
     for (name, (set, _)) in listed {
         if !set.anonymous {

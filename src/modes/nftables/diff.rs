@@ -10,13 +10,12 @@ use hashbrown::{HashMap, HashSet};
 pub use self::routes::Routes;
 use super::{
     applied::{Applied, AppliedPort, TABLE},
-    plan::{Fixed, Options, SetId, Sets, SharedChain, SharedElement, fixed},
+    plan::{
+        ClientMap, Fixed, Options, ServiceElements, SetId, Sets, SharedChain, SharedElement, fixed,
+    },
 };
 use crate::{
-    kernel::{
-        nftables::{Element, Table, Transaction},
-        probe::NftPart,
-    },
+    kernel::nftables::{Element, Set, Table, Transaction},
     modes::references::References,
     net::Family,
     services::{ServicePort, ServicePortName},
@@ -49,6 +48,8 @@ pub struct Change {
     added: BySet,
     shared: HashMap<SharedElement, i32>,
     chains: HashMap<SharedChain, i32>,
+    maps_removed: Vec<ClientMap>,
+    maps_added: Vec<ClientMap>,
     /// Routes on which clients must not be sent any more although they were sent there
     /// before.
     pub stale: Routes,
@@ -98,20 +99,6 @@ impl Change {
         applied.chains.change(self.chains);
     }
 
-    /// Returns where clients may be sent again because they were sent there before; nowhere if
-    /// rules cannot do that.
-    pub fn routes(&self, options: &Options) -> Routes {
-        let mut routes = Routes::default();
-        let changed = self.ports.iter().filter_map(|(_, port)| port.as_ref());
-        let stays = |port: &&AppliedPort| {
-            options.features.contains(NftPart::DynamicMaps) && port.has_affinity()
-        };
-        for port in changed.filter(stays) {
-            routes.add(&port.elements(options));
-        }
-        routes
-    }
-
     /// Returns true if nothing is to be done in the kernel.
     pub fn is_empty(&self) -> bool {
         let mut deltas = self.shared.values().chain(self.chains.values());
@@ -130,14 +117,7 @@ impl Change {
             elements.unwrap_or_default()
         };
         let (old, new) = (of(before), of(after));
-        if options.features.contains(NftPart::DynamicMaps)
-            && before.is_some_and(AppliedPort::has_affinity)
-        {
-            self.stale.add(&old);
-            if after.is_some_and(AppliedPort::has_affinity) {
-                self.preserved.add(&new);
-            }
-        }
+        self.compare_clients(&old, &new);
         for (needs, delta) in [(&old, -1), (&new, 1)] {
             for element in &needs.shared {
                 *self.shared.entry(*element).or_default() += delta;
@@ -158,9 +138,30 @@ impl Change {
         }
     }
 
+    /// A map that goes takes its clients with it.
+    fn compare_clients(&mut self, old: &ServiceElements, new: &ServiceElements) {
+        let has = |of: &ServiceElements, map| of.clients.iter().any(|(there, _)| there == map);
+        for (map, endpoints) in &old.clients {
+            if has(new, map) {
+                self.stale.add(map, endpoints.iter().cloned());
+            } else {
+                self.maps_removed.push(map.clone());
+            }
+        }
+        for (map, endpoints) in &new.clients {
+            self.preserved.add(map, endpoints.iter().cloned());
+            if !has(old, map) {
+                self.maps_added.push(map.clone());
+            }
+        }
+    }
+
     /// Returns what goes to the kernel, where `applied` is in force.
     pub fn batch(self, applied: &Applied, sets: &Sets) -> Batch {
         let mut batch = Batch::new(applied.options.family);
+        for map in &self.maps_added {
+            batch.transaction.add_set(&map.set());
+        }
         let new: fn(u32, u32) -> bool = |before, after| before == 0 && after > 0;
         let old: fn(u32, u32) -> bool = |before, after| before > 0 && after == 0;
         batch.chains(
@@ -192,6 +193,9 @@ impl Change {
         }
         for name in gone {
             batch.transaction.delete_chain(name);
+        }
+        for map in &self.maps_removed {
+            batch.transaction.delete_set(&map.set());
         }
         let mut stale = self.stale;
         stale.remove(&self.preserved);
@@ -230,12 +234,12 @@ impl Batch {
 
     /// Returns a table with what `change` adds to an empty one, in place of the one
     /// that exists, if any. `preserved` are the clients of that one which stay on their
-    /// endpoints; `None`: there is none.
+    /// endpoints, by their maps; `None`: there is none.
     pub fn whole(
         change: Change,
         empty: &Applied,
         sets: &Sets,
-        preserved: Option<Vec<Element>>,
+        preserved: Option<Vec<(Arc<Set>, Vec<Element>)>>,
     ) -> Batch {
         let options = &empty.options;
         let mut batch = Batch::new(options.family);
@@ -259,12 +263,11 @@ impl Batch {
         for (set, element) in elements {
             batch.transaction.add_elements(sets.get(set), vec![element]);
         }
-        let affinities = sets.get(SetId::Affinity);
-        batch
-            .transaction
-            .add_elements(affinities, preserved.unwrap_or_default());
         let variable = change.batch(empty, sets);
         batch.append(variable);
+        for (map, clients) in preserved.unwrap_or_default() {
+            batch.transaction.add_elements(&map, clients);
+        }
         batch
     }
 

@@ -11,6 +11,7 @@ use super::{
     execute::{NotInForce, execute},
     observe::observe,
     plan::{self, Features, Options, SetId, Sets, Slots},
+    refused_clients::RefusedClients,
     stale_clients::StaleClients,
 };
 use crate::{
@@ -64,8 +65,14 @@ impl ServedFamily {
     /// Deletes what is remembered of clients whose endpoints are gone, if that is due.
     pub fn delete_stale_clients(&mut self, metrics: &dyn Metrics) {
         if self.table.delete_stale_clients().is_err() {
-            metrics.unwritten(self.table.family(), Unwritten::Remnants);
+            metrics.unwritten(self.table.family(), Unwritten::Remnants, 1);
         }
+    }
+
+    /// Counts clients that there was no room to remember, if that is due.
+    pub fn count_refused_clients(&mut self, metrics: &dyn Metrics) {
+        let refused = self.table.count_refused_clients();
+        metrics.unwritten(self.table.family(), Unwritten::Clients, refused);
     }
 
     /// Puts what `map` has of the family in force, and deletes flows to what is gone.
@@ -83,7 +90,7 @@ impl ServedFamily {
         let options = self.options(setup, map, changes);
         self.table.state.begin_sync();
         let done = self.table.sync(map, changes, options, watcher);
-        let done = done.inspect_err(|_| setup.metrics.unwritten(family, Unwritten::Rules))?;
+        let done = done.inspect_err(|_| setup.metrics.unwritten(family, Unwritten::Rules, 1))?;
         self.delete_stale_clients(&*setup.metrics);
         let were_late = self.table.stale_clients.take_late();
         let state = &mut self.table.state;
@@ -131,6 +138,7 @@ pub struct FamilyTable {
     state: FamilyState<()>,
     /// Routes on which clients must not be sent any more, although they were before.
     stale_clients: StaleClients,
+    refused_clients: RefusedClients,
     repairs: Repairs,
     progress: SyncProgress,
 }
@@ -148,6 +156,7 @@ impl FamilyTable {
             applied: None,
             state: FamilyState::default(),
             stale_clients: StaleClients::default(),
+            refused_clients: RefusedClients::default(),
             repairs: Repairs::default(),
             progress: SyncProgress::default(),
         })
@@ -366,26 +375,23 @@ impl FamilyTable {
         watcher: &mut Watcher,
     ) -> Result<Done, Error> {
         self.state.clear_failures();
-        let affinity = self.sets.get(SetId::Affinity).clone();
         let mut outcome = Err(Error::Unstable);
         let mut keeps_clients = true;
         for attempt in 0..ATTEMPTS {
-            let observed = match observe(&mut self.rules, self.family, &affinity) {
-                // The table went meanwhile.
-                Err(error) if error.errno() == Some(Errno::ENOENT) => continue,
-                observed => observed?,
-            };
             let mut applied = Applied::new(options.clone());
             let state = &self.state;
             let ports = map
                 .iter()
                 .filter(|port| port.name.family == self.family && !state.has_failed(&port.name));
             let change = Change::new(&applied, ports.map(|port| (&port.name, Some(port))));
-            let routes = change.routes(&options);
-            let node = map.this_node().map(|node| &*node.addresses);
-            let node = node.unwrap_or_default();
-            let mut clients = observed.affinity;
-            clients.retain(|client| keeps_clients && routes.may_stay(client, &options, node));
+            let routes = &change.preserved;
+            let observed = match observe(&mut self.rules, self.family, routes) {
+                // The table went meanwhile.
+                Err(error) if error.errno() == Some(Errno::ENOENT) => continue,
+                observed => observed?,
+            };
+            let mut clients = observed.clients;
+            clients.retain(|(_, clients)| keeps_clients && !clients.is_empty());
             let has_clients = !clients.is_empty();
             let is_checked = attempt < UNCHANGED;
             let clients = (observed.exists || !is_checked).then_some(clients);
@@ -437,18 +443,25 @@ impl FamilyTable {
     /// # Errors
     /// When the kernel refused that.
     pub fn delete_stale_clients(&mut self) -> Result<(), Error> {
-        let Some(applied) = &self.applied else {
+        if self.applied.is_none() {
             // The table is written anew, with only those clients that stay.
             return Ok(());
-        };
-        let outcome = self
-            .stale_clients
-            .delete(&mut self.rules, &applied.options, &self.sets);
+        }
+        let outcome = self.stale_clients.delete(&mut self.rules);
         if let Err(error) = &outcome {
             let why = format!("clients may be sent to endpoints that are gone: {error}");
             self.state.leave_unfinished(why);
         }
         outcome
+    }
+
+    /// Returns how many connections began whose clients there was no room to remember, as far as
+    /// that was read just now, and logs whose clients they are.
+    pub fn count_refused_clients(&mut self) -> u64 {
+        let applied = self.applied.as_ref();
+        applied.map_or(0, |applied| {
+            self.refused_clients.count(&mut self.rules, applied)
+        })
     }
 }
 

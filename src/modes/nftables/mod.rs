@@ -16,6 +16,7 @@ pub(super) mod explain;
 mod family;
 mod observe;
 pub mod plan;
+mod refused_clients;
 pub mod render;
 mod stale_clients;
 #[cfg(test)]
@@ -49,17 +50,23 @@ use crate::{
     services::{Changes, Namespaces, ServiceMap},
 };
 
-/// What kube-proxy counts in this mode.
-pub const UNWRITTEN: [UnwrittenCounter; 2] = [
+/// What this mode counts; the first two as kube-proxy does.
+pub const UNWRITTEN: [UnwrittenCounter; 3] = [
     (
         Unwritten::Rules,
-        "nftables_sync",
+        "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
         "Changes that could not be written.",
     ),
     (
         Unwritten::Remnants,
-        "nftables_cleanup",
+        "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
         "Removals of what is no longer needed that failed.",
+    ),
+    (
+        Unwritten::Clients,
+        "tripod_nftables_affinity_refused_total",
+        "New connections whose clients are not remembered, because as many clients of the \
+         ServicePort as there is room for already are; the log names it.",
     ),
 ];
 
@@ -72,8 +79,8 @@ pub const REQUIRED: [NftPart; 5] = [
     NftPart::Ranges,
 ];
 
-/// How often notifications of the kernel are read, and clients forgotten whose
-/// endpoints are gone.
+/// How often notifications of the kernel are read, clients forgotten whose endpoints are gone, and
+/// clients counted for whom there was no room.
 const CHECK: Duration = Duration::from_millis(250);
 
 /// Why nftables mode cannot run or did not sync.
@@ -255,6 +262,7 @@ impl Mode for Nftables {
             let mut were_late = false;
             for (_, served) in self.families.present_mut() {
                 served.delete_stale_clients(&*self.setup.metrics);
+                served.count_refused_clients(&*self.setup.metrics);
                 were_late |= served.table.were_late();
             }
             if were_late {

@@ -1,14 +1,17 @@
 //! What is read of a table before it is written anew.
 
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::{applied::TABLE, diff::Routes};
 use crate::{
     kernel::{
         netlink::Error,
-        nftables::{Element, Rules, Set, Table},
+        nftables::{Element, ListedSet, Rules, Set, Table},
     },
     net::Family,
 };
-
-use super::applied::TABLE;
 
 /// A table as it was at one moment.
 #[derive(Debug)]
@@ -18,16 +21,16 @@ pub struct Observed {
     pub generation: u32,
     /// Whether there is such a table.
     pub exists: bool,
-    /// Clients that stay on their endpoints.
-    pub affinity: Vec<Element>,
+    /// Maps of clients, with the clients that stay on their endpoints.
+    pub clients: Vec<(Arc<Set>, Vec<Element>)>,
 }
 
-/// Returns what is to be preserved of the family's table; nothing else is read, for that
-/// takes longer than writing it. `affinity` is the map of clients.
+/// Returns what is to be preserved of the family's table: the clients that have one of
+/// `routes`. Nothing else is read, for that takes longer than writing it.
 ///
 /// # Errors
 /// When the kernel refuses, or the table changes meanwhile.
-pub fn observe(rules: &mut Rules, family: Family, affinity: &Set) -> Result<Observed, Error> {
+pub fn observe(rules: &mut Rules, family: Family, routes: &Routes) -> Result<Observed, Error> {
     let generation = rules.generation()?;
     let exists = rules
         .tables(family)?
@@ -36,14 +39,24 @@ pub fn observe(rules: &mut Rules, family: Family, affinity: &Set) -> Result<Obse
     let mut observed = Observed {
         generation,
         exists,
-        affinity: Vec::new(),
+        clients: Vec::new(),
     };
-    if exists {
-        let table = Table::new(family, TABLE);
-        // One that an older program made may be of another type.
-        let alike = rules.sets(&table)?.iter().any(|listed| listed.is(affinity));
-        if alike {
-            observed.affinity = rules.elements(&table, affinity)?;
+    if !exists || routes.is_empty() {
+        return Ok(observed);
+    }
+    let table = Table::new(family, TABLE);
+    let listed = rules.sets(&table)?;
+    let listed: HashMap<&str, &ListedSet> = listed
+        .iter()
+        .map(|listed| (&*listed.set.name, listed))
+        .collect();
+    for map in routes.maps() {
+        let set = map.set();
+        // One that another program made may be of another type.
+        if listed.get(&*set.name).is_some_and(|listed| listed.is(&set)) {
+            let mut elements = rules.elements(&table, &set)?;
+            elements.retain(|client| routes.contain(map, client));
+            observed.clients.push((set, elements));
         }
     }
     Ok(observed)

@@ -1,6 +1,6 @@
 //! Clients that were sent to an endpoint and must not be sent there again, because it
-//! is gone. The map of clients can only be searched as a whole, which takes longer the
-//! larger it is: it is searched for a small share of the time at most, for all
+//! is gone. A map of clients can only be searched as a whole, which takes longer the
+//! larger it is: maps are searched for a small share of the time at most, for all
 //! endpoints that were removed meanwhile.
 
 use std::time::Duration;
@@ -13,12 +13,9 @@ use super::{
     Error,
     applied::TABLE,
     diff::{Change, Routes},
-    plan::{Options, Sets},
+    plan::ClientMap,
 };
-use crate::{
-    kernel::nftables::{Element, Failure, Refused, Rules, Set, Table, Transaction},
-    modes::nftables::plan::SetId,
-};
+use crate::kernel::nftables::{Element, Failure, Refused, Rules, Table, Transaction};
 
 /// After a search, there is none for this many times as long as it took.
 const PAUSE_FACTOR: u32 = 10;
@@ -37,11 +34,12 @@ pub struct StaleClients {
     is_late: bool,
     /// Whether entries were deleted late.
     were_late: bool,
-    /// Whether they were searched for, and some may have been left out.
-    is_repeated: bool,
+    /// Maps that were searched, and where some may have been left out.
+    repeated: HashSet<ClientMap>,
 }
 
-/// What a search found.
+/// What a search of a map found.
+#[derive(Default)]
 struct Searched {
     /// How many clients there were.
     listed: usize,
@@ -57,10 +55,10 @@ impl StaleClients {
         self.routes.remove(&change.preserved);
     }
 
-    /// Drops them: the map of clients was written anew, without them.
+    /// Drops them: the maps of clients were written anew, without them.
     pub fn clear(&mut self) {
         self.routes = Routes::default();
-        self.is_repeated = false;
+        self.repeated.clear();
         self.were_late |= std::mem::take(&mut self.is_late);
     }
 
@@ -70,16 +68,11 @@ impl StaleClients {
         std::mem::take(&mut self.were_late)
     }
 
-    /// Deletes the entries of these clients, unless the map was searched just now.
+    /// Deletes the entries of these clients, unless maps were searched just now.
     ///
     /// # Errors
-    /// When the kernel refuses. They are tried again.
-    pub fn delete(
-        &mut self,
-        rules: &mut Rules,
-        options: &Options,
-        sets: &Sets,
-    ) -> Result<(), Error> {
+    /// When the kernel refuses for a map, the first such error. It is tried again.
+    pub fn delete(&mut self, rules: &mut Rules) -> Result<(), Error> {
         let now = Instant::now();
         if self.routes.is_empty() {
             return Ok(());
@@ -88,20 +81,34 @@ impl StaleClients {
             self.is_late = true;
             return Ok(());
         }
-        let outcome = self.search(rules, options, sets.get(SetId::Affinity));
+        let mut outcome = Ok(());
+        for map in self.routes.maps().cloned().collect::<Vec<_>>() {
+            let Searched { listed, stale } = match self.search(rules, &map) {
+                Ok(searched) => searched,
+                Err(error) => {
+                    outcome = outcome.and(Err(error));
+                    continue;
+                }
+            };
+            self.were_late |= self.repeated.contains(&map) && stale > 0;
+            if stale == 0 || listed <= LISTED_AT_ONCE {
+                self.routes.remove_map(&map);
+                self.repeated.remove(&map);
+            } else {
+                self.repeated.insert(map);
+            }
+        }
         let rest = now
             .elapsed()
             .saturating_mul(PAUSE_FACTOR)
             .max(Duration::from_millis(1));
         self.not_before = Some(Instant::now() + rest);
-        self.is_late |= outcome.is_err();
-        let Searched { listed, stale } = outcome?;
-        let is_repeated = std::mem::replace(&mut self.is_repeated, true);
-        self.were_late |= std::mem::take(&mut self.is_late) || is_repeated && stale > 0;
-        if stale == 0 || listed <= LISTED_AT_ONCE {
-            self.clear();
+        if outcome.is_err() {
+            self.is_late = true;
+        } else {
+            self.were_late |= std::mem::take(&mut self.is_late);
         }
-        Ok(())
+        outcome
     }
 
     /// Returns true if [`take_late`](Self::take_late) would.
@@ -109,21 +116,20 @@ impl StaleClients {
         self.were_late
     }
 
-    fn search(
-        &self,
-        rules: &mut Rules,
-        options: &Options,
-        clients: &std::sync::Arc<Set>,
-    ) -> Result<Searched, Error> {
-        let table = Table::new(options.family, TABLE);
-        let mut left: Vec<Element> = rules.elements(&table, clients)?;
+    fn search(&self, rules: &mut Rules, map: &ClientMap) -> Result<Searched, Error> {
+        let (table, clients) = (Table::new(map.port.family, TABLE), map.set());
+        let mut left: Vec<Element> = match rules.elements(&table, &clients) {
+            // It went with its ServicePort.
+            Err(error) if error.errno() == Some(Errno::ENOENT) => return Ok(Searched::default()),
+            listed => listed?,
+        };
         let listed = left.len();
-        left.retain(|client| self.routes.are_of(client, options));
+        left.retain(|client| self.routes.contain(map, client));
         let stale = left.len();
         let searched = Searched { listed, stale };
         while !left.is_empty() {
             let mut transaction = Transaction::new(table.clone());
-            transaction.delete_elements(clients, left.clone());
+            transaction.delete_elements(&clients, left.clone());
             let refused = match rules.run(&transaction, None) {
                 Ok(()) => return Ok(searched),
                 Err(Failure::Refused(refused)) => refused,

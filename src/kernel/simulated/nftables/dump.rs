@@ -13,6 +13,7 @@ use crate::kernel::{
 const CHAIN_HANDLE: u16 = 2;
 const CHAIN_POLICY: u16 = 5;
 const CHAIN_USE: u16 = 6;
+const RULE_CHAIN: u16 = 2;
 const RULE_HANDLE: u16 = 3;
 const SET_HANDLE: u16 = 16;
 /// `NFTA_SET_ELEM_LIST_TABLE`, `_SET` and `_ELEMENTS`
@@ -65,7 +66,9 @@ impl Ruleset {
                 })
                 .collect(),
             libc::NFT_MSG_GETRULE => tables
-                .flat_map(|(_, table)| table.chains.values().flat_map(|chain| &chain.rules))
+                .flat_map(|(_, table)| &table.chains)
+                .filter(|(name, _)| text(RULE_CHAIN).is_none_or(|asked| asked == *name))
+                .flat_map(|(_, chain)| &chain.rules)
                 .map(|rule| {
                     let message = answer(kind(libc::NFT_MSG_NEWRULE), family);
                     rule.attributes

@@ -1,6 +1,6 @@
 //! What the expressions of a rule do with a packet.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use super::{
     Set, Table,
@@ -154,19 +154,34 @@ impl Evaluation<'_> {
                 data: Some(data),
                 timeout,
                 ..
-            } => {
-                // The client, what it called, and the endpoint.
-                let length = usize::from(self.family.bits() / 8);
-                run.way.updates.push(Update {
-                    set: set.clone(),
-                    key: run.octets(*key, 2 * length + 8),
-                    data: Some(run.octets(*data, length + 4)),
-                    timeout: *timeout,
-                });
-            }
+            } => return self.update(table, set, (*key, *data), *timeout, run),
             Expression::Counter { .. } | Expression::ToNetworkOrder { len: 1, .. } => {}
             other => panic!("the simulated kernel does not know {other:?}"),
         }
+        Step::On
+    }
+
+    /// Records that the packet updates a map, whose data are endpoints.
+    fn update(
+        &self,
+        table: &Table,
+        set: &Arc<str>,
+        (key, data): (Register, Register),
+        timeout: Option<Duration>,
+        run: &mut Running,
+    ) -> Step {
+        let Some(there) = table.sets.get(&**set) else {
+            return Step::NextRule;
+        };
+        let types = there.declared.key.types();
+        let of_key = types.iter().map(|of| of.len().next_multiple_of(4)).sum();
+        let address = usize::from(self.family.bits() / 8);
+        run.way.updates.push(Update {
+            set: Arc::clone(set),
+            key: run.octets(key, of_key),
+            data: Some(run.octets(data, address + 4)),
+            timeout,
+        });
         Step::On
     }
 

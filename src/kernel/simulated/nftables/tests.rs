@@ -94,6 +94,10 @@ fn add(transaction: &mut Transaction, sets: &Sets, (what, one, other): (u8, u8, 
             let rule = Rule::new([found, Statement::Verdict(Verdict::Drop)]);
             transaction.add_rule(chain(one), rule);
         }
+        8 if one == 0 => {
+            let all = [&sets.keys, &sets.verdicts, &sets.ranges, &sets.of_pairs];
+            transaction.delete_set(all[usize::from(other % 4)]);
+        }
         8 => {
             for set in [&sets.keys, &sets.verdicts, &sets.ranges, &sets.of_pairs] {
                 transaction.add_set(set);

@@ -143,6 +143,7 @@ impl Table {
                 Ok(had)
             }
             libc::NFT_MSG_NEWSET => self.new_set(message, handle),
+            libc::NFT_MSG_DELSET => self.delete_set(text(message, SET_NAME)?),
             libc::NFT_MSG_NEWSETELEM => self.new_elements(message),
             libc::NFT_MSG_DELSETELEM => self.delete_elements(message),
             _ => Err(Errno::EOPNOTSUPP),
@@ -256,6 +257,18 @@ impl Table {
         };
         self.sets.insert(name.to_owned(), Arc::new(set));
         Ok(true)
+    }
+
+    fn delete_set(&mut self, name: &str) -> Result<bool, Errno> {
+        let refers = |one: &Expression| match one {
+            Expression::Lookup { set, .. } | Expression::Dynset { set, .. } => **set == *name,
+            _ => false,
+        };
+        let rules = self.chains.values().flat_map(|chain| &chain.rules);
+        if rules.flat_map(|rule| &rule.expressions).any(refers) {
+            return Err(Errno::EBUSY);
+        }
+        self.sets.remove(name).map(|_| true).ok_or(Errno::ENOENT)
     }
 
     fn new_elements(&mut self, message: &Message<'_>) -> Result<bool, Errno> {

@@ -1,49 +1,41 @@
-//! Chains that ServicePorts share, one for each number of slots and the like: their
-//! number depends on the kinds of ServicePorts, not on how many ServicePorts there are.
+//! Chains that are there while a ServicePort needs them. ServicePorts share them, one for each
+//! number of slots and the like: their number depends on the kinds of ServicePorts, not on how
+//! many there are. Only ServicePorts with affinity or scheduler `rr` have chains of their own.
 
-use std::{iter::repeat_n, sync::Arc, time::Duration};
+use std::{iter::repeat_n, time::Duration};
 
 use super::{
     Options, Sets,
+    affinity::{self, ClientMap},
+    matches::{not_local, of_protocol},
+    names,
     sets::{self, SetId},
-    slots::LOCAL,
+    slots::{Endpoints, LOCAL},
 };
 use crate::{
     kernel::{
         nftables::{
-            Chain, ChainType, Ct, Direction, Dynset, DynsetOp, Field, Hook, Jhash, Mark, MarkValue,
-            Meta, Numgen, Rule, Statement, Target, Test, Value, Verdict,
+            Chain, Field, Jhash, Mark, MarkValue, Numgen, Rule, Set, Statement, Target, Verdict,
         },
         probe::NftPart,
     },
-    modes::detect_local::DetectLocal,
-    net::{Family, Protocol},
+    net::Family,
+    services::ServicePortName,
 };
-
-/// Bits of a connection's state and of its status (`enum ip_conntrack_info` and
-/// `enum ip_conntrack_status`).
-pub(super) const STATE_INVALID: u32 = 1;
-pub(super) const STATE_NEW: u32 = 8;
-pub(super) const STATUS_CONFIRMED: u32 = 8;
-pub(super) const STATUS_DNAT: u32 = 32;
-
-/// Just after the kernel translated destinations (`NF_IP_PRI_NAT_DST`).
-pub(super) const AFTER_DNAT: i32 = -99;
 
 /// The seed of the first draw by a hash; each further draw has the next number. Any
 /// numbers will do except 0, for which the kernel would take a random one.
 const SEED: u32 = 0x7472_6970;
 
-/// The chains to which [`Remember`](SharedChain::Remember) belongs.
-const REMEMBER: &str = "remember";
-
-/// A chain that ServicePorts share, and that is there while one needs it.
+/// A chain that is there while a ServicePort needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SharedChain {
     /// Chooses an endpoint.
     Pick(Pick),
-    /// Remembers for that time where a client was sent.
-    Remember(Duration),
+    /// Remembers in this map, for that time, where a client was sent.
+    Remember(ClientMap, Duration),
+    /// Does so in the map of clients that the caller belongs to.
+    RememberByCaller(ServicePortName, Duration),
     /// Sends new connections of clients that stay on their endpoint to the chains above.
     RememberHooks,
 }
@@ -60,19 +52,11 @@ pub struct Pick {
     pub called: Called,
     /// Callers whose source address is translated.
     pub masquerade: Masquerade,
-    /// Whether clients stay on their endpoint.
-    pub affinity: bool,
+    /// Where the endpoints on which clients stay are looked up before one is drawn; `None`: clients
+    /// do not stay.
+    pub affinity: Option<ClientMap>,
     /// By what a slot is chosen.
     pub scheduler: Scheduler,
-}
-
-/// Which slots of an address are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Endpoints {
-    /// The first slots, those of all endpoints.
-    All,
-    /// Those of endpoints on this node, where the address has others, too.
-    Local,
 }
 
 /// Kind of address that a client called.
@@ -103,8 +87,8 @@ pub enum Scheduler {
     /// By a hash of the client's address.
     SourceHash,
     /// One after the other. The kernel counts for each rule, so each ServicePort
-    /// has a chain of its own, which this names.
-    RoundRobin(Arc<str>),
+    /// has a chain of its own.
+    RoundRobin(ServicePortName),
 }
 
 impl SharedChain {
@@ -112,11 +96,16 @@ impl SharedChain {
     pub fn chains(&self, options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
         match self {
             SharedChain::Pick(pick) => vec![(Chain::new(pick.name()), pick.rules(options, sets))],
-            SharedChain::Remember(timeout) => {
-                let rules = remember(*timeout, options.family, sets);
-                vec![(Chain::new(remember_name(*timeout)), rules)]
+            SharedChain::Remember(map, timeout) => {
+                let name = affinity::chain_name(&map.port, Some(map.to), *timeout);
+                vec![(Chain::new(name), affinity::remember(map, *timeout))]
             }
-            SharedChain::RememberHooks => remember_hooks(options.family, sets),
+            SharedChain::RememberByCaller(port, timeout) => {
+                let rules = affinity::by_caller(port, *timeout, options, sets);
+                let name = affinity::chain_name(port, None, *timeout);
+                vec![(Chain::new(name), rules)]
+            }
+            SharedChain::RememberHooks => affinity::hooks(options.family, sets),
         }
     }
 
@@ -124,12 +113,13 @@ impl SharedChain {
     pub fn names(&self) -> Vec<String> {
         match self {
             SharedChain::Pick(pick) => vec![pick.name()],
-            SharedChain::Remember(timeout) => vec![remember_name(*timeout)],
-            SharedChain::RememberHooks => vec![
-                REMEMBER.to_owned(),
-                "remember-prerouting".to_owned(),
-                "remember-output".to_owned(),
-            ],
+            SharedChain::Remember(map, timeout) => {
+                vec![affinity::chain_name(&map.port, Some(map.to), *timeout)]
+            }
+            SharedChain::RememberByCaller(port, timeout) => {
+                vec![affinity::chain_name(port, None, *timeout)]
+            }
+            SharedChain::RememberHooks => affinity::SHARED.map(str::to_owned).into(),
         }
     }
 
@@ -155,18 +145,25 @@ impl Pick {
             Masquerade::NotLocal => name.push_str("-masquerade-not-local"),
             Masquerade::All => name.push_str("-masquerade"),
         }
-        if self.affinity {
-            name.push_str("-affinity");
-        }
         match &self.scheduler {
             Scheduler::Random => {}
             Scheduler::SourceHash => name.push_str("-sh"),
-            Scheduler::RoundRobin(owner) => {
-                name.push_str("-rr/");
-                name.push_str(owner);
-            }
+            Scheduler::RoundRobin(_) => name.push_str("-rr"),
         }
-        name
+        match (&self.affinity, &self.scheduler) {
+            (Some(map), _) => name + "-" + &map.name(),
+            (None, Scheduler::RoundRobin(port)) => name + "/" + &names::own(port),
+            (None, _) => name,
+        }
+    }
+
+    /// Returns the chain that draws an endpoint for clients that have none to stay on.
+    pub(super) fn without_affinity(&self) -> Pick {
+        Pick {
+            masquerade: Masquerade::None,
+            affinity: None,
+            ..self.clone()
+        }
     }
 
     fn rules(&self, options: &Options, sets: &Sets) -> Vec<Rule> {
@@ -181,18 +178,27 @@ impl Pick {
             }
             Masquerade::All => rules.push(Rule::new([mark()])),
         }
-        let to = |key: Vec<Field>, id: SetId| {
-            let target = Target::Map(key, (&**sets.get(id)).into());
-            Rule::new([Statement::Dnat(family, target)])
+        let to = |key: Vec<Field>, map: &Set| {
+            let target = Target::Map(key, map.into());
+            Statement::Dnat(family, target)
         };
-        if self.affinity {
-            rules.push(to(sets::client(family), SetId::Affinity));
+        if let Some(map) = &self.affinity {
+            let known = to(vec![Field::SourceAddress(family)], &map.set());
+            // `nft` takes no port without it.
+            let protocol = of_protocol(map.port.protocol);
+            let draw = SharedChain::Pick(self.without_affinity()).goto();
+            rules.push(Rule::new([protocol, known]));
+            rules.push(Rule::new([Statement::Verdict(draw)]));
+            return rules;
         }
         let (called, map) = match self.called {
             Called::Address => (sets::service(family), SetId::Endpoints),
             Called::NodePort => (sets::node_port(), SetId::NodePortEndpoints),
         };
-        let with = |slot: Field| to([called.clone(), vec![slot]].concat(), map);
+        let with = |slot: Field| {
+            let key = [called.clone(), vec![slot]].concat();
+            Rule::new([to(key, sets.get(map))])
+        };
         let draws = self.draws().into_iter().zip(SEED..);
         rules.extend(draws.map(|(modulus, seed)| with(self.slot(options, modulus, seed))));
         rules
@@ -250,113 +256,4 @@ impl Pick {
             }),
         }
     }
-}
-
-/// Returns what matches packets that do not come from a pod of this node, if that can be known.
-fn not_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
-    let (field, same) = local(detect, family)?;
-    let other = match same {
-        Test::Prefix(ip, length) => Test::NotPrefix(ip, length),
-        Test::Is(octets) => Test::IsNot(octets),
-        same => same,
-    };
-    Some(Statement::Match(field, other))
-}
-
-/// Returns what matches packets that come from a pod of this node, if that can be known.
-pub(super) fn is_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
-    local(detect, family).map(|(field, test)| Statement::Match(field, test))
-}
-
-fn local(detect: &DetectLocal, family: Family) -> Option<(Field, Test)> {
-    match detect {
-        DetectLocal::Unknown => None,
-        DetectLocal::Within(network) => Some((
-            Field::SourceAddress(family),
-            Test::Prefix(network.network(), network.prefix_len()),
-        )),
-        DetectLocal::Through(link) => {
-            let octets = match link.strip_suffix('+') {
-                // Only this part of the name is compared.
-                Some(prefix) => prefix.as_bytes().to_vec(),
-                None => Value::Name(link.clone()).octets(),
-            };
-            Some((Field::Meta(Meta::InputName), Test::Is(octets)))
-        }
-    }
-}
-
-fn remember_name(timeout: Duration) -> String {
-    format!("{REMEMBER}-{}", timeout.as_secs())
-}
-
-/// Returns a rule for each protocol, which has to be matched before ports of a connection
-/// are used.
-pub(super) fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
-    let of = |protocol: Protocol| {
-        let octets = vec![protocol.number()];
-        let matched = Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(octets));
-        Rule::new([matched, statement()])
-    };
-    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
-        .map(of)
-        .into()
-}
-
-/// Returns the fields of what the client called, in a packet that was translated.
-pub(super) fn called(family: Family) -> Vec<Field> {
-    let original = Some(Direction::Original);
-    vec![
-        Field::Ct(Ct::DestinationAddress(family), original),
-        Field::Meta(Meta::L4Proto),
-        Field::Ct(Ct::DestinationPort, original),
-    ]
-}
-
-/// Returns the rule that remembers a client. An entry that is there keeps its endpoint, and its
-/// timeout begins anew.
-fn remember(timeout: Duration, family: Family, sets: &Sets) -> Vec<Rule> {
-    each_protocol(|| {
-        let mut key = vec![Field::SourceAddress(family)];
-        key.extend(called(family));
-        Statement::Dynset(Dynset {
-            op: DynsetOp::Update,
-            set: (&**sets.get(SetId::Affinity)).into(),
-            key,
-            timeout: Some(timeout),
-            data: sets::endpoint(family),
-            counter: false,
-            limit: None,
-        })
-    })
-}
-
-fn remember_hooks(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
-    let timeouts = |key: Vec<Field>, id| {
-        each_protocol(|| Statement::VerdictMap(key.clone(), (&**sets.get(id)).into()))
-    };
-    let mut rules = timeouts(called(family), SetId::AffinityTimeouts);
-    let node_port = called(family).split_off(1);
-    rules.extend(timeouts(node_port, SetId::NodePortAffinityTimeouts));
-    let hook = |name, hook| {
-        // A packet that is repeated for want of an answer is new, too, and goes where the first one
-        // went, which may have left the Service since. The entry of the first one is confirmed by
-        // then (`nf_conntrack_confirm`).
-        let status = Field::Masked(
-            Box::new(Field::Ct(Ct::Status, None)),
-            STATUS_DNAT | STATUS_CONFIRMED,
-        );
-        let translated = Rule::new([
-            Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW)),
-            Statement::Match(status, Test::Is(Value::Number(STATUS_DNAT).octets())),
-            Statement::Verdict(Verdict::Jump(REMEMBER.into())),
-        ]);
-        let chain = Chain::base(name, ChainType::Filter, hook, AFTER_DNAT);
-        (chain, vec![translated])
-    };
-    vec![
-        (Chain::new(REMEMBER), rules),
-        hook("remember-prerouting", Hook::Prerouting),
-        hook("remember-output", Hook::Output),
-    ]
 }

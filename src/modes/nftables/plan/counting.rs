@@ -10,8 +10,9 @@ use std::net::SocketAddr;
 
 use super::{
     Options, Sets,
-    chains::{Called, STATUS_DNAT, called, each_protocol},
+    chains::Called,
     frontend::{Counter, Role, key},
+    matches::{STATUS_DNAT, called, each_protocol},
     sets::SetId,
 };
 use crate::{

@@ -3,15 +3,14 @@
 use ipnet::IpNet;
 
 use super::{
-    Options, Sets,
-    chains::{self, STATE_INVALID, STATE_NEW, STATUS_DNAT},
-    counting,
+    Options, Sets, counting,
+    matches::{STATE_INVALID, STATE_NEW, STATUS_DNAT, Side, is_local, is_nodes_own},
     sets::{self, SetId},
 };
 use crate::{
     kernel::{
         nftables::{
-            Chain, ChainType, Ct, Element, Fib, Field, Hook, Mark, MarkValue, Meta, Reject, Rule,
+            Chain, ChainType, Ct, Element, Field, Hook, Mark, MarkValue, Meta, Reject, Rule,
             Statement, Test, Value, Verdict, concat,
         },
         probe::NftPart,
@@ -28,9 +27,6 @@ const SNAT: i32 = 100;
 /// After destinations were translated: what still has a service address is to be
 /// refused.
 const FILTER: i32 = -90;
-/// `RTN_LOCAL` of `linux/rtnetlink.h`.
-const LOCAL: u32 = 2;
-
 const SERVICES: &str = "services";
 const REFUSE: &str = "refuse";
 const REFUSE_NODE_PORTS: &str = "refuse-node-ports";
@@ -85,13 +81,6 @@ fn range(network: &IpNet) -> Element {
         end,
         ..Element::new(first)
     }
-}
-
-/// Which of a packet's addresses is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    Source,
-    Destination,
 }
 
 struct Plan<'a> {
@@ -199,7 +188,7 @@ impl Plan<'_> {
         if self.options.node_ports.is_some() {
             statements.push(self.contained(vec![destination], SetId::NodePortAddresses));
         }
-        statements.push(self.is_nodes_own(Side::Destination));
+        statements.push(is_nodes_own(Side::Destination, self.options, self.sets));
         statements
     }
 
@@ -207,10 +196,10 @@ impl Plan<'_> {
     /// Cluster, as if the call had gone out to the load balancer and come back.
     fn by_caller(&self, from_cluster: &str, others: Rule) -> Vec<Rule> {
         let goto = || Statement::Verdict(Verdict::Goto(from_cluster.into()));
-        let pods = chains::is_local(&self.options.detect_local, self.family);
+        let pods = is_local(&self.options.detect_local, self.family);
         let mark = MarkValue::Or(self.options.masquerade_mark);
         let node = Rule::new([
-            self.is_nodes_own(Side::Source),
+            is_nodes_own(Side::Source, self.options, self.sets),
             Statement::SetMark(Mark::Packet, mark),
             goto(),
         ]);
@@ -227,22 +216,6 @@ impl Plan<'_> {
         } else {
             Statement::Verdict(Verdict::Drop)
         }
-    }
-
-    /// Matches where an address of the packet is one of the node's own.
-    fn is_nodes_own(&self, side: Side) -> Statement {
-        if self.options.features.contains(NftPart::Fib) {
-            let fib = Fib {
-                source: side == Side::Source,
-                input: false,
-            };
-            return Statement::Match(Field::Fib(fib), Test::Is(LOCAL.to_ne_bytes().to_vec()));
-        }
-        let address = match side {
-            Side::Source => Field::SourceAddress(self.family),
-            Side::Destination => Field::DestinationAddress(self.family),
-        };
-        self.contained(vec![address], SetId::NodeAddresses)
     }
 
     fn refuse(&self) -> Vec<Rule> {

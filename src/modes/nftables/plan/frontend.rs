@@ -19,8 +19,8 @@ pub(super) enum Role {
     Endpoints,
     /// What is refused.
     Refused,
-    /// How long clients stay on their endpoint.
-    Timeouts,
+    /// Where clients are remembered.
+    Affinity,
     /// What is counted.
     Counter(Counter),
 }
@@ -59,8 +59,8 @@ impl Role {
             (Role::Endpoints, Called::NodePort) => SetId::NodePortEndpoints,
             (Role::Refused, Called::Address) => SetId::Refused,
             (Role::Refused, Called::NodePort) => SetId::RefusedNodePorts,
-            (Role::Timeouts, Called::Address) => SetId::AffinityTimeouts,
-            (Role::Timeouts, Called::NodePort) => SetId::NodePortAffinityTimeouts,
+            (Role::Affinity, Called::Address) => SetId::AffinityServices,
+            (Role::Affinity, Called::NodePort) => SetId::AffinityNodePorts,
             (Role::Counter(counter), called) => match (counter, called) {
                 (Counter::Connections, Called::Address) => SetId::Connections,
                 (Counter::Connections, Called::NodePort) => SetId::NodePortConnections,

@@ -11,10 +11,13 @@
 //! So a change of endpoints changes elements of `endpoints` alone, unless the Service
 //! has many more or many less than before.
 
+mod affinity;
 mod chains;
 mod counting;
 mod fixed;
 mod frontend;
+mod matches;
+mod names;
 mod options;
 mod service;
 mod sets;
@@ -22,6 +25,7 @@ mod slots;
 mod unsupported;
 
 pub use self::{
+    affinity::ClientMap,
     chains::{Scheduler, SharedChain},
     counting::{Counting, counting},
     fixed::{Fixed, fixed},
@@ -29,6 +33,6 @@ pub use self::{
     options::{Features, Options, features},
     service::{ServiceElements, SharedElement, plan},
     sets::{SetId, Sets},
-    slots::{LOCAL, Slots, Taken},
+    slots::{Endpoints, Slots, Taken},
     unsupported::{scheduler, unsupported},
 };

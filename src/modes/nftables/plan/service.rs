@@ -1,17 +1,23 @@
 //! What one ServicePort needs.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
+use hashbrown::HashSet;
 use ipnet::IpNet;
 
 use super::{
     Options,
-    chains::{Called, Endpoints, Masquerade, Pick, Scheduler, SharedChain},
+    affinity::ClientMap,
+    chains::{Called, Masquerade, Pick, Scheduler, SharedChain},
     counting::counting,
     fixed::{BY_CALLER, NODE_PORTS_BY_CALLER},
     frontend::{Role, key},
     sets::SetId,
-    slots::{LOCAL, Slots, Taken},
+    slots::{Endpoints, LOCAL, Slots, Taken},
     unsupported,
 };
 use crate::{
@@ -58,6 +64,9 @@ pub struct ServiceElements {
     pub shared: Vec<SharedElement>,
     /// Chains that others may need as well.
     pub chains: Vec<SharedChain>,
+    /// Its maps of clients, each with the endpoints to which these clients may be sent, as the data
+    /// of the map.
+    pub clients: Vec<(ClientMap, HashSet<Box<[u8]>>)>,
 }
 
 /// Returns what a ServicePort of the options' family needs, whose endpoints have these
@@ -72,6 +81,7 @@ pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElem
         scheduler: unsupported::scheduler(port, &options.features),
         any: all.any_takes_connections(),
         seen: Vec::new(),
+        remembered: BTreeSet::new(),
         needs: ServiceElements::default(),
     };
     plan.cluster_ip();
@@ -88,6 +98,7 @@ pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElem
     }
     plan.hairpin();
     plan.count();
+    plan.clients();
     plan.needs.chains.sort();
     plan.needs.chains.dedup();
     plan.needs
@@ -104,7 +115,18 @@ struct Plan<'a> {
     any: bool,
     /// The frontends that have their elements already; a Service may name an address twice.
     seen: Vec<Frontend>,
+    /// The maps of clients that its chains write.
+    remembered: BTreeSet<Endpoints>,
     needs: ServiceElements,
+}
+
+/// Callers of a frontend that are served in the same way.
+struct Traffic<'a> {
+    from: Endpoints,
+    /// The map in which these clients are remembered.
+    clients: Endpoints,
+    masquerade: Masquerade,
+    slots: &'a Taken,
 }
 
 impl Plan<'_> {
@@ -133,18 +155,24 @@ impl Plan<'_> {
         if !self.any {
             return self.refuse(frontend);
         }
-        let slots = match self.port.internal_traffic_policy {
-            TrafficPolicy::Cluster => &self.slots.cluster,
-            TrafficPolicy::Local => &self.slots.local,
+        let (slots, clients) = match self.port.internal_traffic_policy {
+            TrafficPolicy::Cluster => (&self.slots.cluster, Endpoints::All),
+            TrafficPolicy::Local => (&self.slots.local, Endpoints::Local),
         };
         let masquerade = match (self.options.masquerade_all, &self.options.detect_local) {
             (true, _) => Masquerade::All,
             (false, DetectLocal::Unknown) => Masquerade::None,
             (false, _) => Masquerade::NotLocal,
         };
-        self.serve(frontend, Role::All, Endpoints::All, masquerade, slots);
+        let traffic = Traffic {
+            from: Endpoints::All,
+            clients,
+            masquerade,
+            slots,
+        };
+        self.serve(frontend, Role::All, traffic);
         self.fill(frontend, slots, 0);
-        self.remember(frontend);
+        self.remember(frontend, Some(clients));
     }
 
     fn external(&mut self, frontend: Frontend) {
@@ -156,25 +184,35 @@ impl Plan<'_> {
         }
         let Slots { cluster, local } = self.slots;
         self.fill(frontend, cluster, 0);
-        self.remember(frontend);
+        let mut traffic = Traffic {
+            from: Endpoints::All,
+            clients: Endpoints::All,
+            masquerade: Masquerade::All,
+            slots: cluster,
+        };
         if self.port.external_traffic_policy == TrafficPolicy::Cluster {
-            let all = Masquerade::All;
-            return self.serve(frontend, Role::All, Endpoints::All, all, cluster);
+            self.remember(frontend, Some(Endpoints::All));
+            return self.serve(frontend, Role::All, traffic);
         }
+        self.remember(frontend, None);
         let chain = match frontend.address {
             Some(_) => BY_CALLER,
             None => NODE_PORTS_BY_CALLER,
         };
         self.verdict(frontend, Role::All, Verdict::Goto(chain.into()));
         self.fill(frontend, local, LOCAL);
-        let none = Masquerade::None;
-        self.serve(frontend, Role::FromOutside, Endpoints::Local, none, local);
-        let (from, slots) = if cluster.endpoints.is_empty() {
-            (Endpoints::Local, local)
-        } else {
-            (Endpoints::All, cluster)
+        let from_outside = Traffic {
+            from: Endpoints::Local,
+            clients: Endpoints::Local,
+            masquerade: Masquerade::None,
+            slots: local,
         };
-        self.serve(frontend, Role::FromCluster, from, none, slots);
+        self.serve(frontend, Role::FromOutside, from_outside);
+        traffic.masquerade = Masquerade::None;
+        if cluster.endpoints.is_empty() {
+            (traffic.from, traffic.slots) = (Endpoints::Local, local);
+        }
+        self.serve(frontend, Role::FromCluster, traffic);
     }
 
     /// Only a Service that no client could reach is refused: where other nodes have
@@ -190,14 +228,8 @@ impl Plan<'_> {
         }
     }
 
-    fn serve(
-        &mut self,
-        frontend: Frontend,
-        role: Role,
-        from: Endpoints,
-        masquerade: Masquerade,
-        slots: &Taken,
-    ) {
+    fn serve(&mut self, frontend: Frontend, role: Role, traffic: Traffic<'_>) {
+        let slots = traffic.slots;
         let taken = u32::try_from(slots.endpoints.len()).unwrap_or(LOCAL);
         if taken == 0 {
             return self.verdict(frontend, role, Verdict::Drop);
@@ -206,14 +238,19 @@ impl Plan<'_> {
             Scheduler::RoundRobin(_) => taken,
             Scheduler::Random | Scheduler::SourceHash => slots.out_of,
         };
-        let pick = SharedChain::Pick(Pick {
+        let pick = Pick {
             slots,
-            from,
+            from: traffic.from,
             called: Called::of(&frontend),
-            masquerade,
-            affinity: self.affinity().is_some(),
+            masquerade: traffic.masquerade,
+            affinity: self.affinity().map(|_| self.client_map(traffic.clients)),
             scheduler: self.scheduler.clone(),
-        });
+        };
+        if pick.affinity.is_some() {
+            let draw = SharedChain::Pick(pick.without_affinity());
+            self.needs.chains.push(draw);
+        }
+        let pick = SharedChain::Pick(pick);
         self.verdict(frontend, role, pick.goto());
         self.needs.chains.push(pick);
     }
@@ -230,8 +267,7 @@ impl Plan<'_> {
         let set = Role::Endpoints.set(Called::of(&frontend));
         let elements = (first..).zip(&*slots.endpoints).map(|(slot, endpoint)| {
             let key = key(&frontend, &[Value::Number(slot)]);
-            let to = concat(&[Value::Ip(endpoint.ip()), Value::Port(endpoint.port())]);
-            (set, Element::with(key, Datum::Value(to.into())))
+            (set, Element::with(key, Datum::Value(octets(endpoint))))
         });
         self.needs.own.extend(elements);
     }
@@ -248,14 +284,43 @@ impl Plan<'_> {
         }
     }
 
-    fn remember(&mut self, frontend: Frontend) {
+    fn client_map(&self, to: Endpoints) -> ClientMap {
+        let port = self.port.name.clone();
+        ClientMap { port, to }
+    }
+
+    /// Has clients of a frontend remembered that may be sent `to` these endpoints; `None`: the
+    /// caller determines which.
+    fn remember(&mut self, frontend: Frontend, to: Option<Endpoints>) {
         let Some(timeout) = self.affinity() else {
             return;
         };
-        let chain = SharedChain::Remember(timeout);
-        self.verdict(frontend, Role::Timeouts, chain.goto());
-        let both = [chain, SharedChain::RememberHooks];
-        self.needs.chains.extend(both);
+        let maps = to.map_or(vec![Endpoints::All, Endpoints::Local], |to| vec![to]);
+        let chains = maps.iter();
+        let chains = chains.map(|to| SharedChain::Remember(self.client_map(*to), timeout));
+        let mut chains: Vec<SharedChain> = chains.collect();
+        if to.is_none() {
+            let name = self.port.name.clone();
+            chains.push(SharedChain::RememberByCaller(name, timeout));
+        }
+        if let Some(first) = chains.last() {
+            self.verdict(frontend, Role::Affinity, first.goto());
+        }
+        self.remembered.extend(maps);
+        self.needs.chains.extend(chains);
+        self.needs.chains.push(SharedChain::RememberHooks);
+    }
+
+    fn clients(&mut self) {
+        let Slots { cluster, local } = self.slots;
+        for to in std::mem::take(&mut self.remembered) {
+            let taken = match to {
+                Endpoints::All if !cluster.endpoints.is_empty() => cluster,
+                Endpoints::All | Endpoints::Local => local,
+            };
+            let endpoints = taken.endpoints.iter().map(octets).collect();
+            self.needs.clients.push((self.client_map(to), endpoints));
+        }
     }
 
     /// Without endpoints no client is served anyway.
@@ -329,4 +394,9 @@ impl Plan<'_> {
         let elements = ips.into_iter().map(SharedElement::Hairpin);
         self.needs.shared.extend(elements);
     }
+}
+
+/// Returns an endpoint as the data of maps.
+fn octets(endpoint: &SocketAddr) -> Box<[u8]> {
+    concat(&[Value::Ip(endpoint.ip()), Value::Port(endpoint.port())]).into()
 }

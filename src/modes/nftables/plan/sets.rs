@@ -46,14 +46,10 @@ pub enum SetId {
     ServiceCidrs,
     /// Endpoints that may be sent to themselves, twice each.
     Hairpin,
-    /// Client, service address, protocol, port: the endpoint that it was sent
-    /// to. Rules write it.
-    Affinity,
-    /// Service address, protocol, port: for how long clients stay on their
-    /// endpoint.
-    AffinityTimeouts,
+    /// Service address, protocol, port: the chain that remembers where clients were sent.
+    AffinityServices,
     /// The same for node ports.
-    NodePortAffinityTimeouts,
+    AffinityNodePorts,
     /// Service address, protocol, port, endpoint: how many connections there were.
     Connections,
     /// The same for node ports.
@@ -74,7 +70,7 @@ pub enum SetId {
 
 impl SetId {
     /// All of them, in the order in which they are added.
-    pub const ALL: [SetId; 26] = [
+    pub const ALL: [SetId; 25] = [
         SetId::Services,
         SetId::NodePorts,
         SetId::FromCluster,
@@ -90,9 +86,8 @@ impl SetId {
         SetId::ClusterIps,
         SetId::ServiceCidrs,
         SetId::Hairpin,
-        SetId::Affinity,
-        SetId::AffinityTimeouts,
-        SetId::NodePortAffinityTimeouts,
+        SetId::AffinityServices,
+        SetId::AffinityNodePorts,
         SetId::Connections,
         SetId::NodePortConnections,
         SetId::ToEndpoints,
@@ -120,9 +115,8 @@ impl SetId {
             SetId::ClusterIps => "cluster-ips",
             SetId::ServiceCidrs => "service-cidrs",
             SetId::Hairpin => "hairpin",
-            SetId::Affinity => "affinity",
-            SetId::AffinityTimeouts => "affinity-services",
-            SetId::NodePortAffinityTimeouts => "affinity-node-ports",
+            SetId::AffinityServices => "affinity-services",
+            SetId::AffinityNodePorts => "affinity-node-ports",
             SetId::Connections => "connections",
             SetId::NodePortConnections => "node-port-connections",
             SetId::ToEndpoints => "to-endpoints",
@@ -153,9 +147,8 @@ impl SetId {
             SetId::ClusterIps => "their other ports are refused",
             SetId::ServiceCidrs => "where no other address answers",
             SetId::Hairpin => "endpoints that call themselves are masqueraded",
-            SetId::Affinity => "clients, what they called, and where they were sent",
-            SetId::AffinityTimeouts | SetId::NodePortAffinityTimeouts => {
-                "how long clients stay on their endpoint"
+            SetId::AffinityServices | SetId::AffinityNodePorts => {
+                "where clients are remembered that stay on their endpoint"
             }
             SetId::Connections | SetId::NodePortConnections => "connections to endpoints",
             SetId::ToEndpoints | SetId::NodePortToEndpoints => "bytes from clients",
@@ -165,9 +158,6 @@ impl SetId {
         }
     }
 }
-
-/// Clients whose endpoints are remembered at most; each takes about 200 octets.
-const MOST_CLIENTS: u32 = 1 << 18;
 
 /// The sets of a family's table.
 #[derive(Clone, Debug)]
@@ -192,7 +182,6 @@ impl Sets {
             SetId::NodePortAddresses => options.node_ports.is_some(),
             SetId::NodeAddresses => !options.features.contains(NftPart::Fib),
             SetId::ServiceCidrs => !options.service_cidrs.is_empty(),
-            SetId::Affinity => options.features.contains(NftPart::DynamicMaps),
             SetId::Connections
             | SetId::NodePortConnections
             | SetId::ToEndpoints
@@ -222,11 +211,9 @@ pub(super) fn endpoint(family: Family) -> Vec<Field> {
     vec![Field::DestinationAddress(family), Field::DestinationPort]
 }
 
-/// Returns the fields of a key: the client, and what it calls.
-pub(super) fn client(family: Family) -> Vec<Field> {
-    let mut key = vec![Field::SourceAddress(family)];
-    key.extend(service(family));
-    key
+/// Returns the types of what names an endpoint with such an address.
+pub(super) fn of_endpoint(address: DataType) -> Vec<DataType> {
+    vec![address, DataType::Port]
 }
 
 /// A slot, as it stands in the declaration of a map: the number of slots is no
@@ -254,19 +241,19 @@ fn set(id: SetId, family: Family) -> Set {
         interval: true,
         ..keys(key)
     };
-    let of_endpoint = vec![address, DataType::Port];
+    let of_endpoint = of_endpoint(address);
     let counts = |key| Set {
         counter: true,
         ..keys(key)
     };
     let set = match id {
-        SetId::Services | SetId::FromCluster | SetId::FromOutside | SetId::AffinityTimeouts => {
+        SetId::Services | SetId::FromCluster | SetId::FromOutside | SetId::AffinityServices => {
             verdicts(of_service)
         }
         SetId::NodePorts
         | SetId::NodePortsFromCluster
         | SetId::NodePortsFromOutside
-        | SetId::NodePortAffinityTimeouts => verdicts(of_node_port),
+        | SetId::AffinityNodePorts => verdicts(of_node_port),
         SetId::Endpoints => slots(service(family)),
         SetId::NodePortEndpoints => slots(node_port()),
         SetId::Filtered | SetId::Refused => keys(of_service),
@@ -281,12 +268,6 @@ fn set(id: SetId, family: Family) -> Set {
         SetId::NodePortConnections | SetId::NodePortToEndpoints | SetId::NodePortFromEndpoints => {
             counts([of_node_port, of_endpoint].concat())
         }
-        SetId::Affinity => Set {
-            dynamic: true,
-            timeouts: true,
-            size: Some(MOST_CLIENTS),
-            ..Set::map(name, Type::Of(client(family)), endpoints())
-        },
     };
     Set {
         comment: Some(Comment::new(id.comment())),
@@ -294,7 +275,7 @@ fn set(id: SetId, family: Family) -> Set {
     }
 }
 
-fn address(family: Family) -> DataType {
+pub(super) fn address(family: Family) -> DataType {
     match family {
         Family::V4 => DataType::Ipv4,
         Family::V6 => DataType::Ipv6,

@@ -13,6 +13,15 @@ const MOST: u64 = 1024;
 /// slots of all endpoints.
 pub const LOCAL: u32 = 1 << 16;
 
+/// Which slots of an address are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Endpoints {
+    /// The first slots, those of all endpoints.
+    All,
+    /// Those of endpoints on this node, where the address has others, too.
+    Local,
+}
+
 /// The slots of a ServicePort.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slots {

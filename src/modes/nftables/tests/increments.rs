@@ -1,30 +1,23 @@
 //! Differences add up: whatever way leads from one set of Services to another,
 //! the table is the same in the end.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use proptest::prelude::*;
 
 use super::{
     super::{
         applied::Applied,
-        diff::{Batch, Change},
-        plan::{Features, Options, Sets},
+        diff::{Batch, Change, Routes},
+        plan::{ClientMap, Features, Options, Sets, Slots, plan},
     },
     model::Model,
     random,
     world::{exposed, on, scheduled, sticky},
 };
 use crate::{
-    kernel::{
-        nftables::{Datum, Element, Transaction, Value, concat},
-        probe::NftPart,
-    },
-    net::{Family, Protocol},
+    kernel::{nftables::Transaction, probe::NftPart},
+    net::Family,
     services::{Endpoints, ServicePort, ServicePortName, TrafficPolicy},
     simulation::cases,
 };
@@ -188,89 +181,70 @@ fn there_are_as_many_rules_with_many_services_as_with_few() {
     assert_eq!(rules(3), rules(2000));
 }
 
+/// Returns the routes that end when `port` takes effect, and the transaction.
+fn stale(applied: &mut Applied, port: &ServicePort) -> (Routes, String) {
+    let sets = Sets::new(applied.options.family);
+    let port = Arc::new(port.clone());
+    let change = Change::new(applied, [(&port.name, Some(&port))]);
+    let batch = change.batch(applied, &sets);
+    let stale = batch.change.stale.clone();
+    batch.change.commit(applied);
+    (stale, batch.transaction.to_string())
+}
+
 #[test]
 fn clients_are_forgotten_with_the_endpoints_that_go() {
     let family = Family::V4;
     let mut applied = Applied::new(options(family));
-    let port = |last: &[u16]| Arc::new(sticky(exposed(on(family, 1, last)), 60));
-    let mut stale = |port: Option<Arc<ServicePort>>| {
-        let name = super::world::service(family, 1).name;
-        let sets = Sets::new(family);
-        let change = Change::new(&applied, [(&name, port.as_ref())]);
-        let batch = change.batch(&applied, &sets);
-        let stale = batch.change.stale.clone();
-        batch.change.commit(&mut applied);
-        stale
-    };
-    assert!(stale(Some(port(&[1, 3]))).is_empty());
-    assert!(stale(Some(port(&[1, 3, 5]))).is_empty());
+    let port = |last: &[u16]| exposed(on(family, 1, last));
+    for (last, expected) in [(&[1, 3][..], 0), (&[1, 3, 5], 0), (&[3, 5], 1), (&[7], 2)] {
+        let (found, _) = stale(&mut applied, &sticky(port(last), 60));
+        assert_eq!(found.len(), expected, "{last:?}");
+    }
+    let (found, changes) = stale(&mut applied, &port(&[7]));
+    assert!(found.is_empty(), "the map goes with them");
+    let deleted: Vec<&str> = changes
+        .lines()
+        .filter(|l| l.starts_with("delete map"))
+        .collect();
     assert_eq!(
-        stale(Some(port(&[3, 5]))).len(),
-        [4; 2],
-        "each address and the node port"
+        deleted,
+        ["delete map ip tripod affinity/default/web-1/tcp/http"]
     );
-    assert_eq!(stale(None).len(), [8; 2]);
 }
 
-/// A client that called from outside must not stay on an endpoint of another node once the
-/// policy is Local; pods of this node may.
+/// Clients that may be sent to different endpoints are in different maps.
 #[test]
-fn clients_are_forgotten_whom_the_policy_sends_elsewhere() {
+fn the_maps_of_clients_follow_from_the_policies() {
+    use TrafficPolicy::{Cluster, Local};
     let family = Family::V4;
-    let mut options = options(family);
-    let mut applied = Applied::new(options.clone());
-    let port = |policy, last: &[u16]| {
-        let port = sticky(exposed(on(family, 1, last)), 60);
-        Arc::new(ServicePort {
-            external_traffic_policy: policy,
-            ..port
-        })
-    };
-    let sets = Sets::new(family);
-    let name = super::world::service(family, 1).name;
-    let mut stale = |policy, last: &[u16]| {
-        let port = port(policy, last);
-        let change = Change::new(&applied, [(&name, Some(&port))]);
-        let batch = change.batch(&applied, &sets);
-        let stale = batch.change.stale.clone();
-        batch.change.commit(&mut applied);
-        stale.len()
-    };
-    let (cluster, local) = (TrafficPolicy::Cluster, TrafficPolicy::Local);
-    assert_eq!(stale(cluster, &[1, 2, 3, 4]), [0; 2]);
-    let elsewhere = 2 * 3;
-    let at_three_frontends = [0, elsewhere];
-    assert_eq!(stale(local, &[1, 2, 3, 4]), at_three_frontends);
-    assert_eq!(stale(local, &[1, 2, 3, 4, 6]), [0; 2]);
-    assert_eq!(stale(cluster, &[1, 2, 3, 4, 6]), [0; 2]);
-
-    // The same for what a process finds when it starts.
-    let empty = Applied::new(options.clone());
-    let port = port(local, &[1, 2, 3, 4]);
-    let change = Change::new(&empty, [(&name, Some(&port))]);
-    let all = 4 * 4;
-    assert_eq!(change.routes(&options).len(), [all, all - elsewhere]);
-    options.features = Features::ALL.without(&[NftPart::DynamicMaps]);
-    assert_eq!(
-        change.routes(&options).len(),
-        [0; 2],
-        "there is no such map"
-    );
-}
-
-/// Returns a ServicePort with affinity and the external policy Local, of whose endpoints those
-/// `in_use` take traffic with policy Cluster.
-fn of_policy_local(family: Family, last: &[u16], in_use: &[u32]) -> Arc<ServicePort> {
-    let port = sticky(exposed(on(family, 1, last)), 60);
-    let endpoints = Endpoints {
-        cluster: in_use.into(),
-        ..Endpoints::clone(&port.endpoints)
-    };
-    Arc::new(ServicePort {
-        external_traffic_policy: TrafficPolicy::Local,
-        endpoints: Arc::new(endpoints),
-        ..port
-    })
+    // Of endpoints 1 to 4, those with an even number are on this node.
+    let (all, local) = (("affinity/", 4), ("affinity-local/", 2));
+    let cases: [(_, _, fn(ServicePort) -> ServicePort, &[_]); 6] = [
+        (Cluster, Cluster, exposed, &[all]),
+        (Cluster, Local, exposed, &[all, local]),
+        (Local, Cluster, exposed, &[all, local]),
+        (Local, Local, exposed, &[all, local]),
+        (Cluster, Local, |port| port, &[all]),
+        (Local, Cluster, |port| port, &[local]),
+    ];
+    for (internal, external, at, expected) in cases {
+        let port = ServicePort {
+            internal_traffic_policy: internal,
+            external_traffic_policy: external,
+            ..at(sticky(on(family, 1, &[1, 2, 3, 4]), 60))
+        };
+        let needs = plan(&port, &Slots::new(&port), &options(family));
+        let found: Vec<_> = needs
+            .clients
+            .iter()
+            .map(|(map, to)| (map.name(), to.len()))
+            .collect();
+        let name =
+            |(kind, count): &(&str, usize)| (format!("{kind}default/web-1/tcp/http"), *count);
+        let expected: Vec<_> = expected.iter().map(name).collect();
+        assert_eq!(found, expected, "{internal:?}, {external:?}");
+    }
 }
 
 /// Endpoints of this node that terminate go on for clients from outside, and not for pods of this
@@ -279,71 +253,25 @@ fn of_policy_local(family: Family, last: &[u16], in_use: &[u32]) -> Arc<ServiceP
 fn pods_are_forgotten_where_endpoints_that_terminate_are_for_outside_alone() {
     let family = Family::V4;
     let mut applied = Applied::new(options(family));
-    let sets = Sets::new(family);
     // Only the last one takes traffic with policy Cluster.
-    let port = |last: &[u16], in_use: u32| of_policy_local(family, last, &[in_use]);
-    let terminating = port(&[2], 0);
-    let name = &terminating.name;
-    let mut stale = |port: &Arc<ServicePort>| {
-        let change = Change::new(&applied, [(name, Some(port))]);
-        let batch = change.batch(&applied, &sets);
-        let stale = batch.change.stale.clone();
-        batch.change.commit(&mut applied);
-        stale.len()
-    };
-    assert_eq!(stale(&terminating), [0; 2]);
-    let frontends = 4;
-    let elsewhere_is_ready = port(&[2, 3], 1);
-    assert_eq!(stale(&elsewhere_is_ready), [frontends, 1]);
-}
-
-/// By its address the node itself is no pod: it is stale with an endpoint elsewhere, and
-/// clients from outside are not stale when an endpoint here is gone for pods only.
-#[test]
-fn the_node_is_forgotten_with_endpoints_elsewhere() {
-    let family = Family::V4;
-    let mut applied = Applied::new(options(family));
-    let sets = Sets::new(family);
-    let port = |last: &[u16], in_use: &[u32]| of_policy_local(family, last, in_use);
-    let change = |applied: &mut Applied, port: &Arc<ServicePort>| {
-        let change = Change::new(applied, [(&port.name, Some(port))]);
-        let routes = change.routes(&applied.options);
-        let batch = change.batch(applied, &sets);
-        let stale = batch.change.stale.clone();
-        batch.change.commit(applied);
-        (routes, stale)
-    };
-    let node_port = port(&[2], &[0]).node_port.expect("a node port");
-    let to = |port: &Arc<ServicePort>, at: usize| port.endpoints.all[at].address;
-    // Entries of a client at a node port.
-    let entry = |client: [u8; 4], to: SocketAddr| {
-        let key = concat(&[
-            Value::Ip(client.into()),
-            Value::Ip(IpAddr::from([10, 7, 0, 1])),
-            Value::Protocol(Protocol::Tcp.number()),
-            Value::Port(node_port),
-        ]);
-        let data = concat(&[Value::Ip(to.ip()), Value::Port(to.port())]);
-        Element {
-            data: Some(Datum::Value(data.into())),
-            ..Element::new(key)
+    let port = |last: &[u16], in_use: u32| {
+        let port = sticky(exposed(on(family, 1, last)), 60);
+        let endpoints = Endpoints {
+            cluster: [in_use].into(),
+            ..Endpoints::clone(&port.endpoints)
+        };
+        ServicePort {
+            external_traffic_policy: TrafficPolicy::Local,
+            endpoints: Arc::new(endpoints),
+            ..port
         }
     };
-    let node = IpAddr::from([10, 7, 0, 1]);
-    let (first, second) = (port(&[2, 3], &[0, 1]), port(&[2], &[0]));
-    let (here, elsewhere) = (to(&first, 0), to(&first, 1));
-    let (routes, _) = change(&mut applied, &first);
-    let of_node = entry([10, 7, 0, 1], elsewhere);
-    assert!(routes.may_stay(&of_node, &applied.options, &[node]));
-    assert!(!routes.may_stay(&of_node, &applied.options, &[]));
-    let (_, stale) = change(&mut applied, &second);
-    assert!(stale.are_of(&of_node, &applied.options));
-    assert!(!stale.are_of(&entry([10, 7, 0, 1], here), &applied.options));
-
-    change(&mut applied, &first);
-    let pods_go_elsewhere = port(&[2, 3], &[1]);
-    let (_, stale) = change(&mut applied, &pods_go_elsewhere);
-    assert!(!stale.are_of(&entry([10, 9, 0, 1], here), &applied.options));
+    let (found, _) = stale(&mut applied, &port(&[2], 0));
+    assert!(found.is_empty());
+    let (found, _) = stale(&mut applied, &port(&[2, 3], 1));
+    let maps: Vec<String> = found.maps().map(ClientMap::name).collect();
+    assert_eq!(maps, ["affinity/default/web-1/tcp/http"]);
+    assert_eq!(found.len(), 1);
 }
 
 /// What a kernel lacks is in none of the rules, and something takes its place.
@@ -371,7 +299,7 @@ fn rules_use_nothing_that_is_missing() {
         (NftPart::Hash, "jhash", "numgen random mod 2"),
         (NftPart::Fib, "fib", "ip saddr @node-addresses"),
         (NftPart::Reject, "reject", "@refused drop"),
-        (NftPart::DynamicMaps, "@affinity ", "jhash ip saddr mod 2"),
+        (NftPart::DynamicMaps, "@affinity/", "jhash ip saddr mod 2"),
     ];
     for (missing, word, instead) in cases {
         let rules = without(&[missing]);
@@ -379,7 +307,7 @@ fn rules_use_nothing_that_is_missing() {
         assert!(rules.contains(instead), "{instead}: {rules}");
     }
     let whole = without(&[]);
-    for word in ["numgen inc", "jhash", "fib", "reject", "update @affinity "] {
+    for word in ["numgen inc", "jhash", "fib", "reject", "update @affinity/"] {
         assert!(whole.contains(word), "{word}: {whole}");
     }
 }

@@ -14,20 +14,21 @@ use super::{
         Error,
         applied::TABLE,
         family::{Done, FamilyTable},
-        plan::{Options, SetId, Sets},
+        plan::{ClientMap, Endpoints, Options},
     },
     random,
-    world::{exposed, on, service, sticky},
+    world::{exposed, on, scheduled, service, sticky},
 };
 use crate::{
     kernel::{
         namespace::{in_namespace, ip},
         nftables::{
-            Contents, Datum, Element, Rules, Table, Transaction, Value, Verdict, Watcher, concat,
+            Contents, Datum, Element, Rules, Set, Table, Transaction, Value, Verdict, Watcher,
+            concat,
         },
     },
     net::{Family, Protocol},
-    services::{Changes, ServiceMap, ServicePort, ServicePortName},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy},
     simulation::cases,
 };
 
@@ -214,20 +215,25 @@ fn a_table_that_another_process_changed_is_written_anew() {
     });
 }
 
-/// An element of the map of clients: who was sent where.
-fn client(last: u8, to: u16) -> Element {
+/// An element of a map of clients: who was sent where.
+fn client(last: u16, to: u16) -> Element {
     let address = |network, last| Value::Ip(super::world::ip(FAMILY, network, last));
-    let key = [
-        address(0, last.into()),
-        address(96, 1),
-        Value::Protocol(6),
-        Value::Port(80),
-    ];
     let to = concat(&[address(244, to), Value::Port(8080)]);
     Element {
         timeout: Some(Duration::from_secs(60)),
-        ..Element::with(concat(&key), Datum::Value(to.into()))
+        ..Element::with(concat(&[address(0, last)]), Datum::Value(to.into()))
     }
+}
+
+/// Adds elements to the map of the clients of `port`.
+fn add_clients(port: &ServicePort, clients: Vec<Element>) {
+    let map = ClientMap {
+        port: port.name.clone(),
+        to: Endpoints::All,
+    };
+    let mut transaction = Transaction::new(Table::new(FAMILY, TABLE));
+    transaction.add_elements(&map.set(), clients);
+    Rules::open().unwrap().run(&transaction, None).unwrap();
 }
 
 /// The elements of the set of that name.
@@ -237,8 +243,9 @@ fn elements(name: &str) -> Vec<Element> {
     found.unwrap().1
 }
 
-fn clients() -> Vec<Element> {
-    let found = elements("affinity").into_iter();
+/// The clients of the first Service.
+fn clients(protocol: &str) -> Vec<Element> {
+    let found = elements(&format!("affinity/default/web-1/{protocol}/http")).into_iter();
     let mut found: Vec<Element> = found.map(Element::comparable).collect();
     found.sort_by(|a, b| a.key.cmp(&b.key));
     found
@@ -250,15 +257,12 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
         let mut table = Watched::open(FAMILY);
         let port = |last: &[u16]| [sticky(on(FAMILY, 1, last), 60)];
         table.full(&port(&[1, 3, 5]));
-        let sets = Sets::new(FAMILY);
-        let mut transaction = Transaction::new(Table::new(FAMILY, TABLE));
         let all = vec![client(1, 1), client(2, 3), client(3, 5)];
-        transaction.add_elements(sets.get(SetId::Affinity), all.clone());
-        Rules::open().unwrap().run(&transaction, None).unwrap();
         let now = port(&[3, 5]);
+        add_clients(&now[0], all.clone());
         table.follow(&now, &changed(&[&now[0]]));
         table.table.delete_stale_clients().unwrap();
-        assert_eq!(clients(), all[1..]);
+        assert_eq!(clients("tcp"), all[1..]);
         // One that comes back before the map is searched again is not forgotten.
         let [without, with] = [port(&[5]), port(&[3, 5])];
         for now in [without, with] {
@@ -268,7 +272,7 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
         // Another process, which knows one endpoint less.
         let mut table = Watched::open(FAMILY);
         table.full(&port(&[5, 7]));
-        assert_eq!(clients(), all[2..]);
+        assert_eq!(clients("tcp"), all[2..]);
     });
 }
 
@@ -290,12 +294,12 @@ fn a_repeated_packet_does_not_remember_a_client_at_an_endpoint_that_left() {
         let socket = UdpSocket::bind("10.0.0.1:4000").unwrap();
         let send = || socket.send_to(b"x", "10.96.0.1:80").unwrap();
         send();
-        assert_eq!(clients().len(), 1);
+        assert_eq!(clients("udp").len(), 1);
         let now = port(&[3]);
         table.follow(&now, &changed(&[&now[0]]));
         table.table.delete_stale_clients().unwrap();
         send();
-        assert_eq!(clients(), []);
+        assert_eq!(clients("udp"), []);
     });
 }
 
@@ -306,18 +310,13 @@ fn clients_of_a_long_list_are_searched_for_until_none_is_found() {
         let mut table = Watched::open(FAMILY);
         let port = |last: &[u16]| [sticky(on(FAMILY, 1, last), 60)];
         table.full(&port(&[1, 3]));
-        let sets = Sets::new(FAMILY);
-        let add = |clients: Vec<Element>| {
-            let mut transaction = Transaction::new(Table::new(FAMILY, TABLE));
-            transaction.add_elements(sets.get(SetId::Affinity), clients);
-            Rules::open().unwrap().run(&transaction, None).unwrap();
-        };
+        let add = |clients: Vec<Element>| add_clients(&port(&[3])[0], clients);
         add((0..200).map(|last| client(last, 3)).collect());
         add(vec![client(200, 1)]);
         let now = port(&[3]);
         table.follow(&now, &changed(&[&now[0]]));
         table.table.delete_stale_clients().unwrap();
-        assert_eq!(clients().len(), 200);
+        assert_eq!(clients("tcp").len(), 200);
         // One that was left out.
         add(vec![client(201, 1)]);
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -325,7 +324,34 @@ fn clients_of_a_long_list_are_searched_for_until_none_is_found() {
             assert!(Instant::now() < deadline, "there is no further search");
             table.table.delete_stale_clients().unwrap();
         }
-        assert_eq!(clients().len(), 200);
+        assert_eq!(clients("tcp").len(), 200);
+    });
+}
+
+/// The kernel chooses the size of a map that rules write, and does not say so.
+#[test]
+fn a_table_with_maps_of_clients_differs_in_nothing() {
+    in_namespace(|| {
+        let mut table = Watched::open(FAMILY);
+        let local = ServicePort {
+            external_traffic_policy: TrafficPolicy::Local,
+            ..exposed(on(FAMILY, 2, &[1, 2]))
+        };
+        let [first, second] = [sticky(on(FAMILY, 1, &[1, 3]), 60), sticky(local, 10_800)];
+        let both = vec![first.clone(), scheduled(second.clone(), "rr")];
+        for (now, count) in [(vec![], 0), (vec![first], 1), (both, 3), (vec![second], 2)] {
+            table.full(&now);
+            let found = table.table.compare(&map(&now), Options::usual(FAMILY));
+            assert_eq!(found.unwrap(), []);
+            let maps = contents(FAMILY).sets.into_iter();
+            let sizes: Vec<_> = maps.filter_map(|(set, _)| set.set.size).collect();
+            assert_eq!(sizes, vec![Set::MOST_DYNAMIC; count]);
+            // Some versions of nft abort on rules that they cannot list.
+            let listed = Command::new("nft")
+                .args(["list", "table", "ip", TABLE])
+                .output();
+            assert!(listed.unwrap().status.success());
+        }
     });
 }
 

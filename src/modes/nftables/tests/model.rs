@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use crate::kernel::nftables::{Datum, Element, Rule, Statement, Step, Transaction, Verdict};
+use crate::kernel::nftables::{
+    Datum, Element, Rule, Statement, Step, Target, Transaction, Verdict,
+};
 
 /// The first slot of endpoints on this node.
 const LOCAL: u32 = 65_536;
@@ -38,6 +40,10 @@ impl Model {
             Step::AddSet(set) => {
                 let new = self.sets.insert((*set.name).into(), Elements::new());
                 assert!(new.is_none(), "{step:?}");
+            }
+            Step::DeleteSet(set) => {
+                let was = self.sets.remove(&*set.name);
+                assert!(was.is_some(), "{step:?}");
             }
             Step::AddChain(chain) => drop(self.chains.entry(chain.name.to_string()).or_default()),
             Step::AddRule(chain, rule) => self.rules(chain).push(rule.clone()),
@@ -96,11 +102,27 @@ impl Model {
             if let Statement::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) = statement {
                 assert!(self.chains.contains_key(&**chain), "{statement}");
             }
+            if let Statement::In(_, set)
+            | Statement::NotIn(_, set)
+            | Statement::VerdictMap(_, set)
+            | Statement::Dnat(_, Target::Map(_, set)) = statement
+            {
+                assert!(self.sets.contains_key(&*set.name), "{statement}");
+            }
+            if let Statement::Dynset(dynset) = statement {
+                assert!(self.sets.contains_key(&*dynset.set.name), "{statement}");
+            }
         }
         for chain in self.chains.keys().filter(|chain| slots_of(chain).is_some()) {
-            let goto = Some(Datum::Verdict(Verdict::Goto(chain.as_str().into())));
+            let goto = Verdict::Goto(chain.as_str().into());
+            let rules = self.chains.values().flatten();
+            let in_rule = Statement::Verdict(goto.clone());
+            let in_element = Some(Datum::Verdict(goto));
             let mut elements = self.sets.values().flat_map(HashMap::values);
-            let used = elements.any(|element| element.data == goto);
+            let used = elements.any(|element| element.data == in_element)
+                || rules
+                    .flat_map(|rule| &rule.statements)
+                    .any(|one| *one == in_rule);
             assert!(used, "{chain} is of no use");
         }
     }
@@ -170,7 +192,12 @@ fn check_slots(frontend: &[u8], chain: &str, endpoints: &Elements) {
         endpoints.contains_key(&*key)
     };
     let taken = (first..first + slots).take_while(is_taken).count();
-    if rest.contains("-rr/") {
+    // What follows the slash is a name.
+    if rest
+        .split('/')
+        .next()
+        .is_some_and(|kind| kind.contains("-rr"))
+    {
         assert_eq!(taken, slots as usize, "{chain}");
     } else {
         assert!(taken > slots as usize / 4, "{taken} of {chain}");

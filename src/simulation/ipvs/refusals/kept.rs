@@ -36,7 +36,7 @@ struct Counted(AtomicU32);
 impl Metrics for Counted {
     fn conntrack_cleared(&self, _: Family, _: Duration, _: u64) {}
 
-    fn unwritten(&self, _: Family, _: Unwritten) {
+    fn unwritten(&self, _: Family, _: Unwritten, _: u64) {
         self.0.fetch_add(1, Relaxed);
     }
 }

@@ -1,0 +1,158 @@
+//! Session affinity: maps of clients, which rules write after the destination of a new
+//! connection was translated, and which are looked up before an endpoint is drawn.
+//!
+//! Each ServicePort has maps of its own, so that none can use up the room of another. Clients
+//! that may be sent to all endpoints are in one map and clients that may be sent to endpoints
+//! of this node alone in another: all clients of a map may be sent to the same endpoints,
+//! whichever of the ServicePort's addresses they call.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Options, Sets,
+    matches::{
+        STATE_NEW, STATUS_CONFIRMED, STATUS_DNAT, Side, called, each_protocol, is_local,
+        is_nodes_own,
+    },
+    names,
+    sets::{self, SetId},
+    slots::Endpoints,
+};
+use crate::{
+    kernel::nftables::{
+        Chain, ChainType, Comment, Ct, Data, Dynset, DynsetOp, Field, Hook, Rule, Set, Statement,
+        Test, Type, Value, Verdict,
+    },
+    net::Family,
+    services::ServicePortName,
+};
+
+/// Just after the kernel translated destinations (`NF_IP_PRI_NAT_DST`).
+const AFTER_DNAT: i32 = -99;
+
+/// The chains that all ServicePorts with affinity share: the last two are called by the kernel and
+/// jump to the first.
+pub(super) const SHARED: [&str; 3] = ["remember", "remember-prerouting", "remember-output"];
+
+/// A map of the clients of one ServicePort: client address to endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientMap {
+    /// The ServicePort.
+    pub port: ServicePortName,
+    /// The endpoints to which these clients may be sent.
+    pub to: Endpoints,
+}
+
+impl ClientMap {
+    /// Returns the name of the map.
+    pub fn name(&self) -> String {
+        let kind = match self.to {
+            Endpoints::All => "affinity",
+            Endpoints::Local => "affinity-local",
+        };
+        format!("{kind}/{}", names::own(&self.port))
+    }
+
+    /// Returns the map. Its size is left to the kernel, so that a small one takes little memory.
+    pub fn set(&self) -> Arc<Set> {
+        let address = sets::address(self.port.family);
+        let endpoint = Data::Values(Type::Named(sets::of_endpoint(address)));
+        let set = Set {
+            dynamic: true,
+            timeouts: true,
+            comment: Some(Comment::new("clients, and where they were sent")),
+            ..Set::map(&self.name(), Type::Named(vec![address]), endpoint)
+        };
+        Arc::new(set)
+    }
+}
+
+/// Returns the name of the chain that remembers clients of `port`: in the map of clients that may
+/// be sent `to` these endpoints, or in the one that the caller determines.
+pub(super) fn chain_name(
+    port: &ServicePortName,
+    to: Option<Endpoints>,
+    timeout: Duration,
+) -> String {
+    let kind = match to {
+        Some(Endpoints::All) => "",
+        Some(Endpoints::Local) => "-local",
+        None => "-by-caller",
+    };
+    let seconds = timeout.as_secs();
+    format!("remember-{seconds}{kind}/{}", names::own(port))
+}
+
+/// Returns the rules that remember a client in `map`. An entry that exists keeps its endpoint, and
+/// its timeout begins again.
+pub(super) fn remember(map: &ClientMap, timeout: Duration) -> Vec<Rule> {
+    let family = map.port.family;
+    let update = Statement::Dynset(Dynset {
+        op: DynsetOp::Update,
+        set: (&*map.set()).into(),
+        key: vec![Field::SourceAddress(family)],
+        timeout: Some(timeout),
+        data: sets::endpoint(family),
+        counter: false,
+        limit: None,
+    });
+    vec![
+        Rule::new([update, Statement::Verdict(Verdict::Return)]),
+        // A full map ends the rule above at its update (`nft_dynset_eval`).
+        Rule::new([Statement::Counter]).commented("there was no room for the client"),
+    ]
+}
+
+/// Returns the rules that remember clients of an address with an external policy of Local: pods of
+/// this node and the node itself may be sent to all endpoints.
+pub(super) fn by_caller(
+    port: &ServicePortName,
+    timeout: Duration,
+    options: &Options,
+    sets: &Sets,
+) -> Vec<Rule> {
+    let goto = |to| {
+        let chain = chain_name(port, Some(to), timeout);
+        Statement::Verdict(Verdict::Goto(chain.into()))
+    };
+    let pods = is_local(&options.detect_local, options.family);
+    let node = is_nodes_own(Side::Source, options, sets);
+    let inside = pods.into_iter().chain([node]);
+    let mut rules: Vec<Rule> = inside
+        .map(|matched| Rule::new([matched, goto(Endpoints::All)]))
+        .collect();
+    rules.push(Rule::new([goto(Endpoints::Local)]));
+    rules
+}
+
+/// Returns the chains that send new connections to the chains of their ServicePorts.
+pub(super) fn hooks(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
+    let chain_of = |key: Vec<Field>, id| {
+        each_protocol(|| Statement::VerdictMap(key.clone(), (&**sets.get(id)).into()))
+    };
+    let mut rules = chain_of(called(family), SetId::AffinityServices);
+    let node_port = called(family).split_off(1);
+    rules.extend(chain_of(node_port, SetId::AffinityNodePorts));
+    let [remember, prerouting, output] = SHARED;
+    let hook = |name, hook| {
+        // A packet that is repeated for want of an answer is new, too, and goes where the first one
+        // went, which may have left the Service since. The entry of the first one is confirmed by
+        // then (`nf_conntrack_confirm`).
+        let status = Field::Masked(
+            Box::new(Field::Ct(Ct::Status, None)),
+            STATUS_DNAT | STATUS_CONFIRMED,
+        );
+        let translated = Rule::new([
+            Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW)),
+            Statement::Match(status, Test::Is(Value::Number(STATUS_DNAT).octets())),
+            Statement::Verdict(Verdict::Jump(remember.into())),
+        ]);
+        let chain = Chain::base(name, ChainType::Filter, hook, AFTER_DNAT);
+        (chain, vec![translated])
+    };
+    vec![
+        (Chain::new(remember), rules),
+        hook(prerouting, Hook::Prerouting),
+        hook(output, Hook::Output),
+    ]
+}

@@ -1,0 +1,103 @@
+//! What rules match packets by.
+
+use super::{Options, Sets, sets::SetId};
+use crate::{
+    kernel::{
+        nftables::{Ct, Direction, Fib, Field, Meta, Rule, Statement, Test, Value},
+        probe::NftPart,
+    },
+    modes::detect_local::DetectLocal,
+    net::{Family, Protocol},
+};
+
+/// Bits of a connection's state and of its status (`enum ip_conntrack_info` and
+/// `enum ip_conntrack_status`).
+pub(super) const STATE_INVALID: u32 = 1;
+pub(super) const STATE_NEW: u32 = 8;
+pub(super) const STATUS_CONFIRMED: u32 = 8;
+pub(super) const STATUS_DNAT: u32 = 32;
+
+/// `RTN_LOCAL` of `linux/rtnetlink.h`.
+const LOCAL: u32 = 2;
+
+/// Which of a packet's addresses is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Source,
+    Destination,
+}
+
+/// Matches where an address of the packet is one of the node's own.
+pub(super) fn is_nodes_own(side: Side, options: &Options, sets: &Sets) -> Statement {
+    if options.features.contains(NftPart::Fib) {
+        let fib = Fib {
+            source: side == Side::Source,
+            input: false,
+        };
+        return Statement::Match(Field::Fib(fib), Test::Is(LOCAL.to_ne_bytes().to_vec()));
+    }
+    let address = match side {
+        Side::Source => Field::SourceAddress(options.family),
+        Side::Destination => Field::DestinationAddress(options.family),
+    };
+    let own = (&**sets.get(SetId::NodeAddresses)).into();
+    Statement::In(vec![address], own)
+}
+
+/// Returns what matches packets that do not come from a pod of this node, if that can be known.
+pub(super) fn not_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
+    let (field, same) = local(detect, family)?;
+    let other = match same {
+        Test::Prefix(ip, length) => Test::NotPrefix(ip, length),
+        Test::Is(octets) => Test::IsNot(octets),
+        same => same,
+    };
+    Some(Statement::Match(field, other))
+}
+
+/// Returns what matches packets that come from a pod of this node, if that can be known.
+pub(super) fn is_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
+    local(detect, family).map(|(field, test)| Statement::Match(field, test))
+}
+
+fn local(detect: &DetectLocal, family: Family) -> Option<(Field, Test)> {
+    match detect {
+        DetectLocal::Unknown => None,
+        DetectLocal::Within(network) => Some((
+            Field::SourceAddress(family),
+            Test::Prefix(network.network(), network.prefix_len()),
+        )),
+        DetectLocal::Through(link) => {
+            let octets = match link.strip_suffix('+') {
+                // Only this part of the name is compared.
+                Some(prefix) => prefix.as_bytes().to_vec(),
+                None => Value::Name(link.clone()).octets(),
+            };
+            Some((Field::Meta(Meta::InputName), Test::Is(octets)))
+        }
+    }
+}
+
+pub(super) fn of_protocol(protocol: Protocol) -> Statement {
+    let octets = vec![protocol.number()];
+    Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(octets))
+}
+
+/// Returns a rule for each protocol, which has to be matched before ports of a connection
+/// are used.
+pub(super) fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
+    let of = |protocol| Rule::new([of_protocol(protocol), statement()]);
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+        .map(of)
+        .into()
+}
+
+/// Returns the fields of what the client called, in a packet that was translated.
+pub(super) fn called(family: Family) -> Vec<Field> {
+    let original = Some(Direction::Original);
+    vec![
+        Field::Ct(Ct::DestinationAddress(family), original),
+        Field::Meta(Meta::L4Proto),
+        Field::Ct(Ct::DestinationPort, original),
+    ]
+}

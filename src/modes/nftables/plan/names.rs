@@ -1,0 +1,36 @@
+//! Names of what belongs to one ServicePort.
+
+use sha2::{Digest, Sha256};
+
+use crate::services::ServicePortName;
+
+/// Maximum number of characters that a name of ours ends with: a name of nf_tables has at most 255
+/// (`NFT_NAME_MAXLEN` of `linux/netfilter/nf_tables.h`). An API server accepts no ServicePort with
+/// a longer name, but a manifest may have one.
+const LONGEST: usize = 180;
+
+/// Returns a name for what is one ServicePort's own, of characters that `nft` takes.
+pub(super) fn own(port: &ServicePortName) -> String {
+    let protocol = port.protocol.to_string().to_lowercase();
+    let whole = format!("{}/{protocol}/{}", port.service, port.port);
+    if whole.len() <= LONGEST {
+        return whole;
+    }
+    let hash = Sha256::digest(&whole);
+    let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{protocol}/{hash}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::service_ports::port_name;
+
+    #[test]
+    fn no_name_is_too_long_for_nf_tables() {
+        let named = |name: &str| own(&port_name(name));
+        assert_eq!(named("shop/web:http"), "shop/web/tcp/http");
+        let long = |end: &str| named(&format!("{0}/{0}{end}:http", "a".repeat(252)));
+        assert!(long("b").len() <= LONGEST && long("b") != long("c"));
+    }
+}
