@@ -107,7 +107,7 @@ start() { # mode
         --hostname-override node >"/run/$1.log" 2>&1 &
     tripod_pid=$!
 }
-serves() { grep -q 'first sync: over' "/run/$1.log"; }
+serves() { grep -q "serving .* in $1 mode" "/run/$1.log"; }
 
 say "Tripod reads a folder: Service hello, 10.96.0.10 port 80. It serves it in nftables mode"
 if in_node "$tripod" probe >/run/probe 2>&1 && grep -q '^nftables *can run' /run/probe; then

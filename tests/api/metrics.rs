@@ -16,7 +16,7 @@ use super::{
     tls::Authority,
 };
 use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, eventually, get, run, tripod_binary,
+    Capture, Lab, Service, Tripod, eventually, get, run, tripod_binary,
     uml::{Profile, in_guest},
 };
 
@@ -213,7 +213,7 @@ fn rows(document: &str) -> BTreeMap<&str, Vec<&str>> {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn ipvs_mode_shows_what_the_document_says() {
-    run(Share::Alone, || {
+    run(|| {
         let mut metrics = BTreeMap::new();
         add(&mut metrics, "ipvs", &shown(&lab(), "ipvs"));
         let found: BTreeSet<&str> = metrics.keys().map(String::as_str).collect();

@@ -11,7 +11,7 @@ use super::{
     cluster::SERVICES, forward_proxy::ForwardProxy, lists::shop, objects::service, server::Server,
     tcp_server::TcpServer, tls::Authority,
 };
-use crate::lab::{Share, Tripod, eventually, run, tripod_binary};
+use crate::lab::{Tripod, eventually, run, tripod_binary};
 
 const SOON: Duration = Duration::from_secs(30);
 /// Not loopback's, to which no proxy leads.
@@ -44,7 +44,7 @@ pub fn command(tcp: &TcpServer) -> Command {
 }
 
 pub fn in_sandbox(body: impl AsyncFnOnce()) {
-    run(Share::Beside, || {
+    run(|| {
         for line in [
             "link set lo up",
             "addr add 192.0.2.1/32 dev lo",

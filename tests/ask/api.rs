@@ -13,7 +13,7 @@ use std::{
 use serde_json::Value;
 
 use super::{SOON, started, status, tripod};
-use crate::lab::{Capture, Lab, Service, Share, Tripod, eventually, get, run, tcp, tripod_binary};
+use crate::lab::{Capture, Lab, Service, Tripod, eventually, get, run, tcp, tripod_binary};
 
 const SOCKET: &str = "/run/tripod/tripod.sock";
 
@@ -222,7 +222,7 @@ fn many_idle_clients_take_few_descriptors_and_others_are_answered() {
 
 #[test]
 fn the_socket_is_roots_and_replaced_when_its_process_has_ended() {
-    run(Share::Beside, || {
+    run(|| {
         let lab = Lab::new(Capture::Redirect);
         let mut first = started(&lab, &[]);
         let socket = fs::metadata(SOCKET).expect("the socket");
@@ -275,7 +275,7 @@ fn the_socket_is_roots_and_replaced_when_its_process_has_ended() {
 
 #[test]
 fn a_socket_that_cannot_be_opened_stops_nothing_else() {
-    run(Share::Beside, || {
+    run(|| {
         let lab = Lab::new(Capture::Redirect);
         fs::write("/run/file", "").expect("a file");
         for (path, why) in [

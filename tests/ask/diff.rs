@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{Printed, SOON, started, started_in, started_in_with, tripod};
 use crate::lab::{
-    Capture, Host, Lab, Service, Share, Tripod, eventually, run, tripod_binary,
+    Capture, Host, Lab, Service, Tripod, eventually, run, tripod_binary,
     uml::{Profile, in_guest},
 };
 
@@ -81,7 +81,7 @@ fn changes_are_named(lab: &Lab, changes: &[Change]) {
 
 /// Makes `changes` beside a proxy that `start` starts, which serves a Service.
 fn beside(capture: Capture, start: impl FnOnce(&Lab) -> Tripod, changes: &[Change]) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(capture);
         let web = Service::new("web", 1).with_external_ip();
         lab.add_backends(&["a", "b"]).publish(&web, &["a", "b"]);
@@ -223,7 +223,7 @@ fn ended_listeners_are_named(lab: &Lab, ports: &[(u16, &[&str])]) {
 
 #[test]
 fn listeners_of_userspace_mode() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Local);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -244,7 +244,7 @@ fn listeners_of_userspace_mode() {
 
 #[test]
 fn listeners_of_node_ports_on_localhost() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1).with_node_port();
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -323,7 +323,7 @@ fn endless_programs(node: &Host) -> String {
 /// not end.
 #[test]
 fn nothing_is_asked_of_a_mode_in_its_first_sync() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{SOON, diff::Change, started, started_in, tripod};
 use crate::lab::{
-    BACKEND_PORT, Capture, Lab, Service, Share, Tripod, ask, eventually, run, say, tcp,
+    BACKEND_PORT, Capture, Lab, Service, Tripod, ask, eventually, run, say, tcp,
     uml::{Profile, in_guest},
 };
 
@@ -90,7 +90,7 @@ fn who_gets_no_packets_is_named_with_the_reason() {
 /// families, is named with the chain that has it.
 #[test]
 fn policies_of_others_that_drop_what_is_forwarded_are_named() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -130,7 +130,7 @@ fn policies_of_others_that_drop_what_is_forwarded_are_named() {
 /// What Tripod's sockets get passes INPUT.
 #[test]
 fn policies_of_others_that_drop_what_is_relayed_are_named() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -160,7 +160,7 @@ fn through_the_node(service: Service) -> Service {
 /// What conntrack holds of `to`, with one connection open from the client pod, while the
 /// Service moves from backend `a` to `b`.
 fn a_connection_is_followed(mode: &str) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = match mode {
             "ipvs" => through_the_node(Service::new("web", 1)),
@@ -238,7 +238,7 @@ fn connections_to_an_endpoint_that_went_are_stale_in_ipvs_mode() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_connection_that_ipvs_did_not_see_begin_is_stale() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = through_the_node(Service::new("web", 1));
         let other = Service::new("other", 2);
@@ -380,7 +380,7 @@ fn what_is_gone_is_missing(
     named: &str,
     breakage: &str,
 ) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(capture);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -470,7 +470,7 @@ fn what_is_gone_is_missing_in_iptables_mode() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn in_ipvs_mode() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1);
         lab.add_backends(&["a", "b"]).publish(&web, &["a", "b"]);

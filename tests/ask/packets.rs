@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{SOON, started, started_in_with, tripod};
 use crate::lab::{
-    Capture, Host, Lab, Service, Share, Tripod, ask_from_within, eventually, run,
+    Capture, Host, Lab, Service, Tripod, ask_from_within, eventually, run,
     uml::{Profile, in_guest},
 };
 
@@ -133,7 +133,7 @@ fn come_out_as_explained(
     start: impl FnOnce(&Lab) -> Tripod,
     depends: &[(&str, &str)],
 ) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(capture);
         lab.add_backends(&["a", "b"]);
         lab.node.ip(&[&format!("addr add {SECOND}/24 dev eth0")]);

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::started;
-use crate::lab::{Browser, Capture, Lab, Service, Share, Tripod, eventually, figure, get, run};
+use crate::lab::{Browser, Capture, Lab, Service, Tripod, eventually, figure, get, run};
 
 const PAGE: &str = "http://127.0.0.1:10249/";
 const SOON: Duration = Duration::from_secs(20);
@@ -384,7 +384,7 @@ fn list(objects: impl Iterator<Item = [Value; 2]>) -> String {
 
 #[test]
 fn five_thousand_services_load_and_filter_in_bounded_time() {
-    run(Share::Beside, || {
+    run(|| {
         let lab = Lab::new(Capture::Local);
         let many = (0..MANY).map(|n| objects(n, &format!("ns-{}", n % 7), &format!("s{n:04}"), 2));
         lab.write("many.yaml", &list(many));

@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Printed, SOON, started, started_in, started_in_with, status, tripod};
 use crate::lab::{
-    Capture, Lab, ProgramFault, Programs, Service, Share, Tripod, eventually, get, run,
-    tripod_binary,
+    Capture, Lab, ProgramFault, Programs, Service, Tripod, eventually, get, run, tripod_binary,
 };
 
 /// Waits until `tripod status` exits with `code`.
@@ -30,7 +29,7 @@ fn balanced() -> Service {
 
 #[test]
 fn a_node_that_falls_back_to_userspace_mode_warns_of_network_policies() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Local);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -116,7 +115,7 @@ fn a_healthy_proxy_says_what_it_is() {
 /// `first`.
 #[test]
 fn what_is_not_in_force_has_its_reason() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let [first, late] = [Service::new("first", 1), Service::new("late", 2)];
@@ -195,7 +194,7 @@ fn what_is_not_in_force_has_its_reason() {
 /// name.
 #[test]
 fn a_node_object_that_is_missing_makes_it_unhealthy_where_something_depends_on_it() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1).with_node_port();
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -229,7 +228,7 @@ fn a_node_object_that_is_missing_makes_it_unhealthy_where_something_depends_on_i
 
 #[test]
 fn an_address_of_its_own_that_cannot_be_bound_makes_it_unhealthy() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let taken = lab.node.enter(|| TcpListener::bind("127.0.0.1:10249"));
@@ -248,7 +247,7 @@ fn an_address_of_its_own_that_cannot_be_bound_makes_it_unhealthy() {
 
 #[test]
 fn a_health_check_that_cannot_be_served_makes_it_unhealthy() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let taken = lab.node.enter(|| TcpListener::bind("0.0.0.0:30600"));
@@ -288,7 +287,7 @@ fn a_health_check_that_cannot_be_served_makes_it_unhealthy() {
 
 #[test]
 fn a_health_check_that_cannot_be_served_at_several_addresses_is_one_port() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let taken = lab.node.enter(|| TcpListener::bind("[::]:30600"));
@@ -376,7 +375,7 @@ fn cleanup_is_refused_while_a_proxy_runs() {
 
 #[test]
 fn without_a_proxy_it_says_what_to_do() {
-    run(Share::Beside, || {
+    run(|| {
         let lab = Lab::new(Capture::Redirect);
         for (arguments, words) in [
             (

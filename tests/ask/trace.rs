@@ -14,7 +14,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::{SOON, started, started_in, tripod};
 use crate::lab::{
-    BACKEND_PORT, Capture, Lab, Service, Share, ask, eventually, run, tripod_binary, udp_ask,
+    BACKEND_PORT, Capture, Lab, Service, ask, eventually, run, tripod_binary, udp_ask,
     uml::{Profile, in_guest},
 };
 
@@ -119,7 +119,7 @@ fn calls_are_followed(mode: &str, rule: &[&str], refusing: &[&str]) {
 
 /// The same in a namespace that `prepare` has prepared.
 fn calls_are_followed_in(prepare: fn(&Lab), mode: &str, rule: &[&str], refusing: &[&str]) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         prepare(&lab);
         let web = Service::new("web", 1);
@@ -186,7 +186,7 @@ fn begin(to: SocketAddr) -> Socket {
 
 /// In `mode`, another program drops what is sent to the endpoint, once that was chosen.
 fn who_drops_is_named(mode: &str) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -225,7 +225,7 @@ fn who_drops_is_named_in_iptables_mode() {
 
 /// Runs `body` in nftables mode, with a Service at this address that has backend `a`.
 fn served(body: impl FnOnce(&mut Lab, SocketAddr)) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -359,7 +359,7 @@ fn userspace_mode_relays_only_what_its_sockets_take() {
 /// It need not wait for a proxy that is stopped.
 #[test]
 fn a_proxy_that_does_not_answer_keeps_no_packet_from_being_traced() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
@@ -425,7 +425,7 @@ fn it_ends_in_time_and_says_what_was_wrong() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn ipvs_names_the_real_server() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1).with_external_ip();
         lab.add_backends(&["a"]).publish(&web, &["a"]);

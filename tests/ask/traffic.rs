@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{SOON, started, tripod};
 use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, ask, eventually, get, run, say, tcp, tripod_binary,
+    Capture, Lab, Service, Tripod, ask, eventually, get, run, say, tcp, tripod_binary,
     uml::{Profile, in_guest},
 };
 
@@ -173,7 +173,7 @@ fn iptables_mode_counts_connections_of_chosen_namespaces() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn ipvs_counts_connections_and_bytes() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 1).with_external_ip();
         lab.add_backends(&["a", "b"]).publish(&web, &["a", "b"]);

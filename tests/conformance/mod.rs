@@ -35,7 +35,7 @@ mod without;
 use std::time::{Duration, Instant};
 
 use self::columns::{Column, Kernel};
-use crate::lab::{self, Share, figure, skip, uml};
+use crate::lab::{self, figure, skip, uml};
 
 /// A test for each column.
 macro_rules! columns {
@@ -71,7 +71,7 @@ fn on_column(name: &str) {
     }
     let profile = match column.kernel {
         Kernel::Host => {
-            return lab::run(Share::Beside, || {
+            return lab::run(|| {
                 let start = Instant::now();
                 conclude(column, run_here(column));
                 figure(
@@ -86,7 +86,7 @@ fn on_column(name: &str) {
     if let Some(reason) = uml::unavailable() {
         return skip(&reason);
     }
-    lab::run(Share::Guest, || {
+    lab::run(|| {
         let arguments = ["--exact", INSIDE, "--include-ignored", "--nocapture"];
         let only = std::env::var("TRIPOD_CONFORMANCE_CASE").unwrap_or_default();
         let environment = [(COLUMN, name), ("TRIPOD_CONFORMANCE_CASE", &*only)];
@@ -203,7 +203,7 @@ fn without_on(name: &str) {
         assert!(!seen.is_empty(), "nothing was run");
     };
     if column.kernel == Kernel::Host {
-        return lab::run(Share::Beside, || {
+        return lab::run(|| {
             let start = Instant::now();
             conclude(without::run_here(column));
             let took = format!("{:?}", start.elapsed());
@@ -213,7 +213,7 @@ fn without_on(name: &str) {
     if let Some(reason) = uml::unavailable() {
         return skip(&reason);
     }
-    lab::run(Share::Guest, || {
+    lab::run(|| {
         let arguments = [
             "--exact",
             INSIDE_WITHOUT,

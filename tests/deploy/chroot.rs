@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, skip, udp_ask};
+use crate::lab::{Capture, Lab, Service, Tripod, ask, eventually, run, skip, udp_ask};
 
 /// `make test-all` builds one and names it here.
 const STATIC: &str = "TRIPOD_STATIC";
@@ -53,7 +53,7 @@ fn alone(body: impl FnOnce(&mut Lab, &Service)) {
     let Some(binary) = static_binary() else {
         return;
     };
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Local);
         lab.add_backends(&["a"]);
         let service = Service::new("hello", 7).with_node_port();

@@ -14,7 +14,7 @@ use tripod::cli::{self, Job};
 
 use crate::{
     docs::{links, parts},
-    lab::{Share, Tripod, is_inside, is_installed, path_with_tools, run, skip, tripod_binary},
+    lab::{Tripod, is_inside, is_installed, path_with_tools, run, skip, tripod_binary},
     modes::probe::node,
 };
 
@@ -236,7 +236,7 @@ fn it_serves_with_the_capabilities_of_its_unit() {
         None => package.at(&word[1..]).display().to_string(),
     });
     let words: Vec<String> = words.collect();
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         let address = format!("addr add {}/32 dev lo", node.addresses[0]);
         node.ip(&["link set lo up", &address]);
@@ -338,7 +338,7 @@ impl Scripts {
 #[test]
 fn its_scripts_start_restart_and_stop_what_they_should() {
     let Some(package) = package() else { return };
-    run(Share::Beside, || {
+    run(|| {
         let scripts = Scripts::unpack(package);
         let invoked = |calls: &[String]| {
             let invoked = calls
@@ -374,7 +374,7 @@ fn its_scripts_start_restart_and_stop_what_they_should() {
 #[test]
 fn the_scripts_of_the_rpm_do_the_same() {
     let Some(package) = package() else { return };
-    run(Share::Beside, || {
+    run(|| {
         let scripts = Scripts::unpack(package);
         let rpm = package.file.with_extension("rpm");
         let reload = "systemctl --system daemon-reload";

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use crate::lab::{
-    self, Capture, Group, Lab, Service, Share, Tripod, ask, eventually, in_container,
-    init_container, udp_ask, uml,
+    self, Capture, Group, Lab, Service, Tripod, ask, eventually, in_container, init_container,
+    udp_ask, uml,
 };
 use crate::modes::probe::{KERNEL, kernel};
 
@@ -44,7 +44,7 @@ fn start_in(lab: &Lab, mode: Option<&str>) -> Tripod {
 }
 
 fn with_a_service(body: impl FnOnce(&Lab, &Service) + Send) {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let service = Service::new("hello", 7).with_node_port();

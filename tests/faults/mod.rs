@@ -47,7 +47,7 @@ mod table;
 
 use self::fault::Mode;
 use crate::lab::{
-    self, Share,
+    self,
     uml::{Profile, in_guest},
 };
 
@@ -60,7 +60,7 @@ in_each_mode! {
 }
 
 fn on_host(mode: Mode) {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let mut wrong = Vec::new();
         for seen in run::all(mode) {
             println!("SEEN {seen:?}");

@@ -9,7 +9,7 @@ use std::{
 use tripod::services::{ServiceMap, ServicePort};
 
 use super::rig::{Rig, hint, service, sh};
-use crate::lab::{self, Share};
+use crate::lab::{self};
 
 /// Least pause between two rules of the other writer.
 const PAUSE: Duration = Duration::from_millis(25);
@@ -27,12 +27,12 @@ fn pause(iptables: &str) -> Duration {
 
 #[test]
 fn nothing_foreign_is_lost_with_nft() {
-    lab::run(Share::Beside, || race("nft"));
+    lab::run(|| race("nft"));
 }
 
 #[test]
 fn nothing_foreign_is_lost_with_legacy() {
-    lab::run(Share::Beside, || race("legacy"));
+    lab::run(|| race("legacy"));
 }
 
 /// Returns the Services `from..to`; the number of endpoints follows from each one's number.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tripod::{modes::Mode, services::ServiceMap};
 
 use super::rig::{Rig, hint, service, sh};
-use crate::lab::{self, Share};
+use crate::lab::{self};
 
 const SOON: Duration = Duration::from_secs(10);
 /// Time in which several checks are made.
@@ -29,7 +29,7 @@ fn notices(rig: &mut Rig, limit: Duration) -> bool {
 
 #[test]
 fn changes_between_two_syncs_are_noticed() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         hint("nft");
         sh("iptables-nft -w -t nat -N FOREIGN");
         let mut rig = Rig::new(&["--cluster-cidr=10.244.0.0/16"]);
@@ -55,7 +55,7 @@ fn changes_between_two_syncs_are_noticed() {
 
 #[test]
 fn own_changes_and_those_of_other_chains_are_not() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         hint("nft");
         sh("iptables-nft -w -t nat -N FOREIGN");
         let mut rig = Rig::new(&["--cluster-cidr=10.244.0.0/16"]);

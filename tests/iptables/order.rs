@@ -11,7 +11,7 @@ use tripod::{
 };
 
 use super::rig::{Rig, hint, service, sh};
-use crate::lab::{self, Capture, Lab, Share, ask, none_gets_through};
+use crate::lab::{self, Capture, Lab, ask, none_gets_through};
 
 const SERVICES: u16 = 500;
 const LOAD_BALANCER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
@@ -29,7 +29,7 @@ fn balanced(number: u16, allowed: &str) -> ServicePort {
 
 #[test]
 fn a_forbidden_client_never_gets_through() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         // All Services except the last keep out the host outside.
@@ -59,7 +59,7 @@ fn a_forbidden_client_never_gets_through() {
 
 #[test]
 fn a_refused_service_is_named_and_harms_no_other() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         for engine in super::rig::ENGINES {
             // The program refuses a number of seconds above 32 bits.
             let good = |number: u8| {

@@ -10,18 +10,18 @@ use tripod::{
 
 use super::rig::{ENGINES, Rig, hint, map_of, sh};
 use crate::lab::{
-    self, Share,
+    self,
     recorded::{self, Case, Ruleset},
 };
 
 #[test]
 fn the_kernel_holds_the_recordings_with_nft() {
-    lab::run(Share::Beside, || in_kernel(ENGINES[0]));
+    lab::run(|| in_kernel(ENGINES[0]));
 }
 
 #[test]
 fn the_kernel_holds_the_recordings_with_legacy() {
-    lab::run(Share::Beside, || in_kernel(ENGINES[1]));
+    lab::run(|| in_kernel(ENGINES[1]));
 }
 
 /// Runs all cases in one namespace, so that each begins with what the previous one left:

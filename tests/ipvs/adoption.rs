@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{node, recorded::State};
-use crate::lab::{Capture, Host, Lab, Service, Share, acceptance, eventually, figure, run, say};
+use crate::lab::{Capture, Host, Lab, Service, acceptance, eventually, figure, run, say};
 
 /// What came of them is a figure.
 const CALLERS: usize = 4;
@@ -24,7 +24,7 @@ const REQUESTS: usize = 25;
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn restarts_and_rolling_replacements_fail_no_request() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let service = Service::new("web", 1).with_external_ip();
@@ -84,7 +84,7 @@ fn restarts_and_rolling_replacements_fail_no_request() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let service = Service::new("web", 1).with_external_ip();

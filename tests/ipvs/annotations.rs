@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::node;
-use crate::lab::{Capture, Lab, Service, Share, ask, eventually, run};
+use crate::lab::{Capture, Lab, Service, ask, eventually, run};
 
 /// One byte more than the kernel accepts (`IP_VS_SCHEDNAME_MAXLEN` of `linux/ip_vs.h`
 /// includes the NUL).
@@ -12,7 +12,7 @@ const TOO_LONG: &str = "sixteen-bytes-xx";
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_malformed_annotation_concerns_its_service_alone() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let scheduler = "tripod.proxy/scheduler";

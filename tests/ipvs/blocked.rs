@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::node;
 use crate::lab::{
-    BACKEND_PORT, Capture, Lab, ProgramFault, Programs, Service, Share, Tripod, ask, eventually,
-    figure, get, run,
+    BACKEND_PORT, Capture, Lab, ProgramFault, Programs, Service, Tripod, ask, eventually, figure,
+    get, run,
 };
 
 /// Time limit for what waits for no program, in a slow guest: less than the ten seconds for which
@@ -113,7 +113,7 @@ fn plain_service_comes_and_goes(lab: &Lab, tripod: &Tripod, number: u8, fault: P
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_needs_no_rule_goes_on_when_programs_fail() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let web = Service::new("web", 1).with_load_balancer();
@@ -193,7 +193,7 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_was_open_before_the_start_follows_when_programs_fail() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let web = Service::new("web", 1);

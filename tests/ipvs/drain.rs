@@ -10,14 +10,13 @@ use serde_json::Value;
 
 use super::node;
 use crate::lab::{
-    Capture, EndpointChoice, Lab, Service, Share, ask, eventually, run, say, tcp, tcp_from,
-    tripod_binary,
+    Capture, EndpointChoice, Lab, Service, ask, eventually, run, say, tcp, tcp_from, tripod_binary,
 };
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn an_endpoint_that_leaves_keeps_its_connections() {
-    run(Share::Alone, || {
+    run(|| {
         let service = Service::new("web", 1).with_external_ip();
         let (lab, at) = published(&service);
         // Full syncs end drains as well, and do not take a drain for another program's change.
@@ -58,7 +57,7 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn new_clients_are_served_while_an_endpoint_drains_that_a_hash_leads_to() {
-    run(Share::Alone, || {
+    run(|| {
         let services = ["sh", "mh", "dh"].map(|scheduler| {
             let number = scheduler.bytes().next().expect("a letter") - b'a' + 1;
             Service::new(scheduler, number)
@@ -104,7 +103,7 @@ fn new_clients_are_served_while_an_endpoint_drains_that_a_hash_leads_to() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_drain_timeout_of_zero_moves_clients_at_once() {
-    run(Share::Alone, || {
+    run(|| {
         let service = Service::new("nfs", 1)
             .with_external_ip()
             .annotated("tripod.proxy/drain-timeout", "0s");
@@ -120,7 +119,7 @@ fn a_drain_timeout_of_zero_moves_clients_at_once() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so() {
-    run(Share::Alone, || {
+    run(|| {
         let service = Service::new("web", 1).with_external_ip();
         let (lab, at) = published(&service);
         let mut tripod = node::start(&lab, &[]);

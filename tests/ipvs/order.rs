@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{adoption::Stop, node, recorded::State};
-use crate::lab::{Capture, Lab, Share, eventually, figure, run, tripod_binary};
+use crate::lab::{Capture, Lab, eventually, figure, run, tripod_binary};
 
 /// Number of Services: two ports each for half as many load balancers.
 const SERVICES: u16 = 500;
@@ -25,7 +25,7 @@ const KILLS: u32 = 6;
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_forbidden_client_never_gets_through() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         lab.outside.ip(&["addr add 198.18.0.5/32 dev eth0"]);
@@ -80,7 +80,7 @@ fn a_forbidden_client_never_gets_through() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         lab.write("all.json", &services(0..SERVICES));

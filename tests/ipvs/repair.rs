@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::{node, recorded::State};
-use crate::lab::{Capture, Lab, Service, Share, eventually, run, tripod_binary};
+use crate::lab::{Capture, Lab, Service, eventually, run, tripod_binary};
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_others_change_is_repaired_and_named() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let service = Service::new("web", 1).with_node_port();
@@ -72,7 +72,7 @@ fn what_others_change_is_repaired_and_named() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_link_of_another_kind_gets_no_addresses() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let service = Service::new("web", 1);
@@ -116,7 +116,7 @@ fn a_link_of_another_kind_gets_no_addresses() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn cleanup_leaves_what_is_not_ours() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let node = &lab.node;

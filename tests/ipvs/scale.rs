@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{adoption::Stop, node};
-use crate::lab::{Capture, Lab, Share, acceptance, ask, eventually, figure, get, run};
+use crate::lab::{Capture, Lab, acceptance, ask, eventually, figure, get, run};
 
 /// Returns the number of Services, with [`ENDPOINTS`] endpoints each.
 fn size() -> u16 {
@@ -25,7 +25,7 @@ const RESIDENT: f64 = 45.0;
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn many_services_are_synced_in_time_and_memory() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         let number = size();
@@ -104,7 +104,7 @@ const MORE: u64 = 3 * 1024;
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn rules_of_others_cost_no_memory() {
-    run(Share::Alone, || {
+    run(|| {
         let lab = Lab::new(Capture::Redirect);
         lab.write("one.json", &list(&one(11)));
         let peak = || {

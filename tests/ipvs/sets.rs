@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use serde_json::{Value, json};
 
 use super::node;
-use crate::lab::{Capture, Host, Lab, Share, ask, eventually, figure, run};
+use crate::lab::{Capture, Host, Lab, ask, eventually, figure, run};
 
 /// Load balancers and source ranges: more members than the 65,536 that a set can have by
 /// default.
@@ -18,7 +18,7 @@ const TEMPORARY: &str = "TRIPOD-TEMPORARY";
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_set_grows_with_what_it_must_hold() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         // As another proxy left it, and too small.
@@ -59,7 +59,7 @@ fn a_set_grows_with_what_it_must_hold() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_does_not_fit_costs_only_its_address() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let node = &lab.node;

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::{kernel, node, recorded::State};
-use crate::lab::{Capture, Lab, Service, Share, ask, eventually, run};
+use crate::lab::{Capture, Lab, Service, ask, eventually, run};
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_a_killed_trial_left_goes() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         lab.publish_all(&Service::new("web", 1).annotated("tripod.proxy/scheduler", "wrr"));
@@ -28,7 +28,7 @@ fn what_a_killed_trial_left_goes() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_module_that_is_loaded_anew_gets_all_back() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let service = Service::new("web", 1);

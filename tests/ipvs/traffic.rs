@@ -5,9 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, net::TcpStream, time::Duration
 use serde_json::{Value, json};
 
 use super::node;
-use crate::lab::{
-    Capture, Host, Lab, Share, ask, eventually, run, say, tcp, tcp_from, tripod_binary,
-};
+use crate::lab::{Capture, Host, Lab, ask, eventually, run, say, tcp, tcp_from, tripod_binary};
 
 /// A Service with one port, IPv4.
 struct Web<'a> {
@@ -113,7 +111,7 @@ const SCHEDULERS: [(&str, Calls, Spread); 12] = [
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn weights_choose_the_scheduler_and_connections_go_on() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         let web = |weights: [u16; 2]| {
@@ -158,7 +156,7 @@ fn weights_choose_the_scheduler_and_connections_go_on() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_hash_leads_no_client_to_an_endpoint_of_weight_0() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         let webs = ["dh", "sh", "mh"].map(|name| [("tripod.proxy/scheduler", name)]);
@@ -188,7 +186,7 @@ fn a_hash_leads_no_client_to_an_endpoint_of_weight_0() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn schedulers_spread_connections_as_they_say() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         for number in 100..108 {
@@ -283,7 +281,7 @@ fn judge(lab: &Lab, at: SocketAddr, calls: &Calls, spread: &Spread) -> Result<()
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn least_connection_prefers_the_idle_one() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         let service = |backends| Web {
@@ -350,7 +348,7 @@ fn endpoint_explained(lab: &Lab, to: SocketAddr) -> Value {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn every_way_of_forwarding_carries_connections() {
-    run(Share::Alone, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         lab.node.show("modprobe ipip");

@@ -13,14 +13,14 @@ mod in_guest {
     use std::{collections::BTreeMap, fs, time::Duration};
 
     use super::*;
-    use crate::lab::{Host, Share, Tripod, eventually, run};
+    use crate::lab::{Host, Tripod, eventually, run};
 
     /// Cases with the same flags are run one after the other in one folder, so that what
     /// the previous one left must be removed as well.
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn synced_state_equals_the_recordings() {
-        run(Share::Alone, || {
+        run(|| {
             let mut by_flags: BTreeMap<Vec<String>, Vec<Case>> = BTreeMap::new();
             for case in recorded::cases() {
                 by_flags.entry(case.args.clone()).or_default().push(case);

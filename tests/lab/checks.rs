@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 
 fn in_a_sandbox(body: impl FnOnce(&mut Lab)) {
-    run(Share::Beside, || body(&mut Lab::new(Capture::Local)));
+    run(|| body(&mut Lab::new(Capture::Local)));
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub use netlink::Netlink;
 pub use pattern::{Pattern, send_pattern, verify_pattern};
 pub use process::{Group, die_with_parent};
 pub use programs::{ProgramFault, Programs};
-pub use sandbox::{SOAK_ENDS, Share, acceptance, figure, is_inside, is_soak, run, soak_length};
+pub use sandbox::{SOAK_ENDS, acceptance, figure, is_inside, is_soak, run, soak_length};
 pub use service_ports::{endpoint, endpoints, service_port};
 pub use skip::skip;
 pub use topology::{Capture, Lab};
@@ -58,14 +58,12 @@ pub use wait::eventually;
 /// Declares each named function, which takes `&mut Lab`, as two tests: one for each way
 /// to capture traffic.
 macro_rules! on_each_capture {
-    ($($name:ident),+ $(,)?) => { on_each_capture!(@ Beside: $($name),+); };
-    (alone: $($name:ident),+ $(,)?) => { on_each_capture!(@ Alone: $($name),+); };
-    (@ $share:ident: $($name:ident),+) => { $(
+    ($($name:ident),+ $(,)?) => { $(
         mod $name {
             #[test]
-            fn redirect() { on_one_capture!($share, Redirect, redirect, super::$name); }
+            fn redirect() { on_one_capture!(Redirect, super::$name); }
             #[test]
-            fn local() { on_one_capture!($share, Local, local, super::$name); }
+            fn local() { on_one_capture!(Local, super::$name); }
         }
     )+ };
 }
@@ -75,15 +73,13 @@ macro_rules! on_local_capture {
     ($($name:ident),+ $(,)?) => { $(
         mod $name {
             #[test]
-            fn local() { on_one_capture!(Beside, Local, local, super::$name); }
+            fn local() { on_one_capture!(Local, super::$name); }
         }
     )+ };
 }
 
 macro_rules! on_one_capture {
-    ($share:ident, $capture:ident, $test:ident, $body:path) => {
-        $crate::lab::run($crate::lab::Share::$share, || {
-            $body(&mut $crate::lab::Lab::new($crate::lab::Capture::$capture))
-        })
+    ($capture:ident, $body:path) => {
+        $crate::lab::run(|| $body(&mut $crate::lab::Lab::new($crate::lab::Capture::$capture)))
     };
 }

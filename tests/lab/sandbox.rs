@@ -14,14 +14,6 @@ use nix::sys::time::TimeVal;
 use super::process::{Group, die_with_parent};
 use super::skip::{print_uncaptured, skip, test_name};
 
-/// Whether a test may run while others do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
-    Beside,
-    Guest,
-    Alone,
-}
-
 /// Tells the binary that it runs in a sandbox.
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 
@@ -49,7 +41,7 @@ pub fn is_soak() -> bool {
 }
 
 /// Runs `body`, which is a whole test, in a sandbox.
-pub fn run(_share: Share, body: impl FnOnce()) {
+pub fn run(body: impl FnOnce()) {
     if is_inside() {
         return body();
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::backend::Backend;
 use super::host::Host;
 use super::manifests::{self, EndpointChoice, Service};
-use super::sandbox::{self, Share};
+use super::sandbox::{self};
 use super::tripod::Tripod;
 
 /// How Tripod captures traffic.
@@ -84,7 +84,7 @@ impl Lab {
     /// Runs `body`, which is a whole test, in a lab with backends `a`, `b` and `c` whose
     /// node can redirect.
     pub fn run(body: impl FnOnce(&mut Lab)) {
-        sandbox::run(Share::Beside, || {
+        sandbox::run(|| {
             body(Lab::new(Capture::Redirect).three_backends());
         });
     }

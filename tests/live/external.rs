@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::{Cluster, NFTABLES, SOON, kubelet::Fault};
-use crate::lab::{Share, eventually, run, tripod_binary};
+use crate::lab::{eventually, run, tripod_binary};
 
 /// What a cluster refuses is not tried, and the row says why.
 #[test]
 fn external_addresses_that_are_refused_are_skipped() {
-    run(Share::Beside, || {
+    run(|| {
         let cluster = Cluster::start(&NFTABLES, Fault::None);
         cluster.tcp.server.script().refuse = vec![
             ("*/load-balancer/status", 403, None),
@@ -36,7 +36,7 @@ fn external_addresses_that_are_refused_are_skipped() {
 /// A rule of another program keeps pods from external addresses.
 #[test]
 fn load_balancers_that_do_not_do_as_promised_are_found() {
-    run(Share::Beside, || {
+    run(|| {
         let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::None);
         let rule = "iptables -t raw -I PREROUTING -d 203.0.113.0/24 -p tcp -j DROP";
         cluster.network.node.show(rule);
@@ -57,7 +57,7 @@ fn load_balancers_that_do_not_do_as_promised_are_found() {
 /// said, and nothing is waited for.
 #[test]
 fn networks_that_services_have_used_up_are_named() {
-    run(Share::Beside, || {
+    run(|| {
         let cluster = Cluster::start(&NFTABLES, Fault::None);
         let other = json!({
             "apiVersion": "v1", "kind": "Service",

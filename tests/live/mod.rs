@@ -27,7 +27,7 @@ use crate::{
         tls::Authority,
     },
     lab::{
-        Group, Share, Tripod, eventually, run, tripod_binary,
+        Group, Tripod, eventually, run, tripod_binary,
         uml::{Profile, in_guest},
     },
 };
@@ -234,7 +234,7 @@ const ALWAYS: [&str; 17] = [
 ];
 
 fn all_is_as_promised(flags: &'static [&'static str]) {
-    run(Share::Beside, || {
+    run(|| {
         let cluster = Cluster::start(flags, Fault::None);
         let tested = cluster.test(&[]);
         assert_eq!(tested.status, Some(0), "{tested:?}");
@@ -309,7 +309,7 @@ fn guest_full_live() {
 /// What the kernel lacks is not promised.
 #[test]
 fn all_is_as_promised_without_refusals_and_random_numbers() {
-    run(Share::Beside, || {
+    run(|| {
         let flags = ["--proxy-mode=nftables", "--without=nft-reject,nft-numgen"];
         let cluster = Cluster::start(&flags, Fault::None);
         let tested = cluster.test(&[]);
@@ -328,7 +328,7 @@ fn all_is_as_promised_without_refusals_and_random_numbers() {
 /// What an EndpointSlice names is not always one of the Service's pods.
 #[test]
 fn a_stranger_who_answers_is_found() {
-    run(Share::Beside, || {
+    run(|| {
         let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::Stranger);
         let tested = cluster.test(&[]);
         assert_eq!(tested.status, Some(1), "{tested:?}");
@@ -342,7 +342,7 @@ fn a_stranger_who_answers_is_found() {
 /// A rule of another program keeps the node's calls from an endpoint.
 #[test]
 fn calls_that_another_program_drops_are_found() {
-    run(Share::Beside, || {
+    run(|| {
         let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::None);
         let rule = "iptables -I OUTPUT -d 10.244.0.90 -p tcp --dport 8080 -j DROP";
         cluster.network.node.show(rule);
@@ -374,7 +374,7 @@ fn calls_that_another_program_drops_are_found() {
 
 #[test]
 fn what_is_not_ready_is_named_and_removed() {
-    run(Share::Beside, || {
+    run(|| {
         let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::NoPods);
         let tested = cluster.test(&["--timeout=1s"]);
         assert_eq!(tested.status, Some(2), "{tested:?}");
@@ -404,7 +404,7 @@ fn what_is_not_ready_is_named_and_removed() {
 
 #[test]
 fn an_interrupted_test_removes_what_it_made() {
-    run(Share::Beside, || {
+    run(|| {
         let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::NoPods);
         for signal in [Signal::SIGINT, Signal::SIGTERM] {
             let mut command = cluster.command(&[]);
@@ -428,7 +428,7 @@ fn an_interrupted_test_removes_what_it_made() {
 
 #[test]
 fn what_is_kept_stays_and_can_be_called_as_a_given_service() {
-    run(Share::Beside, || {
+    run(|| {
         let cluster = Cluster::start(&["--proxy-mode=nftables"], Fault::None);
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mine"}});

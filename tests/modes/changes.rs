@@ -18,7 +18,6 @@ use super::{
     },
 };
 use crate::lab::{
-    Share,
     recorded::{self, Case, Folder},
     run, tripod_binary,
 };
@@ -117,7 +116,7 @@ fn of_what_was_recorded_all_stays_in_the_same_mode_and_goes_in_others() {
 /// A start changes exactly what was reported, and then nothing is left to change.
 #[test]
 fn what_is_said_of_a_node_is_what_a_start_changes() {
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         let mode = "iptables";
         let engine = engines()[0];
@@ -169,7 +168,7 @@ fn what_is_said_of_a_node_is_what_a_start_changes() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn node_ports_at_addresses_that_the_object_lacks_stay() {
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         node.ip(&["address add 203.0.113.77/32 dev lo"]);
         let case = left::case("05-nodeport");

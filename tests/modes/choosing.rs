@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::probe::{default_mode, kernel, node, state};
-use crate::lab::{Capture, Host, Lab, Share, Tripod, eventually, figure, get, run, tripod_binary};
+use crate::lab::{Capture, Host, Lab, Tripod, eventually, figure, get, run, tripod_binary};
 
 fn start(node: &Host, manifests: &std::path::Path) -> Tripod {
     let mut command = node.command(tripod_binary());
@@ -23,7 +23,7 @@ fn start(node: &Host, manifests: &std::path::Path) -> Tripod {
 
 #[test]
 fn the_default_is_the_best_that_the_kernel_can_and_why_is_logged() {
-    run(Share::Beside, || {
+    run(|| {
         let lab = Lab::new(Capture::Local);
         let begun = Instant::now();
         let tripod = start(&lab.node, lab.manifests());
@@ -77,7 +77,7 @@ fn ended(mut command: Command) -> (Option<i32>, String) {
 
 #[test]
 fn a_strict_choice_ends_with_the_table() {
-    run(Share::Beside, || {
+    run(|| {
         if kernel() == "full" {
             return;
         }
@@ -102,7 +102,7 @@ fn a_strict_choice_ends_with_the_table() {
 
 #[test]
 fn without_privileges_one_sentence_says_which_are_needed() {
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         let before = state(&node);
         for (arguments, expected) in [
@@ -153,7 +153,7 @@ fn hanging_programs() -> String {
 /// This one is still finding out what the kernel can do.
 #[test]
 fn a_signal_ends_the_first_process_of_a_container_while_it_starts() {
-    run(Share::Beside, || {
+    run(|| {
         let lab = Lab::new(Capture::Local);
         let mut command = lab.node.command("unshare");
         command

@@ -7,9 +7,7 @@ use nix::libc;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 use super::probe::default_mode;
-use crate::lab::{
-    self, Capture, Lab, Service, Share, Tripod, ask, eventually, skip, tripod_binary,
-};
+use crate::lab::{self, Capture, Lab, Service, Tripod, ask, eventually, skip, tripod_binary};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -73,7 +71,7 @@ fn lab() -> (Lab, Service) {
 
 #[test]
 fn a_mode_keeps_what_it_needs() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let (lab, service) = lab();
         for mode in modes() {
             let mut tripod = start(&lab, mode, &[]);
@@ -100,7 +98,7 @@ fn a_mode_keeps_what_it_needs() {
 
 #[test]
 fn a_mode_keeps_everything_where_it_is_asked_to() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let (lab, service) = lab();
         let tripod = start(&lab, modes()[0], &["--confine=none"]);
         assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
@@ -113,7 +111,7 @@ fn a_mode_keeps_everything_where_it_is_asked_to() {
 
 #[test]
 fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let (lab, service) = lab();
         // The target of a link in the folder is not in the folder.
         let linked = Service::new("linked", 8);
@@ -170,7 +168,7 @@ fn forbid_landlock() {
 
 #[test]
 fn what_is_refused_of_a_confinement_is_a_warning_and_in_the_status() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let (lab, service) = lab();
         let check = || {
             forbid_landlock();
@@ -200,7 +198,7 @@ fn who_may_start_no_programs_ends_to_remove_the_rules_of_a_successor_that_ended(
     if !modes().contains(&"nftables") {
         return skip("this kernel has no nftables mode");
     }
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let (lab, service) = lab();
         let chains = || {
             lab.node

@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::hostile::{called, cluster_ips, modes, slice, start, write};
-use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, ask, eventually, figure, run, tripod_binary,
-};
+use crate::lab::{Capture, Lab, Service, Tripod, ask, eventually, figure, run, tripod_binary};
 
 /// Endpoints of the large Service: as many as a node has ports, more than any cluster has for one
 /// Service.
@@ -198,5 +196,5 @@ fn bounded(tripod: &Tripod, title: &str) {
 
 #[test]
 fn tens_of_thousands_of_endpoints_leave_another_service_served() {
-    run(Share::Beside, || cases().iter().for_each(serves_both));
+    run(|| cases().iter().for_each(serves_both));
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::probe::default_mode;
 use crate::lab::{
-    Capture, Host, Lab, Service, Share, Tripod, ask, ask_within, eventually, figure, run, say, tcp,
+    Capture, Host, Lab, Service, Tripod, ask, ask_within, eventually, figure, run, say, tcp,
     tripod_binary,
 };
 
@@ -34,7 +34,7 @@ fn with_each_mode(test: impl Fn(&str, &mut Lab, &Tripod, &Service)) {
 
 /// Runs `test` in each mode; `prepare` prepares the node before Tripod starts there.
 fn with_each_mode_after(prepare: impl Fn(&Host), test: impl Fn(&str, &mut Lab, &Tripod, &Service)) {
-    run(Share::Beside, || {
+    run(|| {
         for mode in modes() {
             let mut lab = Lab::new(Capture::Local);
             lab.three_backends();

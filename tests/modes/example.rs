@@ -4,13 +4,13 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use super::probe::kernel;
-use crate::lab::{Host, Share, Tripod, answer_in, ask, eventually, run, tripod_binary};
+use crate::lab::{Host, Tripod, answer_in, ask, eventually, run, tripod_binary};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/local");
 
 #[test]
 fn the_local_example_answers_in_every_mode() {
-    run(Share::Beside, || {
+    run(|| {
         let modes: &[&str] = match kernel().as_str() {
             "full" => &["ipvs"],
             "bare" => &["userspace"],

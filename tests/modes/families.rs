@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::lab::{
-    Capture, EndpointChoice, Lab, Service, Share, Tripod, ask, eventually, get, run, tripod_binary,
-    udp, udp_say,
+    Capture, EndpointChoice, Lab, Service, Tripod, ask, eventually, get, run, tripod_binary, udp,
+    udp_say,
 };
 
 const FOLDER: &str = "/run/programs";
@@ -189,36 +189,32 @@ fn ipv4_goes_on(mode: &str, fault: &str) {
 
 #[test]
 fn iptables_mode_carries_ipv4_while_ipv6_fails() {
-    run(Share::Beside, || {
-        ipv4_goes_on("iptables", "sync of IPv6 failed")
-    });
+    run(|| ipv4_goes_on("iptables", "sync of IPv6 failed"));
 }
 
 #[test]
 fn userspace_mode_carries_ipv4_while_ipv6_fails() {
-    run(Share::Beside, || {
-        ipv4_goes_on("userspace", "sync of IPv6 failed")
-    });
+    run(|| ipv4_goes_on("userspace", "sync of IPv6 failed"));
 }
 
 /// With IPVS, in a guest kernel.
 mod in_guest {
     use super::{
-        Capture, Lab, SOON, Share, answered_by, here, ipv4_follows, ipv4_goes_on, ipv6_comes_back,
+        Capture, Lab, SOON, answered_by, here, ipv4_follows, ipv4_goes_on, ipv6_comes_back,
         only_ipv6_fails, run, services, start, udp,
     };
 
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn ipvs_mode_carries_ipv4_while_ipv6_fails() {
-        run(Share::Alone, || ipv4_goes_on("ipvs", "IPv6 rules"));
+        run(|| ipv4_goes_on("ipvs", "IPv6 rules"));
     }
 
     /// An object with the name of one of its sets is of another kind.
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn ipvs_mode_carries_ipv4_while_ipv6_lacks_a_set() {
-        run(Share::Alone, || {
+        run(|| {
             let mut lab = Lab::new(Capture::Redirect);
             lab.three_backends();
             let set = "KUBE-6-CLUSTER-IP";

@@ -11,9 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::probe::default_mode;
-use crate::lab::{
-    Capture, Host, Lab, Service, Share, Tripod, ask, ask_within, get, run, tripod_binary,
-};
+use crate::lab::{Capture, Host, Lab, Service, Tripod, ask, ask_within, get, run, tripod_binary};
 
 /// Addresses that no object may reach.
 const CANARY: [&str; 3] = ["127.0.0.1:7000", "[::1]:7000", "169.254.169.254:7000"];
@@ -258,7 +256,7 @@ pub(super) fn write(lab: &Lab, file: &str, items: &[Value]) {
 
 #[test]
 fn hostile_objects_reach_nothing_of_the_node() {
-    run(Share::Beside, || {
+    run(|| {
         for (mode, capture) in modes() {
             let mut lab = Lab::new(*capture);
             lab.add_backends(&["a", "b"]);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::probe::default_mode;
-use crate::lab::{Capture, Lab, Service, Share, Tripod, eventually, run, tripod_binary};
+use crate::lab::{Capture, Lab, Service, Tripod, eventually, run, tripod_binary};
 
 /// Number of pods that start.
 const PODS: usize = 6;
@@ -11,7 +11,7 @@ const FULL_SYNCS: &str = "kubeproxy_sync_full_proxy_rules_duration_seconds_count
 
 #[test]
 fn the_link_of_a_pod_causes_no_full_sync_and_an_address_of_the_node_does() {
-    run(Share::Beside, || {
+    run(|| {
         // Each mode of this kernel.
         let modes: &[&str] = match default_mode() {
             "ipvs" => &["ipvs", "iptables", "userspace"],

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::probe::{kernel, node};
 use super::stale_state::{engines, left, state::State};
-use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
+use crate::lab::{Host, Tripod, eventually, run, tripod_binary};
 
 /// Runs the command with these flags. Returns the report and the exit status.
 pub fn check(node: &Host, flags: &[impl AsRef<OsStr>]) -> (Value, Option<i32>) {
@@ -54,7 +54,7 @@ fn modes() -> (&'static str, &'static str, Option<&'static str>) {
 
 #[test]
 fn what_kube_proxy_left_is_taken_over_or_removed_and_nothing_changes_meanwhile() {
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         let kubelet = engines()[0];
         let (mode, other, shared) = modes();
@@ -98,7 +98,7 @@ fn what_kube_proxy_left_is_taken_over_or_removed_and_nothing_changes_meanwhile()
 
 #[test]
 fn the_configuration_of_the_process_that_runs_here_is_found() {
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         // A file other than Tripod's own, under kube-proxy's name.
         let folder = std::env::temp_dir().join(format!("tripod-proxy-{}", std::process::id()));
@@ -138,7 +138,7 @@ fn the_configuration_of_the_process_that_runs_here_is_found() {
 /// As ufw and hardening guides set it.
 #[test]
 fn a_policy_that_drops_what_comes_to_pass_input_is_named() {
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         let path = configuration("input", "iptables");
         let row = |to: &str| {

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::lab::{Host, Share, run, tripod_binary};
+use crate::lab::{Host, run, tripod_binary};
 
 /// Environment variable with the kernel on which a test runs: `full` or `bare`; otherwise
 /// the host's.
@@ -34,7 +34,7 @@ pub fn state(node: &Host) -> String {
 /// `UPDATE_GOLDEN=1` writes what is seen.
 #[test]
 fn the_table_is_right_for_this_kernel() {
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         let program = tripod_binary();
         let before = state(&node);
@@ -93,7 +93,7 @@ fn output_of(node: &Host, arguments: &[&str]) -> (String, String, Option<i32>) {
 
 #[test]
 fn what_is_left_out_is_missing_in_every_view() {
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         let (probed, ..) = output_of(&node, &["probe", "--without=local-routes", "-o", "json"]);
         let probed: serde_json::Value = serde_json::from_str(&probed).expect("JSON");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::probe::kernel;
-use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, tripod_binary};
+use crate::lab::{Capture, Lab, Service, Tripod, ask, eventually, run, tripod_binary};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -42,7 +42,7 @@ impl Drop for Hidden {
 
 #[test]
 fn one_sctp_service_is_named_and_the_others_are_served() {
-    run(Share::Beside, || {
+    run(|| {
         // It is a module only in that kernel.
         if kernel() != "full" {
             return;

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::Duration;
 
 use super::probe::{node, state};
-use crate::lab::{Host, Share, Tripod, eventually, get, run, tripod_binary};
+use crate::lab::{Host, Tripod, eventually, get, run, tripod_binary};
 
 const FOLDER: &str = "/run/programs";
 /// While it exists, iptables fails as for lack of memory.
@@ -50,7 +50,7 @@ fn command(node: &Host, arguments: &[&str]) -> std::process::Command {
 
 #[test]
 fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
-    run(Share::Beside, || {
+    run(|| {
         let node = node();
         programs();
         fs::write(SHORTAGE, "").expect("a file");

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use super::start;
-use crate::lab::{self, Capture, Lab, Service, Share, ask, eventually, tcp};
+use crate::lab::{self, Capture, Lab, Service, ask, eventually, tcp};
 
 const SOON: Duration = Duration::from_secs(5);
 const SERVICE_CIDR: &str = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\n\
@@ -13,7 +13,7 @@ const SERVICE_CIDR: &str = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\
 
 #[test]
 fn unallocated_cluster_ips_are_dropped_while_a_service_cidr_names_them() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let service = Service::new("web", 1);

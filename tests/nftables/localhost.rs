@@ -6,9 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use super::{start, start_with};
-use crate::lab::{
-    self, Capture, EndpointChoice, Lab, Service, Share, ask, eventually, say, tcp, udp_ask,
-};
+use crate::lab::{self, Capture, EndpointChoice, Lab, Service, ask, eventually, say, tcp, udp_ask};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -18,7 +16,7 @@ const LOCALHOST: [IpAddr; 2] = [
 ];
 
 fn with_lab(body: fn(&mut Lab)) {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         body(Lab::new(Capture::Redirect).three_backends());
     });
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::with_flags;
-use crate::lab::{self, Capture, Lab, Service, Share, Tripod, ask, eventually, tripod_binary};
+use crate::lab::{self, Capture, Lab, Service, Tripod, ask, eventually, tripod_binary};
 
 const SOON: Duration = Duration::from_secs(10);
 const CHANGES: usize = 100;
@@ -30,7 +30,7 @@ fn started_none(file: &str) {
 
 #[test]
 fn none_is_started_from_the_start_to_the_cleanup() {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let service = Service::new("web", 1);

@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::lab::{
-    Share, die_with_parent, eventually, run, skip, tripod_binary,
+    die_with_parent, eventually, run, skip, tripod_binary,
     uml::{Profile, in_guest},
 };
 
@@ -109,26 +109,26 @@ fn all_is_as_promised(mode: &str) {
 
 #[test]
 fn in_nftables_mode_all_is_as_promised() {
-    run(Share::Beside, || all_is_as_promised("nftables"));
+    run(|| all_is_as_promised("nftables"));
 }
 
 #[test]
 fn in_iptables_mode_all_is_as_promised() {
-    run(Share::Beside, || all_is_as_promised("iptables"));
+    run(|| all_is_as_promised("iptables"));
 }
 
 #[test]
 fn in_userspace_mode_all_is_as_promised() {
-    run(Share::Beside, || all_is_as_promised("userspace"));
+    run(|| all_is_as_promised("userspace"));
 }
 
 mod in_guest {
-    use super::{Share, all_is_as_promised, run};
+    use super::{all_is_as_promised, run};
 
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn in_ipvs_mode_all_is_as_promised() {
-        run(Share::Alone, || all_is_as_promised("ipvs"));
+        run(|| all_is_as_promised("ipvs"));
     }
 }
 
@@ -139,7 +139,7 @@ fn guest_full_test() {
 
 #[test]
 fn the_table_has_a_line_for_each_check() {
-    run(Share::Beside, || {
+    run(|| {
         let folder = folder("services.yaml", SERVICES);
         let arguments = ["--proxy-mode=userspace", "--hostname-override=node-2"];
         let (text, error, status) = printed(command(&folder, &arguments));
@@ -163,7 +163,7 @@ fn the_table_has_a_line_for_each_check() {
 /// A Service with a typing error is not tried, which must not look as if all were well.
 #[test]
 fn a_folder_with_faults_fails() {
-    run(Share::Beside, || {
+    run(|| {
         let folder = folder("services.yaml", SERVICES);
         let text = "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {prots: []}\n";
         fs::write(folder.join("wrong.yaml"), text).expect("a file");
@@ -195,7 +195,7 @@ fn a_folder_with_faults_fails() {
 /// An ordinary user makes the namespaces as well, where that is allowed at all.
 #[test]
 fn no_root_is_needed() {
-    run(Share::Beside, || {
+    run(|| {
         let nobody = |program: &Path| {
             let mut command = die_with_parent("setpriv");
             let ids = ["--reuid=65534", "--regid=65534", "--clear-groups"];
@@ -267,7 +267,7 @@ fn shared_address(policy: &str) -> String {
 
 #[test]
 fn of_two_pods_with_one_address_the_live_one_counts() {
-    run(Share::Beside, || {
+    run(|| {
         for (policy, mode) in [("Local", "nftables"), ("Cluster", "userspace")] {
             let folder = folder("shared.json", &shared_address(policy));
             let mode = format!("--proxy-mode={mode}");
@@ -337,7 +337,7 @@ fn begin() -> UnderWay {
 /// The network really breaks while calls are made.
 #[test]
 fn what_is_not_as_promised_fails() {
-    run(Share::Beside, || {
+    run(|| {
         let mut under_way = begin();
         let mut breakage = Command::new("nsenter");
         let route = ["ip", "route", "replace", "blackhole", "10.1.0.2/32"];
@@ -371,7 +371,7 @@ fn what_is_not_as_promised_fails() {
 
 #[test]
 fn nothing_is_left_when_it_is_killed() {
-    run(Share::Beside, || {
+    run(|| {
         let mut under_way = begin();
         under_way.test.kill().expect("it runs");
         under_way.test.wait().expect("its end");
@@ -397,7 +397,7 @@ fn nothing_is_left_when_it_is_killed() {
 
 #[test]
 fn what_cannot_be_tried_is_said() {
-    run(Share::Beside, || {
+    run(|| {
         let some = folder("services.yaml", SERVICES);
         let empty = PathBuf::from("/run/empty");
         fs::create_dir_all(&empty).expect("a folder");
@@ -432,7 +432,7 @@ fn what_cannot_be_tried_is_said() {
 /// Each ServicePort once more for each of many Services, within a bounded time.
 #[test]
 fn many_services_are_tried() {
-    run(Share::Beside, || {
+    run(|| {
         let items = (0..300).flat_map(|number| {
             let name = format!("s{number}");
             let (third, last) = (number / 200, number % 200 + 1);

@@ -1,7 +1,7 @@
 //! Userspace mode on other kernels: one without netfilter, the hardest minimal kernel,
 //! and one with only the legacy iptables.
 
-use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, run, tripod_binary, uml};
+use crate::lab::{Capture, Lab, Service, Tripod, ask, run, tripod_binary, uml};
 
 /// Tests that run inside, one after the other: the guest has one processor.
 const ON_A_BARE_KERNEL: [&str; 10] = [
@@ -66,7 +66,7 @@ fn no_netfilter_here() {
 #[test]
 #[ignore = "for a guest kernel without netfilter"]
 fn transparent_says_what_is_missing_and_serves() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Local);
         let web = Service::new("web", 10).with_external_ip();
         lab.three_backends().publish_all(&web);

@@ -2,7 +2,7 @@
 
 use crate::lab::{Lab, Service, ask, figure, say, tcp};
 
-on_each_capture!(alone: idle_connections_are_cheap);
+on_each_capture!(idle_connections_are_cheap);
 
 const CONNECTIONS: usize = 5_000;
 const AT_MOST_KIB: u64 = 40 * 1024;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{comes_to_fail, comes_to_reach};
 use crate::lab::{BACKEND_PORT, Host, Lab, ask, udp_ask};
 
-on_each_capture!(alone: each_of_many_services_is_reached_while_others_come_and_go);
+on_each_capture!(each_of_many_services_is_reached_while_others_come_and_go);
 
 /// Number of Services, each of both families, TCP and UDP.
 const SERVICES: u16 = 400;

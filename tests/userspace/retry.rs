@@ -9,7 +9,10 @@ use serde_json::json;
 
 use crate::lab::{Backend, FirstByte, Lab, Service, Tripod, ask, figure, say, tcp};
 
-on_each_capture!(alone: a_killed_backend_fails_no_call, a_silent_backend_fails_no_call);
+on_each_capture!(
+    a_killed_backend_fails_no_call,
+    a_silent_backend_fails_no_call
+);
 
 on_each_capture!(
     a_backend_that_dies_before_it_answers_is_replaced,

@@ -23,7 +23,7 @@ on_each_capture!(
     urgent_data_holds_nothing_up,
     small_messages_are_not_delayed,
 );
-on_each_capture!(alone: bulk_arrives_unharmed_both_ways);
+on_each_capture!(bulk_arrives_unharmed_both_ways);
 
 const MIB: u64 = 1 << 20;
 

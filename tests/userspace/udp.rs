@@ -19,8 +19,8 @@ on_each_capture!(
     a_client_that_called_too_early_is_served,
     a_client_survives_a_service_that_goes_and_comes_back,
 );
-on_each_capture!(alone: a_thousand_clients_come_and_go);
-on_each_capture!(alone: more_new_clients_than_ports_leave_some_for_the_node);
+on_each_capture!(a_thousand_clients_come_and_go);
+on_each_capture!(more_new_clients_than_ports_leave_some_for_the_node);
 
 /// Longer than Tripod's `--udp-timeout` here, plus the time until it checks, and shorter than the
 /// default one.

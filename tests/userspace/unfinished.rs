@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{SOON, comes_to_fail, comes_to_reach};
 use crate::lab::{
-    Capture, Lab, ProgramFault, Programs, Service, Share, Tripod, ask, eventually, run,
-    tripod_binary, udp_ask,
+    Capture, Lab, ProgramFault, Programs, Service, Tripod, ask, eventually, run, tripod_binary,
+    udp_ask,
 };
 
 /// Starts Tripod with one local port for a Service, and without repairs that would hide a
@@ -34,7 +34,7 @@ fn says_more(tripod: &Tripod, words: &[&str], before: usize) {
 
 #[test]
 fn a_service_without_a_port_is_tried_again_after_capture_has_failed() {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let [web, late] = [Service::new("web", 1), Service::new("late", 2)];
         lab.add_backends(&["a"]).publish_all(&web);

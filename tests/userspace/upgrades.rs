@@ -14,7 +14,7 @@ use crate::{
     lab::{Lab, Service, acceptance, eventually},
 };
 
-on_each_capture!(alone: side_by_side, with_a_gap);
+on_each_capture!(side_by_side, with_a_gap);
 
 /// The size of a run.
 struct Size {

@@ -11,7 +11,7 @@ use nix::{
 use super::{Output, Trace, calls_are_followed_in, endpoint, passes};
 use crate::{
     ask::{SOON, started, started_in, tripod},
-    lab::{Capture, Host, Lab, Service, Share, ask, eventually, run, tripod_binary},
+    lab::{Capture, Host, Lab, Service, ask, eventually, run, tripod_binary},
 };
 
 /// The programs and the number of each family.
@@ -79,7 +79,7 @@ fn userspace_mode_relays() {
 
 /// Runs `body` where Tripod would take the legacy tables, with an address of a Service.
 fn published(body: impl FnOnce(&mut Lab, SocketAddr)) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         hint(&lab);
         let web = Service::new("web", 1);

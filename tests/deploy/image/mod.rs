@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::{chroot, config_map, daemon_set};
 use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, ask, eventually, figure, is_installed, run, skip, udp_ask,
+    Capture, Lab, Service, Tripod, ask, eventually, figure, is_installed, run, skip, udp_ask,
 };
 
 pub use self::build::{Layout, said};
@@ -180,7 +180,7 @@ fn with_image(image: Image, body: impl FnOnce(&Lab, &Service, &Unpacked)) {
     {
         return skip(reason);
     }
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Local);
         lab.add_backends(&["a"]);
         let service = Service::new("hello", 7).with_node_port();

@@ -17,7 +17,7 @@ use crate::{
         chart::tool,
         image::{Layout, said},
     },
-    lab::{Share, run},
+    lab::run,
 };
 
 /// In the sandbox's own `/run`.
@@ -186,7 +186,7 @@ fn with_changed_byte<T>(file: &Path, text: &str, body: impl FnOnce() -> T) -> T 
 /// Runs `body` with a user whose folder has the release, and with the release's own folder and
 /// key.
 fn published(body: impl FnOnce(&User, &Path, &Path, &[PathBuf; 2])) {
-    run(Share::Beside, || {
+    run(|| {
         let place = Path::new(PLACE);
         let tools = (tool("helm/helm"), tool("usr/bin/docker-registry"));
         let (Some(programs), (Some(_), Some(server))) = (programs(place), tools) else {

@@ -14,7 +14,7 @@ pub mod table;
 use self::event::Place;
 use super::fault::Mode;
 use crate::lab::{
-    self, Share,
+    self,
     uml::{Profile, in_guest},
 };
 
@@ -64,7 +64,7 @@ fn on_host(mode: Mode) {
 }
 
 fn tried(mode: Mode, place: Place) {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let wrong = run::all(mode, place);
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     });

@@ -13,7 +13,7 @@ mod sample;
 
 use super::fault::Mode;
 use crate::lab::{
-    self, Share,
+    self,
     uml::{Profile, in_guest},
 };
 
@@ -26,5 +26,5 @@ in_each_mode! {
 }
 
 fn on_host(mode: Mode) {
-    lab::run(Share::Beside, || run::soak(mode));
+    lab::run(|| run::soak(mode));
 }

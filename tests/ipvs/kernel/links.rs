@@ -11,14 +11,14 @@ use tripod::{
 };
 
 use super::{ip, lines, show};
-use crate::lab::{Share, run};
+use crate::lab::run;
 
 const LINK: &str = "kube-ipvs0";
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_dummy_link_holds_addresses_and_gives_none_away() {
-    run(Share::Beside, || {
+    run(|| {
         let mut socket = Socket::open(Protocol::Route).expect("a socket");
         links::add_dummy(&mut socket, LINK).expect("adding the link");
         links::add_dummy(&mut socket, LINK).expect("once more");
@@ -68,7 +68,7 @@ fn a_dummy_link_holds_addresses_and_gives_none_away() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn sets_of_a_kernel_of_modules_come_when_asked_for() {
-    run(Share::Beside, || {
+    run(|| {
         let mut sets = IpSets::open().expect("ipset");
         for kind in Kind::ALL {
             let set = Set::new("KUBE-TEST", kind, Family::V4);

@@ -11,7 +11,7 @@ use tripod::{
 };
 
 use super::ipvs;
-use crate::lab::{Share, figure, run};
+use crate::lab::{figure, run};
 
 const SERVICES: u32 = 5_000;
 const ENDPOINTS: u32 = 5;
@@ -31,7 +31,7 @@ fn timed<T>(what: &str, act: impl FnOnce() -> T) -> T {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn five_thousand_services_are_in_and_listed_soon() {
-    run(Share::Alone, || {
+    run(|| {
         let mut ipvs = ipvs();
         let ids: Vec<ServerId> = (0..SERVICES)
             .map(|number| ServerId {
@@ -80,7 +80,7 @@ fn five_thousand_services_are_in_and_listed_soon() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn twenty_five_thousand_members_are_in_and_listed_soon() {
-    run(Share::Alone, || {
+    run(|| {
         let mut sets = IpSets::open().expect("ipset");
         let set = Set::new("KUBE-LOOP-BACK", Kind::IpPortIp, Family::V4);
         sets.create(&set).expect("creating it");

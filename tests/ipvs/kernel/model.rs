@@ -11,14 +11,14 @@ use std::{fs, path::Path};
 use tripod::{kernel, net};
 
 use super::show;
-use crate::lab::{Share, run};
+use crate::lab::run;
 
 const RECORD: &str = "src/kernel/simulated/ipvs/tests/transcript.txt";
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn random_programs_do_what_is_recorded() {
-    run(Share::Beside, || {
+    run(|| {
         show("ip link set lo up");
         let found = programs::transcript();
         let record = Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORD);

@@ -3,12 +3,12 @@
 use tripod::kernel::ipvs::{Change, VirtualServer};
 
 use super::{ipvs, masqueraded, show, tcp};
-use crate::lab::{Share, run};
+use crate::lab::run;
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn ipvs_is_found_again_when_its_module_was_loaded_anew() {
-    run(Share::Alone, || {
+    run(|| {
         let mut ipvs = ipvs();
         let id = tcp("10.96.0.1:80");
         let server = VirtualServer::new(id, "wrr");

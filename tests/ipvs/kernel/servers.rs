@@ -11,12 +11,12 @@ use tripod::{
 };
 
 use super::{ipvs, lines, make, masqueraded, show, tcp};
-use crate::lab::{Share, run};
+use crate::lab::run;
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn virtual_servers_are_what_ipvsadm_says_they_are() {
-    run(Share::Beside, || {
+    run(|| {
         let mut ipvs = ipvs();
         let udp = ServerId {
             protocol: Protocol::Udp,
@@ -88,7 +88,7 @@ fn virtual_servers_are_what_ipvsadm_says_they_are() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn real_servers_are_what_ipvsadm_says_they_are() {
-    run(Share::Beside, || {
+    run(|| {
         let mut ipvs = ipvs();
         let (four, six) = (tcp("10.96.0.1:80"), tcp("[fd00::a]:80"));
         for id in [four, six] {
@@ -164,7 +164,7 @@ fn real_servers_are_what_ipvsadm_says_they_are() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn each_change_of_a_batch_has_its_own_outcome() {
-    run(Share::Beside, || {
+    run(|| {
         let mut ipvs = ipvs();
         let (web, none) = (tcp("10.96.0.1:80"), tcp("10.96.0.9:80"));
         let real = masqueraded("10.244.0.1:80", 1);
@@ -220,7 +220,7 @@ fn each_change_of_a_batch_has_its_own_outcome() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_others_made_stays_as_it_is() {
-    run(Share::Beside, || {
+    run(|| {
         show("ipvsadm -A -f 7 -s rr");
         show("ipvsadm -A -t 10.96.0.1:80 -s rr");
         let mut ipvs = ipvs();
@@ -238,7 +238,7 @@ fn what_others_made_stays_as_it_is() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn timeouts_are_set_and_missing_schedulers_are_known() {
-    run(Share::Beside, || {
+    run(|| {
         let mut ipvs = ipvs();
         ipvs.check().expect("root may read it");
         // "Timeout (tcp tcpfin udp): 900 120 300"
@@ -268,7 +268,7 @@ fn timeouts_are_set_and_missing_schedulers_are_known() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_a_killed_trial_left_is_no_obstacle_to_the_next() {
-    run(Share::Beside, || {
+    run(|| {
         let mut ipvs = ipvs();
         show("ipvsadm -A -t 192.0.2.1:1 -s wlc");
         assert_eq!(missing(&mut ipvs, &["wrr", "foo"]), ["foo"]);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub use boot::{Outcome, Profile, unavailable};
 
-use super::{SOAK_ENDS, Share, figure, is_soak, skip, soak_length, tripod_binary};
+use super::{SOAK_ENDS, figure, is_soak, skip, soak_length, tripod_binary};
 
 /// From within a sandbox: boots a guest, runs this test binary there with `arguments` and these
 /// environment variables, and waits for its end, at most `limit`.
@@ -86,7 +86,7 @@ fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment:
     if let Some(reason) = unavailable() {
         return skip(&reason);
     }
-    super::run(Share::Guest, || {
+    super::run(|| {
         let flags = ["--include-ignored", "--test-threads=1", "--color=never"];
         let arguments = [names, &flags].concat();
         let mut environment = [environment, &[("CI", "true")]].concat();

@@ -22,7 +22,7 @@ use super::stale_state::foreign::{EXCLUDED, foreign};
 use super::stale_state::left;
 use super::stale_state::start::{MANIFESTS, SOON, start, start_by};
 use crate::lab::recorded::{self, FLAGS};
-use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
+use crate::lab::{Host, Tripod, eventually, run, tripod_binary};
 
 /// A mode, with its capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,7 +254,7 @@ macro_rules! converges {
     ($($name:ident: $mode:expr, $kernels:expr, $engine:expr;)+) => { $(
         #[test]
         fn $name() {
-            run(Share::Beside, || {
+            run(|| {
                 if $kernels.contains(&kernel().as_str()) {
                     tried($mode, $engine);
                 }

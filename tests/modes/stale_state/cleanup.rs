@@ -4,7 +4,7 @@ use super::super::probe::{kernel, node};
 use super::foreign::{EXCLUDED, foreign};
 use super::state::State;
 use super::{engines, left};
-use crate::lab::{Host, Share, run, tripod_binary};
+use crate::lab::{Host, run, tripod_binary};
 
 /// These recorded cases together contain every kind of object that kube-proxy installs.
 const CASES: [&str; 5] = [
@@ -21,7 +21,7 @@ pub fn clean_up(node: &Host) {
 
 #[test]
 fn cleanup_leaves_exactly_what_is_others() {
-    run(Share::Beside, || {
+    run(|| {
         let kubelet = engines()[0];
         let node = node();
         foreign(&node, kubelet);

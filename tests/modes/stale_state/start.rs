@@ -10,7 +10,7 @@ use super::foreign::{EXCLUDED, foreign};
 use super::state::State;
 use super::{engines, left};
 use crate::lab::recorded::{Case, FLAGS};
-use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
+use crate::lab::{Host, Tripod, eventually, run, tripod_binary};
 
 /// Time that a mode may take to come in force, in a slow guest.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -112,7 +112,7 @@ macro_rules! over_everything {
     ($($name:ident: $flags:expr, $kernels:expr, $engine:expr;)+) => { $(
         #[test]
         fn $name() {
-            run(Share::Beside, || {
+            run(|| {
                 if $kernels.contains(&kernel().as_str()) {
                     over_everything(&$flags, $engine);
                 }
@@ -133,7 +133,7 @@ over_everything! {
 
 #[test]
 fn an_engine_that_nobody_uses_stays_unused() {
-    run(Share::Beside, || {
+    run(|| {
         if kernel() != "host" {
             return;
         }
@@ -160,7 +160,7 @@ fn an_engine_that_nobody_uses_stays_unused() {
 
 #[test]
 fn nothing_goes_before_there_is_something_to_serve() {
-    run(Share::Beside, || {
+    run(|| {
         let engine = engines()[0];
         let node = node();
         foreign(&node, engine);

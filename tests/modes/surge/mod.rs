@@ -11,7 +11,7 @@ use serde_json::Value;
 use self::load::{Open, under_load};
 use super::probe::kernel;
 use crate::lab::{
-    Capture, EndpointChoice, Lab, Service, Share, Tripod, ask, eventually, get, run, tripod_binary,
+    Capture, EndpointChoice, Lab, Service, Tripod, ask, eventually, get, run, tripod_binary,
 };
 
 /// How long anything may take that is not slow, also in a slow guest.
@@ -69,7 +69,7 @@ fn on_host(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
 }
 
 fn in_lab(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(capture);
         lab.three_backends();
         body(&lab, Way { mode, capture });
@@ -307,7 +307,7 @@ fn is_there(lab: &Lab, mode: &str) -> bool {
 
 /// The new pod runs another mode, and is killed after it has removed what the old one had.
 fn the_old_mode_comes_back(modes: [&'static str; 2]) {
-    run(Share::Beside, || {
+    run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let lab = &*lab.three_backends();
         let [old, new] = modes.map(|mode| Way {

@@ -9,7 +9,7 @@ use super::super::probe::kernel;
 use super::super::stale_state::{feed, program};
 use super::{Long, SOON, under_load};
 use crate::lab::{
-    Capture, Host, Lab, Service, Share, Tripod, ask, eventually, run, tripod_binary, udp_ask,
+    Capture, Host, Lab, Service, Tripod, ask, eventually, run, tripod_binary, udp_ask,
 };
 use crate::userspace::capture::traces;
 
@@ -216,7 +216,7 @@ macro_rules! take_over {
     ($($name:ident: $kernel:literal, $old:expr, $flags:expr, $engine:literal;)+) => { $(
         #[test]
         fn $name() {
-            run(Share::Beside, || {
+            run(|| {
                 if kernel() == $kernel {
                     take_over($old, &$flags, $engine);
                 }
@@ -254,7 +254,7 @@ take_over! {
 /// new connections, and its link does not take routes with it.
 #[test]
 fn ipvs_to_local() {
-    run(Share::Beside, || {
+    run(|| {
         if kernel() != "full" {
             return;
         }
@@ -342,7 +342,7 @@ macro_rules! back {
     ($($name:ident: $flags:expr;)+) => { $(
         #[test]
         fn $name() {
-            run(Share::Beside, || {
+            run(|| {
                 if kernel() == "host" {
                     back(&$flags);
                 }

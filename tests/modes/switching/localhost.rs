@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
 use super::{Long, SOON, under_load};
-use crate::lab::{self, Capture, Lab, Service, Share, Tripod, eventually, say};
+use crate::lab::{self, Capture, Lab, Service, Tripod, eventually, say};
 
 fn start(lab: &Lab, mode: &str, number: u16) -> Tripod {
     let flags = [
@@ -50,7 +50,7 @@ fn from_one_to_the_next(lab: &Lab, loopback: &[SocketAddr], modes: &[&str]) {
 }
 
 fn with_service(body: impl FnOnce(&Lab, [SocketAddr; 2])) {
-    lab::run(Share::Beside, || {
+    lab::run(|| {
         let mut lab = Lab::new(Capture::Local);
         let web = Service::new("web", 1).with_node_port();
         lab.three_backends().publish_all(&web);

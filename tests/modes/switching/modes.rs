@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::super::probe::kernel;
 use super::{Long, SOON, under_load};
-use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run};
+use crate::lab::{Capture, Lab, Service, Tripod, ask, eventually, run};
 
 /// Starts another process on the node in exactly that mode; it can run together with
 /// others.
@@ -36,7 +36,7 @@ fn traces(lab: &Lab) -> [(&'static str, bool); 4] {
 
 #[test]
 fn clients_notice_nothing() {
-    run(Share::Beside, || {
+    run(|| {
         let full = kernel() == "full";
         let order: &[&str] = if full {
             &["userspace", "iptables", "ipvs", "userspace"]

@@ -17,7 +17,7 @@ use super::super::{
 };
 use super::{SOON, from_kube_proxy::join_cluster, under_load};
 use crate::lab::{
-    Capture, Host, Lab, Service, Share, Tripod, ask, eventually, run, say, tcp, udp, udp_say,
+    Capture, Host, Lab, Service, Tripod, ask, eventually, run, say, tcp, udp, udp_say,
 };
 
 /// How long a UDP client may go without an answer.
@@ -273,7 +273,7 @@ macro_rules! switch {
     ($($name:ident: $kernel:literal, $old:expr, $new:expr;)+) => { $(
         #[test]
         fn $name() {
-            run(Share::Beside, || {
+            run(|| {
                 if kernel() == $kernel {
                     switch($old, $new);
                 }
@@ -387,7 +387,7 @@ macro_rules! leads_nobody_elsewhere {
     ($($name:ident: $new:expr;)+) => { $(
         #[test]
         fn $name() {
-            run(Share::Beside, || {
+            run(|| {
                 if kernel() == "host" {
                     leads_nobody_elsewhere($new);
                 }

@@ -13,7 +13,7 @@ use crate::{
     lab::{FirstByte, Host, Lab, Service, Tripod, acceptance, figure, say},
 };
 
-on_each_capture!(alone: calls_beside_a_flood);
+on_each_capture!(calls_beside_a_flood);
 
 /// Threads of the flood: each connects, asks, and resets, again and again.
 const THREADS: usize = 8;

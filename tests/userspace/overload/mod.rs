@@ -16,8 +16,8 @@ use self::loads::{connect, half_open, udp_clients};
 use crate::{
     faults::measured::measured,
     lab::{
-        self, Capture, CgroupVersion, Lab, MemoryCgroup, Service, Share, Tripod, ask, eventually,
-        figure, skip, tripod_binary, udp, udp_say,
+        self, Capture, CgroupVersion, Lab, MemoryCgroup, Service, Tripod, ask, eventually, figure,
+        skip, tripod_binary, udp, udp_say,
     },
 };
 
@@ -123,7 +123,7 @@ fn a_first_sync_of_5000_services_needs_64_mib_with_redirect_capture() {
 fn in_lab(capture: Capture, body: impl FnOnce(&mut Lab)) {
     match MemoryCgroup::missing() {
         Some(reason) => skip(reason),
-        None => lab::run(Share::Alone, || body(&mut Lab::new(capture))),
+        None => lab::run(|| body(&mut Lab::new(capture))),
     }
 }
 
