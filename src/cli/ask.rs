@@ -242,7 +242,7 @@ pub(super) fn output() -> Arg {
         .help("How it is printed: table, wide, json or yaml")
 }
 
-/// Returns what the flag of [`output`] chose.
+/// Returns what the flag `--output` of a subcommand chose.
 pub fn chosen(matches: &ArgMatches) -> Output {
     let output = matches.try_get_one::<String>("output").ok().flatten();
     let output = output.and_then(|given| Output::ALL.into_iter().find(|(name, _)| name == given));

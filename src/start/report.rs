@@ -50,9 +50,9 @@ pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) 
 fn mode_notice(effective: &Effective) -> Option<String> {
     (!effective.is_mode_named).then(|| {
         format!(
-            "the configuration names no mode: {} mode is Tripod's default, while kube-proxy's is {} \
-             and is going to be {}; name the mode (mode, --proxy-mode) so that it does not change \
-             with a later version",
+            "the configuration names no mode: Tripod takes the first that this kernel can run, {} mode \
+             if it can, while kube-proxy takes {}, and {} in a later version; name the mode (mode, \
+             --proxy-mode) so that it does not change",
             effective.mode,
             ModeName::Iptables,
             ModeName::Nftables
@@ -116,10 +116,10 @@ mod tests {
     #[test]
     fn a_mode_that_is_not_named_is_noticed() {
         for (flags, noticed) in [
-            (&[][..], Some("ipvs mode is Tripod's default")),
+            (&[][..], Some("ipvs mode if it can")),
             (
                 &["--feature-gates=KubeProxyIPVS=false"],
-                Some("nftables mode is Tripod's default"),
+                Some("nftables mode if it can"),
             ),
             (&["--proxy-mode=ipvs"], None),
         ] {

@@ -25,9 +25,9 @@ pub(super) const PROXYING: &[Flag] = &[
         "MODE",
         |o| &mut o.configuration.mode,
         "How traffic is carried: ipvs, nftables, iptables or userspace. Where this kernel cannot run \
-         the mode, Tripod runs the next in this order that it can. Without it: ipvs",
+         the mode, Tripod runs the next in this order that it can. Without it: the first in this order",
     )
-    .line("ipvs, nftables, iptables or userspace; without it: ipvs")
+    .line("ipvs, nftables, iptables or userspace; without it: the first that runs here")
     .common(),
     Flag::switch(
         "strict-proxy-mode",

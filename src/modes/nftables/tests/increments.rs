@@ -220,19 +220,20 @@ fn the_maps_of_clients_follow_from_the_policies() {
     let family = Family::V4;
     // Of endpoints 1 to 4, those with an even number are on this node.
     let (all, local) = (("affinity/", 4), ("affinity-local/", 2));
-    let cases: [(_, _, fn(ServicePort) -> ServicePort, &[_]); 6] = [
-        (Cluster, Cluster, exposed, &[all]),
-        (Cluster, Local, exposed, &[all, local]),
-        (Local, Cluster, exposed, &[all, local]),
-        (Local, Local, exposed, &[all, local]),
-        (Cluster, Local, |port| port, &[all]),
-        (Local, Cluster, |port| port, &[local]),
+    let cases = [
+        (Cluster, Cluster, true, &[all][..]),
+        (Cluster, Local, true, &[all, local]),
+        (Local, Cluster, true, &[all, local]),
+        (Local, Local, true, &[all, local]),
+        (Cluster, Local, false, &[all]),
+        (Local, Cluster, false, &[local]),
     ];
-    for (internal, external, at, expected) in cases {
+    for (internal, external, is_exposed, expected) in cases {
+        let port = sticky(on(family, 1, &[1, 2, 3, 4]), 60);
         let port = ServicePort {
             internal_traffic_policy: internal,
             external_traffic_policy: external,
-            ..at(sticky(on(family, 1, &[1, 2, 3, 4]), 60))
+            ..if is_exposed { exposed(port) } else { port }
         };
         let needs = plan(&port, &Slots::new(&port), &options(family));
         let found: Vec<_> = needs
