@@ -27,7 +27,7 @@ pub(super) const PROXYING: &[Flag] = &[
         "How traffic is carried: ipvs, nftables, iptables or userspace. Where this kernel cannot run \
          the mode, Tripod runs the next in this order that it can. Without it: the first in this order",
     )
-    .line("ipvs, nftables, iptables or userspace; without it: the first that runs here")
+    .line("ipvs, nftables, iptables or userspace; without it: the best here")
     .common(),
     Flag::switch(
         "strict-proxy-mode",
