@@ -2,14 +2,13 @@
 # Makes archives of the kubectl plugin from static programs, and the manifest with which krew
 # installs it (https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/).
 #
-#   krew.sh FOLDER amd64=PROGRAM arm64=PROGRAM
+#   krew.sh FOLDER VERSION amd64=PROGRAM arm64=PROGRAM
 #
 # TRIPOD_DOWNLOADS is the address under which the files of FOLDER will be found.
 set -eu
-folder=$(realpath "$1")
-shift
+folder=$(realpath "$1") version=$2
+shift 2
 cd "$(dirname "$0")/../.."
-version=$(sed -n 's/^version = "\(.*\)"/\1/p;T;q' Cargo.toml)
 downloads=${TRIPOD_DOWNLOADS:-https://downloads.example.com/tripod/v$version}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

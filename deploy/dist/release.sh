@@ -28,7 +28,7 @@ done
 deploy/dist/package.sh "$folder/tripod-$(uname -m)"
 cp target/package/tripod.cdx.json "$folder/"
 deploy/dist/deb.sh "$folder" x86_64="$x86_64" aarch64="$aarch64"
-deploy/dist/krew.sh "$folder" amd64="$x86_64" arm64="$aarch64"
+deploy/dist/krew.sh "$folder" "$version" amd64="$x86_64" arm64="$aarch64"
 deploy/dist/rpm.sh "$folder" x86_64="$(echo "$folder"/*_amd64.deb)" aarch64="$(echo "$folder"/*_arm64.deb)"
 helm package deploy/helm/tripod --destination "$folder" >/dev/null
 deploy/dist/sums.sh write "$folder"

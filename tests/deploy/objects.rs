@@ -13,7 +13,7 @@ use k8s_openapi::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::{config_map, daemon_set, documents, folder, only};
+use super::{config_map, daemon_set, documents, folder, only, read};
 
 const FOLDERS: [&str; 2] = ["kustomize/base", "kustomize/new-cluster"];
 
@@ -174,9 +174,12 @@ fn probes_ask_where_the_configuration_serves() {
 }
 
 #[test]
-fn the_chart_has_the_version_of_the_program() {
+fn versions_are_those_of_the_program() {
     let chart = &documents("helm/tripod/Chart.yaml")[0];
     for field in ["version", "appVersion"] {
         assert_eq!(chart[field], env!("CARGO_PKG_VERSION"), "{field}");
     }
+    let version = env!("CARGO_PKG_VERSION");
+    let stub = format!("- name: tripod\n  newName: tripod\n  newTag: {version}\n");
+    assert!(read("kustomize/base/kustomization.yaml").contains(&stub));
 }

@@ -50,17 +50,6 @@ fn copies_of_manifests_are_current() {
     assert!(found > 10, "{found} copies");
 }
 
-#[test]
-fn versions_are_those_of_the_program() {
-    let version = env!("CARGO_PKG_VERSION");
-    let chart = read("helm/tripod/Chart.yaml");
-    for line in ["version", "appVersion"].map(|name| format!("{name}: {version}")) {
-        assert!(chart.lines().any(|found| found == line), "{line}");
-    }
-    let stub = format!("- name: tripod\n  newName: tripod\n  newTag: {version}\n");
-    assert!(read("kustomize/base/kustomization.yaml").contains(&stub));
-}
-
 /// What Helm says of the oldest version, of the newest, and of one that is too old.
 #[test]
 fn it_renders_for_every_supported_kubernetes() {
