@@ -100,11 +100,12 @@ impl Applied {
         self.ports.keys()
     }
 
-    /// Returns the maps of clients that are to be in the table.
-    pub fn client_maps(&self) -> impl Iterator<Item = ClientMap> {
-        let each = self.ports.values();
-        let clients = each.flat_map(|port| port.elements(&self.options).clients);
-        clients.map(|(map, _)| map)
+    /// Returns the maps of clients that the table has, each with the chain that writes it.
+    pub fn client_maps(&self) -> impl Iterator<Item = (&ClientMap, &SharedChain)> {
+        self.chains.iter().filter_map(|chain| match chain {
+            SharedChain::Remember(map, _) => Some((map, chain)),
+            _ => None,
+        })
     }
 
     /// Returns the elements that are to be in the table, except those that do not depend on

@@ -118,7 +118,7 @@ fn compare_sets(
             differences.extend(compare_elements(set, desired, elements));
         }
     }
-    for map in applied.client_maps() {
+    for (map, _) in applied.client_maps() {
         let desired = map.set();
         let found = match listed.remove(&*desired.name) {
             None => Found::Missing,

@@ -52,11 +52,10 @@ impl RefusedClients {
 
     fn begin(&mut self, applied: &Applied, now: Instant) {
         self.next_round = Some(now + ROUND);
-        let chains = applied.chains.iter().filter_map(|chain| match chain {
-            SharedChain::Remember(map, _) => Some((map.clone(), chain.clone())),
-            _ => None,
-        });
-        self.left = chains.collect();
+        let maps = applied.client_maps();
+        self.left = maps
+            .map(|(map, chain)| (map.clone(), chain.clone()))
+            .collect();
         if !self.counts.is_empty() {
             let there: HashSet<&ClientMap> = self.left.iter().map(|(map, _)| map).collect();
             self.counts.retain(|map, _| there.contains(map));

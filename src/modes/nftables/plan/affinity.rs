@@ -37,7 +37,7 @@ pub(super) const SHARED: [&str; 3] = ["remember", "remember-prerouting", "rememb
 /// A map of the clients of one ServicePort: client address to endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientMap {
-    /// The ServicePort.
+    /// The ServicePort that these clients call.
     pub port: ServicePortName,
     /// The endpoints to which these clients may be sent.
     pub to: Endpoints,

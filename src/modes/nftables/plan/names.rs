@@ -1,5 +1,6 @@
 //! Names of what belongs to one ServicePort.
 
+use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
 use crate::services::ServicePortName;
@@ -16,9 +17,7 @@ pub(super) fn own(port: &ServicePortName) -> String {
     if whole.len() <= LONGEST {
         return whole;
     }
-    let hash = Sha256::digest(&whole);
-    let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{protocol}/{hash}")
+    format!("{protocol}/{}", HEXLOWER.encode(&Sha256::digest(&whole)))
 }
 
 #[cfg(test)]
