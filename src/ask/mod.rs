@@ -15,7 +15,6 @@ mod times;
 mod watch;
 
 use std::{
-    io::{self, Write},
     net::{IpAddr, SocketAddr},
     path::Path,
     process::ExitCode,
@@ -70,14 +69,13 @@ pub async fn ask(ask: &Ask) -> ExitCode {
         }
     };
     answered.unwrap_or_else(|failure| {
-        // The reader may have closed its end.
-        let _ = writeln!(io::stderr(), "error: {failure}");
-        match failure {
-            Failure::Refused(_) | Failure::Unwritable(_) => ExitCode::FAILURE,
+        let status = match failure {
+            Failure::Refused(_) | Failure::Unwritable(_) => 1,
             Failure::Unreachable(_) | Failure::Unavailable(_) | Failure::Unreadable(_) => {
-                ExitCode::from(UNREACHABLE)
+                UNREACHABLE
             }
-        }
+        };
+        cli::fail(&failure, status)
     })
 }
 

@@ -39,7 +39,7 @@ pub use self::{
     hold::Hold,
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
-    put::{Unwritable, put},
+    put::{Unwritable, fail, put},
     settings::{Job, Settings},
     test::{Cluster, FolderTest, Place, Test, TestServer},
     trace::Trace,
@@ -93,15 +93,24 @@ impl Stop {
         match self {
             Stop::Answer(text) => match put(&format!("{text}\n")) {
                 Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    let _ = writeln!(io::stderr(), "error: {error}");
-                    ExitCode::FAILURE
-                }
+                Err(error) => fail(&error, 1),
             },
             Stop::Refusal(text) => {
                 let _ = writeln!(io::stderr(), "{text}");
                 ExitCode::from(2)
             }
+        }
+    }
+}
+
+impl From<&clap::Error> for Stop {
+    /// Returns the text with which clap stops: requested help, or what is wrong.
+    fn from(error: &clap::Error) -> Stop {
+        let text = error.render().to_string().trim_end().to_owned();
+        if error.use_stderr() {
+            Stop::Refusal(text)
+        } else {
+            Stop::Answer(text)
         }
     }
 }
@@ -163,10 +172,7 @@ pub fn command() -> Command {
 fn with_flags(command: Command) -> Command {
     let command = command.after_help(help::MORE_FLAGS);
     let command = command.after_long_help(help::VALUES);
-    let groups = flags::GROUPS.into_iter();
-    groups.fold(command, |command, (heading, flags)| {
-        command.args(flags.iter().map(|flag| flag.arg(heading)))
-    })
+    command.args(flags::with_headings().map(|(heading, flag)| flag.arg(heading)))
 }
 
 /// Returns the definition by which arguments are read: it accepts more than it shows, and
@@ -175,12 +181,12 @@ fn accepted() -> Command {
     used_flags::accepting_all(help::grouped(command()))
 }
 
-/// Returns the text with which clap stops: requested help, or what is wrong.
+/// Returns the text with which clap stops; if something is wrong, with what is likely meant.
 fn stopped(error: clap::Error, words: &[OsString]) -> Stop {
     if error.use_stderr() {
         Stop::Refusal(unknown::text(error, &command(), words))
     } else {
-        Stop::Answer(error.render().to_string().trim_end().to_owned())
+        Stop::from(&error)
     }
 }
 

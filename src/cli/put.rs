@@ -1,6 +1,10 @@
-//! Standard output, for what a command prints.
+//! Standard output and error, for what a command prints.
 
-use std::io::{self, Write};
+use std::{
+    fmt::Display,
+    io::{self, Write},
+    process::ExitCode,
+};
 
 /// Standard output does not accept all of the text.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +21,13 @@ pub struct Unwritable(#[from] io::Error);
 /// When it cannot be written for another reason, for example because a disk is full.
 pub fn put(text: &str) -> Result<(), Unwritable> {
     put_to(&mut io::stdout().lock(), text)
+}
+
+/// Writes why a command fails to standard error. Returns `status` to exit with.
+pub fn fail(why: &impl Display, status: u8) -> ExitCode {
+    // The reader may have closed its end.
+    let _ = writeln!(io::stderr(), "error: {why}");
+    ExitCode::from(status)
 }
 
 fn put_to(out: &mut impl Write, text: &str) -> Result<(), Unwritable> {

@@ -4,7 +4,7 @@
 
 use clap::Command;
 
-use super::{flag::Flag, flags, help};
+use super::{flags, help};
 
 /// The short help of a subcommand shows all flags that it uses if there are no more.
 const FEW: usize = 10;
@@ -78,7 +78,7 @@ pub(super) fn added(command: Command) -> Command {
         let command = command.after_help(help::MORE_FLAGS);
         command.after_long_help(help::VALUES)
     };
-    let flags = all().filter(|(_, flag)| used.contains(&flag.name));
+    let flags = flags::with_headings().filter(|(_, flag)| used.contains(&flag.name));
     command.args(flags.map(|(heading, flag)| {
         let arg = flag.arg(heading);
         arg.hide_short_help(!are_few && !flag.common)
@@ -90,7 +90,7 @@ pub(super) fn added(command: Command) -> Command {
 pub(super) fn accepting_all(program: Command) -> Command {
     USED.into_iter().fold(program, |program, (name, used)| {
         program.mut_subcommand(name, |command| {
-            let others = all().filter(|(_, flag)| !used.contains(&flag.name));
+            let others = flags::with_headings().filter(|(_, flag)| !used.contains(&flag.name));
             command.args(others.map(|(heading, flag)| flag.arg(heading).hide(true)))
         })
     })
@@ -99,12 +99,4 @@ pub(super) fn accepting_all(program: Command) -> Command {
 fn used_by(name: &str) -> &'static [&'static str] {
     let found = USED.into_iter().find(|(of, _)| *of == name);
     found.map_or(&[], |(_, used)| used)
-}
-
-/// Returns every flag of the proxy with its heading.
-fn all() -> impl Iterator<Item = (&'static str, &'static Flag)> {
-    let of_group = |(heading, flags): (&'static str, &'static [Flag])| {
-        flags.iter().map(move |flag| (heading, flag))
-    };
-    flags::GROUPS.into_iter().flat_map(of_group)
 }

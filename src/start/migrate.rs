@@ -1,11 +1,7 @@
 //! `tripod migrate`: examines this node, and joins that with what follows from
 //! kube-proxy's configuration and the cluster's objects.
 
-use std::{
-    io::{self, Write},
-    path::Path,
-    process::ExitCode,
-};
+use std::{path::Path, process::ExitCode};
 
 use super::{
     probe,
@@ -46,8 +42,7 @@ pub(super) async fn check(asked: &Migrate) -> ExitCode {
 
 /// Prints why nothing can be compared. Returns the status to exit with.
 pub(super) fn failed(why: &str) -> ExitCode {
-    let _ = writeln!(io::stderr(), "error: {why}");
-    ExitCode::from(FAILED)
+    cli::fail(&why, FAILED)
 }
 
 fn print(report: &Report, output: Output) -> Result<(), String> {

@@ -258,6 +258,7 @@ mod tests {
             "a failure is logged elsewhere"
         );
     }
+
     #[test]
     fn the_line_after_the_first_sync_says_what_to_ask() {
         let start = |page: &str, answers| Start {

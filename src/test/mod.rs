@@ -13,10 +13,7 @@ mod report;
 mod sandbox;
 mod server;
 
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 pub use self::server::serve;
 
@@ -39,9 +36,6 @@ pub async fn test(asked: &Test) -> ExitCode {
     });
     match printed {
         Ok(status) => status,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {error}");
-            ExitCode::from(UNABLE)
-        }
+        Err(error) => cli::fail(&error, UNABLE),
     }
 }

@@ -30,7 +30,7 @@ use self::{
 };
 use crate::{
     ask,
-    cli::{Ends, Trace},
+    cli::{self, Ends, Trace},
     kernel::{
         conntrack::{
             events::{Event, Events},
@@ -96,8 +96,7 @@ pub async fn trace(asked: &Trace) -> ExitCode {
 
 /// Prints why nothing can be traced. Returns the exit status.
 pub fn unable(why: &str) -> ExitCode {
-    let _ = writeln!(io::stderr(), "error: {why}");
-    ExitCode::from(UNABLE)
+    cli::fail(&why, UNABLE)
 }
 
 /// Returns which packets are followed; the address of a Service comes from the running

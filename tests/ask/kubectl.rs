@@ -39,13 +39,16 @@ impl Plugin {
         fs::write(&kubectl, KUBECTL).expect("a file");
         fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).expect("its mode");
         let nodes = ["broken", "new", "node"].map(|name| json!({"metadata": {"name": name}}));
-        let write = |name: &str, value: Value| {
-            fs::write(folder.join(name), value.to_string()).expect("a file");
-        };
-        write("pods", json!({"items": pods}));
-        write("nodes", json!({"items": nodes}));
-        write("pod", pod("cart-0", "node"));
-        Plugin(folder.into())
+        let plugin = Plugin(folder.into());
+        plugin.answer("pods", &json!({"items": pods}));
+        plugin.answer("nodes", &json!({"items": nodes}));
+        plugin.answer("pod", &pod("cart-0", "node"));
+        plugin
+    }
+
+    /// Sets what kubectl has of one kind.
+    fn answer(&self, kind: &str, value: &Value) {
+        fs::write(self.0.join(kind), value.to_string()).expect("a file");
     }
 
     fn run(&self, lab: &Lab, arguments: &[&str]) -> Printed {
@@ -120,12 +123,7 @@ fn the_tripod_of_a_node_is_asked_through_kubectl() {
         ];
         assert_eq!(lines, expected, "{all:?}");
         assert!(all.text.contains("the pod is gone"), "{all:?}");
-        let one = Plugin(plugin.0.clone());
-        fs::write(
-            one.0.join("pods"),
-            json!({"items": [pod("tripod-1", "node")]}).to_string(),
-        )
-        .expect("a file");
-        assert_eq!(one.run(lab, &["diff"]).status, Some(0));
+        plugin.answer("pods", &json!({"items": [pod("tripod-1", "node")]}));
+        assert_eq!(plugin.run(lab, &["diff"]).status, Some(0));
     });
 }

@@ -116,8 +116,7 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
         }
     }
     if all.is_empty() {
-        // Says what was looked for.
-        pods::only(kubectl)?;
+        return Err(pods::none(kubectl));
     }
     all.sort_by(|one, other| one.node.cmp(&other.node));
     let text = document(&all, asked.output, || shown(&all))?;

@@ -108,7 +108,7 @@ pub fn command() -> Command {
 pub(super) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked, Stop> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let matches = command().try_get_matches_from(&arguments);
-    let matches = matches.map_err(|error| stopped(&error))?;
+    let matches = matches.map_err(|error| Stop::from(&error))?;
     let Some((_, matches)) = matches.subcommand() else {
         return Err(Stop::Refusal("error: name a command".to_owned()));
     };
@@ -118,16 +118,6 @@ pub(super) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Aske
         command: for_the_pod(arguments.into_iter().skip(1)),
         output: cli::output(matches),
     })
-}
-
-/// Returns the text with which clap stops: requested help, or what is wrong.
-fn stopped(error: &clap::Error) -> Stop {
-    let text = error.render().to_string().trim_end().to_owned();
-    if error.use_stderr() {
-        Stop::Refusal(text)
-    } else {
-        Stop::Answer(text)
-    }
 }
 
 fn given(matches: &ArgMatches, flag: &str) -> Option<String> {

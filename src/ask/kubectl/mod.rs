@@ -8,7 +8,7 @@ mod pods;
 
 use std::{
     ffi::{OsStr, OsString},
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     path::Path,
     process::{Command, ExitCode, Stdio},
 };
@@ -16,8 +16,12 @@ use std::{
 use serde::de::DeserializeOwned;
 
 pub use self::command_line::command;
-use self::command_line::{Asked, Target};
+use self::{
+    command_line::{Asked, Target},
+    pods::Pod,
+};
 use super::UNREACHABLE;
+use crate::cli;
 
 /// Returns whether kubectl calls the program of this name: krew links `kubectl-tripod`, and a
 /// command name with a dash has an underscore in its place.
@@ -34,26 +38,22 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(asked) => asked,
         Err(stop) => return stop.print(),
     };
+    let kubectl = &asked.kubectl;
     let done = match &asked.target {
+        Target::Node(node) => pods::of_node(kubectl, node).and_then(|pod| run_in(&pod, &asked)),
+        Target::NodeOf(pod) => kubectl
+            .node_of(pod)
+            .and_then(|node| pods::of_node(kubectl, &node))
+            .and_then(|pod| run_in(&pod, &asked)),
+        Target::Only => pods::only(kubectl).and_then(|pod| run_in(&pod, &asked)),
         Target::AllNodes => all_nodes::print(&asked),
-        _ => one(&asked),
     };
-    done.unwrap_or_else(|why| {
-        // The reader may have closed its end.
-        let _ = writeln!(io::stderr(), "error: {why}");
-        ExitCode::from(UNREACHABLE)
-    })
+    done.unwrap_or_else(|why| cli::fail(&why, UNREACHABLE))
 }
 
-/// Runs the command in the pod of one node, with this process's terminal.
-fn one(asked: &Asked) -> Result<ExitCode, String> {
-    let kubectl = &asked.kubectl;
-    let pod = match &asked.target {
-        Target::Node(node) => pods::of_node(kubectl, node)?,
-        Target::NodeOf(pod) => pods::of_node(kubectl, &kubectl.node_of(pod)?)?,
-        Target::Only | Target::AllNodes => pods::only(kubectl)?,
-    };
-    let mut exec = kubectl.exec(&pod, Terminal::OfUser, &asked.command);
+/// Runs the command in a pod, with this process's terminal.
+fn run_in(pod: &Pod, asked: &Asked) -> Result<ExitCode, String> {
+    let mut exec = asked.kubectl.exec(pod, Terminal::OfUser, &asked.command);
     let status = exec.status().map_err(|error| unusable(&error))?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
@@ -107,7 +107,7 @@ impl Kubectl {
     /// Returns the name of the node on which a pod runs: `NAMESPACE/NAME`, or `NAME` in the
     /// namespace of kubectl's context.
     fn node_of(&self, pod: &str) -> Result<String, String> {
-        let object: pods::Pod = match pod.split_once('/') {
+        let object: Pod = match pod.split_once('/') {
             Some((namespace, name)) => self.get(&["pod", name, "--namespace", namespace])?,
             None => self.get(&["pod", pod])?,
         };
@@ -116,7 +116,7 @@ impl Kubectl {
     }
 
     /// Returns what runs `tripod` with these arguments in a pod.
-    fn exec(&self, pod: &pods::Pod, terminal: Terminal, arguments: &[OsString]) -> Command {
+    fn exec(&self, pod: &Pod, terminal: Terminal, arguments: &[OsString]) -> Command {
         let mut command = self.command();
         command.args(["exec", "--namespace", &self.namespace, &pod.metadata.name]);
         command.args(["--container", pod.container()]);

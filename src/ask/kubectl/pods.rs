@@ -121,13 +121,18 @@ pub(super) fn of_node(kubectl: &Kubectl, node: &str) -> Result<Pod, String> {
 pub(super) fn only(kubectl: &Kubectl) -> Result<Pod, String> {
     let mut all = all(kubectl)?;
     match all.len() {
-        0 => Err(format!("no pod of Tripod runs: {}", remedy(kubectl))),
+        0 => Err(none(kubectl)),
         1 => Ok(all.swap_remove(0).1),
         nodes => Err(format!(
             "Tripod runs on {nodes} nodes: name one with --node, or a pod on it with --pod; \
              status also takes --all-nodes"
         )),
     }
+}
+
+/// Returns the text for a cluster without such a pod.
+pub(super) fn none(kubectl: &Kubectl) -> String {
+    format!("no pod of Tripod runs: {}", remedy(kubectl))
 }
 
 fn remedy(kubectl: &Kubectl) -> String {

@@ -24,5 +24,13 @@ pub(super) const GROUPS: [(&str, &[Flag]); 9] = [
 
 /// Returns every flag, in the order of the help.
 pub(super) fn all() -> impl Iterator<Item = &'static Flag> {
-    GROUPS.iter().flat_map(|(_, flags)| flags.iter())
+    with_headings().map(|(_, flag)| flag)
+}
+
+/// Returns every flag with its heading, in the order of the help.
+pub(super) fn with_headings() -> impl Iterator<Item = (&'static str, &'static Flag)> {
+    let of_group = |(heading, flags): (&'static str, &'static [Flag])| {
+        flags.iter().map(move |flag| (heading, flag))
+    };
+    GROUPS.into_iter().flat_map(of_group)
 }
