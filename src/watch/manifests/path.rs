@@ -12,7 +12,7 @@ use std::{
 pub(super) struct ManifestPath {
     /// As it was named.
     named: PathBuf,
-    /// The folder.
+    /// The folder that is listed and watched.
     pub(super) dir: PathBuf,
     /// The only file of the folder that counts; `None`: all manifests do.
     pub(super) file: Option<OsString>,
