@@ -1,8 +1,9 @@
 //! Metrics that have a value for each IP family.
 
+use net::Family;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, core::Collector};
 
-use crate::{native_histograms, net::Family};
+use crate::native_histograms;
 
 /// Label of the IP family, by its [name](Family::name).
 pub(crate) const FAMILY: &str = "ip_family";

@@ -22,6 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::PerFamily;
 use nix::{
     sched::{CloneFlags, unshare},
     sys::{
@@ -39,7 +40,6 @@ use tripod::{
         cleanup::{Cleanup, Running},
         iptables::{self, Iptables, Setup, plan::DispatchChoice},
     },
-    net::PerFamily,
     node::NodePorts,
     runner::metrics::Metrics,
     services::{Changes, ServiceMap},

@@ -14,10 +14,10 @@ mod services;
 
 use std::time::Duration;
 
+use net::Family;
+use nftables::Rules;
 use tripod::{
-    kernel::nftables::Rules,
     modes::nftables::TABLE,
-    net::Family,
     services::{Changes, ServiceMap, ServicePort},
 };
 

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::PerFamily;
 use nix::sched::{CloneFlags, unshare};
 use prometheus::Registry;
 use tokio::runtime::Runtime;
@@ -21,7 +22,6 @@ use tripod::{
         iptables::{self, Iptables, plan::DispatchChoice},
         nftables::{self, Nftables, TABLE},
     },
-    net::PerFamily,
     node::NodePorts,
     runner::metrics::Metrics,
     services::{Changes, ServiceMap},

@@ -11,11 +11,12 @@ use std::{
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
+use netlink::unix_listeners;
 use serde::de::DeserializeOwned;
 use tokio::{net::UnixStream, time::timeout};
 
 use super::read;
-use crate::{cli::Unwritable, kernel::unix_listeners, status_api::Refused};
+use crate::{cli::Unwritable, status_api::Refused};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use ipnet::IpNet;
 
 use super::{Output, ask, help};
-use crate::{duration, net::ModeName};
+use crate::{config::ModeName, duration};
 
 /// What is tried.
 #[derive(Clone, Debug, PartialEq, Eq)]

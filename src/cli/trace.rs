@@ -3,6 +3,7 @@
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgMatches, Command};
+use net::Family;
 
 use super::{
     ask::{self, Output},
@@ -10,7 +11,6 @@ use super::{
 };
 use crate::{
     duration,
-    net::Family,
     status_api::{Addressee, Destination},
 };
 

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use crate::net::address::parse_ip;
+use net::address::parse_ip;
 
 /// The default port of `/healthz`.
 pub const HEALTHZ_PORT: u16 = 10256;

@@ -8,9 +8,10 @@ use std::{
 };
 
 use ipnet::IpNet;
+use net::Family;
 
 use crate::{
-    net::{DetectLocal, Family, ModeName, NodePortAddresses},
+    config::{DetectLocal, ModeName, NodePortAddresses},
     sched::SchedulerName,
 };
 

@@ -8,10 +8,13 @@
 pub mod bind;
 mod check;
 pub mod decode;
+mod detect_local;
 mod effective;
 mod encode;
 mod gates;
 mod kube_proxy;
+mod mode_name;
+mod node_port_addresses;
 pub mod notation;
 pub mod port_range;
 mod problem;
@@ -22,12 +25,15 @@ mod watch_file;
 mod without_effect;
 
 pub use check::{Checked, check};
+pub use detect_local::DetectLocal;
 pub use effective::Effective;
 pub use gates::FeatureGate;
 pub use kube_proxy::{
     ClientConnection, Conntrack, Detect, Iptables, Ipvs, KubeProxyConfiguration, Logging, Nftables,
     StreamOptions, VmoduleItem, Winkernel,
 };
+pub use mode_name::ModeName;
+pub use node_port_addresses::NodePortAddresses;
 pub use problem::Problem;
 pub use watch_file::{ConfigFile, watch_file};
 pub use without_effect::fields_without_effect;

@@ -68,8 +68,9 @@ pub(super) fn words() -> String {
 
 #[cfg(test)]
 mod tests {
+    use testing::is_root;
+
     use super::*;
-    use crate::kernel::namespace::is_root;
 
     /// Of the thread of the test alone.
     #[test]

@@ -201,8 +201,9 @@ fn allow(
 mod tests {
     use std::thread;
 
+    use testing::skip;
+
     use super::*;
-    use crate::kernel::namespace::skip;
 
     fn scratch(name: &str) -> PathBuf {
         let folder = env::temp_dir().join(format!("tripod-reach-{name}-{}", std::process::id()));

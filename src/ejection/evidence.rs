@@ -33,12 +33,10 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use netlink::conntrack::flows::{Flow, Snapshot};
 use tokio::time::Instant;
 
-use crate::{
-    kernel::conntrack::flows::{Flow, Snapshot},
-    services::ServiceName,
-};
+use crate::services::ServiceName;
 
 /// From the beginning of a connection until it is first looked up: longer than an answer
 /// takes from anywhere.

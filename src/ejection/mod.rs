@@ -20,6 +20,15 @@ use std::{
 };
 
 use hashbrown::HashSet;
+use net::Family;
+use netlink::{
+    Protocol, Socket,
+    conntrack::{
+        events::{Change, Events},
+        flows,
+    },
+    sysctl,
+};
 use nix::errno::Errno;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge, Registry};
@@ -38,17 +47,9 @@ use self::{
 };
 use crate::{
     backoff::Backoff,
+    config::ModeName,
     events::{self, Recorder},
-    kernel::{
-        conntrack::{
-            events::{Change, Events},
-            flows,
-        },
-        netlink::{Protocol, Socket},
-        sysctl,
-    },
     log_once::{LogOnce, LoggedFlag},
-    net::{Family, ModeName},
     runner::AfterSync,
     services::{Batch, Changes, Ejected, Event, Preferences, ServiceMap, ServiceName},
 };

@@ -3,15 +3,9 @@
 use std::net::SocketAddr;
 
 use hashbrown::HashSet;
+use net::Family;
+use netlink::{Error, Protocol, Socket, conntrack::unanswered};
 use tokio::sync::mpsc::UnboundedReceiver;
-
-use crate::{
-    kernel::{
-        conntrack::unanswered,
-        netlink::{Error, Protocol, Socket},
-    },
-    net::Family,
-};
 
 /// Has [`send_elsewhere`] deal with the endpoints that come: with all at a time that came while the
 /// table was read, as those of a node that fails are ejected one after the other.

@@ -3,12 +3,10 @@
 use std::{mem, net::SocketAddr};
 
 use hashbrown::{HashMap, HashSet};
+use net::{Family, Frontend, Protocol};
 
 use super::evidence::Target;
-use crate::{
-    net::{Family, Frontend, Protocol},
-    services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
-};
+use crate::services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName};
 
 /// The endpoints of the ServicePorts that request ejection.
 #[derive(Debug, Default)]

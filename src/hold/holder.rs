@@ -319,8 +319,10 @@ fn is_end(error: &io::Error) -> bool {
 mod tests {
     use std::net::TcpListener;
 
+    use net::Protocol;
+
     use super::{super::message::SocketDescription, *};
-    use crate::{log::lines, net::Protocol};
+    use crate::log::lines;
 
     #[test]
     fn that_descriptors_are_short_is_logged_once_and_when_it_is_over() {

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use net::Protocol;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::timeout};
 
@@ -25,7 +26,7 @@ use super::{
     sending,
     table::{Entry, Flow, Job, Socket, Table},
 };
-use crate::{kernel::socket::records::Channel, net::Protocol};
+use crate::kernel::socket::records::Channel;
 
 /// Pause before the holder is looked for again.
 const AGAIN: Duration = Duration::from_secs(1);

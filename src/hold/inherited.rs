@@ -2,8 +2,10 @@
 
 use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
+use net::Protocol;
+
 use super::message::SocketDescription;
-use crate::{kernel::socket::records, net::Protocol};
+use crate::kernel::socket::records;
 
 /// Has the holder close what need not be kept any more.
 pub(super) trait Released: fmt::Debug + Send + Sync {

@@ -26,8 +26,9 @@
 
 use std::net::SocketAddr;
 
+use net::Protocol;
+
 use super::bytes::{append_ip, take, take_ip};
-use crate::net::Protocol;
 
 /// The version of the records. Both sides use the lower of theirs, so that proxy and holder work
 /// together while only one of them is upgraded: a later version has to support all from [`OLDEST`]

@@ -8,11 +8,12 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use net::Protocol;
+
 use super::{
     inherited::InheritedSocket,
     message::{Message, SocketDescription},
 };
-use crate::net::Protocol;
 
 /// A socket that the holder is to have while it is open.
 pub(super) type Socket = Weak<dyn AsFd + Send + Sync>;

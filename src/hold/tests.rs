@@ -10,18 +10,16 @@ use std::{
     time::Duration,
 };
 
+use net::Protocol;
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
     Holding, SocketDescription, hold,
     message::{LONGEST, Message, OLDEST, VERSION},
 };
-use crate::{
-    kernel::socket::{
-        listening::{self, Bind},
-        records::{Channel, Listener},
-    },
-    net::Protocol,
+use crate::kernel::socket::{
+    listening::{self, Bind},
+    records::{Channel, Listener},
 };
 
 /// Longer than anything here takes unless it hangs.

@@ -1,17 +1,14 @@
 //! Runs every reader of the kernel's answers and of saved tables on arbitrary bytes:
 //! for the fuzz targets in `fuzz/`, and for property tests that always run.
 
-use super::{
-    addresses,
+use ipvs::{connections, decode, ipset, table};
+use net::Family;
+use netlink::{
+    Message, Messages, addresses,
     conntrack::{events, flows},
-    ipset,
-    ipvs::{connections, decode, table},
-    links,
-    netlink::{Message, Messages, generic},
-    next_hop, nftables, route_deletions, routes, rules, unix_listeners,
-    xtables::{self, Traced, observed::Observed, rule::Table},
+    generic, links, next_hop, route_deletions, routes, rules, unix_listeners,
 };
-use crate::net::Family;
+use xtables::{Traced, observed::Observed, rule::Table};
 
 /// Reads `bytes` as a datagram, and as the body of each kind of answer. The
 /// result does not matter; no bytes may make it panic or run for long.
@@ -37,7 +34,7 @@ fn read(message: Message<'_>) {
     for family in Family::ALL {
         let _ = routes::parse(message, family);
         let _ = rules::parse(message, family);
-        let _ = super::connections::parse(message, family);
+        let _ = netlink::connections::parse(message, family);
         let _ = decode::real(&message, family);
     }
     let _ = addresses::parse(message);

@@ -8,9 +8,9 @@ mod holdings;
 mod tests;
 
 use serde::Serialize;
+use xtables::{multiset::Multiset, words::Words};
 
 pub use self::holdings::{Holdings, Program};
-use crate::kernel::xtables::{multiset::Multiset, words::Words};
 
 /// What changes in one table, or in another place that has lines of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

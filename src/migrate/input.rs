@@ -2,7 +2,7 @@
 //! before; pure. docs/userspace.md says what a firewall has to accept.
 
 use super::report::Rows;
-use crate::net::ModeName;
+use crate::config::ModeName;
 
 /// Adds that packets to Services pass hook INPUT in `mode`, or pass it differently than in
 /// mode `was` of kube-proxy. `dropping` are the chains that drop there what none of their

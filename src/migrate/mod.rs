@@ -25,7 +25,7 @@ pub use self::{
     print::table,
     report::{Chosen, Importance, Report, Row},
 };
-use crate::net::ModeName;
+use crate::config::ModeName;
 
 /// Returns what differs in each mode of Tripod, each thing once. `chosen` is the mode
 /// that this node would get, and `dropping` the chains that drop at its hook INPUT, if

@@ -5,7 +5,7 @@ use super::{
     origin::Given,
     report::{Chosen, Rows},
 };
-use crate::net::ModeName;
+use crate::config::ModeName;
 
 /// Adds that the node would get `mode`, if that is not kube-proxy's mode.
 pub(super) fn chosen(given: &Given, mode: ModeName, chosen: Option<&Chosen>, rows: &mut Rows) {

@@ -4,17 +4,15 @@
 use std::{fs, io, path::Path};
 
 use ipnet::IpNet;
+use net::Family;
+use xtables::{Xtables, run::Writer};
 
 use super::{
     changes::{Holdings, Program},
     saved_servers::{self, OwnServers},
     state::Observed,
 };
-use crate::{
-    kernel::xtables::{Xtables, run::Writer},
-    modes::ipvs,
-    net::Family,
-};
+use crate::modes::ipvs;
 
 /// Returns what the kernel of this node holds of what was `observed`. Virtual servers
 /// with addresses in `exclude` belong to other programs.

@@ -14,8 +14,7 @@ use serde::Deserialize;
 
 use crate::{
     cli::{self, Origin, Settings, Stop},
-    config::decode,
-    net::ModeName,
+    config::{ModeName, decode},
 };
 
 /// The name of the program and of its ConfigMap.

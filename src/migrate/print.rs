@@ -3,7 +3,7 @@
 mod changes;
 
 use super::report::{Importance, Report, Row};
-use crate::net::ModeName;
+use crate::config::ModeName;
 
 /// Longest line, in columns.
 const COLUMNS: usize = 90;

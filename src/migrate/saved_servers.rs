@@ -9,14 +9,12 @@ use std::{
 };
 
 use ipnet::IpNet;
+use ipvs::ipset::Element;
+use net::Protocol;
 
-use crate::{
-    kernel::ipset::Element,
-    modes::ipvs::{
-        NamedFrontends,
-        plan::{ServerId, is_excluded},
-    },
-    net::Protocol,
+use crate::modes::ipvs::{
+    NamedFrontends,
+    plan::{ServerId, is_excluded},
 };
 
 /// What distinguishes our virtual servers from those of other programs, such as keepalived.

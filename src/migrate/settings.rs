@@ -1,9 +1,10 @@
 //! What Tripod does with kube-proxy's settings, in each mode; pure.
 
+use net::Family;
+
 use super::{origin::Given, report::Rows};
 use crate::{
-    config::{KubeProxyConfiguration, fields_without_effect},
-    net::{Family, ModeName, NodePortAddresses},
+    config::{KubeProxyConfiguration, ModeName, NodePortAddresses, fields_without_effect},
     sched::SchedulerName,
 };
 

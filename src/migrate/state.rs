@@ -3,16 +3,16 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use ::ipvs::ipset::IpSets;
+use ::nftables::Rules;
 use ipnet::IpNet;
+use net::Family;
+use netlink::links;
 use serde::Serialize;
+use xtables::{Engine, info::FilterChain, remove::OwnedChain};
 
 use crate::{
-    kernel::{
-        ipset::IpSets,
-        links, netlink,
-        nftables::Rules,
-        xtables::{Engine, info::FilterChain, remove::OwnedChain},
-    },
+    config::ModeName,
     modes::{
         explain::dropping_chains,
         iptables,
@@ -22,7 +22,6 @@ use crate::{
         },
         nftables,
     },
-    net::{Family, ModeName},
 };
 
 /// What the kernel holds of modes of kube-proxy.
@@ -233,8 +232,9 @@ pub fn groups(
 
 #[cfg(test)]
 mod tests {
+    use xtables::rule::Table;
+
     use super::*;
-    use crate::kernel::xtables::rule::Table;
 
     fn chain(engine: Engine, name: &str) -> OwnedChain {
         OwnedChain {

@@ -3,16 +3,12 @@
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use net::Family;
+use netlink::{Protocol, Socket, conntrack::flows};
+use xtables::{Engine, remove::Preserved, rule::Table};
 
 use super::SyncError;
-use crate::{
-    kernel::{
-        conntrack::flows,
-        netlink::{self, Protocol, Socket},
-        xtables::{Engine, remove::Preserved, rule::Table},
-    },
-    net::{Family, ModeName},
-};
+use crate::config::ModeName;
 
 /// Chains that ipvs and iptables mode have by the same names.
 const SHARED_CHAINS: [(Table, &str); 5] = [

@@ -3,21 +3,18 @@
 
 use std::{fmt, sync::Arc};
 
-use super::SyncError;
-use crate::{
-    kernel::{
-        setting::Setting,
-        xtables::{
-            multiset::Multiset,
-            observed::Chains,
-            rule::{Rule, Table},
-            transaction::{Action, Op},
-            words::Words,
-        },
-    },
-    net::{Family, PerFamily},
-    services::ServicePortName,
+use net::{Family, PerFamily};
+use netlink::setting::Setting;
+use xtables::{
+    multiset::Multiset,
+    observed::Chains,
+    rule::{Rule, Table},
+    transaction::{Action, Op},
+    words::Words,
 };
+
+use super::SyncError;
+use crate::services::ServicePortName;
 
 /// What was found in each family; `None`: the mode does not serve it.
 pub type Compared = PerFamily<Option<Result<Vec<Difference>, SyncError>>>;

@@ -1,12 +1,10 @@
 //! How this node's pods are distinguished from others, in rules of one family.
 
 use ipnet::IpNet;
+use net::Family;
+use xtables::rule::Rule;
 
-use crate::{
-    kernel::xtables::rule::Rule,
-    net::{self, Family},
-    services::Node,
-};
+use crate::{config, services::Node};
 
 /// How traffic of this node's pods is distinguished from other traffic, in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -25,7 +23,7 @@ pub enum DetectLocal {
 impl DetectLocal {
     /// Returns what the configuration says, for `family` on this `node`.
     pub(super) fn new(
-        configured: &net::DetectLocal,
+        configured: &config::DetectLocal,
         family: Family,
         node: Option<&Node>,
     ) -> DetectLocal {
@@ -37,17 +35,17 @@ impl DetectLocal {
             })
         };
         match configured {
-            net::DetectLocal::ClusterCidr(networks) => within(networks),
-            net::DetectLocal::NodeCidr => {
+            config::DetectLocal::ClusterCidr(networks) => within(networks),
+            config::DetectLocal::NodeCidr => {
                 within(node.map(|node| &*node.pod_cidrs).unwrap_or_default())
             }
-            net::DetectLocal::BridgeInterface(name) => DetectLocal::Through(name.clone()),
+            config::DetectLocal::BridgeInterface(name) => DetectLocal::Through(name.clone()),
             // One that is as long as a name may be (IFNAMSIZ - 1, linux/if.h) is a whole
             // name, and iptables takes nothing longer.
-            net::DetectLocal::InterfaceNamePrefix(name) if name.len() >= 15 => {
+            config::DetectLocal::InterfaceNamePrefix(name) if name.len() >= 15 => {
                 DetectLocal::Through(name.clone())
             }
-            net::DetectLocal::InterfaceNamePrefix(prefix) => {
+            config::DetectLocal::InterfaceNamePrefix(prefix) => {
                 DetectLocal::Through(format!("{prefix}+"))
             }
         }

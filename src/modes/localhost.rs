@@ -11,6 +11,9 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use net::{Family, PerFamily, Protocol};
+use xtables::Engine;
+
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, Reason, SyncError,
     progress::SyncProgress,
@@ -18,8 +21,7 @@ use super::{
     userspace::{self, NodePortRelay},
 };
 use crate::{
-    kernel::xtables::Engine,
-    net::{Family, ModeName, PerFamily, Protocol},
+    config::ModeName,
     services::{ServiceMap, ServicePort},
 };
 

@@ -1,12 +1,10 @@
 //! Rules for packets that are marked to be masqueraded, which modes with kube-proxy's chains
 //! have in common.
 
-use crate::kernel::{
+use xtables::{
     extension::Extension,
-    xtables::{
-        features::Features,
-        rule::{CtState, Mark, Match, Negatable, Rule, Target},
-    },
+    features::Features,
+    rule::{CtState, Mark, Match, Negatable, Rule, Target},
 };
 
 /// Returns the rule that marks packets with these `bits`.

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::net::Family;
+use net::Family;
 
 /// Records the figures of modes; the runner's metrics show them.
 pub trait Metrics: fmt::Debug + Send + Sync {

@@ -26,18 +26,20 @@ pub mod userspace;
 pub mod verdict;
 pub mod yielding;
 
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
 pub use comparison::{Compared, Difference, Found};
 pub use explain::{Explanation, Packet};
 pub use failed::FailedPorts;
 pub use metrics::{Metrics, Unwritten, UnwrittenCounter};
+use net::{Family, PerFamily};
+use netlink::conntrack;
 pub use unsupported::{Done, Reason, Unsupported};
-
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use xtables::Engine;
 
 use self::progress::SyncProgress;
 use crate::{
-    kernel::{conntrack, netlink, xtables::Engine},
-    net::{Family, ModeName, PerFamily},
+    config::ModeName,
     services::{Changes, ServiceMap},
 };
 

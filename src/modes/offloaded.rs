@@ -2,19 +2,20 @@
 
 use std::{io, panic::resume_unwind, sync::Arc};
 
+use net::{Family, PerFamily};
 use tokio::{
     runtime::{self, Runtime},
     sync::{Mutex, oneshot},
     task::spawn_blocking,
 };
+use xtables::Engine;
 
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
     progress::SyncProgress,
 };
 use crate::{
-    kernel::xtables::Engine,
-    net::{Family, ModeName, PerFamily},
+    config::ModeName,
     services::{Changes, ServiceMap},
 };
 

@@ -13,19 +13,20 @@ use std::{
     time::Instant,
 };
 
+use net::{Family, Frontend, Protocol};
+use netlink::{
+    Socket,
+    conntrack::flows::{self, Match, Reply, Source, UDP},
+    system,
+};
 use nix::errno::Errno;
 use tokio::task::JoinError;
 
 pub use self::begun::delete_untranslated;
 use self::{begun::Begun, waiting::Waiting};
 use crate::{
-    kernel::{
-        conntrack::flows::{self, Match, Reply, Source, UDP},
-        netlink::{self, Socket},
-    },
     log_once::LogOnce,
     modes::Metrics,
-    net::{Family, Frontend, Protocol},
     services::{Changes, ServiceMap, ServicePort, ServicePortName, StaleAddresses, StaleUdp},
 };
 
@@ -331,8 +332,7 @@ pub async fn delete(family: Family, matches: Vec<Match>) -> Result<usize, Failur
         flows::delete(&mut socket, family, &shared)
     };
     // Else the other family's calls would come before or after these as the scheduler likes.
-    #[cfg(test)]
-    if crate::kernel::simulated::is_installed() {
+    if !system::current().has_threads() {
         return deleted(Ok(work()), matches);
     }
     deleted(tokio::task::spawn_blocking(work).await, matches)

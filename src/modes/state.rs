@@ -7,11 +7,10 @@
 
 use std::collections::BTreeSet;
 
+use net::Family;
+
 use super::{FailedPorts, Metrics, SyncReport, stale::StaleFlows};
-use crate::{
-    net::Family,
-    services::{Changes, ServiceMap, ServicePortName},
-};
+use crate::services::{Changes, ServiceMap, ServicePortName};
 
 /// How far the mode's record of what it applied can be relied on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

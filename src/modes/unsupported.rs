@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::{
-    net::Family,
-    services::{Changes, Forwarding, Preferences, Retry, ServiceMap, ServicePort, ServicePortName},
+use net::Family;
+
+use crate::services::{
+    Changes, Forwarding, Preferences, Retry, ServiceMap, ServicePort, ServicePortName,
 };
 
 /// A preference that the running mode does not support. Logged once, with an Event

@@ -3,13 +3,15 @@
 //! What was written stays in force until the other process has written its own. Two processes that
 //! write would each take the rules of the other for damage, and repair it without end.
 
+use net::{Family, PerFamily};
+use xtables::Engine;
+
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncReport, handover::Handover,
     progress::SyncProgress,
 };
 use crate::{
-    kernel::xtables::Engine,
-    net::{Family, ModeName, PerFamily},
+    config::ModeName,
     services::{Changes, ServiceMap},
 };
 

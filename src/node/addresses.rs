@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use crate::kernel::{
+use netlink::{
+    Error, Protocol, Socket,
     addresses::{self, Address},
-    netlink::{Error, Protocol, Socket},
 };
 
 /// The dummy link on which ipvs mode has the addresses of Services, as kube-proxy calls it.

@@ -7,11 +7,9 @@ use std::{
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
+use net::Family;
 
-use crate::{
-    net::{Family, NodePortAddresses},
-    services::Node,
-};
+use crate::{config::NodePortAddresses, services::Node};
 
 /// What `localhost` resolves to (RFC 6761).
 const LOOPBACK: [IpAddr; 2] = [

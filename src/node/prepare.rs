@@ -2,13 +2,14 @@
 
 use std::{fs, io};
 
+use netlink::{
+    conntrack::{self, Kernel, Reason},
+    setting::Setting,
+};
+
 use crate::{
     config::KubeProxyConfiguration,
     events::{Event, Recorder, Regarding, Severity},
-    kernel::{
-        conntrack::{self, Kernel, Reason},
-        setting::Setting,
-    },
 };
 
 /// The kernel's setting for which process is ended first when memory runs out (proc(5)).

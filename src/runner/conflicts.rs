@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
+use net::Family;
 
 use crate::{
     events::{Event, Recorder},
-    net::Family,
     services::{Changes, Conflict, ServiceMap, ServiceName, ServicePortName},
 };
 

@@ -3,14 +3,11 @@
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
 use hashbrown::HashMap;
+use net::{Family, PerFamily};
 use tokio::time::Instant;
 
 use crate::{
-    duration,
-    log_once::LogOnce,
-    modes::FailedPorts,
-    net::{Family, ModeName, PerFamily},
-    services::ServicePortName,
+    config::ModeName, duration, log_once::LogOnce, modes::FailedPorts, services::ServicePortName,
 };
 
 /// As many ServicePorts that fail for the same reason have a line each in the log; more have one

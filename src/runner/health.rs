@@ -12,13 +12,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use net::{Family, PerFamily};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use crate::{
-    net::{Family, PerFamily},
-    services::Node,
-};
+use crate::services::Node;
 
 /// What the runner records and probes read.
 #[derive(Debug)]

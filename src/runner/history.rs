@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::net::{Family, PerFamily};
+use net::{Family, PerFamily};
 
 /// Maximum number of syncs of each family that are kept.
 const MOST: usize = 100;

@@ -7,10 +7,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::{
-    net::{Family, PerFamily},
-    services::{Changes, ServiceName},
-};
+use net::{Family, PerFamily};
+
+use crate::services::{Changes, ServiceName};
 
 /// Times of changes that are not in force yet.
 #[derive(Debug)]

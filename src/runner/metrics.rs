@@ -9,6 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use net::Family;
 use prometheus::{
     Gauge, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
@@ -17,7 +18,6 @@ use super::unwritten::UnwrittenRules;
 use crate::{
     family_metrics::{FAMILY, counter, histogram, observe, registered},
     modes::{self, Unwritten, UnwrittenCounter},
-    net::Family,
     services::{ServicePort, TrafficPolicy},
 };
 

@@ -26,6 +26,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use net::{Family, PerFamily};
 use tokio::{
     sync::mpsc::Receiver,
     time::{Instant, sleep_until},
@@ -53,7 +54,6 @@ use self::{
 use crate::{
     events::Recorder,
     modes::{Mode, SyncError, SyncReport},
-    net::{Family, PerFamily},
     services::{Batch, Changes, Event, Owner, ServiceMap, Tracker},
 };
 

@@ -3,14 +3,13 @@
 
 use std::collections::HashSet;
 
+use net::Family;
+
 use super::{
     AfterSync,
     metrics::{Metrics, Policy},
 };
-use crate::{
-    net::Family,
-    services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy},
-};
+use crate::services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy};
 
 /// Follows the changes of the service map, and sets the gauges of [`Metrics`].
 #[derive(Debug)]

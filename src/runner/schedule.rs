@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
+use net::{Family, PerFamily};
 use tokio::time::Instant;
 
-use crate::{
-    backoff::Backoff,
-    net::{Family, PerFamily},
-};
+use crate::backoff::Backoff;
 
 /// How often syncs may, and must, happen.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use net::{Family, PerFamily};
 use parking_lot::Mutex;
 
 use super::history::History;
@@ -20,7 +21,6 @@ pub use super::{
 pub use crate::modes::{Done, Reason, progress::Position};
 use crate::{
     modes::{Drain, progress::SyncProgress},
-    net::{Family, PerFamily},
     services::{ServiceMap, ServicePortName, ServicePorts},
     trouble::Trouble,
 };

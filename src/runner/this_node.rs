@@ -2,9 +2,11 @@
 //! lacks what something depends on. kube-proxy waits for it for 30 s, and with NodeCIDR ends after
 //! five minutes (`NewNodeManager` of its `pkg/proxy/node.go`).
 
+use net::{Family, PerFamily};
+
 use crate::{
+    config::DetectLocal,
     log_once::LogOnce,
-    net::{DetectLocal, Family, PerFamily},
     services::{Changes, Node},
 };
 

@@ -7,12 +7,13 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use net::Family;
 use parking_lot::Mutex;
 
 use crate::{
+    config::ModeName,
     events::{self, Recorder},
     modes::{Done, Reason, Unsupported},
-    net::{Family, ModeName},
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 

@@ -2,12 +2,12 @@
 //! uses for the same mode (`RegisterMetrics` of `pkg/proxy/metrics`). iptables mode counts its own
 //! (`modes/iptables/counters.rs`).
 
+use net::Family;
 use prometheus::{IntCounterVec, Registry};
 
 use crate::{
     family_metrics::counter,
     modes::{Unwritten, UnwrittenCounter},
-    net::Family,
 };
 
 /// The counters of one mode.

@@ -7,10 +7,9 @@ use std::{
     sync::Arc,
 };
 
+use net::address::client;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
-
-use crate::net::address::client;
 
 /// Maximum number of connections that are open at once; probes and scrapes need few, and each takes
 /// a descriptor away from the data path.

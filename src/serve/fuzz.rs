@@ -15,7 +15,7 @@ use super::{
     http::{self, Methods},
     status_api,
 };
-use crate::net::ModeName;
+use crate::config::ModeName;
 
 /// Longer than any answer here, so that no side waits for the other one.
 const ROOM: usize = 1 << 20;

@@ -6,14 +6,12 @@ use std::{sync::Arc, time::SystemTime};
 
 use hyper::StatusCode;
 use jiff::Timestamp;
+use net::Family;
 use prometheus::{IntCounterVec, Opts, Registry};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::http::{Answer, Asked};
-use crate::{
-    net::Family,
-    runner::health::{FamilyHealth, Health, Snapshot},
-};
+use crate::runner::health::{FamilyHealth, Health, Snapshot};
 
 /// Go's text for a time that was never set.
 const NEVER: &str = "0001-01-01T00:00:00Z";

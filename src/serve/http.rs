@@ -18,6 +18,11 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use net::Family;
+use netlink::{
+    Protocol, Socket,
+    connections::{self, Connection},
+};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -27,13 +32,6 @@ use tokio::{
 };
 
 use super::connections::{Answered, Connections};
-use crate::{
-    kernel::{
-        connections::{self, Connection},
-        netlink::{Protocol, Socket},
-    },
-    net::Family,
-};
 
 /// How long a client may take for its request head.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

@@ -23,7 +23,7 @@ use super::{
     zpages::Pages,
 };
 use crate::{
-    net::ModeName,
+    config::ModeName,
     status_api::{DIFF_PATH, EXPLAIN_PATH, HEALTH_PATH, SERVICES_PATH, STATUS_PATH, SYNCS_PATH},
 };
 

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, Protocol};
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -23,10 +24,7 @@ use super::{
     http::{Listener, Peer},
     tcp::{bind, bound_to},
 };
-use crate::{
-    kernel::socket::listening::identity,
-    net::{Family, Protocol},
-};
+use crate::kernel::socket::listening::identity;
 
 /// How long this process, once it serves, may take to open the ports that it was given: those that
 /// are not open then are not needed.

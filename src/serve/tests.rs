@@ -6,6 +6,7 @@ use std::{
 
 use hyper::StatusCode;
 use jiff::Timestamp;
+use net::Family;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -20,8 +21,8 @@ use super::{
     *,
 };
 use crate::{
+    config::ModeName,
     modes,
-    net::{Family, ModeName},
     runner::metrics::{Metrics, SyncKind},
     services::{Names, Node},
 };

@@ -2,8 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
+use net::{Family, Protocol};
+
 use super::{EndpointSlice, Port, SlicePort};
-use crate::net::{Family, Protocol};
 
 /// Maximum number of ports of EndpointSlices that are named.
 const MOST_PORTS: usize = 10;

@@ -7,6 +7,8 @@ use std::{
     sync::Arc,
 };
 
+use net::Family;
+
 use super::{
     Absence, Endpoint, EndpointSlice, Service, ServicePort, ServicePortName, TrafficPolicy,
     extensions::DEFAULT_WEIGHT,
@@ -15,7 +17,6 @@ use super::{
     service::{Port, Serving},
     slice::{SliceEndpoint, SlicePort},
 };
-use crate::net::Family;
 
 /// Maximum number of endpoints of one Service, counted at each of its ports: an object can name
 /// thousands of ports, and each has all endpoints of an EndpointSlice.

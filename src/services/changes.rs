@@ -1,12 +1,11 @@
 //! What a batch of events changed in the service map.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
+use net::{PerFamily, Protocol};
 
 use super::{Endpoint, ServiceMap, ServicePort, ServicePortName};
-use crate::net::{PerFamily, Protocol};
 
 /// What differs in a [`ServiceMap`](super::ServiceMap) since the last success
 /// of a mode.

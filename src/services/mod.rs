@@ -40,7 +40,6 @@ mod trigger;
 #[path = "../../tests/lab/service_ports.rs"]
 pub(crate) mod service_ports;
 
-use crate::net::{Family, Protocol};
 pub use absence::{Absence, Missing};
 pub use by_name::{ByName, Named};
 pub use changes::{Changes, LostAddresses, StaleAddresses, StaleEndpoint, StaleUdp};
@@ -50,6 +49,7 @@ pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Ret
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;
 pub use namespaces::{Namespaces, namespace};
+use net::{Family, Protocol};
 pub use node::Node;
 pub use oddity::Oddity;
 pub use owners::{AddressKind, Conflict};

@@ -4,13 +4,13 @@ use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as api;
+use net::address::{parse_cidr, parse_ip};
 
 use super::{
     Named, extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
 };
-use crate::net::address::{parse_cidr, parse_ip};
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Set by the cluster autoscaler on a node that it is about to remove

@@ -20,9 +20,9 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet, hash_map::Entry};
+use net::{Family, Frontend, Protocol};
 
 use super::{Created, Service, ServiceName, ServicePort, ServicePortName};
-use crate::net::{Family, Frontend, Protocol};
 
 /// The role of an address for the ServicePort that names it. The first two take precedence over
 /// the others, in this order; the order of the others only matters within one ServicePort.

@@ -4,8 +4,7 @@
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-
-use crate::net::{Frontend, Protocol};
+use net::{Frontend, Protocol};
 
 use super::{
     Named, ServicePortName,

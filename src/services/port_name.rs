@@ -2,8 +2,9 @@
 
 use std::{fmt, ops::Deref, sync::Arc};
 
+use net::{Family, Protocol};
+
 use super::{ServiceName, service::Port};
-use crate::net::{Family, Protocol};
 
 /// Identity of a ServicePort. Prints as kube-proxy prints it
 /// (`namespace/name:port`, without the colon for an unnamed port).

@@ -5,6 +5,10 @@ use std::{mem, net::IpAddr, sync::Arc, time::Duration};
 use hashbrown::HashSet;
 use ipnet::IpNet;
 use k8s_openapi::{api::core::v1 as api, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use net::{
+    Family, Protocol,
+    address::{is_special, is_unusable, parse_ip},
+};
 
 use super::{
     Named, ServiceName, SessionAffinity, TrafficPolicy,
@@ -14,10 +18,6 @@ use super::{
     names::Names,
     namespaces::namespace,
     source_ranges::{nobody, source_ranges},
-};
-use crate::net::{
-    Family, Protocol,
-    address::{is_special, is_unusable, parse_ip},
 };
 
 /// Label by which a Service requests another proxy than this one (KEP-2447).

@@ -4,9 +4,9 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use hashbrown::HashMap;
+use net::Protocol;
 
 use super::{AddressKind, ServicePort, ServicePortName};
-use crate::net::Protocol;
 
 /// Cluster, external and load-balancer IPs with their ports.
 #[derive(Debug, Default)]

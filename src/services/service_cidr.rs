@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1 as api;
+use net::address::parse_cidr;
 
 use super::{
     Named,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
 };
-use crate::net::address::parse_cidr;
 
 /// Networks from which cluster IPs are allocated (KEP-1880).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,11 @@
 use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
 
 use hashbrown::HashSet;
-use k8s_openapi::api::discovery::v1 as api;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{api::discovery::v1 as api, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use net::{
+    Family, Protocol,
+    address::{is_special, is_unusable, parse_ip},
+};
 
 use super::{
     Named, ServiceName, extensions,
@@ -13,10 +16,6 @@ use super::{
     namespaces::namespace,
     service::OTHER_PROXY_LABEL,
     trigger::Trigger,
-};
-use crate::net::{
-    Family, Protocol,
-    address::{is_special, is_unusable, parse_ip},
 };
 
 /// Label of EndpointSlices of a headless Service. It is the only one by which

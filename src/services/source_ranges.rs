@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as api;
+use net::{Family, address::parse_cidr};
 
 use super::invalid::{Inspection, once};
-use crate::net::{Family, address::parse_cidr};
 
 /// Returns the clients that may use the load-balancer IPs, of both families.
 pub(super) fn source_ranges(

@@ -1,18 +1,16 @@
 //! Calls of clients.
 
+use net::Protocol;
+use simulated::{
+    State,
+    packet::{Disposition, Outcome, Packet},
+};
 use tokio::time::Instant;
 
 use super::{
     subject::StaysOn,
     watch::{Sticky, Watch},
     world::{self, Flow, Probe},
-};
-use crate::{
-    kernel::simulated::{
-        State,
-        packet::{Disposition, Outcome, Packet},
-    },
-    net::Protocol,
 };
 
 impl Watch {
@@ -78,7 +76,7 @@ impl Watch {
             });
         }
         if world::protocol(probe.service) == Protocol::Udp {
-            let tuple = |source, destination| crate::kernel::conntrack::flows::Tuple {
+            let tuple = |source, destination| netlink::conntrack::flows::Tuple {
                 source,
                 destination,
             };

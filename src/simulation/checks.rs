@@ -7,6 +7,11 @@ use std::{
     time::Duration,
 };
 
+use net::Family;
+use simulated::{
+    State,
+    packet::{Disposition, Outcome, Outcomes},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -15,14 +20,7 @@ use super::{
     watch::{Sticky, Watch},
     world::{self, Called, Probe, SERVICES, Spec},
 };
-use crate::{
-    kernel::simulated::{
-        State,
-        packet::{Disposition, Outcome, Outcomes},
-    },
-    net::Family,
-    runner::health::Snapshot,
-};
+use crate::runner::health::Snapshot;
 
 /// A sync waits at most this long for others before it.
 const WAITS: Duration = Duration::from_secs(10);

@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{process::SYNC_PERIOD, random::Random};
-use crate::{
-    kernel::{
-        simulated::{State, prints, xtables::Edit},
-        xtables::Engine,
-    },
-    net::Family,
-};
+use net::Family;
+use simulated::{State, prints, xtables::Edit};
+use testing::Random;
+use xtables::Engine;
+
+use super::process::SYNC_PERIOD;
 
 /// Its chains: table, chain, the chain that jumps to it, and the rule that jumps.
 const CHAINS: [(&str, &str, &str, &str); 2] = [

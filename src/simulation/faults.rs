@@ -1,9 +1,8 @@
 //! What goes wrong: which calls fail, and how.
 
 use nix::errno::Errno;
-
-use super::random::Random;
-use crate::kernel::simulated::{Call, Fault, ipset::LIST_SETS};
+use simulated::{Call, Fault, ipset::LIST_SETS};
+use testing::Random;
 
 /// Reasons for which a kernel refuses; most of them are temporary.
 const REASONS: [Errno; 6] = [

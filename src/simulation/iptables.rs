@@ -6,26 +6,24 @@ mod stale;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
+use net::Family;
 use nix::errno::Errno;
 use prometheus::Registry;
+use simulated::{
+    State,
+    packet::{Outcomes, Packet, Update},
+};
+use testing::Random;
+use xtables::Engine;
 
 use super::{
     docker,
-    random::Random,
     subject::{PROGRAM_HANGS, Promises, Removals, Repairs, Rules, StaysOn, Subject},
     world,
 };
 use crate::{
-    kernel::{
-        probe::Kernel,
-        simulated::{
-            State,
-            packet::{Outcomes, Packet, Update},
-        },
-        xtables::Engine,
-    },
+    kernel::probe::Kernel,
     modes::iptables::{Iptables, Setup},
-    net::Family,
     node::NodePorts,
     runner::metrics::Metrics,
 };

@@ -9,30 +9,28 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, Protocol};
 use nix::errno::Errno;
+use simulated::{
+    State,
+    ipvs::Connection,
+    packet::{Outcomes, Packet, Update},
+    xtables::Edit,
+};
+use testing::Random;
+use xtables::Engine;
 
 use super::{
     faults::Faults,
-    random::Random,
     subject::{PROGRAM_HANGS, Promises, Removals, Repairs, Rules, Subject},
     world::{self, Called, ExternalPolicy, Flow, Spec},
 };
 use crate::{
-    kernel::{
-        probe::Kernel,
-        simulated::{
-            State,
-            ipvs::Connection,
-            packet::{Outcomes, Packet, Update},
-            xtables::Edit,
-        },
-        xtables::Engine,
-    },
+    kernel::probe::Kernel,
     modes::{
         self,
         ipvs::{Ipvs, Options, plan},
     },
-    net::{Family, Protocol},
     node::NodePorts,
     runner::metrics::Metrics,
 };

@@ -1,4 +1,4 @@
-//! The modes on a [simulated kernel](crate::kernel::simulated), with faults at every call:
+//! The modes on a [simulated kernel](simulated), with faults at every call:
 //! one thread, a clock that stands still, and a seed from which everything follows.
 //!
 //! A run changes Services, has clients call them, has other processes change rules, kills
@@ -19,7 +19,6 @@ mod named_cases;
 mod nftables;
 mod probes;
 mod process;
-pub(crate) mod random;
 mod real_calls;
 mod subject;
 mod unserved;
@@ -30,24 +29,24 @@ mod world;
 
 use std::{sync::Arc, time::Duration};
 
+use net::{Family, PerFamily};
 use nix::errno::Errno;
 use parking_lot::Mutex;
+use simulated::Kernel;
+use testing::{Random, cases};
 use tokio::time::{advance, sleep};
 
 use self::{
     counts::Counts,
     faults::Faults,
     process::{Process, SYNC_PERIOD},
-    random::Random,
     subject::Subject,
     watch::Watch,
     watching::Watching,
     world::{SERVICES, Spec},
 };
 use crate::{
-    kernel::simulated::Kernel,
     modes::{Difference, Mode, SyncReport},
-    net::{Family, PerFamily},
     services::{Changes, ServiceMap},
 };
 
@@ -93,7 +92,7 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
     stopped_clock().block_on(async {
         let watch = Arc::new(Mutex::new(Watch::new(seed, Box::new(subject))));
         let kernel = Kernel::new(Watching(Arc::clone(&watch)));
-        let _installed = kernel.install();
+        let _entered = kernel.enter();
         kernel.change(|state| subject.prepare(state));
         let mut simulation = Simulation {
             subject,
@@ -120,15 +119,6 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
             ..counts
         }
     })
-}
-
-/// Returns how many of `all` random cases or steps a test tries: all with `TRIPOD_ALL_CASES` set,
-/// as `make test-all` does, otherwise a quarter.
-pub fn cases(all: u32) -> u32 {
-    match std::env::var_os("TRIPOD_ALL_CASES") {
-        Some(_) => all,
-        None => all.div_ceil(4),
-    }
 }
 
 /// Runs as many of `seeds` seeds as [`cases`] says, of `steps` steps each, or what the environment

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
+use net::Protocol;
 use nix::errno::Errno;
 use parking_lot::Mutex;
 use prometheus::Registry;
+use simulated::{Call, Fault, Kernel, Observer, State, packet::Packet};
 
 use super::{stopped_clock, subject::Subject};
-use crate::{
-    kernel::simulated::{Call, Fault, Kernel, Observer, State, packet::Packet},
-    net::Protocol,
-    runner::metrics::Metrics,
-};
+use crate::runner::metrics::Metrics;
 
 /// Creates the mode of `subject`, as a process does when it starts.
 pub(super) fn mode<S: Subject>(subject: S) -> S::Mode {
@@ -27,7 +25,7 @@ pub(super) fn on_a_node<S: Subject, T>(
 ) -> T {
     stopped_clock().block_on(async {
         let kernel = Kernel::new(observer);
-        let _installed = kernel.install();
+        let _entered = kernel.enter();
         kernel.change(|state| subject.prepare(state));
         body(&kernel, &mut mode(subject)).await
     })

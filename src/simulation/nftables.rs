@@ -4,23 +4,21 @@ mod forgotten;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
+use net::Family;
 use nix::errno::Errno;
+use simulated::{
+    State,
+    packet::{Outcomes, Packet, Update},
+};
+use testing::Random;
 
 use super::{
-    random::Random,
     subject::{Promises, Rules, Subject},
     world,
 };
 use crate::{
-    kernel::{
-        probe::Kernel,
-        simulated::{
-            State,
-            packet::{Outcomes, Packet, Update},
-        },
-    },
+    kernel::probe::Kernel,
     modes::nftables::{Nftables, Setup},
-    net::Family,
     node::NodePorts,
     runner::metrics::Metrics,
     services::Namespaces,

@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 
+use simulated::packet::Packet;
+
 use super::world::{
     Called, Caller, PORT, Probe, SERVICES, family, ip, node_address, node_port, protocol,
 };
-use crate::kernel::simulated::packet::Packet;
 
 /// Returns the watched calls.
 pub(super) fn probes() -> Vec<Probe> {

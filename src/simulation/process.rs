@@ -12,9 +12,12 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, PerFamily};
 use parking_lot::Mutex;
 use prometheus::Registry;
+use simulated::Kernel;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+use xtables::Engine;
 
 use super::{
     subject::{self, Subject},
@@ -22,9 +25,8 @@ use super::{
     world,
 };
 use crate::{
-    kernel::{simulated::Kernel, xtables::Engine},
+    config::ModeName,
     modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet, progress::SyncProgress},
-    net::{Family, ModeName, PerFamily},
     runner::{
         NodeAddresses, Runner, health::Health, metrics::Metrics, question::Questions, schedule,
     },

@@ -6,25 +6,19 @@ use std::{
     time::Duration,
 };
 
+use net::Family;
 use nix::errno::Errno;
+use simulated::{
+    Call, State,
+    packet::{Outcomes, Packet, Update},
+};
+use testing::Random;
 
 use super::{
     faults::Faults,
-    random::Random,
     world::{Called, ExternalPolicy, Flow, Open, Spec},
 };
-use crate::{
-    kernel::{
-        probe,
-        simulated::{
-            Call, State,
-            packet::{Outcomes, Packet, Update},
-        },
-    },
-    modes::Mode,
-    net::Family,
-    runner::metrics::Metrics,
-};
+use crate::{kernel::probe, modes::Mode, runner::metrics::Metrics};
 
 /// Whether a sync removed all rules that are not needed any more. That some could not be
 /// removed is not reported for any Service; it is retried.

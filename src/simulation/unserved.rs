@@ -1,6 +1,8 @@
 //! An IP family that the kernel cannot serve.
 
+use net::{Family, Protocol};
 use prometheus::Registry;
+use xtables::Engine;
 
 use super::{
     iptables::OfIptables,
@@ -11,15 +13,11 @@ use super::{
     sync,
 };
 use crate::{
-    kernel::{
-        probe::{Ability, NftPart},
-        xtables::Engine,
-    },
+    kernel::probe::{Ability, NftPart},
     modes::{
         Mode,
         explain::{Caller, Packet, Verdict},
     },
-    net::{Family, Protocol},
     runner::metrics::Metrics,
     services::{Changes, ServiceMap, service_ports::service_port},
 };

@@ -16,7 +16,14 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, Protocol};
 use prometheus::Registry;
+use simulated::{
+    Kernel as SimulatedKernel, State,
+    packet::{Disposition, Outcome, Packet, Update},
+};
+use testing::{in_namespace, ip};
+use xtables::Engine;
 
 use super::{
     named_cases::from_outside,
@@ -24,15 +31,7 @@ use super::{
     world::{self, Called, Flow, Spec},
 };
 use crate::{
-    kernel::{
-        namespace::{in_namespace, ip},
-        probe::Kernel,
-        simulated::{
-            Kernel as SimulatedKernel, State,
-            packet::{Disposition, Outcome, Packet, Update},
-        },
-        xtables::Engine,
-    },
+    kernel::probe::Kernel,
     modes::{
         cleanup::{Cleanup, Running},
         handover::Handover,
@@ -42,7 +41,6 @@ use crate::{
             capture::{Requested, choose},
         },
     },
-    net::{Family, Protocol},
     node::NodePorts,
     runner::metrics::Metrics,
     sched::{self, SchedulerName},

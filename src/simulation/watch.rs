@@ -8,26 +8,24 @@ use std::{
     sync::Arc,
 };
 
+use net::{Family, PerFamily};
 use nix::errno::Errno;
+use simulated::{
+    State,
+    packet::{Disposition, Outcomes, Packet},
+    prints,
+};
+use testing::Random;
 use tokio::time::Instant;
 
 use super::{
     counts::Counts,
     faults::Faults,
     history::History,
-    random::Random,
     subject::{Removals, Repairs, Reported, Rules},
     world::{self, Called, Flow, Probe, SERVICES, Spec},
 };
-use crate::{
-    kernel::simulated::{
-        State,
-        packet::{Disposition, Outcomes, Packet},
-        prints,
-    },
-    modes::Asked,
-    net::{Family, PerFamily},
-};
+use crate::modes::Asked;
 
 /// More calls than any sync needs.
 pub(super) const CALLS: usize = 400;

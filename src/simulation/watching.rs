@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
+use net::{Family, PerFamily};
 use nix::libc;
 use parking_lot::Mutex;
+use simulated::{Call, Fault, Observer, State, accounts, ipset::ADD_MEMBERS};
 
 use super::watch::{CALLS, Watch};
-use crate::{
-    kernel::simulated::{Call, Fault, Observer, State, accounts, ipset::ADD_MEMBERS},
-    net::{Family, PerFamily},
-};
 
 /// Has the watch decide about the calls to a simulated kernel.
 pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);

@@ -12,14 +12,12 @@ use std::{
 };
 
 use ipnet::IpNet;
+use net::{Family, Protocol};
+use simulated::{State, packet::Packet};
+use testing::Random;
 
 pub(super) use self::objects::{gone, node, service_networks};
-use super::random::Random;
-use crate::{
-    config::{self, Checked, KubeProxyConfiguration},
-    kernel::simulated::{State, packet::Packet},
-    net::{Family, Protocol},
-};
+use crate::config::{self, Checked, KubeProxyConfiguration};
 
 /// How many Services there may be, numbered from 0.
 pub(super) const SERVICES: usize = 5;
@@ -211,7 +209,7 @@ pub(super) fn cluster_ip(number: usize) -> IpAddr {
 /// Returns the first bytes of the keys of elements that are only for the cluster IP of a
 /// Service: address and protocol.
 pub(super) fn at_cluster_ip(number: usize) -> Box<[u8]> {
-    let mut octets = crate::kernel::octets(&cluster_ip(number));
+    let mut octets = net::octets(&cluster_ip(number));
     octets.push(protocol(number).number());
     octets.into()
 }

@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr, sync::Arc};
 
+use netlink::{
+    Error,
+    addresses::{Address, AddressChanges, Change},
+};
+
 use crate::{
-    kernel::{
-        addresses::{Address, AddressChanges, Change},
-        netlink::Error,
-    },
     modes::ipvs,
     node::{self, NodePorts, Served},
     runner::NodeAddresses,
@@ -78,13 +79,11 @@ fn served_of(own: impl Iterator<Item = IpAddr>, served: &Served) -> BTreeSet<IpA
 mod tests {
     use std::time::Duration;
 
+    use testing::{block_on, in_namespace, ip};
     use tokio::time::timeout;
 
     use super::*;
-    use crate::{
-        kernel::namespace::{block_on, in_namespace, ip},
-        net::NodePortAddresses,
-    };
+    use crate::config::NodePortAddresses;
 
     #[test]
     fn only_what_makes_a_difference_counts_as_a_change() {

@@ -2,11 +2,13 @@
 
 use std::{error::Error, net::IpAddr, sync::Arc};
 
+use net::Family;
 use prometheus::Registry;
 
 use super::mode::Running;
 use crate::{
     cli::Settings,
+    config::ModeName,
     hold::Holding,
     kernel::probe::{Ability, Kernel},
     modes::{
@@ -22,7 +24,6 @@ use crate::{
         },
         yielding::Yielding,
     },
-    net::{Family, ModeName},
     node::{self, NodePorts},
     runner::metrics::Metrics,
     sched::SchedulerName,

@@ -6,13 +6,13 @@ use super::{probe::Chosen, programs::Programs, succession, takeover};
 use crate::{
     api_client::{credential_files, names_program},
     cli::{Job, Settings},
+    config::ModeName,
     confine::{self, Confinement, Files, Serving, Task},
     kernel::{probe::Kernel, socket::unix},
     modes::userspace::{
         Rings,
         capture::{self, Method},
     },
-    net::ModeName,
     node::NodePorts,
 };
 
@@ -159,11 +159,10 @@ fn files(settings: &Settings) -> Files<'_> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use testing::{in_namespace, sh};
+
     use super::*;
-    use crate::{
-        cli,
-        kernel::namespace::{in_namespace, sh},
-    };
+    use crate::cli;
 
     fn settings(arguments: &[&str]) -> Settings {
         let words = ["tripod"].iter().chain(arguments);

@@ -3,6 +3,9 @@
 
 use std::{path::Path, process::ExitCode};
 
+use net::Family;
+use xtables::Engine;
+
 use super::{
     probe,
     render::{self, Objects, OwnAddresses},
@@ -10,12 +13,12 @@ use super::{
 use crate::{
     ask,
     cli::{self, Machine, Migrate, Output, Settings},
-    kernel::{probe::Kernel, xtables::Engine},
+    config::ModeName,
+    kernel::probe::Kernel,
     migrate::{
         self, Chosen, Given, Holdings, ModeChanges, Report, differences, node_lines, origin, state,
     },
     modes::verdict::{self, ModeRequirements},
-    net::{Family, ModeName},
     node,
     services::Tracker,
 };

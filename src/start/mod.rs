@@ -20,18 +20,17 @@ mod succession;
 mod takeover;
 mod traffic;
 
-pub use self::confine::confine;
-
 use std::{error::Error, path::Path, process::ExitCode, sync::Arc};
 
+use netlink::unix_listeners;
 use prometheus::Registry;
 
+pub use self::confine::confine;
 use crate::{
     ask,
     cli::{Cleanup, Job, Settings},
     events::Recorder,
     hold,
-    kernel::unix_listeners,
     modes::{Mode, userspace::Rings},
     node::{self, NodePorts},
     runner::metrics::Metrics,

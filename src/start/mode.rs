@@ -1,13 +1,15 @@
 //! The mode that runs, as one type for all modes.
 
+use net::{Family, PerFamily};
+use xtables::Engine;
+
 use crate::{
-    kernel::xtables::Engine,
+    config::ModeName,
     modes::{
         Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, handover::Handover,
         iptables::Iptables, ipvs::Ipvs, localhost::LocalhostNodePorts, nftables::Nftables,
         offloaded::Offloaded, progress::SyncProgress, userspace::Userspace, yielding::Yielding,
     },
-    net::{Family, ModeName, PerFamily},
     services::ServiceMap,
 };
 

@@ -8,13 +8,13 @@ use super::Done;
 use crate::{
     backoff::Backoff,
     cli::{self, Output, Settings},
+    config::ModeName,
     kernel::probe::{Attempt, Examination, Findings, Kernel, Scope, findings},
     log_once::LogOnce,
     modes::{
         userspace::Io,
         verdict::{self, Choice, ModeRequirements},
     },
-    net::ModeName,
 };
 
 /// Prints what each mode would miss here.

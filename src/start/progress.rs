@@ -9,12 +9,13 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, PerFamily};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     cli::Settings,
+    config::ModeName,
     log_once::LogOnce,
-    net::{Family, ModeName, PerFamily},
     runner::status::{FamilyStatus, Status, SuccessfulSync},
     services::ServicePortName,
     watch::{KindHealth, SourceHealth},

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, path::Path, sync::Arc};
 use super::{Done, probe};
 use crate::{
     cli::{self, Settings},
+    config::ModeName,
     kernel::probe::Kernel,
     modes::{render, verdict},
-    net::ModeName,
     node::{self, NodePorts},
     services::{Batch, Event, Tracker},
     watch,

@@ -1,16 +1,14 @@
 //! What this process logs and reports at its start: what it runs without, and what depends on
 //! objects that are not known yet.
 
+use super::probe::Chosen;
 use crate::{
     cli::Settings,
-    config::Effective,
+    config::{DetectLocal, Effective, ModeName},
     events::{Event, Recorder},
-    net::{DetectLocal, ModeName},
     node::NodePorts,
     runner::{self, NodeDependents, question::Caller},
 };
-
-use super::probe::Chosen;
 
 /// Logs, and reports to the cluster, what this process runs without.
 pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) {

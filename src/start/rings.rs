@@ -4,9 +4,9 @@
 use super::probe::Chosen;
 use crate::{
     cli::Settings,
+    config::ModeName,
     kernel::probe::Ability,
     modes::userspace::{self, Io, Rings},
-    net::ModeName,
 };
 
 /// Returns rings for the workers of the `chosen` mode, if they are to have any and this kernel

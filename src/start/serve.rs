@@ -10,6 +10,7 @@ use std::{
     time::SystemTime,
 };
 
+use netlink::setting::Setting;
 use prometheus::Registry;
 use tokio::{sync::mpsc::Receiver, task::JoinSet};
 
@@ -29,13 +30,11 @@ use crate::{
     api_client::{self, RequestMetrics},
     authorize::Authorizer,
     cli::Settings,
-    config::{Effective, FeatureGate},
+    config::{Effective, FeatureGate, ModeName},
     ejection,
     events::{self, Event, Recorder},
-    kernel::setting::Setting,
     modes::{Mode, userspace},
     native_histograms,
-    net::ModeName,
     node::{self, NodePorts},
     runner::{Runner, health::Health, metrics::Metrics, schedule, status::Status},
     sched::SchedulerName,

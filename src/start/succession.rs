@@ -41,6 +41,8 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, PerFamily};
+use netlink::{isolation, unix_listeners};
 use socket2::{Socket, Type};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -53,23 +55,17 @@ use tokio::{
     time::timeout,
 };
 
+pub(super) use self::ports::inherit as inherit_ports;
 use crate::{
-    kernel::{
-        isolation,
-        socket::{
-            records::{self, Channel},
-            unix,
-        },
-        unix_listeners,
+    kernel::socket::{
+        records::{self, Channel},
+        unix,
     },
     modes::handover::{Handover, Predecessor},
-    net::{Family, PerFamily},
     runner::AfterSync,
     serve::{Listeners, Successors},
     services::{Batch, Changes, ServiceMap},
 };
-
-pub(super) use self::ports::inherit as inherit_ports;
 
 /// Where processes of one node listen for those that take over from them. In containers
 /// it is a folder of the node.

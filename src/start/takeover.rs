@@ -18,8 +18,10 @@ mod stale_state;
 use std::{path::Path, sync::Arc};
 
 use ipnet::IpNet;
+use net::{Family, PerFamily};
 use parking_lot::Mutex;
 use tokio::time::{Duration, Instant, sleep_until};
+use xtables::{Engine, clear_traces};
 
 pub(super) use self::stale_state::rules_of_programs_may_be_there;
 use self::{
@@ -33,16 +35,13 @@ use super::{
 };
 use crate::{
     cli::{Cleanup, Own, Settings},
-    kernel::{
-        probe,
-        xtables::{Engine, clear_traces},
-    },
+    config::ModeName,
+    kernel::probe,
     log_once::LogOnce,
     modes::{
         Asked, Compared, ExplainResult, Mode, Outcomes, Packet, cleanup::Running,
         handover::Handover, progress::SyncProgress,
     },
-    net::{Family, ModeName, PerFamily},
     services::ServiceMap,
 };
 

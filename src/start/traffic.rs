@@ -11,17 +11,17 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use ipvs::{Forwarding, Ipvs, ListedReal, ServerId, Totals};
+use net::{Family, Protocol};
 use parking_lot::Mutex;
 use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
 use super::{addresses, mode::Running};
 use crate::{
-    kernel::ipvs::{Forwarding, Ipvs, ListedReal, ServerId, Totals},
     modes::{
         iptables, nftables,
         userspace::{self, Dials, Loads},
     },
-    net::{Family, Protocol},
     node::NodePorts,
     serve::{DialsAsked, PortTraffic, TrafficSource},
     services::{Namespaces, ServicePort, ServicePortName},

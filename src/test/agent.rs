@@ -13,6 +13,7 @@ use std::{
 };
 
 use data_encoding::HEXLOWER;
+use net::Protocol;
 use sha2::{Digest, Sha256};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -25,7 +26,6 @@ use super::{
     call::Seen,
     many::{self, Calls},
 };
-use crate::net::Protocol;
 
 /// Longest line that requests calls, in bytes.
 const LONGEST: u64 = 256;

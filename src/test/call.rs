@@ -9,14 +9,13 @@ use std::{
     time::Duration,
 };
 
+use net::Protocol;
 use nix::libc;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
     time::{error::Elapsed, timeout},
 };
-
-use crate::net::Protocol;
 
 const QUESTION: &[u8] = b"who\n";
 /// The longest answer that is read, in bytes: a name of Kubernetes (253) and an address.

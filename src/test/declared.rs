@@ -7,12 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    net::{Family, Protocol},
-    services::{
-        AddressKind, EndpointSlice, Event, Node, Owner, Preferences, Service, ServicePortName,
-        SessionAffinity, SliceEndpoint, TrafficPolicy,
-    },
+use net::{Family, Protocol};
+
+use crate::services::{
+    AddressKind, EndpointSlice, Event, Node, Owner, Preferences, Service, ServicePortName,
+    SessionAffinity, SliceEndpoint, TrafficPolicy,
 };
 
 /// The objects of the folder, reduced as the proxy reduces them.

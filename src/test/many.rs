@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::Protocol;
 use tokio::task::JoinSet;
 
 use super::call::{Seen, call};
-use crate::net::Protocol;
 
 /// How long a call over TCP waits. A caller that is refused by ICMP may learn it only when the
 /// kernel retransmits the SYN, after 1 s (RFC 6298): the first message arrived while the socket was

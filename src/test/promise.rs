@@ -2,9 +2,11 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
+use net::Protocol;
+
 use super::{chance, declared::Declared};
 use crate::{
-    net::{ModeName, Protocol},
+    config::ModeName,
     services::{AddressKind, Forwarding, SessionAffinity, TrafficPolicy},
     status_api::Explanation,
 };

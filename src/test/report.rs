@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
+use net::Protocol;
 use serde::Serialize;
 
 use super::UNABLE;
-use crate::{net::Protocol, status_api::VERSION};
+use crate::status_api::VERSION;
 
 /// The report of a test: all its checks.
 #[derive(Clone, Debug, Serialize)]

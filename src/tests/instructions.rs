@@ -16,12 +16,11 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    kernel::namespace::skip,
-    services::{
-        ServicePort,
-        service_ports::{endpoint, endpoints, service_port},
-    },
+use testing::skip;
+
+use crate::services::{
+    ServicePort,
+    service_ports::{endpoint, endpoints, service_port},
 };
 
 /// The tests that are counted.

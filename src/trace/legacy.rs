@@ -7,16 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
-    kernel::{
-        nftables::{RuleSummary, TraceTarget, TracedStep, Verdict},
-        xtables::{
-            Error, Reached, TraceError, Traced, TracedRule, Tracer, Xtables,
-            info::{self, Size},
-            words::{self, Line},
-        },
-    },
-    net::Family,
+use net::Family;
+use nftables::{RuleSummary, TraceTarget, TracedStep, Verdict};
+use xtables::{
+    Error, Reached, TraceError, Traced, TracedRule, Tracer, Xtables,
+    info::{self, Size},
+    words::{self, Line},
 };
 
 /// Tables are read again after this time, since rules may have been replaced by others of the

@@ -17,8 +17,19 @@ use std::{
     time::Instant,
 };
 
+use ipvs::connections;
+use net::{Family, Protocol};
+use netlink::{
+    Socket,
+    conntrack::{
+        events::{Event, Events},
+        flows::{self, Flow, Match, Reply},
+    },
+};
+use nftables::{RuleSummary, TraceTarget, TracedChain, TracedStep, Tracer};
 use nix::{errno::Errno, net::if_::if_indextoname};
 use tokio::time;
+use xtables::{Engine, TraceError};
 
 use self::{
     legacy::{Legacy, LegacyStep},
@@ -31,17 +42,7 @@ use self::{
 use crate::{
     ask,
     cli::{self, Ends, Trace},
-    kernel::{
-        conntrack::{
-            events::{Event, Events},
-            flows::{self, Flow, Match, Reply},
-        },
-        ipvs::connections,
-        netlink::{self, Socket},
-        nftables::{self, RuleSummary, TraceTarget, TracedChain, TracedStep, Tracer},
-        xtables::{Engine, TraceError},
-    },
-    net::{Family, ModeName, Protocol},
+    config::ModeName,
 };
 
 /// Exit status: nothing can be traced.

@@ -8,8 +8,10 @@ use std::{
     time::Duration,
 };
 
+use net::Protocol;
+
 use super::report::{Connection, Dialed, Outcome, Report};
-use crate::{ask, net::Protocol, status_api::Dial};
+use crate::{ask, status_api::Dial};
 
 /// How long the running proxy may take for the first answer.
 const PATIENCE: Duration = Duration::from_secs(2);

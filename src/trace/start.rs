@@ -2,18 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use netlink::{Socket, addresses, sysctl};
+use nftables::TraceTarget;
+
 use super::{pairs::Asker, report::Start};
-use crate::{
-    cli::Trace,
-    kernel::{
-        addresses,
-        netlink::{self, Socket},
-        nftables::TraceTarget,
-        sysctl,
-    },
-    net::ModeName,
-    status_api::Explanation,
-};
+use crate::{cli::Trace, config::ModeName, status_api::Explanation};
 
 /// Returns what is known before the first packet arrives.
 pub(super) fn start(

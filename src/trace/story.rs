@@ -7,16 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use netlink::conntrack::{
+    events::{Change, Event},
+    flows::Flow,
+};
+use nftables::{Headers, TraceTarget};
+
 use super::{
     report::{self, Outcome, Report},
     words::End,
-};
-use crate::kernel::{
-    conntrack::{
-        events::{Change, Event},
-        flows::Flow,
-    },
-    nftables::{Headers, TraceTarget},
 };
 
 /// A packet's way counts as ended this long after its last step, even if no end was
@@ -106,7 +105,7 @@ impl Stories {
         // The client repeats what was refused, or sends another datagram.
         let again = match self.reported.get(&client) {
             Some(Outcome::Refused | Outcome::Dropped) => true,
-            Some(_) => self.target.protocol != crate::net::Protocol::Tcp,
+            Some(_) => self.target.protocol != net::Protocol::Tcp,
             None => false,
         };
         if again {
@@ -193,7 +192,7 @@ impl Stories {
     /// Returns the connection that arrived where the proxy relays, if `flow`, which may
     /// have ended, shows its outcome: only an answer shows that a socket takes it.
     fn answer(&mut self, flow: &Flow, ended: bool) -> Option<Report> {
-        let is_tcp = self.target.protocol == crate::net::Protocol::Tcp;
+        let is_tcp = self.target.protocol == net::Protocol::Tcp;
         let outcome = match (flow.state.is_answered(), ended) {
             (true, _) => Outcome::Relayed,
             // An entry that ends this soon was ended by a reset (`nf_conntrack_tcp_packet` of

@@ -1,9 +1,7 @@
 //! The words for a step of a packet's way.
 
-use crate::kernel::{
-    nftables::{RuleSummary, TracedStep, Verdict},
-    xtables::Engine,
-};
+use nftables::{RuleSummary, TracedStep, Verdict};
+use xtables::Engine;
 
 use super::report::Step;
 

@@ -1,10 +1,7 @@
 //! The ConfigMap says what it means to say.
 
 use kube::config::Kubeconfig;
-use tripod::{
-    config::{self, decode},
-    net::DetectLocal,
-};
+use tripod::config::{self, DetectLocal, decode};
 
 use super::{config_map, daemon_set};
 

@@ -11,17 +11,18 @@ use std::{
     time::Duration,
 };
 
+use net::PerFamily;
+use netlink::addresses::AddressChanges;
 use nix::sched::{CloneFlags, setns};
 use prometheus::Registry;
 use tokio::{runtime::Runtime, sync::oneshot};
 use tripod::{
     cli,
-    kernel::{addresses::AddressChanges, probe::Kernel},
+    kernel::probe::Kernel,
     modes::{
         Mode, SyncReport,
         iptables::{Iptables, Setup},
     },
-    net::PerFamily,
     node::NodePorts,
     runner::{NodeAddresses, Runner, health::Health, metrics::Metrics, schedule},
     services::{Changes, Node, ServiceMap, ServicePort, Tracker},

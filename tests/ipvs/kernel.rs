@@ -13,11 +13,10 @@ use std::{
     process::Command,
 };
 
+use ipvs::{Change, Forwarding, Ipvs, RealServer, ServerId};
+use net::Protocol;
+
 pub use self::reload::unload;
-use tripod::{
-    kernel::ipvs::{Change, Forwarding, Ipvs, RealServer, ServerId},
-    net::Protocol,
-};
 
 /// Returns IPVS of this thread's namespace, in which an interface is up: if none ever
 /// was, the kernel has no routing table and treats no address as a host's.

@@ -3,16 +3,20 @@
 //! test leaves behind, even when it is killed, ends with the sandbox; and no root is
 //! needed where user namespaces are allowed.
 
-use std::io::Read;
-use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::{
+    io::Read,
+    process::{Command, Stdio},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc},
+    time::{Duration, Instant},
+};
 
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeVal;
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeVal,
+};
+use testing::{print_uncaptured, skip, test_name};
 
 use super::process::{Group, die_with_parent};
-use super::skip::{print_uncaptured, skip, test_name};
 
 /// Tells the binary that it runs in a sandbox.
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";

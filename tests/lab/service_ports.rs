@@ -4,10 +4,12 @@
 //! A test changes only what it is about:
 //! `ServicePort { node_port: Some(30_000), ..service_port("web", [10, 0, 0, 1]) }`.
 
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use tripod::net::{Family, Protocol};
+use net::{Family, Protocol};
 use tripod::services::{
     Endpoint, Endpoints, NameParts, ServiceName, ServicePort, ServicePortName, SessionAffinity,
     TrafficPolicy,

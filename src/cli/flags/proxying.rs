@@ -2,6 +2,8 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
+use net::address::parse_ip;
+
 use crate::{
     cli::{
         flag::{Field, Flag},
@@ -13,7 +15,6 @@ use crate::{
         iptables::plan::DispatchChoice,
         userspace::{ConnectionLimits, Io, capture::Requested},
     },
-    net::address::parse_ip,
 };
 
 /// What counts if no minimum is given: the default of the schedule, which is the same in every mode.

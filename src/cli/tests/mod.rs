@@ -20,9 +20,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::{
-    config::Effective,
+    config::{DetectLocal, Effective, ModeName, NodePortAddresses},
     modes::userspace::capture::Requested,
-    net::{DetectLocal, ModeName, NodePortAddresses},
     sched::SchedulerName,
 };
 

@@ -183,7 +183,7 @@ fn every_field_is_taken() {
     );
     let effective = settings.effective;
     assert_eq!(effective.node_ip, "fd00::1".parse().ok());
-    assert_eq!(effective.primary_family, crate::net::Family::V6);
+    assert_eq!(effective.primary_family, net::Family::V6);
     assert_eq!(effective.healthz, "[::]:10256".parse().ok());
     assert_eq!(effective.metrics, "[::]:11249".parse().ok());
     assert_eq!(effective.sync_period, Duration::from_secs(45));

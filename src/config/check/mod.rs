@@ -6,17 +6,17 @@ mod ranges;
 use std::{net::SocketAddr, path::PathBuf};
 
 use ipnet::IpNet;
+use net::{
+    Family,
+    address::{parse_cidr, parse_ip},
+};
 
-use crate::sched::{SchedulerName, SchedulerNameError};
 use crate::{
     config::{
-        Effective, FeatureGate, KubeProxyConfiguration, Problem, bind, kube_proxy::ModeSection,
-        port_range, without_effect::without_effect,
+        DetectLocal, Effective, FeatureGate, KubeProxyConfiguration, ModeName, NodePortAddresses,
+        Problem, bind, kube_proxy::ModeSection, port_range, without_effect::without_effect,
     },
-    net::{
-        DetectLocal, Family, ModeName, NodePortAddresses,
-        address::{parse_cidr, parse_ip},
-    },
+    sched::{SchedulerName, SchedulerNameError},
 };
 
 /// A configuration without faults.

@@ -1,10 +1,9 @@
 //! Connections made by hand, and the time.
 
+use netlink::conntrack::flows::{State, TCP, Tuple};
+
 use super::*;
-use crate::{
-    kernel::conntrack::flows::{State, TCP, Tuple},
-    services::service_ports::port_name,
-};
+use crate::services::service_ports::port_name;
 
 const ENDPOINT: &str = "10.1.0.1:80";
 

@@ -265,7 +265,7 @@ impl fmt::Debug for Ring {
 #[cfg(test)]
 pub(crate) fn or_skip<T>(made: io::Result<T>) -> Option<T> {
     let skipped = |error| {
-        crate::kernel::namespace::skip(format!("io_uring cannot be used here: {error}"));
+        testing::skip(format!("io_uring cannot be used here: {error}"));
     };
     made.map_err(skipped).ok()
 }

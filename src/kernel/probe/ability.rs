@@ -3,8 +3,10 @@
 
 use std::{borrow::Cow, fmt};
 
+use net::Family;
+use xtables::extension::Extension;
+
 use super::nft_part::NftPart;
-use crate::{kernel::extension::Extension, net::Family};
 
 /// A kernel setting that has to be 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

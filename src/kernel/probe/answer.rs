@@ -3,13 +3,10 @@
 
 use std::io;
 
+use netlink::{passing, sysctl};
 use nix::errno::Errno;
 
 use super::words;
-use crate::kernel::{
-    netlink, passing, sysctl,
-    xtables::{self},
-};
 
 /// The outcome of trying an ability.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,8 +112,9 @@ impl From<xtables::Error> for Unable {
 
 #[cfg(test)]
 mod tests {
+    use net::Family;
+
     use super::*;
-    use crate::net::Family;
 
     #[test]
     fn a_passing_failure_does_not_mean_missing() {

@@ -1,21 +1,18 @@
 //! Removes what a probe that was killed left among the node's own objects.
 
+use ipvs::ipset::IpSets;
+use net::Family;
+use netlink::{links, nfacct, routes, rules};
+use xtables::{
+    SCRATCH, features,
+    observed::Interest,
+    remove::{Owned, Preserved},
+    rule::Table,
+};
+
 use super::{
     ipvs::{LINK, SET},
     tries::test_route,
-};
-use crate::{
-    kernel::{
-        ipset::IpSets,
-        links, netlink, nfacct, nftables, routes, rules,
-        xtables::{
-            self, SCRATCH, features,
-            observed::Interest,
-            remove::{Owned, Preserved},
-            rule::Table,
-        },
-    },
-    net::Family,
 };
 
 /// The chains that probes make.
@@ -79,8 +76,9 @@ fn objects() -> Result<(), netlink::Error> {
 
 #[cfg(test)]
 mod tests {
+    use testing::{block_on, in_namespace, sh};
+
     use super::*;
-    use crate::kernel::namespace::{block_on, in_namespace, sh};
 
     #[test]
     fn what_a_probe_left_goes_and_nothing_else() {

@@ -13,17 +13,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use net::Family;
+use netlink::sysctl;
 use nix::libc;
 use serde::{Deserialize, Serialize};
+use xtables::{Engine, features::Features};
 
 use super::{Ability, Answer, Extension, Kernel, Unable};
-use crate::{
-    kernel::{
-        sysctl,
-        xtables::{Engine, features::Features},
-    },
-    net::Family,
-};
 
 /// The file with the findings, if there are any.
 pub const PATH: &str = "/run/tripod/kernel.json";
@@ -276,8 +272,9 @@ impl Findings {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use testing::is_root;
+
     use super::*;
-    use crate::kernel::namespace::is_root;
 
     const TRUSTED: &str = "files of root alone are trusted";
 

@@ -1,17 +1,15 @@
 //! IPVS and what ipvs mode needs besides.
 
+use ipvs::{
+    Ipvs,
+    ipset::{IpSets, Kind, Set},
+};
+use net::Family;
+use netlink::{Protocol, Socket, links};
+
 use super::{
     Ability, Findings, Kernel, Unable,
     tried::{Tried, found_or},
-};
-use crate::{
-    kernel::{
-        ipset::{IpSets, Kind, Set},
-        ipvs::Ipvs,
-        links,
-        netlink::{Protocol, Socket},
-    },
-    net::Family,
 };
 
 /// Names of objects that are made and removed again.

@@ -3,8 +3,9 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use net::Family;
+
 use super::{Ability, Answer, Extension, IP_SETS, Kernel, NftPart, Unable};
-use crate::net::Family;
 
 /// Why something that is left out cannot be used.
 const WHY: &str = "left out by --without";

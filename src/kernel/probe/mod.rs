@@ -17,7 +17,15 @@ mod tries;
 
 use std::{collections::BTreeMap, thread};
 
+use net::{Family, PerFamily};
+use netlink::scratch::{NoScratch, in_scratch};
 use nix::errno::Errno;
+pub use xtables::extension::Extension;
+use xtables::{
+    Toolkit,
+    features::{Features, Probed},
+    run::Writer,
+};
 
 pub use self::{
     ability::{Ability, Setting},
@@ -30,16 +38,6 @@ use self::{
     answer::{Answer, Unable},
     tried::Tried,
 };
-pub use super::extension::Extension;
-use super::{
-    scratch::{NoScratch, in_scratch},
-    xtables::{
-        self, Toolkit,
-        features::{Features, Probed},
-        run::Writer,
-    },
-};
-use crate::net::{Family, PerFamily};
 
 /// The abilities that were found: the one view of the kernel for verdicts and
 /// modes.
@@ -237,10 +235,10 @@ impl Kernel {
     pub(crate) fn with_simulated_programs(mut self, engine: xtables::Engine) -> Kernel {
         let toolkit = |family| Toolkit {
             writer: Writer {
-                xtables: xtables::Xtables::simulated(family),
+                xtables: xtables::Xtables::in_folder(family, std::path::Path::new("/sbin")),
                 engine,
             },
-            features: Features::ALL,
+            features: Features::all(),
         };
         self.toolkits = PerFamily::each(|family| Some(toolkit(family)));
         self

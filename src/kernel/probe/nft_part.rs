@@ -1,9 +1,9 @@
 //! What nf_tables may be able to do.
 
-use crate::enum_set::Variants;
+use enumset::EnumSetType;
 
 /// Something that rules of nf_tables use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, EnumSetType, Hash, PartialOrd, Ord)]
 pub enum NftPart {
     /// Tables of the family, with maps of concatenations.
     Tables,
@@ -27,14 +27,6 @@ pub enum NftPart {
     DynamicMaps,
     /// Sets whose elements count packets and bytes.
     Counters,
-}
-
-impl Variants for NftPart {
-    const ALL: &'static [NftPart] = &NftPart::ALL;
-
-    fn place(self) -> u32 {
-        self as u32
-    }
 }
 
 impl NftPart {

@@ -5,14 +5,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Ability, Findings, Kernel, NftPart, Unable, tried::Tried};
-use crate::{
-    kernel::nftables::{
-        Chain, ChainType, Ct, Data, DataType, Dynset, DynsetOp, Failure, Fib, Field, Hook, Jhash,
-        Meta, Numgen, Reject, Rule, Rules, Set, Statement, Table, Target, Test, Transaction, Type,
-    },
-    net::Family,
+use net::Family;
+use nftables::{
+    Chain, ChainType, Ct, Data, DataType, Dynset, DynsetOp, Failure, Fib, Field, Hook, Jhash, Meta,
+    Numgen, Reject, Rule, Rules, Set, Statement, Table, Target, Test, Transaction, Type,
 };
+
+use super::{Ability, Findings, Kernel, NftPart, Unable, tried::Tried};
 
 /// The table that is made and taken away again.
 pub(super) const TABLE: &str = "tripod-probe";
@@ -183,8 +182,9 @@ fn update(set: &Set, key: Vec<Field>, data: Vec<Field>) -> Statement {
 
 #[cfg(test)]
 mod tests {
+    use testing::in_namespace;
+
     use super::*;
-    use crate::kernel::namespace::in_namespace;
 
     #[test]
     fn this_kernel_has_all_of_it_and_nothing_is_left() {

@@ -6,6 +6,7 @@ use std::{
     os::fd::AsFd,
 };
 
+use net::Family;
 use nix::{
     fcntl::{SpliceFFlags, splice},
     unistd::{pipe, read},
@@ -13,7 +14,6 @@ use nix::{
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::tried::Tried;
-use crate::net::Family;
 
 fn domain(family: Family) -> Domain {
     match family {

@@ -2,25 +2,23 @@
 
 use std::net::IpAddr;
 
+use net::Family;
+use netlink::{
+    Error, Protocol, Request, Socket,
+    conntrack::flows::{self, Match, Reply},
+    links,
+    routes::{self, Kind, Route},
+    rules, sysctl,
+};
 use nix::errno::Errno;
+use xtables::{Engine, Search, Toolkit, Xtables, features, run::Writer};
 
 use super::{
     Ability, Attempt, Examination, Extension, Findings, Kernel, Scope, Setting, Unable, sockets,
     tried::{Tried, found_or},
     words,
 };
-use crate::{
-    kernel::{
-        conntrack::flows::{self, Match, Reply},
-        io_uring::Ring,
-        links,
-        netlink::{Error, Protocol, Request, Socket},
-        routes::{self, Kind, Route},
-        rules, sysctl,
-        xtables::{Engine, Search, Toolkit, Xtables, features, run::Writer},
-    },
-    net::Family,
-};
+use crate::kernel::io_uring::Ring;
 
 /// A routing table that no other program is likely to use.
 const TABLE: u32 = 0x5472_6970;

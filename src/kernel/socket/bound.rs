@@ -7,7 +7,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use crate::net::Protocol;
+use net::Protocol;
 
 /// The tables, with the state of a socket that waits for clients: TCP_LISTEN, and for UDP
 /// TCP_CLOSE, which is one that is connected to no peer (include/net/tcp_states.h).

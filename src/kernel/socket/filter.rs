@@ -5,10 +5,9 @@
 use std::{io, net::IpAddr, os::fd::AsFd};
 
 use ipnet::IpNet;
+use net::Family;
 use nix::libc;
 use socket2::{SockFilter, SockRef};
-
-use crate::net::Family;
 
 /// linux/filter.h: offsets from here are those of the network header.
 const HEADER: u32 = libc::SKF_NET_OFF.cast_unsigned();
@@ -161,14 +160,15 @@ fn instructions(family: Family, test: Test) -> Vec<Instruction> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{SocketAddr, TcpStream};
-    use std::time::Duration;
+    use std::{
+        net::{SocketAddr, TcpStream},
+        time::Duration,
+    };
+
+    use testing::skip;
 
     use super::*;
-    use crate::kernel::{
-        namespace::skip,
-        socket::listening::{self, Bind},
-    };
+    use crate::kernel::socket::listening::{self, Bind};
 
     /// Returns whether this user may filter packets; if not, which most kernels
     /// allow and hardened ones do not, the test is skipped.

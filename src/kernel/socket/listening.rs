@@ -6,11 +6,11 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
+use net::{Family, Protocol as Transport};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::{set_keep_alive, set_unaltered};
-use crate::net::{Family, Protocol as Transport};
 
 /// Connections that the kernel completes while we are busy; it cuts this to
 /// `net.core.somaxconn`.

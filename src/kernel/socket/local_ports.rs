@@ -19,15 +19,12 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet};
+use net::{Family, PerFamily};
+use netlink::sysctl;
 use nix::sys::socket::{MsgFlags, recv};
 use parking_lot::{Mutex, MutexGuard};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::time::Instant;
-
-use crate::{
-    kernel::sysctl,
-    net::{Family, PerFamily},
-};
 
 /// The kernel's default, where the setting cannot be read.
 const USUAL_RANGE: usize = 28_232;

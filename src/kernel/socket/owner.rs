@@ -87,10 +87,10 @@ fn name(process: &Path) -> String {
 mod tests {
     use std::net::{TcpListener, UdpSocket};
 
+    use net::Protocol;
     use nix::{sys::stat::fstat, unistd::geteuid};
 
     use super::*;
-    use crate::net::Protocol;
 
     #[test]
     fn who_has_an_address_or_its_port_on_all_is_named() {

@@ -244,7 +244,7 @@ mod tests {
     fn none_stays_open_if_not_all_can_be_opened() {
         const VARIABLE: &str = "TRIPOD_TEST_OF_DESCRIPTORS";
         if std::env::var_os(VARIABLE).is_some() {
-            return crate::kernel::namespace::block_on(receive_at_the_limit());
+            return testing::block_on(receive_at_the_limit());
         }
         let mut test = std::process::Command::new(std::env::current_exe().unwrap());
         test.args(["--exact", NAME, "--nocapture"]);

@@ -132,8 +132,9 @@ pub fn is_of_this_namespace(accepted: &impl AsFd) -> bool {
 mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
+    use testing::in_namespace;
+
     use super::*;
-    use crate::kernel::namespace::in_namespace;
 
     #[test]
     fn a_socket_goes_with_its_process_alone() {
@@ -169,7 +170,7 @@ mod tests {
         };
         let there = path.clone();
         assert!(accepted(&|| drop(UnixStream::connect(&there).unwrap())));
-        if crate::kernel::namespace::is_root("making a network namespace") {
+        if testing::is_root("making a network namespace") {
             assert!(!accepted(&|| {
                 let there = there.clone();
                 in_namespace(move || drop(UnixStream::connect(&there).unwrap()));

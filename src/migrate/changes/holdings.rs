@@ -2,19 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    kernel::{
-        nftables as nf_tables,
-        xtables::{
-            Engine,
-            observed::Interest,
-            rule::{BASE_CHAINS, Table},
-            words::{Line, Words, target},
-        },
-    },
-    modes::{iptables, ipvs, nftables},
-    net::Family,
+use ::nftables as nf_tables;
+use net::Family;
+use xtables::{
+    Engine,
+    observed::Interest,
+    rule::{BASE_CHAINS, Table},
+    words::{Line, Words, target},
 };
+
+use crate::modes::{iptables, ipvs, nftables};
 
 /// Lines by the place where they are.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,9 @@
 //! What is added, removed and kept, for lines as programs print them.
 
+use net::Family;
+use xtables::Engine;
+
 use super::*;
-use crate::{kernel::xtables::Engine, net::Family};
 
 const SAVED: &str = "*filter\n:INPUT ACCEPT [1:2]\n:KUBE-FIREWALL - [0:0]\n:THEIRS - [0:0]\n\
                      -A INPUT -j KUBE-FIREWALL\n-A INPUT -j THEIRS\n\

@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 
 use crate::{
-    net::{DetectLocal, ModeName},
+    config::{DetectLocal, ModeName},
     node::Served,
     services::Node,
 };

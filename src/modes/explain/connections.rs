@@ -4,16 +4,15 @@
 
 use std::{fmt, io, net::SocketAddr};
 
-use super::{Caller, Carrier, Explanation, Packet, Verdict};
-use crate::{
-    kernel::{
-        conntrack::flows::{self, Flow, Match, Reply},
-        ipvs::connections::real_servers,
-        netlink::{self, Error, Socket},
-    },
-    net::{Family, Protocol},
-    services::{NotUsed, ServicePort},
+use ipvs::connections::real_servers;
+use net::{Family, Protocol};
+use netlink::{
+    Error, Socket,
+    conntrack::flows::{self, Flow, Match, Reply},
 };
+
+use super::{Caller, Carrier, Explanation, Packet, Verdict};
+use crate::services::{NotUsed, ServicePort};
 
 /// States of TCP connections that both ends have closed; conntrack keeps them for minutes.
 const ENDED: [&str; 2] = ["TIME_WAIT", "CLOSE"];

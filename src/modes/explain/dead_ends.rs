@@ -4,14 +4,14 @@
 use std::net::SocketAddr;
 
 use hashbrown::HashMap;
+use net::{Family, Protocol};
 
 use super::{
     Carrier, OtherPorts, Verdict,
     decide::{NO_REFUSAL, Way},
 };
-use crate::{
-    net::{Family, Protocol},
-    services::{AddressKind, Endpoint, NotUsed, ServiceAddresses, ServicePort, ServicePortName},
+use crate::services::{
+    AddressKind, Endpoint, NotUsed, ServiceAddresses, ServicePort, ServicePortName,
 };
 
 impl Way<'_> {

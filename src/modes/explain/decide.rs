@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use hashbrown::HashSet;
+use net::{Family, Protocol};
 
 use super::{
     Behaviour, Caller, Candidate, Carrier, Explanation, Loopback, Origin, OtherPorts, Packet, Pods,
@@ -10,12 +11,9 @@ use super::{
     frontend::{self, Frontend, is_own},
     ranges::{self, Admission},
 };
-use crate::{
-    net::{Family, Protocol},
-    services::{
-        AddressKind, Endpoint, Reach, ServiceAddresses, ServiceMap, ServicePort, SessionAffinity,
-        TrafficPolicy,
-    },
+use crate::services::{
+    AddressKind, Endpoint, Reach, ServiceAddresses, ServiceMap, ServicePort, SessionAffinity,
+    TrafficPolicy,
 };
 
 /// Why packets are dropped that would be refused elsewhere.

@@ -2,11 +2,10 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use net::{Family, Protocol};
+
 use super::{Behaviour, Packet};
-use crate::{
-    net::{Family, Protocol},
-    services::{AddressKind, ServiceMap, ServicePort},
-};
+use crate::services::{AddressKind, ServiceMap, ServicePort};
 
 /// What a destination belongs to.
 pub(super) enum Frontend<'a> {

@@ -16,6 +16,8 @@ mod tests;
 use std::net::{IpAddr, SocketAddr};
 
 use hashbrown::HashSet;
+use net::{Family, Protocol};
+use xtables::info::FilterChain;
 
 use self::decide::decide;
 pub use self::{
@@ -23,11 +25,7 @@ pub use self::{
     connections::{Connection, Stale, connections, stale},
     policies::dropping_chains,
 };
-use crate::{
-    kernel::{netlink, xtables::info::FilterChain},
-    net::{Family, Protocol},
-    services::{AddressKind, Endpoint, ServiceMap, ServicePort, ServicePortName},
-};
+use crate::services::{AddressKind, Endpoint, ServiceMap, ServicePort, ServicePortName};
 
 /// A mode, as far as it says how packets find their way in it.
 pub trait Explain {

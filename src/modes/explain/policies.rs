@@ -4,16 +4,12 @@
 
 use std::io;
 
-use crate::{
-    kernel::{
-        netlink::Error,
-        nftables::{Hook, Policy, Rules},
-        xtables::{
-            Engine,
-            info::{self, FilterChain},
-        },
-    },
-    net::Family,
+use net::Family;
+use netlink::Error;
+use nftables::{Hook, Policy, Rules};
+use xtables::{
+    Engine,
+    info::{self, FilterChain},
 };
 
 /// Returns the chains that drop packets of `family` at the hooks of these chains of table

@@ -3,12 +3,10 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use net::Family;
 
 use super::{Behaviour, Caller, Carrier, Origin, Packet, Pods, frontend::is_own};
-use crate::{
-    net::Family,
-    services::{AddressKind, ServicePort},
-};
+use crate::services::{AddressKind, ServicePort};
 
 /// Whether a caller is let in.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use std::{
 
 use super::*;
 use crate::{
+    config::ModeName,
     modes::{iptables, ipvs, nftables, userspace},
-    net::ModeName,
     node::Served,
     services::{
         Endpoint, Endpoints, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,

@@ -1,12 +1,11 @@
 //! Counters of nfacct, which must exist before the rules that count by them.
 
 use hashbrown::HashSet;
+use netlink::nfacct;
+use xtables::extension::Extension;
 
 use super::plan::{self, Options};
-use crate::{
-    kernel::{extension::Extension, nfacct},
-    services::Changes,
-};
+use crate::services::Changes;
 
 /// The counters that this process has made. Rules hold those that they use.
 #[derive(Debug, Default)]
@@ -31,7 +30,7 @@ impl Accounts {
             Ok(()) => self.made.extend(names),
             Err(_) if are_made => {}
             Err(error) => {
-                options.features = options.features.without(&[Extension::Nfacct]);
+                options.features = options.features - Extension::Nfacct;
                 self.missing = Some(format!(
                     "rules count nothing for metrics, as counters could not be made: {error}"
                 ));

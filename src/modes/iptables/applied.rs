@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use hashbrown::HashSet;
+use net::Family;
+use xtables::{desired::Entry, rule::Table};
 
 use super::{count::RuleCount, plan::Options};
 use crate::{
-    kernel::xtables::{desired::Entry, rule::Table},
     modes::references::References,
-    net::Family,
     services::{ByName, ServiceMap, ServicePort, ServicePortName},
 };
 

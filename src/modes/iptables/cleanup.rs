@@ -1,22 +1,21 @@
 //! Removing all that iptables mode ever installs, whoever installed it: this
 //! process, an earlier one, or kube-proxy.
 
+use net::Family;
+use netlink::nfacct;
+use xtables::{
+    remove::{Owned, OwnedChain, Preserved, SharedChain},
+    rule::Table,
+    words::Line,
+};
+
 use super::{Error, observe::interest, plan::names};
 use crate::{
-    kernel::{
-        nfacct,
-        xtables::{
-            self,
-            remove::{Owned, OwnedChain, Preserved, SharedChain},
-            rule::Table,
-            words::Line,
-        },
-    },
+    config::ModeName,
     modes::{
         SyncError,
         cleanup::{Cleanup, Running, translated},
     },
-    net::{Family, ModeName},
 };
 
 /// How the one rule of KUBE-FIREWALL begins that kube-proxy writes too; any
@@ -103,8 +102,9 @@ pub fn is_kubelets(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use testing::{block_on, in_namespace, sh};
+
     use super::*;
-    use crate::kernel::namespace::{block_on, in_namespace, sh};
 
     #[test]
     fn the_kubelet_is_known_by_its_chains_and_rules() {

@@ -2,7 +2,7 @@
 
 use std::ops::{AddAssign, SubAssign};
 
-use crate::kernel::xtables::{
+use xtables::{
     desired::{OwnerRules, RuleSet},
     rule::Table,
     sync_watch::Synced,

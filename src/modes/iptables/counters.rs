@@ -1,17 +1,16 @@
 //! What iptables mode counts, under kube-proxy's names.
 
+use net::Family;
+use netlink::nfacct;
 use prometheus::{
     IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
     core::{Collector, Desc, Describer},
     proto::MetricFamily,
 };
+use xtables::rule::Table;
 
 use super::{count::RuleCount, plan::names};
-use crate::{
-    family_metrics::{FAMILY, counter, registered},
-    kernel::{nfacct, xtables::rule::Table},
-    net::Family,
-};
+use crate::family_metrics::{FAMILY, counter, registered};
 
 /// Metrics of iptables mode.
 #[derive(Clone, Debug)]
@@ -140,8 +139,9 @@ impl Collector for Account {
 
 #[cfg(test)]
 mod tests {
+    use testing::in_namespace;
+
     use super::*;
-    use crate::kernel::namespace::in_namespace;
 
     fn account() -> Account {
         Account::new("tripod-account", "packets_total", "Packets.").expect("a metric")

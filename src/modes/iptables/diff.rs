@@ -8,6 +8,14 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use net::Family;
+use xtables::{
+    desired::{Entry, OwnerRules, RuleSet},
+    difference::{Comparison, between, missing},
+    observed::Observed,
+    rule::Table,
+    transaction::{Action, Group, Op, Transaction},
+};
 
 use super::{
     applied::{Applied, IndexChain},
@@ -15,17 +23,7 @@ use super::{
     observe::distance,
     plan::{self, Options},
 };
-use crate::{
-    kernel::xtables::{
-        desired::{Entry, OwnerRules, RuleSet},
-        difference::{Comparison, between, missing},
-        observed::Observed,
-        rule::Table,
-        transaction::{Action, Group, Op, Transaction},
-    },
-    net::Family,
-    services::{ServiceMap, ServicePort, ServicePortName},
-};
+use crate::services::{ServiceMap, ServicePort, ServicePortName};
 
 /// Chains that go in one group: what is refused keeps its neighbours.
 const TOGETHER: usize = 50;

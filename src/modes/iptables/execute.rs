@@ -2,20 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use xtables::{
+    run::{Refusals, Refused, Writer},
+    transaction::{Op, Phase, Transaction},
+};
+
 use super::{
     Error,
     count::{Done, RuleCount},
     diff::{Change, Closing, Full, PortSteps, Stale},
     oversized::{self, Divided},
 };
-use crate::{
-    kernel::xtables::{
-        run::{Refusals, Refused, Writer},
-        transaction::{Op, Phase, Transaction},
-    },
-    modes::progress::SyncProgress,
-    services::ServicePortName,
-};
+use crate::{modes::progress::SyncProgress, services::ServicePortName};
 
 /// What is counted. How many chains they have becomes known one ServicePort after the other.
 const COUNTED: &str = "ServicePorts";

@@ -1,15 +1,18 @@
 //! How packets find their way in iptables mode.
 
+use net::Family;
+use netlink::Error;
+use xtables::extension::Extension;
+
 use super::{Iptables, Setup, family::ServedFamily, plan};
 use crate::{
-    kernel::{extension::Extension, netlink::Error},
+    config::ModeName,
     modes::{
         comparison,
         explain::{
             Behaviour, Carrier, Explain, Loopback, OtherPorts, Pods, Properties, Rules, Selection,
         },
     },
-    net::{Family, ModeName},
     node,
     services::{Changes, ServiceMap, ServicePort, SessionAffinity},
 };

@@ -1,5 +1,18 @@
 //! One IP family: what is known of it, and bringing it in step.
 
+use net::Family;
+use xtables::{
+    Toolkit,
+    desired::RuleSet,
+    difference::Comparison,
+    features::Features,
+    observed::Observed,
+    rule::Table,
+    run::{Refusals, Refused, Writer},
+    sync_watch::SyncWatch,
+    transaction::Transaction,
+};
+
 use super::{
     Error, Setup,
     accounts::Accounts,
@@ -14,17 +27,6 @@ use super::{
     setup::{open_loopback, settings, without_unsettable},
 };
 use crate::{
-    kernel::xtables::{
-        Toolkit,
-        desired::RuleSet,
-        difference::Comparison,
-        features::Features,
-        observed::Observed,
-        rule::Table,
-        run::{Refusals, Refused, Writer},
-        sync_watch::SyncWatch,
-        transaction::Transaction,
-    },
     log_once::LogOnce,
     modes::{
         Difference, SyncReport,
@@ -33,7 +35,6 @@ use crate::{
         state::{CacheState, FamilyState},
         tcp_be_liberal, unsupported,
     },
-    net::Family,
     services::{Changes, ServiceMap, ServicePortName},
 };
 

@@ -27,6 +27,11 @@ mod traffic;
 
 use std::time::Duration;
 
+use net::{Family, PerFamily};
+use netlink::sysctl;
+use prometheus::Registry;
+use xtables::Engine;
+
 pub use self::{
     cleanup::{Installed, chains, is_kubelets, may_serve},
     observe::interest,
@@ -39,15 +44,10 @@ use super::{
     explain::Explain, not_served, progress::SyncProgress,
 };
 use crate::{
-    kernel::{
-        probe::Kernel,
-        sysctl,
-        xtables::{self, Engine},
-    },
-    net::{Family, ModeName, PerFamily},
+    config::ModeName,
+    kernel::probe::Kernel,
     services::{Namespaces, ServiceMap},
 };
-use prometheus::Registry;
 
 /// How often it is checked whether another process changed our rules.
 const CHECK: Duration = Duration::from_secs(1);

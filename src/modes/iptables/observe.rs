@@ -1,12 +1,13 @@
 //! What the kernel holds of this mode's.
 
-use super::plan::names;
-use crate::kernel::xtables::{
+use xtables::{
     Error,
     observed::{Interest, Observed},
     rule::Table,
     run::Writer,
 };
+
+use super::plan::names;
 
 /// How names of kube-proxy's chains before 1.24 begin that later ones do not have.
 const OLD: &str = "KUBE-XLB-";

@@ -5,11 +5,12 @@
 //! run, because it keeps their names in a sorted list (`cache_chain_list_insert` in
 //! `iptables/nft-cache.c`).
 
-use super::{diff::PortSteps, observe::distance};
-use crate::kernel::xtables::{
+use xtables::{
     rule::Table,
     transaction::{Action, CHAIN, Group, Op},
 };
+
+use super::{diff::PortSteps, observe::distance};
 
 /// Returns whether groups weigh more than `limit` together.
 pub fn are_oversized<'a>(groups: impl IntoIterator<Item = &'a PortSteps>, limit: usize) -> bool {

@@ -5,20 +5,17 @@ use std::{
     fmt::{self, Write},
 };
 
+use net::Family;
+use xtables::{
+    desired::{Chain, Contents, Entry, FixedChain, RuleSet},
+    transaction::{Action, Op, Transaction},
+};
+
 use super::{
     applied::Size,
     plan::{self, Options},
 };
-use crate::{
-    kernel::xtables::{
-        self,
-        desired::{Chain, Contents, Entry, FixedChain, RuleSet},
-        transaction::{Action, Op, Transaction},
-    },
-    modes::render::choices::Choices,
-    net::Family,
-    services::ServiceMap,
-};
+use crate::{modes::render::choices::Choices, services::ServiceMap};
 
 /// Writes one input for each family's program, each after a line that names the program, and lines
 /// for what must be there before.

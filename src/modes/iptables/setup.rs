@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
+use net::Family;
+use netlink::{setting::Setting, sysctl};
+use xtables::features::Features;
+
 use super::{
     applied::Size,
     plan::{DispatchChoice, Options, is_large_cluster},
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    kernel::{probe, setting::Setting, sysctl, xtables::features::Features},
+    kernel::probe,
     modes::Metrics,
-    net::Family,
     node::NodePorts,
     services::Node,
 };

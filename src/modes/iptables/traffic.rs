@@ -10,17 +10,15 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use hashbrown::HashMap;
+use xtables::{
+    Error,
+    rule::Table,
+    run::Writer,
+    words::{Line, target},
+};
 
 use super::plan::endpoint_chains;
-use crate::{
-    kernel::xtables::{
-        Error,
-        rule::Table,
-        run::Writer,
-        words::{Line, target},
-    },
-    services::{Namespaces, ServicePort},
-};
+use crate::services::{Namespaces, ServicePort};
 
 /// How old counts may be when they are asked for again, where reading takes no longer
 /// than a twentieth of that.

@@ -109,7 +109,7 @@ impl Blocked {
         guarding: NonEmptySets,
         rules: Option<NonEmptySets>,
     ) -> bool {
-        !rules.is_some_and(|rules| rules.covers(guarding))
+        !rules.is_some_and(|rules| rules.is_superset(guarding))
             || self.unguarded.contains(frontend)
             || self.unguarded_addresses.contains(&frontend.address.ip())
     }
@@ -146,11 +146,10 @@ impl Blocked {
 
 #[cfg(test)]
 mod tests {
+    use ipvs::ipset::Element;
+    use net::{Family, Protocol};
+
     use super::*;
-    use crate::{
-        kernel::ipset::Element,
-        net::{Family, Protocol},
-    };
 
     const SERVICE: [u8; 4] = [203, 0, 113, 1];
 

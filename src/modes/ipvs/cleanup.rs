@@ -3,7 +3,18 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
+use ipvs::{
+    Change, Ipvs, ServerId,
+    ipset::{Element, IpSets, TEMPORARY},
+    is_gone,
+};
+use net::Family;
+use netlink::{Protocol, Socket, addresses, links};
 use nix::errno::Errno;
+use xtables::{
+    remove::{Owned, OwnedChain, Preserved},
+    rule::Table,
+};
 
 use super::{
     Error,
@@ -11,23 +22,11 @@ use super::{
     plan::{LINK, Set, interest, is_excluded},
 };
 use crate::{
-    kernel::{
-        addresses,
-        ipset::{Element, IpSets, TEMPORARY},
-        ipvs::{self, Change, Ipvs, ServerId, is_gone},
-        links,
-        netlink::{self, Protocol, Socket},
-        xtables::{
-            self,
-            remove::{Owned, OwnedChain, Preserved},
-            rule::Table,
-        },
-    },
+    config::ModeName,
     modes::{
         SyncError,
         cleanup::{Cleanup, Running},
     },
-    net::{Family, ModeName},
 };
 
 /// The chains that are ours.

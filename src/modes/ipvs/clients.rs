@@ -7,21 +7,21 @@ use std::{
     sync::Arc,
 };
 
+use ipvs::{
+    Ipvs, Timeouts,
+    ipset::{Element, IpSets, Listed, TEMPORARY},
+};
+use net::Family;
+use netlink::{
+    Error, Protocol, Socket,
+    addresses::{self, Address},
+    links,
+};
 use nix::errno::Errno;
 
 use super::{
     plan::{LINK, Member, ROUND_ROBIN, Set},
     steps::{Action, MemberStep},
-};
-use crate::{
-    kernel::{
-        addresses::{self, Address},
-        ipset::{Element, IpSets, Listed, TEMPORARY},
-        ipvs::{Ipvs, Timeouts},
-        links,
-        netlink::{Error, Protocol, Socket},
-    },
-    net::Family,
 };
 
 /// IPVS, sets, links and addresses of the network namespace of the thread that

@@ -1,6 +1,9 @@
 //! How the kernel differs from what it is to hold. Nothing is changed to find out.
 
 use hashbrown::HashSet;
+use ipvs::ipset::Element;
+use net::Family;
+use netlink::Error;
 
 use super::{
     clients::Clients,
@@ -11,9 +14,7 @@ use super::{
     settings,
 };
 use crate::{
-    kernel::{ipset::Element, netlink::Error},
     modes::{Difference, Found},
-    net::Family,
     services::ServiceMap,
 };
 

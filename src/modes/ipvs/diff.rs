@@ -7,6 +7,8 @@ use std::{
 
 use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
+use ipvs::{Change, ListedReal, ipset::Element};
+use net::Family;
 use tokio::time::Instant;
 
 use super::{
@@ -17,13 +19,6 @@ use super::{
     observe::{Observed, Servers},
     plan::{self, Member, ServerId, Set, is_excluded},
     steps::{Action, MemberStep, MemberSteps, Steps},
-};
-use crate::{
-    kernel::{
-        ipset::Element,
-        ipvs::{Change, ListedReal},
-    },
-    net::Family,
 };
 
 /// Returns the steps that bring what is `dirty` in line with what is `needed`;

@@ -15,10 +15,11 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use net::Protocol;
 use tokio::time::Instant;
 
 use super::plan::ServerId;
-use crate::{backoff::Backoff, net::Protocol};
+use crate::backoff::Backoff;
 
 /// How soon the connections of a real server are counted after it lost its
 /// weight. The pause doubles each time, up to [`LONGEST_PAUSE`].

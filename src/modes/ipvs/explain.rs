@@ -1,12 +1,14 @@
 //! How packets find their way in ipvs mode.
 
+use net::Family;
+use netlink::Error;
+
 use super::{Ipvs, objects};
 use crate::{
-    kernel::netlink::Error,
+    config::ModeName,
     modes::explain::{
         Behaviour, Carrier, Explain, Loopback, OtherPorts, Pods, Properties, Rules, Selection,
     },
-    net::{Family, ModeName},
     node,
     services::{ServiceMap, ServicePort},
 };

@@ -3,6 +3,8 @@
 use std::{collections::BTreeSet, mem, net::SocketAddr, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
+use ipvs::ipset::Element;
+use net::Family;
 use nix::errno::Errno;
 use tokio::time::Instant;
 
@@ -20,7 +22,6 @@ use super::{
     taken_over::TakenOver,
 };
 use crate::{
-    kernel::{ipset::Element, netlink},
     modes::{
         Difference, Drain, FailedPorts, MOST_DRAINS, Metrics, SyncReport, Unwritten,
         progress::SyncProgress,
@@ -28,7 +29,6 @@ use crate::{
         state::{CacheState, FamilyState},
         unsupported, why_missed,
     },
-    net::Family,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 

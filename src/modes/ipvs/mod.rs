@@ -33,7 +33,9 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, PerFamily};
 use tokio::time::Instant;
+use xtables::Engine;
 
 pub use self::{
     cleanup::{Installed, chains, virtual_servers},
@@ -55,14 +57,10 @@ use super::{
     comparison, explain::Explain, progress::SyncProgress, state::CacheState,
 };
 use crate::{
-    kernel::{
-        netlink,
-        probe::Kernel,
-        xtables::{self, Engine},
-    },
+    config::ModeName,
+    kernel::probe::Kernel,
     log_once::LogOnce,
     modes::{Metrics, Unwritten, UnwrittenCounter, repairs::Repairs},
-    net::{Family, ModeName, PerFamily},
     node::{ActedOn, NodePorts},
     services::{ServiceMap, ServicePortName},
 };

@@ -9,6 +9,12 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet};
+use ipvs::{Forwarding, VirtualServer, ipset::Element};
+use net::{Family, PerFamily};
+use netlink::{
+    Error,
+    addresses::{self, Address},
+};
 
 use super::{
     clients::Clients,
@@ -16,17 +22,7 @@ use super::{
     own_servers::NamedFrontends,
     plan::{self, NodeContext, Options, ServerId, Set},
 };
-use crate::{
-    kernel::{
-        addresses::{self, Address},
-        ipset::Element,
-        ipvs::{Forwarding, VirtualServer},
-        netlink::Error,
-    },
-    net::{Family, PerFamily},
-    node::Served,
-    services::ServiceMap,
-};
+use crate::{node::Served, services::ServiceMap};
 
 /// How a virtual server spreads connections, as a number that only shows whether two of
 /// them are alike.

@@ -4,12 +4,10 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use hashbrown::HashSet;
+use ipvs::{ServerId, ipset::Element};
+use net::{Family, Protocol};
 
 use super::plan::{Member, Set};
-use crate::{
-    kernel::{ipset::Element, ipvs::ServerId},
-    net::{Family, Protocol},
-};
 
 /// What distinguishes our virtual servers from those of other programs.
 #[derive(Debug, Default)]

@@ -6,18 +6,16 @@ use std::{
     net::IpAddr,
 };
 
+use ipvs::{FALL_BACK, Forwarding, HASH_PORTS, RealServer, ipset::Kind};
+use net::{Family, PerFamily, Protocol};
+use xtables::{difference::difference, observed::Observed};
+
 use super::{
     desired::{Desired, Dirty},
     plan::{LINK, NodeContext, Options, Set, interest, rules},
 };
 use crate::{
-    kernel::{
-        ipset::Kind,
-        ipvs::{self, FALL_BACK, Forwarding, HASH_PORTS, RealServer},
-        xtables::{self, difference::difference, observed::Observed},
-    },
     modes::{localhost, render::choices::Choices},
-    net::{Family, PerFamily, Protocol},
     services::ServiceMap,
 };
 

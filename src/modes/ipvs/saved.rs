@@ -6,19 +6,14 @@
 use std::fmt::Write;
 
 use ipnet::IpNet;
+use ipvs::{Ipvs, ipset::IpSets};
+use netlink::{Protocol, Socket, addresses, links};
 
 use super::{
     Error,
     cleanup::{there, virtual_servers},
     plan::{LINK, Set},
     render::{write_address, write_server},
-};
-use crate::kernel::{
-    addresses,
-    ipset::IpSets,
-    ipvs::Ipvs,
-    links,
-    netlink::{self, Protocol, Socket},
 };
 
 /// Returns sets with their members, virtual servers except those in `exclude`, and the

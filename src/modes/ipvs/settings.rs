@@ -1,9 +1,10 @@
 //! Settings of the kernel that ipvs mode depends on, as kube-proxy has them.
 
+use netlink::{setting::Setting, sysctl};
 use nix::sys::utsname::uname;
 
 use super::plan::Options;
-use crate::kernel::{probe, setting::Setting, sysctl};
+use crate::kernel::probe;
 
 /// Before this, connections of a client that uses a port again waited a second under
 /// `conn_reuse_mode` 1 (kubernetes issue 81775); since then the kernel needs no setting

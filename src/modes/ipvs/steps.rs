@@ -4,9 +4,9 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use hashbrown::HashSet;
+use net::Family;
 
 use super::plan::{Member, ServerId, Set};
-use crate::net::Family;
 
 /// What a step does with a member or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,11 +4,11 @@
 use std::{cell::OnceCell, net::IpAddr};
 
 use hashbrown::HashMap;
+use net::Family;
 
 use super::plan::NodeContext;
 use crate::{
     modes::{Reason, detect_local::DetectLocal},
-    net::Family,
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 

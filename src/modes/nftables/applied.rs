@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use nftables::Element;
 
 use super::plan::{
     ClientMap, Options, ServiceElements, SetId, SharedChain, SharedElement, Slots, plan,
 };
 use crate::{
-    kernel::nftables::Element,
     modes::references::References,
     services::{ServicePort, ServicePortName},
 };

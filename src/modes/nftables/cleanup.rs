@@ -1,13 +1,16 @@
 //! What the mode ever installed, and what kube-proxy's nftables mode leaves.
 
+use net::Family;
+use netlink::Error;
+use nftables::Rules;
+
 use super::TABLE;
 use crate::{
-    kernel::{netlink::Error, nftables::Rules},
+    config::ModeName,
     modes::{
         SyncError,
         cleanup::{Cleanup, Running, translated},
     },
-    net::{Family, ModeName},
 };
 
 /// What kube-proxy calls its tables, one of each family.
@@ -89,8 +92,9 @@ pub fn may_serve(table: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use testing::{block_on, in_namespace, sh, without_net_admin};
+
     use super::*;
-    use crate::kernel::namespace::{block_on, in_namespace, sh, without_net_admin};
 
     #[test]
     fn a_table_that_may_not_be_listed_may_be_there() {

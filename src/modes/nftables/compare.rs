@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
+use nftables::{Chain, Contents, Element, ListedRule, Rule, Set};
 
 use super::{
     applied::{Applied, OwnedElement, TABLE},
     plan::{SetId, Sets, fixed},
 };
-use crate::{
-    kernel::nftables::{Chain, Contents, Element, ListedRule, Rule, Set},
-    modes::{Difference, Found},
-};
+use crate::modes::{Difference, Found};
 
 /// Returns how the `contents` of the table differ from what is `desired`; `None`: there
 /// is no table. Then what it would contain is missing with it, except its chains and

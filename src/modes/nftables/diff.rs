@@ -6,6 +6,8 @@ mod routes;
 use std::{collections::BTreeMap, hash::Hash, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
+use net::Family;
+use nftables::{Element, Set, Table, Transaction};
 
 pub use self::routes::Routes;
 use super::{
@@ -15,9 +17,7 @@ use super::{
     },
 };
 use crate::{
-    kernel::nftables::{Element, Set, Table, Transaction},
     modes::references::References,
-    net::Family,
     services::{ServicePort, ServicePortName},
 };
 

@@ -2,15 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use netlink::Error;
+use nftables::{Failure, Refused, Transaction};
+
 use super::diff::Batch;
-use crate::{
-    kernel::{
-        netlink::Error,
-        nftables::{Failure, Refused, Transaction},
-    },
-    modes::progress::SyncProgress,
-    services::ServicePortName,
-};
+use crate::{modes::progress::SyncProgress, services::ServicePortName};
 
 /// Why a batch is not in force.
 #[derive(Debug)]

@@ -1,12 +1,15 @@
 //! How packets find their way in nftables mode.
 
+use net::Family;
+use netlink::Error;
+
 use super::{Nftables, plan};
 use crate::{
-    kernel::{netlink::Error, probe::NftPart},
+    config::ModeName,
+    kernel::probe::NftPart,
     modes::explain::{
         Behaviour, Carrier, Explain, Loopback, OtherPorts, Pods, Properties, Rules, Selection,
     },
-    net::{Family, ModeName},
     node,
     services::{Changes, ServiceMap, ServicePort},
 };

@@ -1,6 +1,8 @@
 //! One IP family: its table, what is in force, and bringing it in step.
 
 use hashbrown::HashSet;
+use net::{Family, Frontend};
+use nftables::{Element, Rules, Watcher};
 use nix::errno::Errno;
 
 use super::{
@@ -15,15 +17,11 @@ use super::{
     stale_clients::StaleClients,
 };
 use crate::{
-    kernel::{
-        nftables::{Element, Rules, Watcher},
-        probe::Kernel,
-    },
+    kernel::probe::Kernel,
     modes::{
         Difference, Metrics, SyncError, SyncReport, Unwritten, progress::SyncProgress,
         repairs::Repairs, state::FamilyState, tcp_be_liberal, unsupported,
     },
-    net::{Family, Frontend},
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 

@@ -25,6 +25,10 @@ mod traffic;
 
 use std::{io, iter, sync::Arc, time::Duration};
 
+use net::{Family, PerFamily};
+use nftables::Watcher;
+use xtables::Engine;
+
 use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
@@ -36,16 +40,10 @@ use super::{
     explain::Explain, not_served, progress::SyncProgress,
 };
 use crate::{
-    config::{Effective, KubeProxyConfiguration},
-    kernel::{
-        netlink,
-        nftables::Watcher,
-        probe::{Ability, Kernel, NftPart},
-        xtables::Engine,
-    },
+    config::{Effective, KubeProxyConfiguration, ModeName},
+    kernel::probe::{Ability, Kernel, NftPart},
     log_once::LogOnce,
     modes::{Metrics, Unwritten, UnwrittenCounter},
-    net::{Family, ModeName, PerFamily},
     node::NodePorts,
     services::{Changes, Namespaces, ServiceMap},
 };

@@ -3,15 +3,11 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use net::Family;
+use netlink::Error;
+use nftables::{Element, ListedSet, Rules, Set, Table};
 
 use super::{applied::TABLE, diff::Routes};
-use crate::{
-    kernel::{
-        netlink::Error,
-        nftables::{Element, ListedSet, Rules, Set, Table},
-    },
-    net::Family,
-};
 
 /// A table as it was at one moment.
 #[derive(Debug)]

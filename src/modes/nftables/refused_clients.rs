@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
+use nftables::{Rules, Set, Table};
 use tokio::time::Instant;
 
 use super::{
     applied::{Applied, TABLE},
     plan::{ClientMap, SharedChain},
 };
-use crate::kernel::nftables::{Rules, Set, Table};
 
 /// How often each counter is read at most.
 const ROUND: Duration = Duration::from_secs(10);
@@ -92,11 +92,7 @@ impl RefusedClients {
     }
 }
 
-fn read(
-    rules: &mut Rules,
-    map: &ClientMap,
-    chain: &SharedChain,
-) -> Result<u64, crate::kernel::netlink::Error> {
+fn read(rules: &mut Rules, map: &ClientMap, chain: &SharedChain) -> Result<u64, netlink::Error> {
     let table = Table::new(map.port.family, TABLE);
     let mut packets = 0;
     for name in chain.names() {

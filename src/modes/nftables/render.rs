@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Write};
 
+use net::Family;
+
 use super::{
     applied::Applied,
     diff::{Batch, Change},
@@ -9,7 +11,6 @@ use super::{
 };
 use crate::{
     modes::{localhost, render::choices::Choices},
-    net::Family,
     services::{ServiceMap, ServicePort},
 };
 

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use hashbrown::HashSet;
+use nftables::{Element, Failure, Refused, Rules, Table, Transaction};
 use nix::errno::Errno;
 use tokio::time::Instant;
 
@@ -15,7 +16,6 @@ use super::{
     diff::{Change, Routes},
     plan::ClientMap,
 };
-use crate::kernel::nftables::{Element, Failure, Refused, Rules, Table, Transaction};
 
 /// After a search, there is none for this many times as long as it took.
 const PAUSE_FACTOR: u32 = 10;

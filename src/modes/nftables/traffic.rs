@@ -3,19 +3,15 @@
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashMap;
+use net::{Family, PerFamily};
+use netlink::Error;
+use nftables::{Counted, Rules, Table};
 
 use super::{
     TABLE,
     plan::{Counter, Counting, SetId, Sets, counting},
 };
-use crate::{
-    kernel::{
-        netlink::Error,
-        nftables::{Counted, Rules, Table},
-    },
-    net::{Family, PerFamily},
-    services::{Namespaces, ServicePort},
-};
+use crate::services::{Namespaces, ServicePort};
 
 /// The traffic of an endpoint of a ServicePort since the endpoint was added, or since
 /// the table was last written as a whole.

@@ -6,7 +6,7 @@ use std::fmt;
 
 pub use self::choices::Choices;
 use super::{iptables, ipvs, nftables, userspace};
-use crate::{net::ModeName, services::ServiceMap};
+use crate::{config::ModeName, services::ServiceMap};
 
 /// Returns what `mode` would put into the kernel, each program's input after a line that names the
 /// program.

@@ -3,14 +3,12 @@
 
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
+use net::{Family, Frontend, Protocol};
+use netlink::{Socket, conntrack::unanswered, system};
+
 use super::{Failure, deleted};
 use crate::{
-    kernel::{
-        conntrack::unanswered,
-        netlink::{self, Socket},
-    },
     modes::Metrics,
-    net::{Family, Frontend, Protocol},
     services::{Changes, ServiceMap, ServicePortName},
 };
 
@@ -109,8 +107,7 @@ pub async fn delete_untranslated(
         Ok(count)
     };
     // Else the other family's calls would come before or after these as the scheduler likes.
-    #[cfg(test)]
-    if crate::kernel::simulated::is_installed() {
+    if !system::current().has_threads() {
         return deleted(Ok(work()), Arc::default());
     }
     deleted(tokio::task::spawn_blocking(work).await, Arc::default())

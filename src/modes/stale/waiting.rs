@@ -5,8 +5,9 @@ use std::{
     mem,
 };
 
+use net::{Family, Frontend, Protocol};
+
 use super::{Match, Reply};
-use crate::net::{Family, Frontend, Protocol};
 
 /// Frontends of which flows may wait to be deleted, while that fails.
 pub const MOST: usize = 10_000;

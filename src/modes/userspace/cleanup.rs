@@ -1,15 +1,17 @@
 //! Removes what this mode ever installs.
 
+use net::{Family, PerFamily};
+
 use super::{
     capture::{Error, Local, Prepared, Redirect},
     return_path,
 };
 use crate::{
+    config::ModeName,
     modes::{
         SyncError,
         cleanup::{Cleanup, Running, translated},
     },
-    net::{Family, ModeName, PerFamily},
 };
 
 /// What userspace mode installs.

@@ -7,6 +7,8 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
+use net::Frontend;
+
 use super::{
     capture::{Method, OtherPorts},
     plan::{
@@ -14,7 +16,7 @@ use super::{
         listen::{NodeContext, binds},
     },
 };
-use crate::{kernel::socket::listening::Bind, net::Frontend};
+use crate::kernel::socket::listening::Bind;
 
 /// What exists of one service group.
 #[derive(Clone, Debug, Default)]
@@ -266,13 +268,10 @@ pub fn other_ports(plan: &GroupPlan, frontend: &Frontend) -> OtherPorts {
 mod tests {
     use std::sync::Arc;
 
+    use net::{Family, Frontend, PerFamily, Protocol};
+
     use super::*;
-    use crate::{
-        kernel::socket::listening::Owner,
-        modes::userspace::plan::Target,
-        net::{Family, Frontend, PerFamily, Protocol},
-        node::Served,
-    };
+    use crate::{kernel::socket::listening::Owner, modes::userspace::plan::Target, node::Served};
 
     const KIND: GroupKind = GroupKind::Internal;
 

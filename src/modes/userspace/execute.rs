@@ -20,6 +20,7 @@ use std::{
 };
 
 use hashbrown::{HashMap, hash_map::Entry};
+use net::{Family, Frontend, PerFamily, Protocol};
 
 use self::{expected::Expected, previous_ports::PreviousPorts, unfiltered::Unfiltered};
 use super::{
@@ -35,7 +36,6 @@ use super::{
 use crate::{
     kernel::socket::{bound::BoundAddress, listening::Bind, owner::Sockets},
     modes::{handover::OtherProcesses, progress::SyncProgress},
-    net::{Family, Frontend, PerFamily, Protocol},
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 

@@ -3,14 +3,15 @@
 use std::net::SocketAddr;
 
 use hashbrown::HashSet;
+use net::{Family, Frontend};
+use netlink::Error;
 
 use super::{Userspace, capture::Method, plan};
 use crate::{
-    kernel::netlink::Error,
+    config::ModeName,
     modes::explain::{
         Behaviour, Carrier, Explain, Loopback, OtherPorts, Pods, Properties, Rules, Selection,
     },
-    net::{Family, Frontend, ModeName},
     node,
     services::{ServiceMap, ServicePort},
 };

@@ -6,13 +6,14 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet};
+use net::Protocol;
 use parking_lot::Mutex;
 
 use super::{
     plan::{GroupKind, GroupName},
     proxy::{captured::Captured, dials::DialLog, group::ServiceGroup},
 };
-use crate::{net::Protocol, services::ServicePortName};
+use crate::services::ServicePortName;
 
 /// The service groups that exist, shared with those who ask for their loads.
 #[derive(Clone, Debug)]

@@ -32,6 +32,9 @@ mod unserved;
 
 use std::{collections::BTreeSet, io, mem, sync::Arc};
 
+use net::{Family, Frontend, PerFamily};
+use xtables::Engine;
+
 #[cfg(fuzzing)]
 pub use self::assignments::read_anything;
 #[cfg(test)]
@@ -71,8 +74,8 @@ use super::{
     unsupported,
 };
 use crate::{
-    kernel::{probe::Kernel, xtables::Engine},
-    net::{Family, Frontend, ModeName, PerFamily},
+    config::ModeName,
+    kernel::probe::Kernel,
     node::ActedOn,
     services::{Node, ServiceMap, ServicePort, ServicePortName},
 };

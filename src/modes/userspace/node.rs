@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use net::PerFamily;
+
 use super::{
     Userspace,
     capture::{self, Error, Extent},
     observe::node_addresses,
 };
-use crate::net::PerFamily;
 
 impl Userspace {
     /// Updates what of the node decides about listeners, if it is due or not known. Where its

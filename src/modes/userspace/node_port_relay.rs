@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
 };
 
+use net::{Family, PerFamily};
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::{
@@ -26,7 +27,6 @@ use crate::{
         handover::{Handover, OtherProcesses},
         state::FamilyState,
     },
-    net::{Family, PerFamily},
     node::Served,
     sched::SchedulerName,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -238,8 +238,8 @@ mod tests {
 
     use super::*;
     use crate::{
+        config::{DetectLocal, NodePortAddresses},
         modes::userspace::DialLimits,
-        net::{DetectLocal, NodePortAddresses},
         node::NodePorts,
         services::service_ports::{endpoint, endpoints, service_port},
     };

@@ -19,9 +19,9 @@ use super::{
     rings::Rings,
 };
 use crate::{
+    config::DetectLocal,
     hold::Holding,
     kernel::{memory_limit, socket::local_ports::LocalPorts},
-    net::DetectLocal,
     node::NodePorts,
     sched::SchedulerName,
 };

@@ -5,7 +5,7 @@ use std::{
     mem,
 };
 
-use crate::net::Frontend;
+use net::Frontend;
 
 /// What of a family is not captured as it should be.
 #[derive(Debug, Default)]

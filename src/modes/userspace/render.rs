@@ -2,12 +2,14 @@
 
 use std::fmt::{self, Write};
 
+use net::Protocol;
+
 use super::{
     capture::{self, Desired},
     diff,
     plan::{self, GroupPlan, Target},
 };
-use crate::{modes::render::Choices, net::Protocol, services::ServiceMap};
+use crate::{modes::render::Choices, services::ServiceMap};
 
 /// The local port of the first listener that rules redirect to, in the text.
 const FIRST_PORT: u16 = 32_768;

@@ -1,7 +1,7 @@
 //! The setting of the kernel that decides how many connections an endpoint can get from this
 //! node.
 
-use crate::kernel::{setting, sysctl};
+use netlink::{setting, sysctl};
 
 /// The setting that says whether a connection may use the local port of one that has ended before a
 /// minute has passed (`Documentation/networking/ip-sysctl.rst`). Since Linux 4.11, each network

@@ -1,12 +1,9 @@
 //! IP families whose Services are not served, as the node does not have the family.
 
+use net::{Family, PerFamily};
+
 use super::capture::Capture;
-use crate::{
-    log_once::LogOnce,
-    modes::why_missed,
-    net::{Family, PerFamily},
-    services::ServiceMap,
-};
+use crate::{log_once::LogOnce, modes::why_missed, services::ServiceMap};
 
 /// Why families are not served. That is no failure: no client can use them.
 #[derive(Debug, Default)]

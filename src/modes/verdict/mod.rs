@@ -9,11 +9,12 @@ mod tests;
 
 use std::fmt;
 
+use net::Family;
 use serde::Serialize;
 
 pub use self::table::{json, table};
-use crate::net::{Family, ModeName};
 use crate::{
+    config::ModeName,
     kernel::probe::{Ability, Kernel},
     modes::userspace::{Io, capture::Requested},
 };

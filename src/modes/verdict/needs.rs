@@ -1,13 +1,15 @@
 //! What each mode needs, and what for.
 
+use net::Family;
+
 use super::{ModeRequirements, Need, Weight};
 use crate::{
+    config::ModeName,
     kernel::probe::{Ability, Extension, IP_SETS, Kernel, NftPart, Setting},
     modes::{
         iptables, nftables,
         userspace::{Io, capture::Requested},
     },
-    net::{Family, ModeName},
 };
 
 /// The scheduler that takes the place of missing ones.

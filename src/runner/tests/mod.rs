@@ -5,6 +5,7 @@ use std::{
     sync::Mutex,
 };
 
+use net::Family;
 use prometheus::Registry;
 use serde_json::json;
 use tokio::{
@@ -12,15 +13,15 @@ use tokio::{
     task::JoinHandle,
     time::{advance, sleep},
 };
+use xtables::Engine;
 
 use super::*;
 use crate::{
-    kernel::xtables::Engine,
+    config::ModeName,
     modes::{
         Asked, Compared, ExplainResult, Outcomes, Packet, progress::SyncProgress,
         userspace::capture,
     },
-    net::{Family, ModeName},
     services::{
         EndpointSlice, Names, Node, Service, ServicePortName,
         service_ports::{port_name, service_name},

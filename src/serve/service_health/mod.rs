@@ -14,19 +14,18 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use net::{Family, PerFamily};
 use prometheus::Registry;
 use tokio::sync::watch;
 
+pub use self::ports::Refused;
 use crate::{
     events::Recorder,
     log_once::LogOnce,
-    net::{Family, PerFamily},
     runner::{AfterSync, health::Health},
     serve::listeners::Listeners,
     services::{Changes, Endpoint, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
-
-pub use self::ports::Refused;
 
 /// The health checks to serve, and the addresses to serve them at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

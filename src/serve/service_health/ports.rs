@@ -12,6 +12,7 @@ use hyper::{
     StatusCode,
     header::{HeaderName, HeaderValue},
 };
+use net::{Family, PerFamily};
 use parking_lot::Mutex;
 use prometheus::{IntGauge, Registry};
 use serde_json::Value;
@@ -22,7 +23,6 @@ use crate::{
     backoff::Backoff,
     events::{Event, Recorder, Regarding, Severity},
     kernel::socket::listening::identity,
-    net::{Family, PerFamily},
     runner::health::Health,
     serve::{
         connections::Connections,

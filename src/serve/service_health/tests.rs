@@ -4,6 +4,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::Family;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -12,7 +13,6 @@ use tokio::{
 use super::*;
 use crate::{
     events::Event,
-    net::Family,
     runner::health::Health,
     services::{
         Endpoint, Endpoints, TrafficPolicy,

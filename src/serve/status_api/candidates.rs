@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use super::StatusApi;
 use crate::{
-    net::ModeName,
+    config::ModeName,
     runner::question::{self, Verdict},
     services::{AddressKind, NotUsed, ServiceAddresses, ServicePort},
     status_api::{Candidate, PassedOver},

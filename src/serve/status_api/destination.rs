@@ -6,10 +6,10 @@ use std::{
 };
 
 use hyper::StatusCode;
+use net::{Family, Protocol};
 
 use super::services::unknown;
 use crate::{
-    net::{Family, Protocol},
     runner::question::Caller,
     services::{ServicePort, ServicePorts},
     status_api::NamedService,

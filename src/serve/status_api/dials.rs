@@ -1,13 +1,14 @@
 //! Answers `/v1/dials`.
 
 use hyper::StatusCode;
+use net::Protocol;
 
 use super::{
     StatusApi,
     explain::{decoded, named},
     json, refused,
 };
-use crate::{net::Protocol, serve::http::Answer};
+use crate::serve::http::Answer;
 
 /// Which tries to reach endpoints are requested.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use hyper::StatusCode;
 
 use super::{StatusApi, json, kernel_refusal, refused};
 use crate::{
-    net::ModeName,
+    config::ModeName,
     runner::question::{self, Compared, Unanswered},
     serve::http::{Answer, Peer, Reply},
     status_api::{Diff, Difference, FamilyDiff, Listed, VERSION},

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use hyper::StatusCode;
+use net::{Family, Protocol};
 
 use super::{
     About, StatusApi, address_kind,
@@ -13,7 +14,7 @@ use super::{
     json, kernel_refusal, refused,
 };
 use crate::{
-    net::{Family, ModeName, Protocol},
+    config::ModeName,
     runner::question::{
         self, Caller, Compared, Difference, ExplainedPacket, Origin, Packet, Reading, Verdict,
     },

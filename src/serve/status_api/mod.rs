@@ -22,6 +22,7 @@ use std::{
 
 use hyper::StatusCode;
 use jiff::Timestamp;
+use netlink::setting::Setting;
 use serde::Serialize;
 
 pub use self::{
@@ -35,8 +36,7 @@ use super::{
     service_health::HealthListeners,
 };
 use crate::{
-    kernel::setting::Setting,
-    net::ModeName,
+    config::ModeName,
     runner::{
         health::Health,
         question::{Caller, Questions},

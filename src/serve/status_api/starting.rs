@@ -3,10 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use hyper::StatusCode;
+use net::PerFamily;
 
 use super::{StatusApi, json, refused, status};
 use crate::{
-    net::PerFamily,
     runner::health::Health,
     serve::http::{Asked, Reply},
     status_api::HEALTH_PATH,

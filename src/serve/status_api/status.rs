@@ -7,10 +7,10 @@ use std::{
 };
 
 use hyper::StatusCode;
+use net::{Family, PerFamily};
 
 use super::{StatusApi, refused, seconds, time, trouble, unsupported};
 use crate::{
-    net::{Family, PerFamily},
     runner::{
         self,
         health::Snapshot,

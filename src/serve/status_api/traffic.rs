@@ -3,10 +3,10 @@
 use std::{collections::HashSet, fmt, net::SocketAddr, pin::Pin, sync::Arc};
 
 use hashbrown::HashMap;
+use net::Protocol;
 
 use super::DialsAsked;
 use crate::{
-    net::Protocol,
     services::{ServicePort, ServicePortName},
     status_api::{DialList, Limited, Traffic},
 };

@@ -2,16 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use net::Family;
 use parking_lot::Mutex;
+use simulated::{Call, Fault, Observer, State, xtables::Edit};
+use xtables::Engine;
 
 use super::{OfIptables, is_ours};
 use crate::{
-    kernel::{
-        simulated::{Call, Fault, Observer, State, xtables::Edit},
-        xtables::Engine,
-    },
     modes::{Mode, iptables::Iptables},
-    net::Family,
     services::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, service_port},

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
+use net::{Family, PerFamily};
 use parking_lot::Mutex;
+use simulated::{Call, Fault, Kernel, Observer, State, packet::Disposition};
+use xtables::Engine;
 
 use super::OfIptables;
 use crate::{
-    kernel::{
-        simulated::{Call, Fault, Kernel, Observer, State, packet::Disposition},
-        xtables::Engine,
-    },
     modes::{Mode, iptables::Iptables},
-    net::{Family, PerFamily},
     services::{
         Changes, Endpoint, ServiceMap, ServicePort, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},

@@ -3,17 +3,15 @@
 
 use std::sync::Arc;
 
+use net::{Family, Protocol};
+use netlink::conntrack::flows::{Tuple, UDP};
 use parking_lot::Mutex;
+use simulated::{Call, Fault, Observer, State, xtables::Edit};
+use xtables::Engine;
 
 use super::{OfIptables, calls::notices};
 use crate::{
-    kernel::{
-        conntrack::flows::{Tuple, UDP},
-        simulated::{Call, Fault, Observer, State, xtables::Edit},
-        xtables::Engine,
-    },
     modes::iptables::Iptables,
-    net::{Family, Protocol},
     services::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, service_port},

@@ -5,24 +5,22 @@ mod watched;
 
 use std::{net::IpAddr, sync::Arc};
 
+use net::{Family, PerFamily, Protocol};
+use netlink::conntrack::flows::{Tuple, UDP};
 use nix::errno::Errno;
+use simulated::{
+    Call, Kernel, State,
+    ipset::{ADD_MEMBERS, DELETE_MEMBERS},
+    packet::{Disposition, Packet},
+};
+use xtables::Engine;
 
 use super::OfIpvs;
 use crate::{
-    kernel::{
-        conntrack::flows::{Tuple, UDP},
-        simulated::{
-            Call, Kernel, State,
-            ipset::{ADD_MEMBERS, DELETE_MEMBERS},
-            packet::{Disposition, Packet},
-        },
-        xtables::Engine,
-    },
     modes::{
         FailedPorts, Mode, SyncReport,
         ipvs::{Ipvs, plan::LINK},
     },
-    net::{Family, PerFamily, Protocol},
     services::{
         Changes, Endpoint, ServiceMap, ServicePort, TrafficPolicy,
         service_ports::{endpoint, endpoints, port_name, service_port},

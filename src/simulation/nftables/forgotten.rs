@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
+use net::Protocol;
+use netlink::conntrack::flows::{Tuple, UDP};
 use nix::libc;
+use simulated::Call;
 
 use super::OfNftables;
 use crate::{
-    kernel::{
-        conntrack::flows::{Tuple, UDP},
-        simulated::Call,
-    },
     modes::{Mode, nftables::Nftables},
-    net::Protocol,
     services::{
         Changes, ServiceMap, SessionAffinity,
         service_ports::{endpoint, endpoints, service_port},

@@ -2,14 +2,13 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
+use net::Protocol;
 use nix::libc;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpSocket, TcpStream, UdpSocket},
     time::timeout,
 };
-
-use crate::net::Protocol;
 
 const QUESTION: &[u8] = b"who\n";
 

@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use simulated::packet::{Disposition, Outcome, Packet};
+
 use super::call::Seen;
-use crate::kernel::simulated::packet::{Disposition, Outcome, Packet};
 
 /// What a caller is to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,16 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::Protocol;
+use netlink::conntrack::flows::Tuple;
+use simulated::packet::Packet;
+
 use super::{
     Probe, Run, SILENT,
     call::{Client, Seen},
     expected::Expected,
 };
-use crate::{
-    kernel::{conntrack::flows::Tuple, simulated::packet::Packet},
-    net::Protocol,
-    simulation::{subject::Subject, world},
-};
+use crate::simulation::{subject::Subject, world};
 
 /// How many are open at once.
 const FLOWS: usize = 12;

@@ -14,7 +14,11 @@ mod sides;
 
 use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
+use net::Protocol;
+use simulated::packet::{Outcome, Packet};
+use testing::{Random, in_namespace};
 use tokio::sync::mpsc;
+use xtables::Engine;
 
 use self::{
     call::Seen,
@@ -28,17 +32,8 @@ use super::{
     ipvs::OfIpvs,
     nftables::OfNftables,
     probes,
-    random::Random,
     subject::Subject,
     world::{self, Called, SERVICES, Spec},
-};
-use crate::{
-    kernel::{
-        namespace::in_namespace,
-        simulated::packet::{Outcome, Packet},
-        xtables::Engine,
-    },
-    net::Protocol,
 };
 
 /// How many maps are tried, one after the other, unless the environment says otherwise.

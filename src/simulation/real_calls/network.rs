@@ -7,17 +7,12 @@ use std::{
     sync::atomic::{AtomicU16, Ordering},
 };
 
+use net::Family;
+use netlink::{Protocol as Netlink, Socket, isolation::NetworkNamespace, veth};
+use testing::{block_on, sh};
+
 use super::call;
-use crate::{
-    kernel::{
-        isolation::NetworkNamespace,
-        namespace::{block_on, sh},
-        netlink::{Protocol as Netlink, Socket},
-        veth,
-    },
-    net::Family,
-    simulation::world::{PORT, SERVICES, TARGET, ip, node_address},
-};
+use crate::simulation::world::{PORT, SERVICES, TARGET, ip, node_address};
 
 /// The first port that callers call from. None is used twice, since the connection
 /// tracking entry of one call would apply to another.

@@ -5,25 +5,23 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{Family, PerFamily};
 use prometheus::Registry;
+use simulated::{
+    Faultless, Kernel, State,
+    packet::{Outcome, Outcomes, Packet},
+};
+use testing::sh;
 use tokio::runtime::Runtime;
+use xtables::Engine;
 
 use super::{
     super::{subject::Subject, world},
     expected::Expected,
 };
 use crate::{
-    kernel::{
-        namespace::sh,
-        probe,
-        simulated::{
-            Faultless, Kernel, State,
-            packet::{Outcome, Outcomes, Packet},
-        },
-        xtables::Engine,
-    },
+    kernel::probe,
     modes::Mode,
-    net::{Family, PerFamily},
     runner::metrics::Metrics,
     services::{Changes, Event, ServiceMap, Tracker},
 };
@@ -60,7 +58,7 @@ impl<S: Subject> Sides<S> {
         let mode = runtime.block_on(async { subject.mode(&examined, &metrics()) });
         let kernel = Kernel::new(Faultless);
         let simulated = {
-            let _installed = kernel.install();
+            let _entered = kernel.enter();
             kernel.change(|state| {
                 subject.prepare(state);
                 let addresses: Vec<_> = own.iter().map(|ip| (*ip, length(ip))).collect();
@@ -94,7 +92,7 @@ impl<S: Subject> Sides<S> {
         let map = self.tracker.map();
         let (runtime, mode) = &mut self.real;
         runtime.block_on(bring_in_force(mode, map, changes.clone()));
-        let _installed = self.kernel.install();
+        let _entered = self.kernel.enter();
         let (runtime, mode) = &mut self.model;
         runtime.block_on(async {
             // As on the real side, where clients call meanwhile.

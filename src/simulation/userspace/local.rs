@@ -9,30 +9,26 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, Protocol};
 use nix::{errno::Errno, libc};
+use simulated::{
+    Call, State,
+    packet::{Disposition, Outcome, Outcomes, Packet},
+    route::{Edit, Led},
+};
+use testing::Random;
+use xtables::Engine;
 
 use super::{
     super::{
         probes::called_at,
         process::SYNC_PERIOD,
-        random::Random,
         subject::{Repairs, Rules},
         world::{self, Called, Open, SERVICES, Spec},
     },
     Captures, LISTENING, in_node,
 };
-use crate::{
-    kernel::{
-        simulated::{
-            Call, State,
-            packet::{Disposition, Outcome, Outcomes, Packet},
-            route::{Edit, Led},
-        },
-        xtables::Engine,
-    },
-    modes::userspace::capture::Requested,
-    net::{Family, Protocol},
-};
+use crate::modes::userspace::capture::Requested;
 
 /// Steps of each run.
 const STEPS: usize = 400;

@@ -2,7 +2,9 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use net::{Family, PerFamily, Protocol};
 use serde_json::json;
+use simulated::{Faultless, Kernel};
 
 use super::{
     super::{
@@ -15,9 +17,8 @@ use super::{
     mode_with,
 };
 use crate::{
-    kernel::simulated::{Faultless, Kernel},
+    config::NodePortAddresses,
     modes::{Mode, userspace::capture::Requested},
-    net::{Family, NodePortAddresses, PerFamily, Protocol},
     node::NodePorts,
     services::{Changes, EndpointSlice, Event, Names, Node, Service, Tracker},
 };
@@ -72,7 +73,7 @@ fn they_listen_in_both_families_whoever_noticed_the_change_first() {
     in_node(|| {
         stopped_clock().block_on(async {
             let kernel = Kernel::new(Faultless);
-            let _installed = kernel.install();
+            let _entered = kernel.enter();
             kernel.change(|state| OfLocal.prepare(state));
             let primary = NodePortAddresses {
                 primary: true,

@@ -2,11 +2,13 @@
 
 use std::net::IpAddr;
 
+use net::{Family, PerFamily};
+use simulated::Call;
+use xtables::Engine;
+
 use super::{in_node, is_led, redirect::OfRedirect};
 use crate::{
-    kernel::{simulated::Call, xtables::Engine},
     modes::{Mode, userspace::Userspace},
-    net::{Family, PerFamily},
     services::{
         Changes, ServicePort, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},

@@ -6,28 +6,24 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, Protocol};
 use nix::errno::Errno;
+use simulated::{
+    State,
+    packet::{Disposition, Outcome, Outcomes, Packet},
+};
+use testing::Random;
+use xtables::Engine;
 
 use super::{
     super::{
         docker,
-        random::Random,
         subject::{Repairs, Rules},
         world::{self, Spec},
     },
     Captures, LISTENING, in_node,
 };
-use crate::{
-    kernel::{
-        simulated::{
-            State,
-            packet::{Disposition, Outcome, Outcomes, Packet},
-        },
-        xtables::Engine,
-    },
-    modes::userspace::capture::Requested,
-    net::{Family, Protocol},
-};
+use crate::modes::userspace::capture::Requested;
 
 /// Steps of each run.
 const STEPS: usize = 400;

@@ -1,12 +1,12 @@
 //! What is reported of frontends whose capture failed once.
 
+use net::{Family, PerFamily};
 use nix::libc;
+use simulated::Call;
 
 use super::{in_node, local::OfLocal, unlisted::services};
 use crate::{
-    kernel::simulated::Call,
     modes::Mode,
-    net::{Family, PerFamily},
     services::Changes,
     simulation::named_cases::{Refusing, on_a_node},
 };

@@ -1,12 +1,13 @@
 //! What is open while the addresses of the node cannot be listed.
 
+use net::PerFamily;
 use nix::libc;
+use simulated::Call;
+use xtables::Engine;
 
 use super::{in_node, local::OfLocal, redirect::OfRedirect};
 use crate::{
-    kernel::{simulated::Call, xtables::Engine},
     modes::{Mode, userspace::Userspace},
-    net::PerFamily,
     services::{
         Changes, ServiceMap,
         service_ports::{endpoint, endpoints, service_port},

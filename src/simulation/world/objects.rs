@@ -3,17 +3,15 @@
 use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
+use net::Family;
 
 use super::{
     AFFINITY, Is, NODE, PORT, Spec, TARGET, endpoint, family, ip, is_local, node_address,
     node_port, protocol, ranges,
 };
-use crate::{
-    net::Family,
-    services::{
-        Created, EndpointSlice, Event, Node, Owner, Port, Preferences, Service, ServiceCidr,
-        ServiceName, Serving, SessionAffinity, SliceEndpoint, SliceName, SlicePort, TrafficPolicy,
-    },
+use crate::services::{
+    Created, EndpointSlice, Event, Node, Owner, Port, Preferences, Service, ServiceCidr,
+    ServiceName, Serving, SessionAffinity, SliceEndpoint, SliceName, SlicePort, TrafficPolicy,
 };
 
 fn name(number: usize) -> ServiceName {

@@ -5,19 +5,19 @@
 
 use std::{future::Future, sync::Arc};
 
+use net::Family;
 use parking_lot::Mutex;
 use tokio::{
     runtime,
     task::{JoinHandle, spawn_blocking},
     time::{Duration, Instant, sleep},
 };
+use xtables::clear_traces;
 
 use super::stale_state::{StaleState, rules_of_programs_may_be_there};
 use crate::{
-    kernel::xtables::clear_traces,
     log_once::LogOnce,
     modes::{cleanup::Running, handover::Handover},
-    net::Family,
 };
 
 /// How long stale state stays because connections need it.
@@ -220,7 +220,7 @@ fn blocking<T>(work: impl Future<Output = T>) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{log::lines, net::ModeName};
+    use crate::{config::ModeName, log::lines};
 
     #[test]
     fn what_cannot_be_removed_is_logged_once_until_nothing_is_left() {

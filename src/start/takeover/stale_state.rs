@@ -2,14 +2,16 @@
 
 use std::fmt;
 
+use net::Family;
+use xtables::Engine;
+
 use crate::{
-    kernel::xtables::Engine,
+    config::ModeName,
     modes::{
         SyncError,
         cleanup::{Cleanup, Running},
         iptables, ipvs, nftables, userspace,
     },
-    net::{Family, ModeName},
 };
 
 /// Stale state that an earlier proxy may have left.

@@ -3,16 +3,14 @@ use std::sync::{
     mpsc::{Receiver, Sender, channel},
 };
 
+use net::Family;
 use nix::errno::Errno;
+use simulated::{Call, Fault, Kernel, Observer, State};
+use testing::{block_on, in_namespace, sh};
 
 use super::{clearing::Passed, *};
 use crate::{
-    kernel::{
-        namespace::{block_on, in_namespace, sh},
-        simulated::{Call, Fault, Kernel, Observer, State},
-    },
     modes::{SyncError, SyncReport, both_failed, progress::SyncProgress, userspace::capture},
-    net::Family,
     services::{Changes, service_ports::port_name},
 };
 
@@ -289,7 +287,7 @@ fn what_cannot_be_listed_may_be_there() {
     in_namespace(|| {
         for (errno, expected) in [(Errno::ENOMEM, true), (Errno::EOPNOTSUPP, false)] {
             let kernel = Kernel::new(Unlisting(errno));
-            let _installed = kernel.install();
+            let _entered = kernel.enter();
             kernel.change(|state| state.xtables.engine = Engine::NfTables);
             let running = Running {
                 mode: Some(ModeName::Nftables),

@@ -2,13 +2,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use net::Protocol;
+
 use super::{
     objects::{Kind, PROTOCOLS, SERVICE_PORT, SINGLE},
     promise::{ClientPromise, Promise},
     stage::{Reach, Stage, TestService},
     tried::{Caller, ITSELF, Try, callers, every, pod, this_node},
 };
-use crate::net::{ModeName, Protocol};
+use crate::config::ModeName;
 
 /// The name of the check of a load balancer.
 pub const BALANCER: &str = "load-balancer IP";

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::Protocol;
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -19,7 +20,7 @@ use super::{
     objects::{Kind, Run},
     stage::{Reach, Stage, TestService},
 };
-use crate::{ask, net::Protocol};
+use crate::ask;
 
 /// Time between one request and the next.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -13,9 +13,9 @@ use k8s_openapi::{
         api::resource::Quantity, apis::meta::v1::ObjectMeta, util::intstr::IntOrString,
     },
 };
+use net::Protocol;
 
 use super::networks::External;
-use crate::net::Protocol;
 
 /// Where the servers answer, over TCP and UDP.
 pub const PORT: u16 = 8080;

@@ -3,16 +3,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use net::{Family, Protocol};
+
 use super::{
     objects::{Kind, PROTOCOLS, SCHEDULER, SERVICE_PORT},
     promise::Promise,
     stage::{Reach, Stage, TestService},
     tried::{Try, callers, every, this_node},
 };
-use crate::{
-    net::{Family, ModeName, Protocol},
-    status_api::ServicePort,
-};
+use crate::{config::ModeName, status_api::ServicePort};
 
 /// The name of the check that endpoints on the caller's node are preferred.
 pub const SAME_NODE: &str = "trafficDistribution PreferSameNode";

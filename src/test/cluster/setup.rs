@@ -97,7 +97,7 @@ pub async fn set_up(
         own.extend(made.service);
         not_made.extend(made.without);
     }
-    let modes = crate::net::ModeName::ALL;
+    let modes = crate::config::ModeName::ALL;
     let mode = modes.into_iter().find(|of| of.name() == running.mode.name);
     let mut stage = Stage {
         mode: mode.ok_or_else(|| {

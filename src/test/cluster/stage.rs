@@ -3,16 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use net::Protocol;
 
 use super::{
     super::agent::Agent,
     objects::{AGENT_PORT, Kind, PodPlan},
     promise::Servers,
 };
-use crate::{
-    net::{ModeName, Protocol},
-    status_api::ServicePort,
-};
+use crate::{config::ModeName, status_api::ServicePort};
 
 /// Pods and Services that can be called.
 #[derive(Clone, Debug)]

@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use net::Protocol;
+
 use super::{
     super::{agent::Agent, many::Calls},
     promise::{ClientPromise, Promise},
     stage::{Reach, Stage, TestPod, TestService},
 };
-use crate::net::Protocol;
 
 /// Calls at once, where their order does not matter.
 pub const AT_ONCE: usize = 16;

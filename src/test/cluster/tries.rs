@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use net::Protocol;
+
 use super::{
     external,
     objects::{Kind, PROTOCOLS, SERVICE_PORT, SINGLE},
@@ -10,7 +12,7 @@ use super::{
     stage::{Reach, Stage, TestService},
     tried::{AT_ONCE, Caller, ELSEWHERE, ITSELF, Try, callers, elsewhere, every, pod, refused},
 };
-use crate::net::{ModeName, Protocol};
+use crate::config::ModeName;
 
 /// Returns all that is tried while the endpoints stay as they are.
 pub fn all(stage: &Stage) -> Vec<Try> {

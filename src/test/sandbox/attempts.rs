@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use net::{Family, Protocol};
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::{
     ask,
-    net::{Family, ModeName, Protocol},
+    config::ModeName,
     services::AddressKind,
     test::{
         call::{Seen, call},

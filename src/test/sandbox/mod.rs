@@ -9,6 +9,9 @@ mod subnets;
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use net::Family;
+use netlink::isolation;
+
 use self::{
     attempts::{Attempts, THOROUGH},
     network::{Behind, Network},
@@ -21,13 +24,8 @@ use super::{
     report::Report,
 };
 use crate::{
-    cli::FolderTest,
-    kernel::{isolation, open_files},
-    net::{Family, ModeName},
-    node,
-    services::AddressKind,
-    status_api::Status,
-    watch,
+    cli::FolderTest, config::ModeName, kernel::open_files, node, services::AddressKind,
+    status_api::Status, watch,
 };
 
 /// Tries what `asked` names. This process must have one thread; it is in other namespaces

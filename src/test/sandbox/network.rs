@@ -7,18 +7,12 @@ use std::{
 };
 
 use ipnet::IpNet;
+use net::Family;
+use netlink::{
+    Protocol, Socket, addresses, isolation::NetworkNamespace, links, routes, sysctl, veth,
+};
 
 use super::subnets::{Link, Subnets};
-use crate::{
-    kernel::{
-        addresses,
-        isolation::NetworkNamespace,
-        links,
-        netlink::{Protocol, Socket},
-        routes, sysctl, veth,
-    },
-    net::Family,
-};
 
 /// The neighbours of the node. The node itself is the namespace of this process.
 ///

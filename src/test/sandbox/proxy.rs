@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use netlink::isolation;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -17,7 +18,7 @@ use tokio::{
 };
 
 use super::subnets::Subnets;
-use crate::{ask, kernel::isolation, net::ModeName, status_api::Status};
+use crate::{ask, config::ModeName, status_api::Status};
 
 /// The socket on which Tripod is asked, in the empty `/run`.
 pub(super) const SOCKET: &str = "/run/tripod/tripod.sock";

@@ -2,13 +2,11 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
+use net::Protocol;
+use netlink::isolation::NetworkNamespace;
 use tokio::net::{TcpListener, UdpSocket};
 
-use crate::{
-    kernel::isolation::NetworkNamespace,
-    net::Protocol,
-    test::call::{serve_tcp, serve_udp},
-};
+use crate::test::call::{serve_tcp, serve_udp};
 
 /// Where a server listens.
 pub(super) type At = (SocketAddr, Protocol);

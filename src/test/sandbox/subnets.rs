@@ -3,8 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-
-use crate::net::{Family, PerFamily};
+use net::{Family, PerFamily};
 
 /// A link; most of them join the node with what is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

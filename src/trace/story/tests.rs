@@ -1,10 +1,9 @@
 //! What is reported for packets and changes in a given order.
 
+use net::Protocol;
+use netlink::conntrack::flows::{State, Tuple};
+
 use super::*;
-use crate::{
-    kernel::conntrack::flows::{State, Tuple},
-    net::Protocol,
-};
 
 fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()

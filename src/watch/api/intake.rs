@@ -8,6 +8,7 @@ use std::{
 
 use hashbrown::{HashMap, HashSet};
 use kube::core::Status;
+use net::address::parse_ip;
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
@@ -19,10 +20,11 @@ use super::{
     known::{Known, MOST_KEPT},
 };
 use crate::{
-    net::address::parse_ip,
     services::Names,
-    watch::SourceHealth,
-    watch::wire::{Identified, Identity, Meta},
+    watch::{
+        SourceHealth,
+        wire::{Identified, Identity, Meta},
+    },
 };
 
 /// Marks the bookmark after the initial events of a watch (KEP-3157).

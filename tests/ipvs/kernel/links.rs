@@ -1,14 +1,8 @@
 //! Dummy links and their addresses, and a place in a set for each.
 
-use tripod::{
-    kernel::{
-        addresses,
-        ipset::{Element, IpSets, Kind, Set},
-        links,
-        netlink::{Protocol, Socket},
-    },
-    net::Family,
-};
+use ipvs::ipset::{Element, IpSets, Kind, Set};
+use net::Family;
+use netlink::{Protocol, Socket, addresses, links};
 
 use super::{ip, lines, show};
 use crate::lab::run;

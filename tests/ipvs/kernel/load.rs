@@ -2,13 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use tripod::{
-    kernel::{
-        ipset::{Element, IpSets, Kind, Set},
-        ipvs::{Change, Forwarding, RealServer, ServerId, VirtualServer},
-    },
-    net::{Family, Protocol},
+use ipvs::{
+    Change, Forwarding, RealServer, ServerId, VirtualServer,
+    ipset::{Element, IpSets, Kind, Set},
 };
+use net::{Family, Protocol};
 
 use super::ipvs;
 use crate::lab::{figure, run};

@@ -1,19 +1,15 @@
 //! What random programs do in this kernel, which the simulated one must do as well.
 //! `UPDATE_GOLDEN=1` writes the record anew.
 
-#[path = "../../../src/kernel/simulated/ipvs/tests/programs.rs"]
+#[path = "../../../crates/simulated/src/ipvs/tests/programs.rs"]
 mod programs;
-#[path = "../../../src/simulation/random.rs"]
-mod random;
 
 use std::{fs, path::Path};
-
-use tripod::{kernel, net};
 
 use super::show;
 use crate::lab::run;
 
-const RECORD: &str = "src/kernel/simulated/ipvs/tests/transcript.txt";
+const RECORD: &str = "crates/simulated/src/ipvs/tests/transcript.txt";
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]

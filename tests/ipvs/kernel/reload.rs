@@ -1,6 +1,6 @@
 //! The module of IPVS is unloaded and loaded again.
 
-use tripod::kernel::ipvs::{Change, VirtualServer};
+use ipvs::{Change, VirtualServer};
 
 use super::{ipvs, masqueraded, show, tcp};
 use crate::lab::run;

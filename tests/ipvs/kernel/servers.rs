@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use tripod::{
-    kernel::ipvs::{
-        Change, Forwarding, HASH_PORTS, Ipvs, RealServer, ServerId, Timeouts, VirtualServer,
-        Wrapping,
-    },
-    net::Protocol,
+use ipvs::{
+    Change, Forwarding, HASH_PORTS, Ipvs, RealServer, ServerId, Timeouts, VirtualServer, Wrapping,
 };
+use net::Protocol;
 
 use super::{ipvs, lines, make, masqueraded, show, tcp};
 use crate::lab::run;

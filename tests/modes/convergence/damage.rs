@@ -1,16 +1,22 @@
 //! Random changes of what a proxy wrote, as another program or a half-written transaction
 //! could leave it.
 
-use std::collections::BTreeSet;
-use std::io::Write;
-use std::net::{IpAddr, SocketAddr};
-use std::process::Stdio;
+use std::{
+    collections::BTreeSet,
+    io::Write,
+    net::{IpAddr, SocketAddr},
+    process::Stdio,
+};
 
-use tripod::net::Family;
+use net::Family;
 
-use super::super::probe::kernel;
-use super::super::stale_state::{engines, program};
-use super::map::digits;
+use super::{
+    super::{
+        probe::kernel,
+        stale_state::{engines, program},
+    },
+    map::digits,
+};
 use crate::lab::Host;
 
 /// One change: a program with its arguments, and its input.

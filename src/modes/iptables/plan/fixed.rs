@@ -1,14 +1,13 @@
 //! What does not depend on Services.
 
+use xtables::{
+    desired::{Contents, FixedChain, Jump, Place, RuleSet},
+    extension::Extension,
+    rule::{CtState, Match, Negatable, Rule, Table, Target},
+};
+
 use super::{Options, names};
 use crate::{
-    kernel::{
-        extension::Extension,
-        xtables::{
-            desired::{Contents, FixedChain, Jump, Place, RuleSet},
-            rule::{CtState, Match, Negatable, Rule, Table, Target},
-        },
-    },
     modes::masquerade::{forwarding, marking, masquerading},
     node::Served,
 };

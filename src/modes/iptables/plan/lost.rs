@@ -1,6 +1,6 @@
 //! What extensions that a kernel does not have cost.
 
-use crate::kernel::extension::Extension;
+use xtables::extension::Extension;
 
 /// What is lost without an extension: what follows from that, for people.
 pub const LOST: [(Extension, &str); 9] = [

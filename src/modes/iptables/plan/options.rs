@@ -3,18 +3,16 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use net::Family;
+use xtables::{
+    extension::Extension,
+    features::Features,
+    rule::{Match, Negatable, Rule, Side},
+};
 
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    kernel::{
-        extension::Extension,
-        xtables::{
-            features::Features,
-            rule::{Match, Negatable, Rule, Side},
-        },
-    },
     modes::detect_local::DetectLocal,
-    net::Family,
     node::Served,
     services::Node,
 };

@@ -5,6 +5,13 @@ mod entries;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+use net::Protocol;
+use xtables::{
+    desired::{Chain, OwnerRules},
+    extension::Extension,
+    features::Features,
+    rule::{Match, Negatable, Rule, Side, Table, Target, word},
+};
 
 use super::{
     Options,
@@ -12,18 +19,7 @@ use super::{
     balance::Balance,
     names::{self, PortChains},
 };
-use crate::{
-    kernel::{
-        extension::Extension,
-        xtables::{
-            desired::{Chain, OwnerRules},
-            features::Features,
-            rule::{Match, Negatable, Rule, Side, Table, Target, word},
-        },
-    },
-    net::Protocol,
-    services::{ServicePort, SessionAffinity, TrafficPolicy},
-};
+use crate::services::{ServicePort, SessionAffinity, TrafficPolicy};
 
 /// Returns the rules of one ServicePort of the options' family.
 pub fn plan(port: &ServicePort, options: &Options) -> OwnerRules {
@@ -101,7 +97,7 @@ impl Plan<'_> {
     fn endpoint_chain(&mut self, backend: &Backend) {
         let mut features = self.options.features;
         if self.options.large_cluster {
-            features = features.without(&[Extension::Comment]);
+            features = features - Extension::Comment;
         }
         let commented = |rule: Rule| rule.commented(features, &self.shown);
         let hairpin = commented(Rule::new().source(backend.address.ip()));

@@ -1,8 +1,9 @@
 //! What Services ask of Tripod that iptables mode cannot do.
 
+use xtables::features::Features;
+
 use super::is_possible;
 use crate::{
-    kernel::xtables::features::Features,
     modes::Reason,
     services::{Preferences, ServicePort},
 };

@@ -1,13 +1,14 @@
 //! What changes in which transaction of a full sync.
 
+use net::Family;
+use xtables::{
+    rule::Table,
+    transaction::{Phase, Transaction},
+};
+
 use super::{Tables, options};
 use crate::{
-    kernel::xtables::{
-        rule::Table,
-        transaction::{Phase, Transaction},
-    },
     modes::iptables::{diff::Full, plan},
-    net::Family,
     services::{
         ServicePort,
         service_ports::{endpoint, endpoints, service_port},

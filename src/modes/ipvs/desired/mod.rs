@@ -6,13 +6,11 @@ mod needs;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use net::Family;
 
 pub use self::needs::{Dirty, Needs, Serving};
 use super::plan::{self, NodeContext, ServicePlan};
-use crate::{
-    net::Family,
-    services::{ServicePort, ServicePortName},
-};
+use crate::services::{ServicePort, ServicePortName};
 
 /// The ServicePorts that the mode serves, and what they need of this node's
 /// kernel.

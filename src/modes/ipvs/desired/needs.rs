@@ -8,13 +8,13 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use net::{Family, PerFamily};
 
 use crate::{
     modes::{
         ipvs::plan::{Member, NonEmptySets, ServerId, ServicePlan, Set},
         references::References,
     },
-    net::{Family, PerFamily},
     services::ServicePortName,
 };
 
@@ -171,11 +171,11 @@ fn replace<T: Copy + Ord + Hash>(users: &mut References<T>, old: &[T], new: &[T]
 
 #[cfg(test)]
 mod tests {
+    use ipvs::ipset::Element;
+    use net::Protocol;
+
     use super::*;
-    use crate::{
-        kernel::ipset::Element, modes::ipvs::plan::VirtualServer, net::Protocol,
-        services::service_ports::port_name,
-    };
+    use crate::{modes::ipvs::plan::VirtualServer, services::service_ports::port_name};
 
     fn plan(port: u16) -> ServicePlan {
         let ip = IpAddr::from([10, 0, 0, 1]);

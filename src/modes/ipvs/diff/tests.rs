@@ -6,15 +6,12 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use ipvs::{Forwarding, RealServer, ServerId, VirtualServer};
+use net::{Family, Protocol};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    kernel::ipvs::{Forwarding, RealServer, ServerId, VirtualServer},
-    modes::ipvs::plan::ServicePlan,
-    net::{Family, Protocol},
-    services::service_ports::port_name,
-};
+use crate::{modes::ipvs::plan::ServicePlan, services::service_ports::port_name};
 
 /// The kernel's side: what it refuses is a failure of the test.
 #[derive(Default)]

@@ -17,6 +17,9 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet};
+use ipvs::ipset::Element;
+use net::Family;
+use netlink::addresses;
 use nix::errno::Errno;
 use tokio::time::Instant;
 
@@ -33,9 +36,7 @@ use super::{
     steps::{Action, MemberStep},
 };
 use crate::{
-    kernel::{addresses, ipset::Element, netlink},
     modes::{FailedPorts, progress::SyncProgress, repairs::Repairs, state::FamilyState},
-    net::Family,
     services::ServicePortName,
 };
 

@@ -3,10 +3,10 @@
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashSet;
+use ipvs::Change;
 
 use super::{Execution, Repaired, is_unexpected};
 use crate::{
-    kernel::{ipvs::Change, netlink},
     modes::ipvs::{
         blocked::{guarding, guards, keeps_out, shutting},
         desired::{Dirty, Serving},

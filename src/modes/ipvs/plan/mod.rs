@@ -17,6 +17,10 @@ mod unsupported;
 
 use std::net::IpAddr;
 
+pub use ipvs::ServerId;
+use ipvs::ipset::Element;
+use net::{Family, Protocol};
+
 pub use self::{
     node_context::NodeContext,
     options::{LINK, Options, ROUND_ROBIN, is_excluded},
@@ -26,12 +30,8 @@ pub use self::{
     unsupported::unsupported,
 };
 use self::{servers::SchedulingParameters, sets::storable};
-use crate::{
-    kernel::ipset::Element,
-    net::{Family, Protocol},
-    services::{Endpoint, Forwarding, ServicePort, TrafficPolicy},
-};
-pub use crate::{kernel::ipvs::ServerId, modes::detect_local::DetectLocal};
+pub use crate::modes::detect_local::DetectLocal;
+use crate::services::{Endpoint, Forwarding, ServicePort, TrafficPolicy};
 
 /// What one ServicePort needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,14 +2,11 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
+use ipvs::ipset::Element;
+use net::{Family, PerFamily};
+
 use super::{Member, Options, ServerId};
-use crate::{
-    kernel::ipset::Element,
-    modes::detect_local::DetectLocal,
-    net::{Family, PerFamily},
-    node::Served,
-    services::Node,
-};
+use crate::{modes::detect_local::DetectLocal, node::Served, services::Node};
 
 /// What plans depend on of this node and its kernel. A difference in any field makes
 /// every plan a new one.

@@ -3,13 +3,10 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
+use ipvs::Timeouts;
+use net::Family;
 
-use crate::{
-    config::{Effective, KubeProxyConfiguration},
-    kernel::ipvs::Timeouts,
-    net::{self, Family},
-};
-
+use crate::config::{self, Effective, KubeProxyConfiguration};
 pub use crate::node::addresses::SERVICE_LINK as LINK;
 
 /// The scheduler of Services that ask for none, unless configured.
@@ -21,7 +18,7 @@ pub struct Options {
     /// The family that must be served; the other one may be missing.
     pub primary_family: Family,
     /// How traffic of this node's pods is distinguished from other traffic.
-    pub detect_local: net::DetectLocal,
+    pub detect_local: config::DetectLocal,
     /// This node's own address; `None`: it is taken from the Node object.
     pub node_ip: Option<IpAddr>,
     /// SNAT everything that is sent to cluster IPs.

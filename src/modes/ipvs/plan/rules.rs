@@ -1,21 +1,18 @@
 //! The rules around the virtual servers. Their number does not depend on how many
 //! Services there are: what depends on it is in the sets.
 
-use super::{DetectLocal, NodeContext, sets::Set};
-use crate::{
-    enum_set::EnumSet,
-    kernel::{
-        extension::Extension,
-        xtables::{
-            desired::{FixedChain, Jump, Place, RuleSet},
-            features::Features,
-            observed::Interest,
-            rule::{CtState, Match, Negatable, Physdev, Rule, Side, Table, Target},
-        },
-    },
-    modes::masquerade::{forwarding, marking, masquerading},
-    net::{Family, Protocol},
+use enumset::EnumSet;
+use net::{Family, Protocol};
+use xtables::{
+    desired::{FixedChain, Jump, Place, RuleSet},
+    extension::Extension,
+    features::Features,
+    observed::Interest,
+    rule::{CtState, Match, Negatable, Physdev, Rule, Side, Table, Target},
 };
+
+use super::{DetectLocal, NodeContext, sets::Set};
+use crate::modes::masquerade::{forwarding, marking, masquerading};
 
 /// Which sets of a family have members.
 pub type NonEmptySets = EnumSet<Set>;

@@ -2,11 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use ipvs::{FALL_BACK, Forwarding as Way, HASH_PORTS, RealServer, ServerId};
+
 use super::{NodeContext, ROUND_ROBIN};
-use crate::{
-    kernel::ipvs::{self, FALL_BACK, Forwarding as Way, HASH_PORTS, RealServer, ServerId},
-    services::{Endpoint, Forwarding, ServicePort, SessionAffinity, TrafficPolicy},
-};
+use crate::services::{Endpoint, Forwarding, ServicePort, SessionAffinity, TrafficPolicy};
 
 /// A virtual server with its real servers.
 #[derive(Clone, Debug, PartialEq, Eq)]

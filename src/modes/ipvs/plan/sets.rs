@@ -1,18 +1,16 @@
 //! The sets that ipvs mode's rules match against, with kube-proxy's names
 //! (`pkg/proxy/ipvs/ipset.go`, 1.36) and a few of our own.
 
+use enumset::EnumSetType;
 use ipnet::IpNet;
+use ipvs::ipset::{self, Element, Kind, LONGEST_NAME};
+use net::{Family, Protocol};
 
 use super::ServerId;
-use crate::{
-    enum_set::Variants,
-    kernel::ipset::{self, Element, Kind, LONGEST_NAME},
-    net::{Family, Protocol},
-    services::TrafficPolicy,
-};
+use crate::services::TrafficPolicy;
 
 /// A set; each family has one of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, EnumSetType, Hash, PartialOrd, Ord)]
 pub enum Set {
     /// Endpoints of this node, each with itself as the source: an endpoint that calls
     /// itself through a Service.
@@ -68,14 +66,6 @@ pub struct Member {
     pub family: Family,
     /// What the kernel keeps in the set.
     pub element: Element,
-}
-
-impl Variants for Set {
-    const ALL: &'static [Set] = &Set::ALL;
-
-    fn place(self) -> u32 {
-        self as u32
-    }
 }
 
 impl Set {

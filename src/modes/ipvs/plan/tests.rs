@@ -2,14 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use ipvs::{FALL_BACK, Forwarding as Method, HASH_PORTS};
+use net::PerFamily;
+use xtables::{features::Features, rule::Table};
+
 use super::*;
 use crate::{
-    kernel::{
-        ipvs::{FALL_BACK, Forwarding as Method, HASH_PORTS},
-        xtables::{features::Features, rule::Table},
-    },
     modes::{Done, Reason},
-    net::PerFamily,
     services::{Endpoint, Preferences, service_ports},
 };
 
@@ -255,7 +254,7 @@ fn the_internal_policy_never_falls_back() {
 #[test]
 fn the_node_calls_from_an_address_of_a_service_for_itself() {
     let non_empty: NonEmptySets = [Set::NotFromNode, Set::SourceCidr].into_iter().collect();
-    let rules = rules(Family::V4, &node(), &Features::ALL, non_empty);
+    let rules = rules(Family::V4, &node(), &Features::all(), non_empty);
     let chain = rules
         .chains
         .iter()

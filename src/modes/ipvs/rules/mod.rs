@@ -6,6 +6,9 @@ mod writer;
 
 use std::time::Duration;
 
+use net::Family;
+use xtables::{Engine, watch::Watch};
+
 pub use self::writer::RuleWriter;
 use self::{
     tables::Previous,
@@ -16,11 +19,7 @@ use super::{
     cleanup::OWNED,
     plan::{NodeContext, NonEmptySets},
 };
-use crate::{
-    kernel::xtables::{Engine, watch::Watch},
-    modes::Difference,
-    net::Family,
-};
+use crate::modes::Difference;
 
 /// The rules of one family.
 pub struct FamilyRules {
@@ -50,7 +49,7 @@ impl InForce {
     /// Records that the rules for the case that the `non_empty` sets have members are being
     /// written: from now on, any of these rules or of the former ones may be in force.
     fn changing_to(&mut self, non_empty: NonEmptySets) {
-        self.sets = self.sets.map(|before| before.and(non_empty));
+        self.sets = self.sets.map(|before| before & non_empty);
     }
 
     /// Records that the rules for the case that the `non_empty` sets have members are in force.
@@ -158,7 +157,7 @@ impl FamilyRules {
         let outcome = self.writer.as_mut().ok().and_then(RuleWriter::poll);
         self.answered(outcome);
         let before = self.in_force.sets.unwrap_or_default();
-        let non_empty = needed.or(before).or(observed.unwrap_or_default());
+        let non_empty = needed | before | observed.unwrap_or_default();
         let read = observed.map_or(Read::IfTheyDiffer, |_| Read::Always);
         match &mut self.writer {
             Ok(writer) => {
@@ -217,7 +216,7 @@ impl FamilyRules {
             return;
         };
         let in_force = self.in_force.sets;
-        if in_force.is_none_or(|in_force| needed.covers(in_force)) {
+        if in_force.is_none_or(|in_force| needed.is_superset(in_force)) {
             return;
         }
         if writer.ask(node, needed, Read::IfTheyDiffer) {

@@ -3,13 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::{
-    kernel::xtables::{
-        desired::RuleSet,
-        rule::{BASE_CHAINS, Rule, Table},
-        words::{Line, target},
-    },
-    net::Family,
+use net::Family;
+use xtables::{
+    desired::RuleSet,
+    rule::{BASE_CHAINS, Rule, Table},
+    words::{Line, target},
 };
 
 /// How many rules have each target, and how many have none.
@@ -90,11 +88,12 @@ fn count(targets: &mut Targets, words: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::kernel::xtables::{
+    use xtables::{
         desired::{FixedChain, Jump, Place},
         rule::Target,
     };
+
+    use super::*;
 
     fn desired() -> Outline {
         let rules = vec![

@@ -1,19 +1,18 @@
 //! The rules of one family, in the kernel.
 
-use super::outline::Outline;
-use crate::{
-    kernel::xtables::{
-        Error,
-        desired::RuleSet,
-        difference::difference,
-        observed::Observed,
-        rule::Table,
-        run::Writer,
-        transaction::{Phase, Transaction},
-        words::{Line, target},
-    },
-    modes::{Difference, ipvs::plan::interest},
+use xtables::{
+    Error,
+    desired::RuleSet,
+    difference::difference,
+    observed::Observed,
+    rule::Table,
+    run::Writer,
+    transaction::{Phase, Transaction},
+    words::{Line, target},
 };
+
+use super::outline::Outline;
+use crate::modes::{Difference, ipvs::plan::interest};
 
 /// How often rules are written in a row if another program changes them in between.
 const ATTEMPTS: usize = 3;

@@ -4,24 +4,26 @@
 
 use std::{future::Future, io, thread, time::Duration};
 
+use net::Family;
+use netlink::system;
 use tokio::{
     runtime,
     sync::{
         mpsc::{UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel},
         oneshot,
     },
+    task::JoinSet,
     time::{Instant, timeout, timeout_at},
 };
+use xtables::{Engine, Error, Toolkit, desired::RuleSet, features::Features};
 
 use super::tables::{Previous, Tables};
 use crate::{
     backoff::Backoff,
-    kernel::xtables::{Engine, Error, Toolkit, desired::RuleSet, features::Features},
     modes::{
         Difference,
         ipvs::plan::{self, NodeContext, NonEmptySets},
     },
-    net::Family,
 };
 
 /// How long a sync waits for an answer while no rules are known to be in force, and
@@ -105,9 +107,8 @@ pub struct RuleWriter {
     in_force: Option<RuleSet>,
     takes_over_later: bool,
     backoff: Backoff,
-    /// Ends when the writer is dropped.
-    #[cfg(test)]
-    _task: Option<simulated::Task>,
+    /// Does the work where that is not a thread's; it ends when the writer is dropped.
+    _task: JoinSet<()>,
 }
 
 impl RuleWriter {
@@ -125,19 +126,15 @@ impl RuleWriter {
         let (requests, asked) = unbounded_channel();
         let (answer, answers) = unbounded_channel();
         let work = work(tables, asked, answer);
-        // All of a simulation runs in one thread.
-        #[cfg(test)]
-        let (task, work) = simulated::Task::start_if_simulated(work);
-        #[cfg(test)]
-        let work = async move {
-            if let Some(work) = work {
-                work.await;
-            }
-        };
-        run_in_thread(family, work).map_err(|source| Error::Run {
-            program: program.clone(),
-            source,
-        })?;
+        let mut task = JoinSet::new();
+        if system::current().has_threads() {
+            run_in_thread(family, work).map_err(|source| Error::Run {
+                program: program.clone(),
+                source,
+            })?;
+        } else {
+            task.spawn(work);
+        }
         Ok(RuleWriter {
             family,
             engine,
@@ -149,7 +146,6 @@ impl RuleWriter {
             in_force: None,
             takes_over_later: false,
             backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
-            #[cfg(test)]
             _task: task,
         })
     }
@@ -362,41 +358,6 @@ async fn work(
         });
         if answered.is_err() {
             return;
-        }
-    }
-}
-
-#[cfg(test)]
-mod simulated {
-    //! The work as a task of the runtime in which a simulation runs.
-
-    use tokio::task::JoinHandle;
-
-    use super::Future;
-    use crate::kernel::simulated::is_installed;
-
-    /// A task that ends when this is dropped, as threads end with their process.
-    #[derive(Debug)]
-    pub(super) struct Task(JoinHandle<()>);
-
-    impl Task {
-        /// Starts a task that does the work, where the kernel is simulated; else returns
-        /// the work.
-        pub(super) fn start_if_simulated<W>(work: W) -> (Option<Task>, Option<W>)
-        where
-            W: Future<Output = ()> + Send + 'static,
-        {
-            if is_installed() {
-                (Some(Task(tokio::spawn(work))), None)
-            } else {
-                (None, Some(work))
-            }
-        }
-    }
-
-    impl Drop for Task {
-        fn drop(&mut self) {
-            self.0.abort();
         }
     }
 }

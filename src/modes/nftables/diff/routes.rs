@@ -1,11 +1,9 @@
 //! Which clients may stay on the endpoint that they were sent to.
 
 use hashbrown::{HashMap, HashSet};
+use nftables::{Datum, Element};
 
-use crate::{
-    kernel::nftables::{Datum, Element},
-    modes::nftables::plan::ClientMap,
-};
+use crate::modes::nftables::plan::ClientMap;
 
 /// Endpoints by the map of the clients that are sent to them; endpoints as the data of the map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,6 +8,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use net::Family;
+use nftables::{
+    Chain, ChainType, Comment, Ct, Data, Dynset, DynsetOp, Field, Hook, Rule, Set, Statement, Test,
+    Type, Value, Verdict,
+};
+
 use super::{
     Options, Sets,
     matches::{
@@ -18,14 +24,7 @@ use super::{
     sets::{self, SetId},
     slots::Endpoints,
 };
-use crate::{
-    kernel::nftables::{
-        Chain, ChainType, Comment, Ct, Data, Dynset, DynsetOp, Field, Hook, Rule, Set, Statement,
-        Test, Type, Value, Verdict,
-    },
-    net::Family,
-    services::ServicePortName,
-};
+use crate::services::ServicePortName;
 
 /// Just after the kernel translated destinations (`NF_IP_PRI_NAT_DST`).
 const AFTER_DNAT: i32 = -99;

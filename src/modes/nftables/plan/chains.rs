@@ -4,6 +4,11 @@
 
 use std::{iter::repeat_n, time::Duration};
 
+use net::Family;
+use nftables::{
+    Chain, Field, Jhash, Mark, MarkValue, Numgen, Rule, Set, Statement, Target, Verdict,
+};
+
 use super::{
     Options, Sets,
     affinity::{self, ClientMap},
@@ -12,16 +17,7 @@ use super::{
     sets::{self, SetId},
     slots::{Endpoints, LOCAL},
 };
-use crate::{
-    kernel::{
-        nftables::{
-            Chain, Field, Jhash, Mark, MarkValue, Numgen, Rule, Set, Statement, Target, Verdict,
-        },
-        probe::NftPart,
-    },
-    net::Family,
-    services::ServicePortName,
-};
+use crate::{kernel::probe::NftPart, services::ServicePortName};
 
 /// The seed of the first draw by a hash; each further draw has the next number. Any
 /// numbers will do except 0, for which the kernel would take a random one.

@@ -8,6 +8,11 @@
 
 use std::net::SocketAddr;
 
+use net::{Family, Frontend};
+use nftables::{
+    Chain, ChainType, Ct, Direction, Field, Hook, Meta, Rule, Statement, Test, Value, Verdict,
+};
+
 use super::{
     Options, Sets,
     chains::Called,
@@ -15,13 +20,7 @@ use super::{
     matches::{STATUS_DNAT, called, each_protocol},
     sets::SetId,
 };
-use crate::{
-    kernel::nftables::{
-        Chain, ChainType, Ct, Direction, Field, Hook, Meta, Rule, Statement, Test, Value, Verdict,
-    },
-    net::{Family, Frontend},
-    services::ServicePort,
-};
+use crate::services::ServicePort;
 
 /// After the chains that refuse.
 const PRIORITY: i32 = 0;

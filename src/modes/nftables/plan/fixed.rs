@@ -1,22 +1,18 @@
 //! What does not depend on ServicePorts: chains with their rules.
 
 use ipnet::IpNet;
+use net::Family;
+use nftables::{
+    Chain, ChainType, Ct, Element, Field, Hook, Mark, MarkValue, Meta, Reject, Rule, Statement,
+    Test, Value, Verdict, concat,
+};
 
 use super::{
     Options, Sets, counting,
     matches::{STATE_INVALID, STATE_NEW, STATUS_DNAT, Side, is_local, is_nodes_own},
     sets::{self, SetId},
 };
-use crate::{
-    kernel::{
-        nftables::{
-            Chain, ChainType, Ct, Element, Field, Hook, Mark, MarkValue, Meta, Reject, Rule,
-            Statement, Test, Value, Verdict, concat,
-        },
-        probe::NftPart,
-    },
-    net::Family,
-};
+use crate::kernel::probe::NftPart;
 
 /// Where destinations are translated: just before others do (`NF_IP_PRI_NAT_DST`), so
 /// that new connections are translated here as soon as the table is there, even while

@@ -1,10 +1,9 @@
 //! Where a ServicePort is called, as maps and sets of nf_tables have it.
 
+use net::Frontend;
+use nftables::{Value, concat};
+
 use super::{chains::Called, sets::SetId};
-use crate::{
-    kernel::nftables::{Value, concat},
-    net::Frontend,
-};
 
 /// The purposes of maps and sets. For each there is one for addresses and one for node ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,14 +1,10 @@
 //! What rules match packets by.
 
+use net::{Family, Protocol};
+use nftables::{Ct, Direction, Fib, Field, Meta, Rule, Statement, Test, Value};
+
 use super::{Options, Sets, sets::SetId};
-use crate::{
-    kernel::{
-        nftables::{Ct, Direction, Fib, Field, Meta, Rule, Statement, Test, Value},
-        probe::NftPart,
-    },
-    modes::detect_local::DetectLocal,
-    net::{Family, Protocol},
-};
+use crate::{kernel::probe::NftPart, modes::detect_local::DetectLocal};
 
 /// Bits of a connection's state and of its status (`enum ip_conntrack_info` and
 /// `enum ip_conntrack_status`).

@@ -2,14 +2,14 @@
 
 use std::net::IpAddr;
 
+use enumset::EnumSet;
 use ipnet::IpNet;
+use net::Family;
 
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    enum_set::EnumSet,
     kernel::probe::{Ability, Kernel, NftPart},
     modes::detect_local::DetectLocal,
-    net::Family,
     node::Served,
     services::{Namespaces, ServiceMap},
 };
@@ -122,7 +122,7 @@ impl Options {
             service_cidrs: Vec::new(),
             tcp_be_liberal: false,
             counted: Namespaces::None,
-            features: Features::ALL,
+            features: Features::all(),
             node_addresses: Vec::new(),
         }
     }

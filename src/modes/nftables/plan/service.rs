@@ -8,6 +8,8 @@ use std::{
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
+use net::Frontend;
+use nftables::{Datum, Element, Value, Verdict, concat};
 
 use super::{
     Options,
@@ -21,12 +23,8 @@ use super::{
     unsupported,
 };
 use crate::{
-    kernel::{
-        nftables::{Datum, Element, Value, Verdict, concat},
-        probe::NftPart,
-    },
+    kernel::probe::NftPart,
     modes::detect_local::DetectLocal,
-    net::Frontend,
     services::{ServicePort, SessionAffinity, TrafficPolicy},
 };
 

@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
+use net::Family;
+use nftables::{Comment, Data, DataType, Field, Meta, Numgen, Set, Type};
+
 use super::Options;
-use crate::{
-    kernel::{
-        nftables::{Comment, Data, DataType, Field, Meta, Numgen, Set, Type},
-        probe::NftPart,
-    },
-    net::Family,
-};
+use crate::kernel::probe::NftPart;
 
 /// A set or a map of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use net::Family;
+use nftables::Transaction;
 use proptest::prelude::*;
+use testing::cases;
 
 use super::{
     super::{
@@ -16,10 +19,8 @@ use super::{
     world::{exposed, on, scheduled, sticky},
 };
 use crate::{
-    kernel::{nftables::Transaction, probe::NftPart},
-    net::Family,
+    kernel::probe::NftPart,
     services::{Endpoints, ServicePort, ServicePortName, TrafficPolicy},
-    simulation::cases,
 };
 
 /// How many random cases of each family [`cases`] counts.
@@ -281,7 +282,7 @@ fn rules_use_nothing_that_is_missing() {
     let without = |missing: &[NftPart]| {
         let options = Options {
             node_addresses: vec!["10.7.0.1".parse().unwrap()],
-            features: Features::ALL.without(missing),
+            features: Features::all() - missing.iter().copied().collect::<Features>(),
             ..options(Family::V4)
         };
         let ports = [

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use net::Family;
+
 use super::{
     super::{
         applied::Applied,
@@ -11,7 +13,6 @@ use super::{
     random,
 };
 use crate::{
-    net::Family,
     services::ServicePort,
     tests::instructions::{CHANGES, REPEATED, SERVICES, counted, service},
 };

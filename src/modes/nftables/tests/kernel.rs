@@ -7,7 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{Family, Protocol};
+use nftables::{
+    Contents, Datum, Element, Rules, Set, Table, Transaction, Value, Verdict, Watcher, concat,
+};
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
+use testing::{cases, in_namespace, ip};
 
 use super::{
     super::{
@@ -19,18 +24,7 @@ use super::{
     random,
     world::{exposed, on, scheduled, service, sticky},
 };
-use crate::{
-    kernel::{
-        namespace::{in_namespace, ip},
-        nftables::{
-            Contents, Datum, Element, Rules, Set, Table, Transaction, Value, Verdict, Watcher,
-            concat,
-        },
-    },
-    net::{Family, Protocol},
-    services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy},
-    simulation::cases,
-};
+use crate::services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy};
 
 const FAMILY: Family = Family::V4;
 

@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
-
-use crate::kernel::nftables::{
-    Datum, Element, Rule, Statement, Step, Target, Transaction, Verdict,
-};
+use nftables::{Datum, Element, Rule, Statement, Step, Target, Transaction, Verdict};
 
 /// The first slot of endpoints on this node.
 const LOCAL: u32 = 65_536;

@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use net::{Family, Protocol};
+
 use super::{
     super::plan::{Features, Options},
     world::{ip, scheduled, sticky},
@@ -9,7 +11,6 @@ use super::{
 use crate::{
     kernel::probe::NftPart,
     modes::detect_local::DetectLocal,
-    net::{Family, Protocol},
     services::{
         Endpoint, Endpoints, Namespaces, ServicePort, TrafficPolicy,
         service_ports::{self, service_port},
@@ -192,7 +193,7 @@ pub fn options(family: Family, choices: u128) -> Options {
             use NftPart::{DynamicMaps, Fib, Numgen, Reject};
             let missing = [Numgen, Fib, Reject, DynamicMaps].into_iter();
             let missing: Vec<NftPart> = missing.filter(|_| choices.below(4) == 3).collect();
-            Features::ALL.without(&missing)
+            Features::all() - missing.iter().copied().collect::<Features>()
         },
         counted: if choices.below(4) == 3 {
             Namespaces::All

@@ -2,12 +2,11 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use crate::{
-    net::Family,
-    services::{
-        Endpoint, Endpoints, Preferences, ServicePort, SessionAffinity,
-        service_ports::{self, service_port},
-    },
+use net::Family;
+
+use crate::services::{
+    Endpoint, Endpoints, Preferences, ServicePort, SessionAffinity,
+    service_ports::{self, service_port},
 };
 
 /// The address with this last part.

@@ -14,6 +14,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use net::Family;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -29,7 +30,7 @@ use super::{
         udp::{Association, Associations, PassedFlow, Taken},
     },
 };
-use crate::{hold::MOST_NOTES, kernel::uptime::uptime, net::Family, services::ServicePortName};
+use crate::{hold::MOST_NOTES, kernel::uptime::uptime, services::ServicePortName};
 
 /// The most records that one process gives another, those of a million clients: as many
 /// as the holder keeps.

@@ -5,10 +5,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    hold::bytes::{append_ip, take, take_ip},
-    net::{Family, Protocol},
-};
+use net::{Family, Protocol};
+
+use crate::hold::bytes::{append_ip, take, take_ip};
 
 /// The longest record, in bytes.
 pub const LONGEST: usize = 1000;

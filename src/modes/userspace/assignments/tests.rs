@@ -1,12 +1,12 @@
 //! Records of each version that another process may send.
 
+use net::Protocol;
 use prometheus::IntCounter;
 
 use super::*;
 use crate::{
     hold::recorded::{assert_same, conversation},
     modes::userspace::{plan::GroupKind, proxy::udp::Exchange},
-    net::Protocol,
     services::{NameParts, ServiceName},
 };
 

@@ -2,14 +2,11 @@
 
 use std::fmt;
 
+use net::{Family, PerFamily};
+use xtables::Toolkit;
+
 use super::Error;
-use crate::{
-    kernel::{
-        probe::{Ability, Extension, Kernel},
-        xtables::{self, Toolkit},
-    },
-    net::{Family, PerFamily},
-};
+use crate::kernel::probe::{Ability, Extension, Kernel};
 
 /// What the operator asked for with `--userspace-capture`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

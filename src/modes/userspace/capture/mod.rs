@@ -20,14 +20,13 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 pub use choose::{Choice, Method, Requested, choose};
 pub use local::{Local, Prepared};
+use net::{Frontend, PerFamily};
 pub use per_family::Capture;
 pub use redirect::Redirect;
 pub use render::render;
 
 use crate::{
-    kernel::{netlink, xtables},
     modes::{Difference, state::FamilyState},
-    net::{Frontend, PerFamily},
     services::Changes,
 };
 

@@ -2,17 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use net::{Family, Frontend, PerFamily};
+use xtables::Engine;
+
 use super::{
     Choice, Desired, Differing, Error, Extent, Local, Method, Outcomes, Redirect, Report, Scope,
     Scopes,
 };
-use crate::{
-    kernel::{probe::Kernel, xtables::Engine},
-    log_once::LogOnce,
-    modes::checks::Checks,
-    net::{Family, Frontend, PerFamily},
-    node::Served,
-};
+use crate::{kernel::probe::Kernel, log_once::LogOnce, modes::checks::Checks, node::Served};
 
 /// How often it is checked whether another process changed what captures.
 const CHECK: Duration = Duration::from_secs(1);

@@ -5,8 +5,10 @@ use std::{
     fmt::{self, Write},
 };
 
+use net::Family;
+
 use super::{Desired, Method, Report, choose, local, redirect};
-use crate::{modes::render::Choices, net::Family};
+use crate::modes::render::Choices;
 
 /// Writes what brings packets for all that is `desired` to listeners: the input of the program
 /// of each family that is captured by rules, and, as comments, the addresses, routes and routing

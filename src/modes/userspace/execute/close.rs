@@ -2,13 +2,14 @@
 
 use std::mem;
 
+use net::{Family, Frontend, PerFamily};
+
 use super::Executor;
 use crate::{
     modes::{
         Drain, MOST_DRAINS, SyncReport,
         userspace::{diff::Closing, plan::GroupName},
     },
-    net::{Family, Frontend, PerFamily},
     services::ServicePortName,
 };
 

@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
+use net::{Family, Protocol};
+
 use super::{
     super::plan::{GroupKind, GroupName},
     Executor,
 };
 use crate::{
     modes::{Difference, Found},
-    net::{Family, Protocol},
     services::ServicePortName,
 };
 

@@ -3,7 +3,10 @@
 use hashbrown::HashMap;
 
 use crate::{
-    modes::userspace::plan::{GroupPlan, listen, listen::NodeContext},
+    modes::userspace::plan::{
+        GroupPlan,
+        listen::{self, NodeContext},
+    },
     services::ServicePortName,
 };
 
@@ -41,12 +44,11 @@ impl Expected {
 mod tests {
     use std::sync::Arc;
 
+    use net::{Family, Frontend, PerFamily, Protocol};
+
     use super::*;
     use crate::{
-        modes::userspace::capture::Method,
-        net::{Family, Frontend, PerFamily, Protocol},
-        node::Served,
-        services::service_ports::port_name,
+        modes::userspace::capture::Method, node::Served, services::service_ports::port_name,
     };
 
     #[test]

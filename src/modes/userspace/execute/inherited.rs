@@ -2,6 +2,7 @@
 //! addresses, and the others are closed.
 
 use hashbrown::{HashMap, HashSet};
+use net::{Family, Protocol};
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::{
@@ -16,10 +17,7 @@ use super::{
     Executor,
 };
 use crate::{
-    hold::InheritedSocket,
-    kernel::socket::bound::BoundAddress,
-    net::{Family, Protocol},
-    services::ServicePortName,
+    hold::InheritedSocket, kernel::socket::bound::BoundAddress, services::ServicePortName,
 };
 
 /// Returns the local port that an ended process had for a group, if its clients do not

@@ -7,12 +7,13 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use net::Protocol;
+
 use crate::{
     modes::userspace::{
         Userspace,
         proxy::{group::ServiceGroup, tcp::ListenerAddress, workers::Worker},
     },
-    net::Protocol,
     sched::Flow,
 };
 

@@ -4,6 +4,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use net::{Family, Frontend};
+
 use super::{
     super::{
         capture::EarlierProcess,
@@ -14,10 +16,7 @@ use super::{
     },
     Executor,
 };
-use crate::{
-    kernel::socket::bound::BoundAddress,
-    net::{Family, Frontend},
-};
+use crate::kernel::socket::bound::BoundAddress;
 
 /// The ports of earlier processes.
 #[derive(Debug, Default)]

@@ -1,6 +1,7 @@
 //! Descriptors and local ports where there are not enough for all: who gets which.
 
 use hashbrown::HashMap;
+use net::{Family, Frontend, Protocol};
 
 use super::{
     super::{
@@ -14,10 +15,7 @@ use super::{
     },
     Executor,
 };
-use crate::{
-    net::{Family, Frontend, Protocol},
-    services::ServicePortName,
-};
+use crate::services::ServicePortName;
 
 /// Why a ServicePort is not served, or not at all its addresses. The same for all, so that it is
 /// logged once.

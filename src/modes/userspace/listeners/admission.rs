@@ -4,11 +4,10 @@
 //! What passes is checked again once it is accepted, so a filter may let in too many callers, but
 //! never too few. UDP needs none: datagrams that are not passed on are not answered.
 
+use net::Family;
+
 use super::super::proxy::{cluster_local::ClusterLocal, group::Routing};
-use crate::{
-    kernel::socket::filter::{Filter, Test},
-    net::Family,
-};
+use crate::kernel::socket::filter::{Filter, Test};
 
 /// Returns tests for what counts as the node's own address: see `ClusterLocal`.
 fn node_itself() -> [Test; 3] {

@@ -3,13 +3,12 @@
 
 use std::{io, mem, net::SocketAddr, os::fd::AsFd, sync::Arc};
 
+use net::Protocol;
+
 use super::{ListenerSet, Listeners, WorkerListener};
-use crate::{
-    kernel::socket::{
-        listening::{self, identity},
-        poller::{Poller, Token},
-    },
-    net::Protocol,
+use crate::kernel::socket::{
+    listening::{self, identity},
+    poller::{Poller, Token},
 };
 
 impl ListenerSet {

@@ -3,6 +3,7 @@
 use std::{io, mem, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashMap;
+use net::{Family, Protocol};
 use socket2::Socket;
 
 use crate::{
@@ -12,7 +13,6 @@ use crate::{
         listening::{self, Bind},
         reuseport,
     },
-    net::{Family, Protocol},
 };
 
 /// What the local port of a service group was opened for.

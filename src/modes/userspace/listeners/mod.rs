@@ -14,6 +14,7 @@ use std::{
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
 };
 
+use net::{Family, Frontend, Protocol};
 use socket2::Socket;
 
 use self::{inherited::adopt, on_worker::go_on, redirect_ports::RedirectPort};
@@ -38,7 +39,6 @@ use crate::{
         poller::Token,
         records, reuseport,
     },
-    net::{Family, Frontend, Protocol},
     sched::Seed,
 };
 

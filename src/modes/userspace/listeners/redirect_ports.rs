@@ -3,19 +3,17 @@
 use std::{io, net::SocketAddr, ops::RangeInclusive};
 
 use hashbrown::HashSet;
+use net::{Family, Protocol};
 use socket2::{Domain, Socket, Type};
 
 use super::super::proxy::{
     descriptors::{Descriptors, Permits},
     usage::Room,
 };
-use crate::{
-    kernel::socket::{
-        bound::BoundAddress,
-        listening::{self, Bind},
-        local_ports,
-    },
-    net::{Family, Protocol},
+use crate::kernel::socket::{
+    bound::BoundAddress,
+    listening::{self, Bind},
+    local_ports,
 };
 
 /// How often the kernel is asked for a port before there is none.

@@ -5,10 +5,11 @@ use std::{
     sync::Arc,
 };
 
+use net::{Family, Frontend, PerFamily};
+
 use super::{super::capture::Method, GroupPlan};
 use crate::{
     kernel::socket::listening::{Bind, Owner},
-    net::{Family, Frontend, PerFamily},
     node::Served,
 };
 

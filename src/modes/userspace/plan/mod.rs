@@ -12,10 +12,10 @@ use std::{
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
+use net::{Frontend, Protocol};
 
 pub use self::preferences::{scheduler, unsupported};
 use crate::{
-    net::{Frontend, Protocol},
     sched::SchedulerName,
     services::{
         Endpoints, ProxyProtocol, Retry, ServicePort, ServicePortName, SessionAffinity,

@@ -1,8 +1,9 @@
 //! What a Service asks for beyond the API, as far as this mode can do it.
 
+use net::Protocol;
+
 use crate::{
     modes::Reason,
-    net::Protocol,
     sched::{SchedulerName, SchedulerNameError},
     services::{Forwarding, Preferences, ServicePort},
 };

@@ -7,13 +7,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use hashbrown::HashMap;
+use net::{Family, Frontend, Protocol};
 use parking_lot::RwLock;
 
 use super::super::plan::{GroupName, listen::NodeContext};
-use crate::{
-    net::{Family, Frontend, Protocol},
-    services::ServicePortName,
-};
+use crate::services::ServicePortName;
 
 /// Which service group each frontend belongs to. Syncs write it, the data path reads it.
 #[derive(Debug, Default)]
@@ -73,10 +71,11 @@ impl Captured {
 mod tests {
     use std::sync::Arc;
 
+    use net::{Frontend, PerFamily};
+
     use super::*;
     use crate::{
         modes::userspace::{capture::Method, plan::GroupKind},
-        net::{Frontend, PerFamily},
         node::Served,
         services::service_ports::service_port,
     };

@@ -7,18 +7,14 @@ use std::net::IpAddr;
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
+use netlink::{
+    Protocol, Socket,
+    next_hop::{self, NextHop},
+};
 use nix::net::if_::if_indextoname;
 use parking_lot::Mutex;
 
-use crate::{
-    kernel::{
-        netlink::{Protocol, Socket},
-        next_hop::{self, NextHop},
-    },
-    net::DetectLocal,
-    sched::Flow,
-    services::Node,
-};
+use crate::{config::DetectLocal, sched::Flow, services::Node};
 
 /// Distinguishes cluster-local clients from others.
 #[derive(Debug)]
@@ -206,7 +202,7 @@ mod tests {
 
     #[test]
     fn pods_behind_a_link_are_cluster_local() {
-        use crate::kernel::namespace::{in_namespace, ip};
+        use testing::{in_namespace, ip};
 
         in_namespace(|| {
             for line in [

@@ -8,9 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::Protocol;
 use parking_lot::Mutex;
-
-use crate::net::Protocol;
 
 /// How long a ServicePort is followed after it was asked for.
 const LEASE: Duration = Duration::from_secs(10);

@@ -29,6 +29,8 @@ use std::{
     time::Duration,
 };
 
+use net::Protocol;
+
 use self::{
     affinity::PinLimit,
     buffered::Buffered,
@@ -43,7 +45,7 @@ use self::{
     usage::{ConnectionLimits, Counted, Place, Usages},
 };
 use super::rings::Rings;
-use crate::{hold::Holding, log_once::LoggedFlag, net::Protocol, sched::Flow};
+use crate::{hold::Holding, log_once::LoggedFlag, sched::Flow};
 
 /// What all connections and associations share.
 #[derive(Debug)]

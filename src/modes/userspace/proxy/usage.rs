@@ -15,16 +15,12 @@ use std::{
     },
 };
 
+use net::{Protocol, address};
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 
 use super::{super::plan::AskedLimits, cluster_local::ClusterLocal};
-use crate::{
-    log_once::LoggedFlag,
-    net::{Protocol, address},
-    sched::Flow,
-    services::ServiceName,
-};
+use crate::{log_once::LoggedFlag, sched::Flow, services::ServiceName};
 
 /// A Service may have this many times what is free.
 const OF_FREE: usize = 3;

@@ -14,30 +14,25 @@
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use net::{Family, PerFamily};
+use netlink::{
+    Protocol, Socket, links,
+    routes::{self, Kind, Route},
+    rules::{self, Action, Rule},
+    sysctl,
+};
+use xtables::{
+    desired::{FixedChain, Jump, Place, RuleSet},
+    difference::difference,
+    observed::{Interest, Observed},
+    remove::{Owned, Preserved},
+    rule::{Mark, Match, Table, Target},
+    run::Writer,
+    transaction::Transaction,
+};
 
 use super::{capture::Error, proxy::transparent::Transparent};
-use crate::{
-    kernel::{
-        links,
-        netlink::{self, Protocol, Socket},
-        probe::Kernel,
-        routes::{self, Kind, Route},
-        rules::{self, Action, Rule},
-        sysctl,
-        xtables::{
-            self,
-            desired::{FixedChain, Jump, Place, RuleSet},
-            difference::difference,
-            observed::{Interest, Observed},
-            remove::{Owned, Preserved},
-            rule::{Mark, Match, Table, Target},
-            run::Writer,
-            transaction::Transaction,
-        },
-    },
-    log_once::LogOnce,
-    net::{Family, PerFamily},
-};
+use crate::{kernel::probe::Kernel, log_once::LogOnce};
 
 /// The chain that Tripod owns in table mangle.
 const CHAIN: &str = "TRIPOD-TRANSPARENT";

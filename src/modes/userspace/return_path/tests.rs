@@ -2,14 +2,13 @@
 
 use std::process::Command;
 
+use net::PerFamily;
+use testing::{block_on, in_namespace, sh};
+
 use super::*;
 use crate::{
-    kernel::{
-        namespace::{block_on, in_namespace, sh},
-        probe::Kernel,
-    },
+    config::DetectLocal, kernel::probe::Kernel,
     modes::userspace::proxy::cluster_local::ClusterLocal,
-    net::{DetectLocal, PerFamily},
 };
 
 const BOTH: PerFamily<bool> = PerFamily { v4: true, v6: true };

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use net::PerFamily;
+
 use super::super::{
     capture::Method,
     diff::{Applied, AppliedGroup, diff},
     plan::{self, listen::NodeContext},
 };
 use crate::{
-    net::PerFamily,
     node::Served,
     sched::SchedulerName,
     services::ServicePort,

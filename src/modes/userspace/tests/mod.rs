@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use net::{Family, Frontend, Protocol};
 use socket2::SockRef;
 
 use super::{
@@ -26,8 +27,8 @@ use super::{
     },
 };
 use crate::{
+    config::DetectLocal,
     kernel::socket::{listening::Bind, local_ports::LocalPorts},
-    net::{DetectLocal, Family, Frontend, Protocol},
     sched::SchedulerName,
     services::Retry,
 };

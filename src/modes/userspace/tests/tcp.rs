@@ -2,14 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use testing::{in_namespace, sh};
+
 use super::*;
-use crate::{
-    hold::InheritedSocket,
-    kernel::{
-        namespace::{in_namespace, sh},
-        socket::listening,
-    },
-};
+use crate::{hold::InheritedSocket, kernel::socket::listening};
 
 fn is_reset(client: &mut TcpStream) {
     let error = client.read(&mut [0]).unwrap_err();

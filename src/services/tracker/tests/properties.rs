@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
+use testing::cases;
 
 use super::*;
 use crate::services::{
     Created, Hints, Port, Preferences, Serving, SessionAffinity, SliceEndpoint, SlicePort,
     TrafficPolicy, Trigger,
 };
-use crate::simulation::cases;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const ZONES: [&str; 3] = ["", "za", "zb"];

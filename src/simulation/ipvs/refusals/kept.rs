@@ -9,19 +9,18 @@ use std::{
     time::Duration,
 };
 
+use ipvs::ipset::Element;
+use net::{Family, Protocol};
+use netlink::conntrack::flows::{Tuple, UDP};
+use simulated::{Kernel, State};
+
 use super::{LOAD_BALANCER, OF_IPVS, SUBJECT, WITHIN, load_balancer, reads_rules, serving, to};
 use crate::{
-    kernel::{
-        conntrack::flows::{Tuple, UDP},
-        ipset::Element,
-        simulated::{Kernel, State},
-    },
     modes::{
         Metrics, Unwritten,
         cleanup::{Cleanup, Running},
         ipvs::Installed,
     },
-    net::{Family, Protocol},
     services::{
         ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, service_port},

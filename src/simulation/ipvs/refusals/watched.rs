@@ -2,16 +2,16 @@
 
 use std::{iter, sync::Arc};
 
+use net::Family;
+use simulated::{Call, ipset::ADD_MEMBERS, packet::Disposition};
+use testing::Random;
 use tokio::time::Instant;
 
 use super::{LOAD_BALANCER, OF_IPVS, STRANGER, SUBJECT, WITHIN, load_balancer, serving, to};
 use crate::{
-    kernel::simulated::{Call, ipset::ADD_MEMBERS, packet::Disposition},
     modes::SyncReport,
-    net::Family,
     services::{ServiceMap, ServicePort, Tracker, service_ports::port_name},
     simulation::{
-        random::Random,
         subject::{Promises, Reported, Rules},
         watch::{Sticky, Watch},
         world::{AFFINITY, Called, Caller, NODE, Probe, Spec},

@@ -3,13 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use net::{Family, PerFamily, Protocol};
 use nix::libc;
+use simulated::{Call, Kernel, State, packet::Packet, route::Led};
 
 use super::{super::in_node, OfLocal};
 use crate::{
-    kernel::simulated::{Call, Kernel, State, packet::Packet, route::Led},
     modes::{Mode, userspace::Userspace},
-    net::{Family, PerFamily, Protocol},
     services::{
         Changes, ServiceMap, ServicePort,
         service_ports::{endpoint, endpoints, service_port},

@@ -2,17 +2,18 @@
 
 use std::net::IpAddr;
 
+use net::Protocol;
+use xtables::{
+    extension::Extension,
+    rule::{Match, Rule, Table, Target},
+};
+
 use super::Plan;
 use crate::{
-    kernel::{
-        extension::Extension,
-        xtables::rule::{Match, Rule, Table, Target},
-    },
     modes::iptables::plan::{
         index::{self, Key},
         names,
     },
-    net::Protocol,
     services::TrafficPolicy,
 };
 

@@ -2,14 +2,15 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
+use net::Family;
+use xtables::{extension::Extension, features::Features};
+
 use super::{
     walk::{Outcome, Packet, Ruleset},
     world::{endpoints, options, service},
 };
 use crate::{
-    kernel::{extension::Extension, xtables::features::Features},
     modes::iptables::plan::{Options, plan},
-    net::Family,
     services::{ServicePort, SessionAffinity},
 };
 
@@ -39,7 +40,7 @@ fn sticky(port: ServicePort) -> ServicePort {
 
 fn without(extension: Extension) -> Options {
     Options {
-        features: Features::ALL.without(&[extension]),
+        features: Features::all() - extension,
         ..options()
     }
 }

@@ -1,13 +1,14 @@
 //! Policies × endpoints × callers: the corners that kube-proxy's own tests
 //! turn around (`pkg/proxy/iptables/proxier_test.go`).
 
+use net::Protocol;
+
 use super::{
     walk::{Outcome, Packet, Ruleset},
     world::{NODE_IP, endpoints, exposed, net, options, service},
 };
 use crate::{
     modes::iptables::plan::{DetectLocal, Options},
-    net::Protocol,
     services::{ServicePort, TrafficPolicy},
 };
 

@@ -2,16 +2,16 @@
 
 use std::{collections::HashSet, net::Ipv4Addr};
 
+use net::{Family, Protocol};
 use proptest::prelude::*;
+use xtables::desired::Entry;
 
 use super::{
     walk::{Packet, Ruleset},
     world::{NODE_IP, endpoints, exposed, ip, options, service},
 };
 use crate::{
-    kernel::xtables::desired::Entry,
     modes::iptables::plan::{Dispatch, DispatchChoice, Options, plan},
-    net::{Family, Protocol},
     services::{ServicePort, TrafficPolicy},
 };
 

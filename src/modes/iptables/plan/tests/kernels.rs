@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
+use net::Family;
+use testing::{block_on, in_namespace};
+use xtables::{Search, Xtables, extension::Extension, features::Features};
+
 use super::world::{endpoints, exposed, ip, options, service};
 use crate::{
-    kernel::{
-        extension::Extension,
-        namespace::{block_on, in_namespace},
-        xtables::{Search, Xtables, features::Features},
-    },
     modes::iptables::{
         plan::{DetectLocal, Dispatch, Options},
         render::write_rules,
     },
-    net::Family,
     services::{ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
 };
 
@@ -104,7 +102,7 @@ fn this_kernel_takes_every_plan() {
     ];
     for without in cases {
         // Counters would have to exist first.
-        let features = Features::ALL.without(&[Nfacct]).without(without);
+        let features = Features::all() - Nfacct - without.iter().copied().collect::<Features>();
         for dispatch in [Dispatch::Linear, Dispatch::Indexed] {
             in_namespace(move || {
                 let four = Options {

@@ -1,5 +1,8 @@
 //! Where node ports are served, and those of health checks.
 
+use net::Family;
+use xtables::{extension::Extension, features::Features, rule::Table};
+
 use super::{
     corners::{
         Expect::{Masqueraded, Passed},
@@ -8,16 +11,7 @@ use super::{
     walk::{Packet, Ruleset},
     world::{NODE_IP, endpoints, exposed, net, options},
 };
-use crate::{
-    kernel::{
-        extension::Extension,
-        xtables::{features::Features, rule::Table},
-    },
-    modes::iptables::plan::Options,
-    net::Family,
-    node::Served,
-    services::ServicePort,
-};
+use crate::{modes::iptables::plan::Options, node::Served, services::ServicePort};
 
 #[test]
 fn where_node_ports_are_served() {
@@ -31,10 +25,10 @@ fn where_node_ports_are_served() {
     let to_node = Packet::new(OUTSIDE, NODE_IP, 30080);
     let to_localhost = Packet::new("127.0.0.1", "127.0.0.1", 30080);
     let there = Masqueraded(&[HERE]);
-    let no_addrtype = Features::ALL.without(&[Extension::Addrtype]);
-    let no_conntrack = Features::ALL.without(&[Extension::Conntrack]);
+    let no_addrtype = Features::all() - Extension::Addrtype;
+    let no_conntrack = Features::all() - Extension::Conntrack;
     // Addresses, localhost asked for, features, to the node, to localhost.
-    let all = Features::ALL;
+    let all = Features::all();
     let cases = [
         (Served::All, true, all, there, there),
         (Served::All, false, all, there, Passed),
@@ -80,7 +74,7 @@ fn single_addresses_of_other_machines_are_not_served() {
     };
     const OTHER: &str = "192.168.77.9";
     let networks = [net("192.168.77.2/32"), net("192.168.77.9/32")];
-    for features in [Features::ALL, Features::ALL.without(&[Extension::Addrtype])] {
+    for features in [Features::all(), Features::all() - Extension::Addrtype] {
         let options = Options {
             node_ports: Served::Within(networks.into()),
             features,

@@ -2,23 +2,21 @@
 
 use std::collections::HashSet;
 
+use net::{Family, Protocol};
 use proptest::prelude::*;
+use xtables::{
+    desired::Chain,
+    extension::Extension,
+    features::Features,
+    rule::{Match, Rule, Table, Target},
+};
 
 use super::{
     walk::Ruleset,
     world::{endpoints, exposed, net, options, service},
 };
 use crate::{
-    kernel::{
-        extension::Extension,
-        xtables::{
-            desired::Chain,
-            features::Features,
-            rule::{Match, Rule, Table, Target},
-        },
-    },
     modes::iptables::plan::{Dispatch, Options, fixed, names, plan},
-    net::{Family, Protocol},
     services::{NameParts, ServiceName, ServicePort, TrafficPolicy},
 };
 
@@ -39,7 +37,7 @@ fn any_features() -> impl Strategy<Value = Features> {
         RandomFully,
     ];
     let gone = prop::sample::subsequence(optional, 0..=8);
-    gone.prop_map(|gone| Features::ALL.without(&gone))
+    gone.prop_map(|gone| Features::all() - gone.iter().copied().collect::<Features>())
 }
 
 fn any_options() -> impl Strategy<Value = Options> {

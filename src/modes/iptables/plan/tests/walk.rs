@@ -7,14 +7,15 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use net::Protocol;
+use xtables::{
+    desired::{Contents, FixedChain},
+    rule::{CtState, Mark, Match, Negatable, Rule, Side, Table, Target},
+};
+
 use super::world::{NODE_IP, ip, net};
 use crate::{
-    kernel::xtables::{
-        desired::{Contents, FixedChain},
-        rule::{CtState, Mark, Match, Negatable, Rule, Side, Table, Target},
-    },
     modes::iptables::plan::{self, Options},
-    net::Protocol,
     services::ServicePort,
 };
 

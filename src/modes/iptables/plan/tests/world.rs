@@ -6,11 +6,11 @@ use std::{
 };
 
 use ipnet::IpNet;
+use net::Family;
+use xtables::features::Features;
 
 use crate::{
-    kernel::xtables::features::Features,
     modes::iptables::plan::{DetectLocal, Dispatch, Options},
-    net::Family,
     node::Served,
     services::{Endpoint, Endpoints, ServicePort, service_ports},
 };
@@ -38,7 +38,7 @@ pub(in crate::modes::iptables) fn options() -> Options {
         node_ports: Served::All,
         localhost_node_ports: true,
         tcp_be_liberal: false,
-        features: Features::ALL,
+        features: Features::all(),
         large_cluster: false,
         dispatch: Dispatch::Linear,
     }

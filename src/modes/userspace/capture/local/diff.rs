@@ -5,13 +5,12 @@ use std::{
     hash::{BuildHasher, RandomState},
 };
 
+use net::Frontend;
+
 use super::plan::{self, Delivery, Environment, Object};
-use crate::{
-    modes::{
-        references::References,
-        userspace::capture::{Desired, Report},
-    },
-    net::Frontend,
+use crate::modes::{
+    references::References,
+    userspace::capture::{Desired, Report},
 };
 
 /// What is in the kernel, and for which frontends.

@@ -2,15 +2,14 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
+use net::Family;
+use netlink::{Socket, addresses, routes, rules};
+
 use super::{
     diff::Steps,
     plan::{self, Object},
 };
-use crate::{
-    kernel::{addresses, netlink::Socket, routes, rules},
-    modes::userspace::capture::Error,
-    net::Family,
-};
+use crate::modes::userspace::capture::Error;
 
 /// Runs steps; returns what the kernel refused to add.
 ///

@@ -28,6 +28,14 @@ mod tests;
 
 use std::collections::{BTreeSet, HashSet};
 
+use net::{Family, Frontend};
+use netlink::{
+    Protocol, Socket,
+    addresses::{self, Address},
+    links,
+    route_deletions::RouteDeletions,
+};
+
 pub use self::retire::Prepared;
 use self::{
     diff::Applied,
@@ -37,15 +45,8 @@ use self::{
 };
 use super::{Desired, Differing, EarlierProcess, Error, Extent, Report, Scope, addresses_stay};
 use crate::{
-    kernel::{
-        addresses::{self, Address},
-        links,
-        netlink::{Protocol, Socket},
-        probe::{Ability, Kernel},
-        route_deletions::RouteDeletions,
-    },
+    kernel::probe::{Ability, Kernel},
     modes::{Difference, Found, render::Choices},
-    net::{self, Family, Frontend},
 };
 
 /// Captures a family by routes. Owns every route and rule of our mark in its tables.

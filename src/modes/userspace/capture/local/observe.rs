@@ -2,21 +2,17 @@
 
 use std::net::IpAddr;
 
+use net::Family;
+use netlink::{
+    Socket,
+    addresses::{self, Address},
+    links, routes, rules, sysctl,
+};
 use nix::errno::Errno;
 use socket2::{Domain, Type};
 
 use super::plan::{Environment, Object};
-use crate::{
-    kernel::{
-        addresses::{self, Address},
-        links,
-        netlink::Socket,
-        routes, rules, sysctl,
-    },
-    modes::userspace::capture::Error,
-    net::Family,
-    node::addresses::SERVICE_LINK,
-};
+use crate::{modes::userspace::capture::Error, node::addresses::SERVICE_LINK};
 
 /// The setting by which a node does without IPv6 although its kernel has it.
 const OFF: &str = "net.ipv6.conf.lo.disable_ipv6";

@@ -36,16 +36,14 @@
 use std::{collections::HashSet, fmt, net::IpAddr};
 
 use ipnet::IpNet;
+use net::{Family, Frontend, Protocol};
+use netlink::{
+    routes::{Kind, Route, TABLE_LOCAL},
+    rules::{Action, HIGHEST_PORT, Rule},
+};
 use nix::libc;
 
-use crate::{
-    kernel::{
-        routes::{Kind, Route, TABLE_LOCAL},
-        rules::{Action, HIGHEST_PORT, Rule},
-    },
-    modes::userspace::capture::{OtherPorts, Target},
-    net::{Family, Frontend, Protocol},
-};
+use crate::modes::userspace::capture::{OtherPorts, Target};
 
 pub(super) const PRIORITY_CLIENT: u32 = 75;
 pub(super) const PRIORITY_SENT_HERE: u32 = 76;
@@ -300,8 +298,9 @@ fn rules(frontend: &Frontend, family: Family, ip_protocol: &IpProtocol) -> Vec<O
 mod tests {
     use std::collections::BTreeSet;
 
+    use net::Family;
+
     use super::*;
-    use crate::net::Family;
 
     fn v4() -> Environment {
         Environment {

@@ -13,17 +13,16 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use net::{Family, Protocol};
+use netlink::{
+    connections::Connection,
+    routes::{Kind, TABLE_LOCAL},
+    rules::{Action, Rule},
+};
+
 use super::plan::{
     IpProtocol, Object, PRIORITY_CLIENT, PRIORITY_PORT, PRIORITY_REFUSE, PRIORITY_SENT_HERE,
     TABLE_ICMP, TABLE_REFUSED,
-};
-use crate::{
-    kernel::{
-        connections::Connection,
-        routes::{Kind, TABLE_LOCAL},
-        rules::{Action, Rule},
-    },
-    net::{Family, Protocol},
 };
 
 /// What open connections need of what is installed, and what they need besides.
@@ -163,13 +162,12 @@ pub fn preserved(
 
 #[cfg(test)]
 mod tests {
+    use net::Frontend;
+
     use super::*;
-    use crate::{
-        modes::userspace::capture::{
-            OtherPorts,
-            local::plan::{Delivery, Environment, objects},
-        },
-        net::Frontend,
+    use crate::modes::userspace::capture::{
+        OtherPorts,
+        local::plan::{Delivery, Environment, objects},
     };
 
     fn installed(frontends: &[(Protocol, &str, u16)]) -> Vec<Object> {

@@ -12,29 +12,27 @@ use std::{
     sync::Arc,
 };
 
+use net::{Family, Protocol};
+use netlink::{
+    Socket, addresses,
+    connections::{self, Connection},
+    conntrack::{
+        entries,
+        flows::{self, Tuple, UDP},
+    },
+    links,
+};
+use nftables::{
+    Chain, ChainType, Comment, Ct, DataType, Element, Field, Hook, Meta, Reject, Rule, Rules, Set,
+    Statement, Table, Test, Transaction, Type, Value, Verdict, concat,
+};
+
 use super::{
     execute, observe,
     plan::Object,
     preserved::{Preserved, captured, preserved},
 };
-use crate::{
-    kernel::{
-        addresses,
-        connections::{self, Connection},
-        conntrack::{
-            entries,
-            flows::{self, Tuple, UDP},
-        },
-        links,
-        netlink::{self, Socket},
-        nftables::{
-            Chain, ChainType, Comment, Ct, DataType, Element, Field, Hook, Meta, Reject, Rule,
-            Rules, Set, Statement, Table, Test, Transaction, Type, Value, Verdict, concat,
-        },
-    },
-    modes::userspace::capture::Error,
-    net::{Family, Protocol},
-};
+use crate::modes::userspace::capture::Error;
 
 const TABLE: &str = "tripod-draining";
 

@@ -6,23 +6,16 @@ use std::{
     time::Duration,
 };
 
+use netlink::{addresses, routes, rules};
 use proptest::{prelude::*, test_runner::TestRunner};
 use socket2::{Domain, Type};
+use testing::{block_on, cases, in_namespace, ip, sh, without_net_admin};
 
 use super::{
     plan::{Environment, Object},
     *,
 };
-use crate::{
-    kernel::{
-        addresses,
-        namespace::{block_on, in_namespace, ip, sh, without_net_admin},
-        routes, rules,
-    },
-    modes::userspace::capture::{Capture, Method, OtherPorts, Target},
-    net,
-    simulation::cases,
-};
+use crate::modes::userspace::capture::{Capture, Method, OtherPorts, Target};
 
 fn target(other_ports: OtherPorts) -> Target {
     let target = Target::at(0);

@@ -8,23 +8,20 @@ use std::{
     net::IpAddr,
 };
 
+use net::{Family, Frontend, Protocol};
+use xtables::{
+    desired::{Chain, Entry, OwnerRules, RuleSet},
+    difference::between,
+    extension::Extension,
+    rule::Rule,
+    transaction::{Action, Op},
+};
+
 use super::{
     chains::{Affected, Changed, Trees, listener},
     plan::{self, Environment, Listener},
 };
-use crate::{
-    kernel::{
-        extension::Extension,
-        xtables::{
-            desired::{Chain, Entry, OwnerRules, RuleSet},
-            difference::between,
-            rule::Rule,
-            transaction::{Action, Op},
-        },
-    },
-    modes::userspace::capture::{Desired, Report, Target},
-    net::{Family, Frontend, Protocol},
-};
+use crate::modes::userspace::capture::{Desired, Report, Target};
 
 /// The rules of one family, as they were last written.
 #[derive(Debug, Default)]

@@ -3,19 +3,18 @@
 
 use std::collections::BTreeSet;
 
+use net::Frontend;
+use xtables::{
+    desired::Chain,
+    rule::{Rule, Table},
+};
+
 use super::{
     key::{Key, Prefix},
     plan::{self, CHAIN, Environment, Listener, Purpose},
     tree::{FEW, Step, Tree},
 };
-use crate::{
-    kernel::xtables::{
-        desired::Chain,
-        rule::{Rule, Table},
-    },
-    modes::userspace::capture::Target,
-    net::Frontend,
-};
+use crate::modes::userspace::capture::Target;
 
 /// The frontends and listeners that have rules.
 #[derive(Debug, Default)]

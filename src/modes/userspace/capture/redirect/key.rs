@@ -10,11 +10,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-
-use crate::{
-    kernel::xtables::rule::{Match, Rule},
-    net::{Family, Protocol},
-};
+use net::{Family, Protocol};
+use xtables::rule::{Match, Rule};
 
 /// Where the protocol begins, where the port does, and where that ends.
 const PROTOCOL: u8 = 128;

@@ -29,32 +29,33 @@ mod tree;
 
 use std::{collections::BTreeSet, fmt, mem};
 
+use net::{Family, Frontend};
+use netlink::{
+    Protocol, Socket,
+    addresses::{self, Address},
+};
+use xtables::{
+    Engine,
+    chains::Count,
+    desired::{Entry, FixedChain, RuleSet},
+    difference::exact_difference,
+    extension::Extension,
+    features::Features,
+    remove::{Owned, Preserved},
+    rule::Table,
+    run::Writer,
+    sync_watch::{SyncWatch, Synced},
+    transaction::{Action, Op, Transaction},
+};
+
 use self::{applied::Applied, plan::Environment, stale::Stale};
 use super::{
     Desired, Differing, EarlierProcess, Error, Extent, Report, Scope, addresses_stay,
     choose::redirecting,
 };
 use crate::{
-    kernel::{
-        addresses::{self, Address},
-        extension::Extension,
-        netlink::{Protocol, Socket},
-        probe::{Ability, Kernel},
-        xtables::{
-            self, Engine,
-            chains::Count,
-            desired::{Entry, FixedChain, RuleSet},
-            difference::exact_difference,
-            features::Features,
-            remove::{Owned, Preserved},
-            rule::Table,
-            run::Writer,
-            sync_watch::{SyncWatch, Synced},
-            transaction::{Action, Op, Transaction},
-        },
-    },
+    kernel::probe::{Ability, Kernel},
     modes::{Difference, comparison, render::Choices},
-    net::{Family, Frontend},
     node::Served,
 };
 
@@ -98,7 +99,7 @@ impl Redirect {
         let tools = redirecting(kernel, family)?;
         let features = match kernel.can(&Ability::Transparent(family)) {
             true => tools.features,
-            false => tools.features.without(&[Extension::Socket]),
+            false => tools.features - Extension::Socket,
         };
         Ok(Redirect::with(tools.writer, features))
     }

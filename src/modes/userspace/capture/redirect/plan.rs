@@ -37,24 +37,19 @@ use std::{
 };
 
 use data_encoding::BASE32;
+use net::{Family, Frontend, Protocol};
+use netlink::addresses::Address;
 use sha2::{Digest, Sha256};
+use xtables::{
+    desired::{Chain, Contents, FixedChain, Jump, Place, RuleSet},
+    extension::Extension,
+    features::Features,
+    observed::Interest,
+    rule::{CtState, Match, Negatable, Rule, Side, Table, Target as Action},
+};
 
 use super::key::Prefix;
-use crate::{
-    kernel::{
-        addresses::Address,
-        extension::Extension,
-        xtables::{
-            desired::{Chain, Contents, FixedChain, Jump, Place, RuleSet},
-            features::Features,
-            observed::Interest,
-            rule::{CtState, Match, Negatable, Rule, Side, Table, Target as Action},
-        },
-    },
-    modes::userspace::capture::Target,
-    net::{Family, Frontend, Protocol},
-    node::Served,
-};
+use crate::{modes::userspace::capture::Target, node::Served};
 
 /// The chain of ours to which the kernel's chains jump, in table nat and in table filter.
 pub const CHAIN: &str = "TRIPOD-USERSPACE";

@@ -5,14 +5,13 @@
 
 use std::net::SocketAddr;
 
-use super::plan;
-use crate::{
-    kernel::xtables::{
-        rule::word,
-        words::{Line, values},
-    },
-    net::{Family, Frontend, Protocol},
+use net::{Family, Frontend, Protocol};
+use xtables::{
+    rule::word,
+    words::{Line, values},
 };
+
+use super::plan;
 
 /// Returns the frontend that a line of `iptables-save -t nat` captures, with the local port
 /// that it redirects to; `None`: it is no such line of ours. A node port whose rule names
@@ -44,12 +43,13 @@ pub fn captured(line: &str, family: Family) -> Option<(Frontend, u16)> {
 mod tests {
     use std::net::IpAddr;
 
-    use super::*;
-    use crate::kernel::xtables::rule::{Negatable, Rule, Side};
-    use crate::{
-        kernel::xtables::{features::Features, rule::Match},
-        modes::userspace::capture::Target,
+    use xtables::{
+        features::Features,
+        rule::{Match, Negatable, Rule, Side},
     };
+
+    use super::*;
+    use crate::modes::userspace::capture::Target;
 
     #[test]
     fn what_is_written_is_found_again() {
@@ -62,7 +62,7 @@ mod tests {
             for destination in [Some(ip(node)), None] {
                 let environment = plan::Environment {
                     family,
-                    features: Features::ALL,
+                    features: Features::all(),
                     destination,
                     node: vec![Rule::new().with(local.clone())],
                     only_to_ours: true,

@@ -9,16 +9,14 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::applied::Applied;
-use crate::{
-    kernel::{
-        addresses,
-        conntrack::flows::{self, Match, Reply, Source, UDP},
-        netlink::{self, Socket},
-    },
-    modes::stale,
-    net::{Family, Frontend, Protocol},
+use net::{Family, Frontend, Protocol};
+use netlink::{
+    Socket, addresses,
+    conntrack::flows::{self, Match, Reply, Source, UDP},
 };
+
+use super::applied::Applied;
+use crate::modes::stale;
 
 /// Frontends whose rules changed and whose flows were not yet examined.
 #[derive(Debug, Default)]

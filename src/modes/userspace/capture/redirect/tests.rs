@@ -1,15 +1,14 @@
 //! Against the real kernel, in a network namespace of the test's own thread.
 
-use super::{tree::FEW, *};
-use crate::{
-    kernel::{
-        conntrack::flows::tests::{enter_udp, udp},
-        namespace::{block_on, in_namespace, ip},
-        xtables::{Search, Xtables},
-    },
-    modes::userspace::capture::{Capture, EarlierProcess, Method, Target},
-    net,
+use netlink::conntrack::{
+    entries,
+    flows::{self, Match, Tuple},
 };
+use testing::{block_on, in_namespace, ip};
+use xtables::{Search, Xtables};
+
+use super::{tree::FEW, *};
+use crate::modes::userspace::capture::{Capture, EarlierProcess, Method, Target};
 
 const BOTH: [Family; 2] = [Family::V4, Family::V6];
 
@@ -30,6 +29,32 @@ async fn ours(family: Family) -> String {
     let rules = saved.lines().filter(|line| line.starts_with("-A"));
     let ours = rules.filter(|line| line.contains("TRIPOD-US"));
     ours.map(|line| format!("{line}\n")).collect()
+}
+
+/// Enters a UDP flow into the table as nat leaves it.
+fn enter_udp(socket: &mut Socket, client: &str, called: &str, served: &str) {
+    let [client, called, served] = [client, called, served].map(|at| at.parse().unwrap());
+    let original = Tuple {
+        source: client,
+        destination: called,
+    };
+    let reply = Tuple {
+        source: served,
+        destination: client,
+    };
+    let flow = entries::flow(flows::UDP, original, reply, 600);
+    socket.call(&flow, |_| Ok(None::<()>)).unwrap();
+}
+
+/// Returns all UDP flows of `family`, each as "what was called from where answers", in order.
+fn udp(socket: &mut Socket, family: Family) -> Vec<String> {
+    let flows = flows::list(socket, family, &[Match::all(flows::UDP)]).unwrap();
+    let lines = flows
+        .iter()
+        .map(|flow| format!("{} {}", flow.original.destination, flow.reply.source));
+    let mut lines: Vec<_> = lines.collect();
+    lines.sort();
+    lines
 }
 
 #[test]
@@ -124,7 +149,7 @@ fn many_frontends_have_trees_of_chains() {
 
 async fn many_in(writer: Writer) {
     let family = writer.family();
-    let mut redirect = Redirect::with(writer, Features::ALL);
+    let mut redirect = Redirect::with(writer, Features::all());
     let full = Scope {
         extent: Extent::Full,
         changed: Vec::new(),
@@ -279,7 +304,7 @@ fn flows_are_forgotten_of_rules_that_a_change_restores() {
 async fn restored_in(writer: Writer) {
     let (many, dns) = many_and_one();
     let mut desired = Desired::from([(dns, Target::at(40_002))]);
-    let mut redirect = Redirect::with(writer.clone(), Features::ALL);
+    let mut redirect = Redirect::with(writer.clone(), Features::all());
     let mut netfilter = Socket::open(Protocol::Netfilter).unwrap();
     let (socket, served) = (&mut netfilter, Served::All);
     let mut report = Report::default();

@@ -14,7 +14,7 @@ use super::super::{
     group::ServiceGroup,
     transparent,
 };
-use crate::{kernel::socket::stream::Stream, net, sched::Flow, services::Retry};
+use crate::{kernel::socket::stream::Stream, sched::Flow, services::Retry};
 
 /// How long the first, second, ... attempt of a connection waits for its
 /// endpoint, as the userspace mode of kube-proxy before 1.26 did.

@@ -21,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use net::Protocol;
 use socket2::SockRef;
 use tokio::{io::Interest, time::Instant};
 
@@ -43,7 +44,6 @@ use crate::{
         poller::Remaining,
         stream::{self, Stream},
     },
-    net::Protocol,
     sched::Flow,
     services::{ProxyProtocol, Retry},
 };

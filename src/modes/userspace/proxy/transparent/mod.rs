@@ -22,6 +22,7 @@ use std::{
 };
 
 use hashbrown::HashSet;
+use net::{Family, PerFamily};
 use parking_lot::Mutex;
 use socket2::Socket;
 
@@ -30,11 +31,7 @@ use self::{
     unanswered::Unanswered,
 };
 use super::cluster_local::ClusterLocal;
-use crate::{
-    kernel::netlink,
-    net::{Family, PerFamily},
-    sched::Flow,
-};
+use crate::sched::Flow;
 
 /// Decides for the data path which endpoints see the client's address.
 #[derive(Debug)]
@@ -186,11 +183,10 @@ fn is_of_one_link(address: &IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use testing::{in_namespace, ip};
+
     use super::*;
-    use crate::{
-        kernel::namespace::{in_namespace, ip},
-        net::DetectLocal,
-    };
+    use crate::config::DetectLocal;
 
     #[test]
     fn two_sockets_never_share_client_and_endpoint() {

@@ -14,14 +14,10 @@ use std::{
 };
 
 use hashbrown::HashMap;
-
-use crate::{
-    kernel::{
-        links,
-        netlink::Socket,
-        next_hop::{self, NextHop},
-    },
-    net::Family,
+use net::Family;
+use netlink::{
+    Socket, links,
+    next_hop::{self, NextHop},
 };
 
 /// How long an answer of the kernel is used.

@@ -15,6 +15,7 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet};
+use net::Protocol;
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
@@ -26,15 +27,19 @@ use self::{
     inherited::{Inherited, InheritedClients},
     search::{Begun, Found},
 };
-use super::super::{
-    Shared,
-    backends::{Lease, Tried},
-    descriptors::Permits,
-    group::ServiceGroup,
-    usage::Counted,
+use super::{
+    super::{
+        Shared,
+        backends::{Lease, Tried},
+        descriptors::Permits,
+        group::ServiceGroup,
+        usage::Counted,
+    },
+    ANSWER_OR_REFUSAL, Listener, Local, NewClients,
+    flows::Place,
+    receive_answer,
 };
-use super::{ANSWER_OR_REFUSAL, Listener, Local, NewClients, flows::Place, receive_answer};
-use crate::{kernel::socket::datagram, net::Protocol, sched::Flow, services::Retry};
+use crate::{kernel::socket::datagram, sched::Flow, services::Retry};
 
 /// A client, and the address of ours that it sends to.
 pub type Key = (SocketAddr, IpAddr);

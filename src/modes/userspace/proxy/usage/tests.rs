@@ -1,5 +1,5 @@
 use super::*;
-use crate::net::DetectLocal;
+use crate::config::DetectLocal;
 
 fn service(name: &str) -> ServiceName {
     ServiceName {

@@ -2,29 +2,27 @@ mod walk;
 
 use std::{collections::HashSet, net::Ipv4Addr};
 
+use net::{Frontend, Protocol};
 use proptest::prelude::*;
-
-use self::walk::Packet;
-use super::*;
-use crate::{
-    kernel::xtables::{
-        difference::exact_difference,
-        features::Features,
-        model::Tables,
-        observed::Observed,
-        rule::{Match, Negatable, Side, Table},
-        transaction::Transaction,
-    },
-    modes::userspace::capture::redirect::{plan::CHAIN, tree::FEW},
-    net::{Frontend, Protocol},
-    simulation::cases,
+use simulated::model::Tables;
+use testing::cases;
+use xtables::{
+    difference::exact_difference,
+    features::Features,
+    observed::Observed,
+    rule::{Match, Negatable, Side, Table},
+    transaction::Transaction,
 };
+
+use self::walk::{Packet, Walk};
+use super::*;
+use crate::modes::userspace::capture::redirect::{plan::CHAIN, tree::FEW};
 
 fn environment(family: Family) -> Environment {
     let local = Match::LocalAddress(Negatable::Is(Side::Destination));
     Environment {
         family,
-        features: Features::ALL,
+        features: Features::all(),
         destination: None,
         node: vec![Rule::new().with(local)],
         only_to_ours: true,
@@ -339,7 +337,7 @@ fn sctp_is_not_captured_without_its_match() {
         };
         let desired = Desired::from([(tcp, target(1)), (sctp, target(2))]);
         let mut environment = environment(family);
-        environment.features = Features::ALL.without(&[Extension::Sctp]);
+        environment.features = Features::all() - Extension::Sctp;
         let mut report = Report::default();
         let applied = Applied::of(&desired, environment, &mut report);
         let failed: Vec<_> = report.failed.iter().map(|(one, _)| *one).collect();

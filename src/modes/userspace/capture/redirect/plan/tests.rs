@@ -2,22 +2,15 @@
 
 use std::sync::Arc;
 
-use super::*;
-use crate::{
-    kernel::xtables::{difference::difference, observed::Observed},
-    modes::userspace::capture::OtherPorts,
-};
+use xtables::{difference::difference, observed::Observed};
 
-const ALL: Features = Features::ALL;
+use super::*;
+use crate::modes::userspace::capture::OtherPorts;
 
 fn bare() -> Features {
-    ALL.without(&[
-        Extension::Comment,
-        Extension::Addrtype,
-        Extension::Dnat,
-        Extension::Conntrack,
-        Extension::Reject,
-    ])
+    use Extension::{Addrtype, Comment, Conntrack, Dnat, Reject};
+
+    Features::all() - (Comment | Addrtype | Dnat | Conntrack | Reject)
 }
 
 /// The rules in words.
@@ -75,10 +68,10 @@ fn nat_rules() {
         "-d 192.0.2.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 40000",
     ];
     let cases: [(_, _, _, &[&str]); 5] = [
-        (v4, ALL, None, &[redirected]),
+        (v4, Features::all(), None, &[redirected]),
         (v4, bare, here, &[translated]),
         (v6, bare, here6, &[translated6]),
-        (None, ALL, here, &[node_port]),
+        (None, Features::all(), here, &[node_port]),
         (None, bare, None, &each_address),
     ];
     for (address, features, destination, expected) in cases {
@@ -100,14 +93,19 @@ fn node_ports_stay_on_the_nodes_own_addresses() {
         )
     };
     let of_network = "-d 10.0.0.0/8 -m addrtype --dst-type LOCAL";
-    assert_eq!(matches(ALL, Family::V4), [of_network]);
+    assert_eq!(matches(Features::all(), Family::V4), [of_network]);
     assert_eq!(matches(bare(), Family::V4), ["-d 10.0.0.1/32"]);
     assert!(matches(bare(), Family::V6).is_empty());
     let everywhere = ["192.0.2.0/24", "0.0.0.0/0"].map(|net| net.parse().unwrap());
     let everywhere = Served::Within(everywhere.into());
     assert_eq!(
         words(
-            &node(&ALL, &everywhere, own.iter().map(|a| a.address), Family::V4),
+            &node(
+                &Features::all(),
+                &everywhere,
+                own.iter().map(|a| a.address),
+                Family::V4
+            ),
             Family::V4
         ),
         ["-m addrtype --dst-type LOCAL"]
@@ -197,7 +195,7 @@ fn jumps_are_repaired_to_exactly_one() {
     }
     for (only_to_ours, expected) in [(false, 1), (true, 2)] {
         let guarded = Environment {
-            features: ALL,
+            features: Features::all(),
             only_to_ours,
             ..environment.clone()
         };
@@ -211,7 +209,7 @@ fn jumps_are_repaired_to_exactly_one() {
 fn what_is_redirected_gets_to_no_socket_of_another_user() {
     let environment = |only_to_ours| Environment {
         family: Family::V4,
-        features: ALL,
+        features: Features::all(),
         destination: None,
         node: Vec::new(),
         only_to_ours,

@@ -7,14 +7,12 @@ use std::{
 };
 
 use socket2::SockRef;
+use testing::block_on;
 use tokio::{task::LocalSet, time::timeout};
 
 use super::*;
 use crate::{
-    kernel::{
-        io_uring::{SIZE, or_skip},
-        namespace::block_on,
-    },
+    kernel::io_uring::{SIZE, or_skip},
     sched::RealServer,
 };
 

@@ -2,6 +2,7 @@
 
 use std::{fmt, io, net::SocketAddr};
 
+use net::Protocol;
 use tokio::net::UdpSocket;
 
 use super::{
@@ -17,7 +18,7 @@ use super::{
     Associations, Key, flow,
     inherited::{Continued, Exchange, Inherited, Passed},
 };
-use crate::{kernel::socket::local_ports::Failure, net::Protocol, sched::Flow};
+use crate::{kernel::socket::local_ports::Failure, sched::Flow};
 
 /// How many endpoints may be found to have as many flows as there are local ports before a datagram
 /// of a new client is dropped; idle flows of each are ended meanwhile.

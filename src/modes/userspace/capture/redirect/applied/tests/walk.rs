@@ -3,14 +3,11 @@
 use std::{collections::HashSet, net::IpAddr};
 
 use ipnet::IpNet;
-
-use crate::{
-    kernel::xtables::{
-        model::{Chains, Tables},
-        rule::{BASE_CHAINS, Table, word},
-        words::target,
-    },
-    net::Protocol,
+use net::Protocol;
+use simulated::model::{Chains, Tables};
+use xtables::{
+    rule::{BASE_CHAINS, Table, word},
+    words::target,
 };
 
 /// A packet that begins a flow.
@@ -34,15 +31,25 @@ pub struct Way {
     pub chains: usize,
 }
 
-impl Tables {
+/// Questions about tables.
+pub trait Walk {
     /// Returns the rules of our chains.
-    pub fn ours(&self, table: Table) -> impl Iterator<Item = (&String, &Vec<String>)> {
+    fn ours(&self, table: Table) -> impl Iterator<Item = (&String, &Vec<String>)>;
+
+    /// Returns the chains of ours that no rule jumps to.
+    fn unused(&self) -> Vec<&String>;
+
+    /// Returns the way of a packet that comes to `chain`.
+    fn way(&self, table: Table, chain: &str, packet: Packet) -> Way;
+}
+
+impl Walk for Tables {
+    fn ours(&self, table: Table) -> impl Iterator<Item = (&String, &Vec<String>)> {
         let chains = self.0.get(&table).into_iter().flatten();
         chains.filter(|(name, _)| !BASE_CHAINS.contains(&name.as_str()))
     }
 
-    /// Returns the chains of ours that no rule jumps to.
-    pub fn unused(&self) -> Vec<&String> {
+    fn unused(&self) -> Vec<&String> {
         let used: HashSet<&str> = self
             .0
             .values()
@@ -55,8 +62,7 @@ impl Tables {
         names.filter(|name| !used.contains(name.as_str())).collect()
     }
 
-    /// Returns the way of a packet that comes to `chain`.
-    pub fn way(&self, table: Table, chain: &str, packet: Packet) -> Way {
+    fn way(&self, table: Table, chain: &str, packet: Packet) -> Way {
         let mut way = Way {
             end: None,
             rules: 0,

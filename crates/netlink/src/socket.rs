@@ -1,0 +1,439 @@
+//! A netlink socket: sends requests, and collects their answers.
+
+use std::{
+    fmt, io,
+    os::fd::{AsRawFd, RawFd},
+};
+
+use nix::{errno::Errno, libc};
+
+use super::{
+    error::{Error, Malformed},
+    parse::{Message, Messages},
+    request::Request,
+    system::{self, Peer, Protocol, Waits},
+};
+
+/// The kernel fills at most 32 KiB of a dump into one datagram; a refusal
+/// echoes the request, which is at most [`DATAGRAM`] long.
+const RECEIVE: usize = 64 * 1024;
+/// Requests are packed into one datagram up to this size …
+const DATAGRAM: usize = 16 * 1024;
+/// … and this number. Each refusal waits in the socket's receive buffer and is
+/// accounted there with about 1 KiB: 64 are far from the usual 208 KiB, beyond
+/// which the kernel drops answers.
+const BATCH: usize = 64;
+/// How often a dump is begun anew when what it lists changed meanwhile.
+const ATTEMPTS: u32 = 10;
+
+/// What reading notifications came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Drained {
+    /// Whether some were lost because they came faster than they were read.
+    pub lost: bool,
+    /// Whether there may be more.
+    pub more: bool,
+}
+
+/// A blocking netlink socket.
+pub struct Socket {
+    pub(super) inner: Box<dyn Peer>,
+    pub(super) sequence: u32,
+    pub(super) buffer: Box<[u8]>,
+    private: PrivateErrors,
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket").finish_non_exhaustive()
+    }
+}
+
+/// Returns the meaning of an error number that is not the system's; `None`:
+/// unknown.
+pub type PrivateErrors = fn(i32) -> Option<&'static str>;
+
+impl Socket {
+    /// Opens a socket of that protocol.
+    ///
+    /// # Errors
+    /// When the kernel has no such protocol or no descriptor is free.
+    pub fn open(protocol: Protocol) -> Result<Socket, Error> {
+        Socket::listen(protocol, &[])
+    }
+
+    /// Opens a socket that receives the notifications of `groups` and does not wait for them;
+    /// `object` is what they are about, for errors.
+    ///
+    /// # Errors
+    /// Those of [`Socket::listen`].
+    pub fn watch(protocol: Protocol, groups: &[u32], object: &str) -> Result<Socket, Error> {
+        let socket = Socket::listen(protocol, groups)?;
+        let set = socket.set_nonblocking();
+        set.map_err(|source| Error::Socket {
+            operation: "watch",
+            object: object.to_owned(),
+            source,
+        })?;
+        Ok(socket)
+    }
+
+    /// Opens a socket that receives the notifications of `groups` (numbers as
+    /// in `RTNLGRP_*`).
+    ///
+    /// # Errors
+    /// The same as for [`Socket::open`]; also for an unknown group.
+    pub fn listen(protocol: Protocol, groups: &[u32]) -> Result<Socket, Error> {
+        let inner = system::current()
+            .connect(protocol, groups)
+            .map_err(|source| Error::Socket {
+                operation: "open",
+                object: format!("a netlink socket of protocol {protocol:?}"),
+                source,
+            })?;
+        Ok(Socket {
+            inner,
+            sequence: 0,
+            buffer: vec![0; RECEIVE].into_boxed_slice(),
+            private: |_| None,
+        })
+    }
+
+    /// Sets the meanings of the error numbers that a subsystem has besides the
+    /// system's: they become the hint of [`Error::Refused`].
+    pub fn explain(&mut self, private: PrivateErrors) {
+        self.private = private;
+    }
+
+    /// Receives notifications of these groups from now on.
+    pub fn join(&self, groups: &[u32]) -> io::Result<()> {
+        self.inner.join(groups)
+    }
+
+    /// Receives no more notifications of these groups; what is waiting stays.
+    pub fn leave(&self, groups: &[u32]) -> io::Result<()> {
+        self.inner.leave(groups)
+    }
+
+    /// Makes [`Socket::drain`] return instead of waiting.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        self.inner.set_nonblocking()
+    }
+
+    /// Sends `request` and waits for the kernel's acknowledgement; `parse` sees
+    /// each message that answers it, and `None` from it means "not for me".
+    ///
+    /// # Errors
+    /// When the kernel refuses, or its answer cannot be read.
+    pub fn call<T>(
+        &mut self,
+        request: &Request,
+        parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
+    ) -> Result<Vec<T>, Error> {
+        let sequence = self.send(std::slice::from_ref(request), libc::NLM_F_ACK as u16)?;
+        let (answers, _) = self.gather(request, sequence, parse)?;
+        Ok(answers)
+    }
+
+    /// Sends `request` as a dump and follows it to its end over as many
+    /// datagrams as it takes, again from the start if it was interrupted by a
+    /// change.
+    ///
+    /// # Errors
+    /// When the kernel refuses, its answer cannot be read, or what is listed
+    /// does not hold still.
+    pub fn dump<T>(
+        &mut self,
+        request: &Request,
+        mut parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
+    ) -> Result<Vec<T>, Error> {
+        for _ in 0..ATTEMPTS {
+            let sequence = self.send(std::slice::from_ref(request), libc::NLM_F_DUMP as u16)?;
+            match self.gather(request, sequence, &mut parse) {
+                Ok((answers, false)) => return Ok(answers),
+                // Some subsystems end an interrupted dump with an error.
+                Err(error) if error.errno() != Some(Errno::EINTR) => return Err(error),
+                _ => {}
+            }
+        }
+        Err(Error::Unstable {
+            operation: request.operation,
+            object: request.object.clone(),
+            attempts: ATTEMPTS,
+        })
+    }
+
+    /// Sends all `requests`, many to a datagram, and returns the outcome of
+    /// each, in order. The kernel carries them out in order and does not stop
+    /// at one that it refuses; `tolerated` are errnos that count as success
+    /// ("exists" of what is to be added, "no such" of what is to be removed).
+    ///
+    /// Only the last request of a datagram asks for an acknowledgement. The
+    /// kernel answers a refusal without being asked, and before it handles the
+    /// next request: what was not refused when the last is answered has been
+    /// carried out. That is one answer to read from the socket instead of 64.
+    ///
+    /// # Errors
+    /// When the socket fails; what the kernel refuses is in the outcomes.
+    pub fn batch(
+        &mut self,
+        requests: &[Request],
+        tolerated: &[Errno],
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        let mut outcomes = Vec::with_capacity(requests.len());
+        let mut rest = requests;
+        while !rest.is_empty() {
+            let mut size = 0;
+            let fitting = rest
+                .iter()
+                .take(BATCH)
+                .take_while(|r| {
+                    size += r.len();
+                    size <= DATAGRAM
+                })
+                .count();
+            let (chunk, after) = rest.split_at(fitting.max(1));
+            rest = after;
+            let first = self.send(chunk, libc::NLM_F_ACK as u16)?;
+            let private = self.private;
+            let mut verdicts: Vec<Result<(), Error>> = chunk.iter().map(|_| Ok(())).collect();
+            let mut answered = false;
+            while !answered {
+                self.receive(&chunk[0], |message| {
+                    let at = message.sequence.wrapping_sub(first) as usize;
+                    if message.kind == libc::NLMSG_ERROR as u16
+                        && let (Some(request), Some(verdict)) =
+                            (chunk.get(at), verdicts.get_mut(at))
+                    {
+                        answered |= at + 1 == chunk.len();
+                        *verdict = match settle(request, &message, private) {
+                            Err(Error::Refused { errno, .. }) if tolerated.contains(&errno) => {
+                                Ok(())
+                            }
+                            other => other,
+                        };
+                    }
+                    Ok(())
+                })?;
+            }
+            outcomes.extend(verdicts);
+        }
+        Ok(outcomes)
+    }
+
+    /// [`Socket::batch`], but the first refusal is the error; the requests
+    /// after it have been carried out nevertheless.
+    ///
+    /// # Errors
+    /// When the socket fails or the kernel refused one of the requests.
+    pub fn batch_all(&mut self, requests: &[Request], tolerated: &[Errno]) -> Result<(), Error> {
+        self.batch(requests, tolerated)?.into_iter().collect()
+    }
+
+    /// Sends `requests` in one datagram, the last with `flags`; returns the
+    /// sequence number of the first, the others follow it.
+    fn send(&mut self, requests: &[Request], flags: u16) -> Result<u32, Error> {
+        let mut datagram = Vec::with_capacity(requests.iter().map(Request::len).sum());
+        let first = self.sequence.wrapping_add(1);
+        for (at, request) in requests.iter().enumerate() {
+            self.sequence = self.sequence.wrapping_add(1);
+            let flags = if at + 1 == requests.len() { flags } else { 0 };
+            request.write(&mut datagram, flags, self.sequence);
+        }
+        loop {
+            match self.inner.send(&datagram) {
+                Ok(()) => return Ok(first),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    return Err(match requests.first() {
+                        Some(request) => socket_error(request, source),
+                        None => Error::Socket {
+                            operation: "send",
+                            object: "an empty datagram".to_owned(),
+                            source,
+                        },
+                    });
+                }
+            }
+        }
+    }
+
+    /// Collects the answers to `sequence` up to its acknowledgement or the end
+    /// of its dump. Returns also whether the dump was interrupted by a change. An answer that
+    /// cannot be read is the error at the end: the kernel refuses the next dump while this one is
+    /// not read to its end (EBUSY).
+    fn gather<T>(
+        &mut self,
+        request: &Request,
+        sequence: u32,
+        mut parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
+    ) -> Result<(Vec<T>, bool), Error> {
+        let (mut answers, mut interrupted, mut ended) = (Vec::new(), false, false);
+        let mut unreadable = None;
+        let private = self.private;
+        while !ended {
+            self.receive(request, |message| {
+                if message.sequence != sequence || ended {
+                    return Ok(());
+                }
+                interrupted |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
+                match i32::from(message.kind) {
+                    libc::NLMSG_NOOP => {}
+                    libc::NLMSG_ERROR | libc::NLMSG_DONE => {
+                        ended = true;
+                        settle(request, &message, private)?;
+                    }
+                    _ if unreadable.is_some() => {}
+                    _ => match parse(message) {
+                        Ok(answer) => answers.extend(answer),
+                        Err(what) => unreadable = Some(malformed(request, what)),
+                    },
+                }
+                Ok(())
+            })?;
+        }
+        match unreadable {
+            None => Ok((answers, interrupted)),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Waits for one datagram and hands its messages to `each`.
+    fn receive(
+        &mut self,
+        request: &Request,
+        mut each: impl FnMut(Message<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let length = loop {
+            match self.inner.receive(&mut self.buffer, Waits::AsTheSocket) {
+                Ok(length) => break length,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(socket_error(request, source)),
+            }
+        };
+        let datagram = self
+            .buffer
+            .get(..length)
+            .ok_or_else(|| malformed(request, Malformed("datagram larger than 64 KiB")))?;
+        for message in Messages::new(datagram) {
+            each(message.map_err(|what| malformed(request, what))?)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the notifications that wait and calls `each` with each, without
+    /// waiting for more (the socket must be non-blocking). Returns true if some
+    /// were lost because they came faster than they were read.
+    pub fn drain(&mut self, each: impl FnMut(Message<'_>)) -> io::Result<bool> {
+        self.drain_some(usize::MAX, each)
+            .map(|drained| drained.lost)
+    }
+
+    /// As [`drain`](Self::drain), but reads at most that number of datagrams.
+    pub fn drain_some(
+        &mut self,
+        most: usize,
+        mut each: impl FnMut(Message<'_>),
+    ) -> io::Result<Drained> {
+        let mut lost = false;
+        for _ in 0..most {
+            match self.inner.receive(&mut self.buffer, Waits::Never) {
+                Ok(length) => match self.buffer.get(..length) {
+                    Some(datagram) => Messages::new(datagram).flatten().for_each(&mut each),
+                    None => lost = true,
+                },
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Drained { lost, more: false });
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Drained { lost, more: true })
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.inner.as_raw_fd()
+    }
+}
+
+/// Reads an `NLMSG_ERROR` or `NLMSG_DONE` as the outcome of `request`.
+fn settle(request: &Request, message: &Message<'_>, private: PrivateErrors) -> Result<(), Error> {
+    if i32::from(message.kind) == libc::NLMSG_DONE && message.body.len() < 4 {
+        return Ok(());
+    }
+    let verdict = message.verdict().map_err(|what| malformed(request, what))?;
+    match verdict.errno {
+        None => Ok(()),
+        Some(errno) => Err(Error::Refused {
+            operation: request.operation,
+            object: request.object.clone(),
+            errno,
+            hint: verdict
+                .hint
+                .or_else(|| private(verdict.number).map(str::to_owned)),
+        }),
+    }
+}
+
+fn malformed(request: &Request, what: Malformed) -> Error {
+    Error::Answer {
+        operation: request.operation,
+        object: request.object.clone(),
+        what,
+    }
+}
+
+fn socket_error(request: &Request, source: io::Error) -> Error {
+    Error::Socket {
+        operation: request.operation,
+        object: request.object.clone(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTM_GETLINK: u16 = 18;
+    const RTM_DELROUTE: u16 = 25;
+
+    fn delete_nothing(at: u8) -> Request {
+        // `struct rtmsg` for 127.99.0.`at`/32 in table main, which has no such route.
+        Request::new(RTM_DELROUTE, 0, "delete", format!("route 127.99.0.{at}/32"))
+            .header(&[2, 32, 0, 0, 254, 0, 255, 1, 0, 0, 0, 0])
+            .attribute(1, &[127, 99, 0, at])
+    }
+
+    #[test]
+    fn a_dump_and_a_call_find_the_loopback_link() {
+        let mut socket = Socket::open(Protocol::Route).unwrap();
+        let dump = Request::new(RTM_GETLINK, 0, "list", "links").header(&[0; 16]);
+        let kinds = socket.dump(&dump, |m| Ok(Some(m.kind))).unwrap();
+        assert!(!kinds.is_empty() && kinds.iter().all(|kind| *kind == 16));
+        let mut header = [0; 16];
+        header[4] = 1;
+        let one = Request::new(RTM_GETLINK, 0, "get", "link 1").header(&header);
+        assert_eq!(socket.call(&one, |m| Ok(Some(m.kind))).unwrap(), [16]);
+    }
+
+    #[test]
+    fn every_refusal_of_a_batch_names_its_object() {
+        let mut socket = Socket::open(Protocol::Route).unwrap();
+        let requests: Vec<_> = (0..200).map(delete_nothing).collect();
+        let outcomes = socket.batch(&requests, &[]).unwrap();
+        assert_eq!(outcomes.len(), 200);
+        for (at, outcome) in outcomes.iter().enumerate() {
+            let text = outcome.as_ref().unwrap_err().to_string();
+            let start = format!("cannot delete route 127.99.0.{at}/32: ");
+            assert!(text.starts_with(&start), "{text}");
+        }
+        // Unprivileged runs are refused with EPERM before the look-up.
+        let tolerated = [Errno::ESRCH, Errno::EPERM];
+        assert!(socket.batch_all(&requests, &tolerated).is_ok());
+    }
+}

@@ -1,0 +1,138 @@
+//! nf_tables over netlink (`linux/netfilter/nf_tables.h`), without the program
+//! `nft`: tables, chains, rules, sets and maps with their elements.
+//!
+//! Changes are made by a [`Transaction`] of one table, which the kernel carries
+//! out whole or not at all. It is a value: it can be built, printed as input for
+//! `nft -f`, and run. What is sent is what `nft` 1.0.6 sends for that input, so
+//! that `nft list ruleset` prints names, types and comments.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use tripod::{kernel::nftables::*, net::Family};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let family = Family::V4;
+//! let key = [DataType::Ipv4, DataType::Protocol, DataType::Port];
+//! let services = Set::map("services", Type::Named(key.to_vec()), Data::Verdict);
+//! let services = Arc::new(services);
+//! let address = [Value::Ip([10, 96, 0, 1].into()), Value::Protocol(6), Value::Port(80)];
+//! let drop = Element::with(concat(&address), Datum::Verdict(Verdict::Drop));
+//! let of_packet = vec![
+//!     Field::DestinationAddress(family),
+//!     Field::Meta(Meta::L4Proto),
+//!     Field::DestinationPort,
+//! ];
+//! let rule = Rule::new([Statement::VerdictMap(of_packet, (&*services).into())]);
+//!
+//! let mut transaction = Transaction::new(Table::new(family, "example"));
+//! transaction
+//!     .add_table()
+//!     .add_set(&services)
+//!     .add_elements(&services, vec![drop.commented("default/web:http")])
+//!     .add_chain(Chain::base("input", ChainType::Filter, Hook::Input, 0))
+//!     .add_rule("input", rule);
+//! print!("{transaction}");
+//! Rules::open()?.run(&transaction, None)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Rules::contents`] reads a table as it was at one moment, [`Watcher`] notices what
+//! others change, and [`Monitor`] says in which chains.
+//!
+//! A transaction is one datagram, however large: the socket's send buffer is raised as
+//! far as needed (`SO_SNDBUFFORCE`, for which the capability that a transaction needs
+//! anyway is enough). It is never split.
+
+mod chain;
+mod client;
+mod compile;
+mod datatype;
+mod described;
+mod element;
+mod expression;
+mod failure;
+mod field;
+mod monitor;
+mod rule;
+mod set;
+mod statement;
+mod summary;
+mod table;
+#[cfg(test)]
+mod tests;
+mod trace;
+mod tracer;
+mod transaction;
+mod userdata;
+mod value;
+mod verdict;
+mod watcher;
+
+pub use chain::{Base, Chain, ChainType, Hook, ListedChain, Policy};
+pub use client::{Contents, Rules};
+pub use datatype::DataType;
+pub use element::{Counted, Element};
+pub use expression::{
+    Access, Comparison, DynsetOp, Expression, Header, Limit, LookupData, Range, Register,
+};
+pub use failure::{Failure, Refused};
+pub use field::{Ct, Direction, Fib, Field, Jhash, Meta, Numgen};
+pub use monitor::{ChangedChain, Event, Monitor};
+use netlink::netfilter_kind;
+use nix::libc;
+pub use rule::{ListedRule, Rule};
+pub use set::{Data, ListedSet, Set, Type};
+pub use statement::{Dynset, Mark, MarkValue, Reject, SetName, Statement, Target, Test};
+pub use summary::RuleSummary;
+pub use table::Table;
+pub use trace::{Headers, Step as TracedStep, Trace, TracedChain};
+pub use tracer::{Target as TraceTarget, Tracer};
+pub use transaction::{Step, Transaction};
+pub use userdata::Comment;
+pub use value::{Value, concat};
+pub use verdict::{Datum, Verdict};
+pub use watcher::{Changes, Watcher};
+
+/// Size of `struct nfgenmsg`.
+const HEADER: usize = 4;
+
+/// Returns the type of a message of nf_tables (`NFT_MSG_*`).
+const fn kind(message: libc::c_int) -> u16 {
+    netfilter_kind(libc::NFNL_SUBSYS_NFTABLES, message)
+}
+
+/// Reads a message as each kind of answer there is, and prints what it is; for
+/// tests with bytes from anywhere.
+pub fn read_anything(message: netlink::Message<'_>) {
+    let _ = (
+        Table::read(message),
+        ListedChain::read(message),
+        ListedRule::read(message),
+    );
+    let _ = (Trace::read(message), RuleSummary::read(message));
+    watcher::note(message, &mut Changes::default());
+    let _ = monitor::read(message);
+    let mut sets = vec![Set::new(
+        "fuzz",
+        Type::Named(vec![DataType::Ipv4, DataType::Port]),
+    )];
+    sets.extend(ListedSet::read(message).map(|listed| listed.set));
+    for set in sets {
+        for interval in [false, true] {
+            let set = Set {
+                interval,
+                ..set.clone()
+            };
+            let found = element::Found::read(message).into_iter().collect();
+            let elements = element::Found::elements(found, &set);
+            let mut transaction = Transaction::new(Table::new(net::Family::V4, "fuzz"));
+            let set = std::sync::Arc::new(set);
+            transaction.add_set(&set).add_elements(&set, elements);
+            let _ = transaction.to_string();
+            let _ = transaction
+                .requests(None, transaction::Grouping::Many)
+                .count();
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! Sets, and maps, which are sets whose elements have data.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use netlink::{Malformed, Message, Request};
+
+use super::{
+    datatype::{ByteOrder, DataType, Span},
+    described,
+    expression::Expression,
+    field::{Concat, Field},
+    userdata::{self, Comment, UserData},
+};
+
+// enum nft_set_attributes
+pub(super) const TABLE: u16 = 1;
+pub(super) const NAME: u16 = 2;
+const FLAGS: u16 = 3;
+const KEY_TYPE: u16 = 4;
+const KEY_LEN: u16 = 5;
+const DATA_TYPE: u16 = 6;
+const DATA_LEN: u16 = 7;
+const DESCRIPTION: u16 = 9;
+const ID: u16 = 10;
+const TIMEOUT: u16 = 11;
+const USERDATA: u16 = 13;
+const EXPRESSION: u16 = 17;
+// enum nft_set_desc_attributes
+const SIZE: u16 = 1;
+const CONCAT: u16 = 2;
+/// `NFTA_SET_FIELD_LEN` of `linux/netfilter/nf_tables.h`.
+const FIELD_LEN: u16 = 1;
+/// `NFTA_LIST_ELEM` of `linux/netfilter/nf_tables.h`.
+const ELEMENT: u16 = 1;
+// enum nft_set_flags
+const F_ANONYMOUS: u32 = 0x1;
+const F_INTERVAL: u32 = 0x4;
+const F_MAP: u32 = 0x8;
+const F_TIMEOUT: u32 = 0x10;
+const F_EVAL: u32 = 0x20;
+const F_CONCAT: u32 = 0x80;
+/// `NFT_DATA_VERDICT` of `linux/netfilter/nf_tables.h`.
+const VERDICT: u32 = 0xffff_ff00;
+// NFTNL_UDATA_SET_*
+const KEY_ORDER: u8 = 0;
+const DATA_ORDER: u8 = 1;
+const KEY_TYPEOF: u8 = 3;
+const DATA_TYPEOF: u8 = 4;
+const DATA_INTERVAL: u8 = 6;
+const COMMENT: u8 = 7;
+
+/// What keys or data are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// Values of these types (`type …`).
+    Named(Vec<DataType>),
+    /// What these fields hold (`typeof …`): types that have no name, such as what
+    /// `numgen` makes, can be declared only in this way.
+    Of(Vec<Field>),
+}
+
+impl Type {
+    /// Returns the types of the values.
+    pub fn types(&self) -> Vec<DataType> {
+        match self {
+            Type::Named(types) => types.clone(),
+            Type::Of(fields) => fields.iter().map(Field::data_type).collect(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match &self.types()[..] {
+            [one] => one.len(),
+            many => many.iter().map(|t| t.padded()).sum(),
+        }
+    }
+
+    fn order(&self) -> ByteOrder {
+        match &self.types()[..] {
+            [one] => one.order(),
+            _ => ByteOrder::Invalid,
+        }
+    }
+
+    fn described(&self) -> Option<UserData> {
+        match self {
+            Type::Named(types) => (types.len() > 1).then(described::bare_concat),
+            Type::Of(fields) => described::write(fields),
+        }
+    }
+
+    fn read(number: u32, described: Option<&[u8]>) -> Type {
+        let types = DataType::concatenated(number);
+        let of = described.and_then(described::read).map(Type::Of);
+        let fits = |of: &Type| of.types() == types;
+        of.filter(fits).unwrap_or(Type::Named(types))
+    }
+}
+
+/// Data of a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// Each key has a verdict.
+    Verdict,
+    /// Values. They have to be declared as the key is: by types or by fields.
+    Values(Type),
+}
+
+/// A set or a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// The name, unique in its table.
+    pub name: Arc<str>,
+    /// Type of its keys.
+    pub key: Type,
+    /// Type of the values of a map; `None`: it is a set.
+    pub data: Option<Data>,
+    /// Its elements may be ranges.
+    pub interval: bool,
+    /// Whether rules add or update elements.
+    pub dynamic: bool,
+    /// Its elements may have timeouts.
+    pub timeouts: bool,
+    /// Timeout of elements that have none of their own; `None`: they do not expire.
+    pub timeout: Option<Duration>,
+    /// Maximum number of elements, for which the kernel allocates a hash table at once; `None`: the
+    /// table grows with the elements. Then there is no limit, except for a dynamic set: it has at
+    /// most [`Set::MOST_DYNAMIC`].
+    pub size: Option<u32>,
+    /// Whether each element has a counter of packets and bytes.
+    pub counter: bool,
+    /// Comment that `nft list` shows; `None`: it has none.
+    pub comment: Option<Comment>,
+}
+
+impl Set {
+    /// Maximum number of elements of a set that a rule writes, if its declaration names none
+    /// (`nft_dynset_init` of `net/netfilter/nft_dynset.c`).
+    pub const MOST_DYNAMIC: u32 = 0xffff;
+
+    /// Returns a set of these keys.
+    pub fn new(name: &str, key: Type) -> Set {
+        Set {
+            name: name.into(),
+            key,
+            data: None,
+            interval: false,
+            dynamic: false,
+            timeouts: false,
+            timeout: None,
+            size: None,
+            counter: false,
+            comment: None,
+        }
+    }
+
+    /// Returns a map from these keys to these data.
+    pub fn map(name: &str, key: Type, data: Data) -> Set {
+        Set {
+            data: Some(data),
+            ..Set::new(name, key)
+        }
+    }
+
+    /// Returns true if it holds ranges of concatenations, not of single values.
+    pub(super) fn ranges_of_concat(&self) -> bool {
+        self.interval && self.key.types().len() > 1
+    }
+
+    /// Returns true if it holds ranges of single values: the kernel has their ends as
+    /// elements of their own.
+    pub(super) fn ranges_of_one(&self) -> bool {
+        self.interval && self.key.types().len() == 1
+    }
+
+    pub(super) fn data_types(&self) -> Vec<DataType> {
+        match &self.data {
+            Some(Data::Values(data)) => data.types(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn flags(&self) -> u32 {
+        [
+            (self.interval, F_INTERVAL),
+            (self.ranges_of_concat(), F_CONCAT),
+            (self.data.is_some(), F_MAP),
+            (self.timeouts || self.timeout.is_some(), F_TIMEOUT),
+            (self.dynamic, F_EVAL),
+        ]
+        .into_iter()
+        .filter(|(is, _)| *is)
+        .fold(0, |flags, (_, flag)| flags | flag)
+    }
+
+    /// Appends the set; `id` is a number that no other new set of the transaction has.
+    pub(super) fn write(&self, request: Request, id: u32) -> Request {
+        let types = self.key.types();
+        let mut r = request
+            .text(NAME, &self.name)
+            .be32(FLAGS, self.flags())
+            .be32(KEY_TYPE, DataType::concatenation(&types))
+            .be32(KEY_LEN, self.key.len() as u32);
+        match &self.data {
+            Some(Data::Verdict) => r = r.be32(DATA_TYPE, VERDICT).be32(DATA_LEN, 0),
+            Some(Data::Values(data)) => {
+                let number = DataType::concatenation(&data.types());
+                r = r.be32(DATA_TYPE, number).be32(DATA_LEN, data.len() as u32);
+            }
+            None => {}
+        }
+        r = r.be32(ID, id);
+        if self.size.is_some() || self.ranges_of_concat() {
+            r = r.nested(DESCRIPTION, |mut r| {
+                if let Some(size) = self.size {
+                    r = r.be32(SIZE, size);
+                }
+                if !self.ranges_of_concat() {
+                    return r;
+                }
+                r.nested(CONCAT, |r| {
+                    types.iter().fold(r, |r, t| {
+                        r.nested(ELEMENT, |r| r.be32(FIELD_LEN, t.len() as u32))
+                    })
+                })
+            });
+        }
+        if let Some(timeout) = self.timeout {
+            r = r.be64(TIMEOUT, timeout.as_millis() as u64);
+        }
+        if let Some(octets) = self.user_data().octets() {
+            r = r.attribute(USERDATA, octets);
+        }
+        if self.counter {
+            let counter = Expression::Counter {
+                packets: 0,
+                bytes: 0,
+            };
+            r = r.nested(EXPRESSION, |r| counter.write(r));
+        }
+        r
+    }
+
+    fn user_data(&self) -> UserData {
+        let mut user = UserData::default().number(KEY_ORDER, self.key.order() as u32);
+        if let Some(data) = &self.data {
+            let order = match data {
+                Data::Verdict => ByteOrder::Invalid,
+                Data::Values(data) => data.order(),
+            };
+            user = user.number(DATA_ORDER, order as u32);
+        }
+        if let Some(described) = self.key.described() {
+            user = user.nested(KEY_TYPEOF, described);
+        }
+        let data = match (&self.data, &self.key) {
+            (Some(Data::Verdict), Type::Of(_)) => Some(described::bare(described::VERDICT)),
+            (Some(Data::Values(data)), _) => data.described(),
+            _ => None,
+        };
+        if let Some(described) = data {
+            user = user.nested(DATA_TYPEOF, described);
+        }
+        if self.data.is_some() {
+            user = user.number(DATA_INTERVAL, 0);
+        }
+        user.comment(COMMENT, self.comment.as_ref())
+    }
+
+    /// Returns `set` or `map`.
+    pub(super) fn word(&self) -> &'static str {
+        if self.data.is_some() { "map" } else { "set" }
+    }
+
+    /// Writes what stands between the braces after `add set` or `add map`.
+    pub(super) fn body(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("{ ")?;
+        match &self.key {
+            Type::Named(types) => {
+                f.write_str("type ")?;
+                names(types, f)?;
+            }
+            Type::Of(fields) => write!(f, "typeof {}", Concat(fields))?,
+        }
+        match &self.data {
+            None => {}
+            Some(Data::Verdict) => f.write_str(" : verdict")?,
+            Some(Data::Values(Type::Named(types))) => {
+                f.write_str(" : ")?;
+                names(types, f)?;
+            }
+            Some(Data::Values(Type::Of(fields))) => write!(f, " : {}", Concat(fields))?,
+        }
+        f.write_str(";")?;
+        if let Some(size) = self.size {
+            write!(f, " size {size};")?;
+        }
+        let flags = [
+            (self.interval, "interval"),
+            (self.dynamic, "dynamic"),
+            (self.timeouts || self.timeout.is_some(), "timeout"),
+        ];
+        let flags: Vec<_> = flags
+            .iter()
+            .filter(|(is, _)| *is)
+            .map(|(_, w)| *w)
+            .collect();
+        if !flags.is_empty() {
+            write!(f, " flags {};", flags.join(","))?;
+        }
+        if let Some(timeout) = self.timeout {
+            write!(f, " timeout {};", Span(timeout))?;
+        }
+        if self.counter {
+            f.write_str(" counter;")?;
+        }
+        if let Some(comment) = &self.comment {
+            write!(f, " comment \"{}\";", comment.as_str())?;
+        }
+        f.write_str(" }")
+    }
+}
+
+fn names(types: &[DataType], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for (at, one) in types.iter().enumerate() {
+        let point = if at == 0 { "" } else { " . " };
+        write!(f, "{point}{}", one.name())?;
+    }
+    Ok(())
+}
+
+/// A set as it is in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedSet {
+    /// Name of its table.
+    pub table: String,
+    /// It belongs to a rule and has no name of its own.
+    pub anonymous: bool,
+    /// The set itself.
+    pub set: Set,
+}
+
+impl ListedSet {
+    /// Returns true if this is what the kernel would hold of `set`.
+    pub fn is(&self, set: &Set) -> bool {
+        let desired = Set {
+            // A set with a timeout of its own is one whose elements have some.
+            timeouts: set.timeouts || set.timeout.is_some(),
+            // The kernel chose one when a rule was added that writes the set.
+            size: set.size.or(self
+                .set
+                .size
+                .filter(|size| set.dynamic && *size == Set::MOST_DYNAMIC)),
+            ..set.clone()
+        };
+        !self.anonymous && self.set == desired
+    }
+
+    /// Returns the set that a message of a dump has.
+    pub fn read(message: Message<'_>) -> Result<ListedSet, Malformed> {
+        let (mut table, mut name) = (String::new(), "");
+        let (mut flags, mut key, mut data, mut user) = (0, 0, 0, &[][..]);
+        let (mut timeout, mut size, mut counter) = (None, None, false);
+        for attribute in message.attributes(super::HEADER) {
+            let attribute = attribute?;
+            match attribute.kind {
+                TABLE => attribute.text()?.clone_into(&mut table),
+                NAME => name = attribute.text()?,
+                FLAGS => flags = attribute.be32()?,
+                KEY_TYPE => key = attribute.be32()?,
+                DATA_TYPE => data = attribute.be32()?,
+                TIMEOUT => timeout = Some(Duration::from_millis(attribute.be64()?)),
+                USERDATA => user = attribute.payload,
+                EXPRESSION => {
+                    let found = Expression::read(attribute)?;
+                    counter = matches!(found, Expression::Counter { .. });
+                }
+                DESCRIPTION => {
+                    for inner in attribute.nested() {
+                        let inner = inner?;
+                        if inner.kind == SIZE {
+                            size = Some(inner.be32()?);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        let data = if flags & F_MAP == 0 {
+            None
+        } else if data == VERDICT {
+            Some(Data::Verdict)
+        } else {
+            let described = userdata::find(user, DATA_TYPEOF);
+            Some(Data::Values(Type::read(data, described)))
+        };
+        let set = Set {
+            name: name.into(),
+            key: Type::read(key, userdata::find(user, KEY_TYPEOF)),
+            data,
+            interval: flags & F_INTERVAL != 0,
+            dynamic: flags & F_EVAL != 0,
+            timeouts: flags & F_TIMEOUT != 0,
+            timeout,
+            size,
+            counter,
+            comment: userdata::comment(user, COMMENT),
+        };
+        Ok(ListedSet {
+            table,
+            anonymous: flags & F_ANONYMOUS != 0,
+            set,
+        })
+    }
+}

@@ -1,0 +1,28 @@
+//! What the configuration says of node ports.
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use net::Family;
+
+/// Which of the node's addresses serve node ports: all of them where nothing is
+/// named.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePortAddresses {
+    /// The addresses of the Node object, one of each family.
+    pub primary: bool,
+    /// Those within one of these.
+    pub networks: Vec<IpNet>,
+    /// Whether modes of the kernel serve none of them on loopback addresses.
+    pub not_relayed: bool,
+}
+
+impl NodePortAddresses {
+    /// Returns the networks that the word `localhost` stands for.
+    pub fn loopback() -> [IpNet; 2] {
+        Family::ALL.map(Family::loopback)
+    }
+
+    /// Returns the networks that the word `all` stands for.
+    pub fn every() -> [IpNet; 2] {
+        [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]
+    }
+}
