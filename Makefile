@@ -121,7 +121,7 @@ SUITE = TRIPOD_NO_SKIP=1 $(NEXTEST) --test suite --profile all --success-output 
 
 # For any user: what takes root and does not run says SKIP.
 unit: nextest
-	$(NEXTEST) --lib --test suite --profile unit
+	$(NEXTEST) --workspace --lib --test suite --profile unit
 
 lab: nextest test-tools
 	$(NEXTEST) --test suite --profile all -- $(T) --skip guest_
@@ -163,9 +163,9 @@ reliability: nextest test-tools
 	$(SUITE) --exact --ignored faults::table::write
 
 check:
-	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets -- -D warnings
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
 	@if { [ -x $(DENY) ] || ( $(install-deny) ); } && $(CARGO) fetch --locked --quiet; then $(deny); \
 	else echo 'missing: cargo-deny or a crate: licences and sources of crates are not checked' >&2; [ "$(CI)" != true ]; fi
 

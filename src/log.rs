@@ -71,6 +71,15 @@ where
         .with(lines)
 }
 
+/// The crates whose events are Tripod's own.
+const OWN: [&str; 5] = [
+    env!("CARGO_CRATE_NAME"),
+    "ipvs",
+    "netlink",
+    "nftables",
+    "xtables",
+];
+
 fn filter(verbosity: u8) -> Targets {
     let own = match verbosity {
         0 | 1 => LevelFilter::INFO,
@@ -91,7 +100,7 @@ fn filter(verbosity: u8) -> Targets {
         others => others,
     };
     Targets::new()
-        .with_target(env!("CARGO_CRATE_NAME"), own)
+        .with_targets(OWN.map(|target| (target, own)))
         .with_target("kube_client", client)
         .with_default(others)
 }

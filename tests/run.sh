@@ -28,7 +28,7 @@ deploy_changed() {
     ! git diff --quiet "$base" -- deploy
 }
 
-tests() { "$cargo" nextest run --lib --bins --test suite --profile "$profile" "$@"; }
+tests() { "$cargo" nextest run --workspace --lib --bins --test suite --profile "$profile" "$@"; }
 
 if [ "$profile" = all ] || deploy_changed; then
     tests/tools.sh release "${INSTALL:-no}"
@@ -48,5 +48,5 @@ tests/times.sh "target/nextest/$profile/junit.xml" "$target/test-times.csv"
 if [ "$profile" = all ]; then
     tests --run-ignored only -E 'test(=mutants::run)' || failed="$failed mutants"
 fi
-"$cargo" test --doc || failed="$failed documentation"
+"$cargo" test --workspace --doc || failed="$failed documentation"
 [ -z "$failed" ] || { echo "failed:$failed"; exit 1; }

@@ -14,7 +14,9 @@ fn marked(text: &str) -> impl Iterator<Item = &str> {
 
 /// Returns the rows of the map about `src`: their folders and files, and the description.
 fn rows(text: &str) -> Vec<(Vec<&str>, &str)> {
-    let rows = text.lines().filter(|line| line.starts_with("| `src/"));
+    let rows = text
+        .lines()
+        .filter(|line| line.starts_with("| `src/") || line.starts_with("| `crates/"));
     let rows = rows.filter_map(|line| line[2..].split_once(" | "));
     rows.map(|(of, said)| (marked(of).collect(), said))
         .collect()

@@ -24,7 +24,7 @@ fn rust_files() -> Vec<PathBuf> {
         }
     }
     let mut found = Vec::new();
-    for folder in ["src", "tests", "benches", "examples", "fuzz"] {
+    for folder in ["src", "crates", "tests", "benches", "examples", "fuzz"] {
         walk(&root().join(folder), &mut found);
     }
     found

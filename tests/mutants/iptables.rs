@@ -8,11 +8,11 @@ const FAMILY: &str = "src/modes/iptables/family.rs";
 const MODE: &str = "src/modes/iptables/mod.rs";
 const STATE: &str = "src/modes/state.rs";
 const SERVICE: &str = "src/modes/iptables/plan/service.rs";
-const WATCH: &str = "src/kernel/xtables/sync_watch.rs";
-const DIFFERENCE: &str = "src/kernel/xtables/difference.rs";
-const RUN: &str = "src/kernel/xtables/run.rs";
-const TRANSACTION: &str = "src/kernel/xtables/transaction.rs";
-const PROGRAM: &str = "src/kernel/xtables/program.rs";
+const WATCH: &str = "crates/xtables/src/sync_watch.rs";
+const DIFFERENCE: &str = "crates/xtables/src/difference.rs";
+const RUN: &str = "crates/xtables/src/run.rs";
+const TRANSACTION: &str = "crates/xtables/src/transaction.rs";
+const PROGRAM: &str = "crates/xtables/src/program.rs";
 
 /// All mutants of iptables mode.
 pub(super) const MUTANTS: &[Mutant] = &[

@@ -8,7 +8,7 @@ const OBSERVE: &str = "src/modes/nftables/observe.rs";
 const FORGET: &str = "src/modes/nftables/stale_clients.rs";
 const MODE: &str = "src/modes/nftables/mod.rs";
 const SERVICE: &str = "src/modes/nftables/plan/service.rs";
-const WATCHER: &str = "src/kernel/nftables/watcher.rs";
+const WATCHER: &str = "crates/nftables/src/watcher.rs";
 const STATE: &str = "src/modes/state.rs";
 const STALE: &str = "src/modes/stale.rs";
 const RUNNER: &str = "src/runner/mod.rs";
@@ -163,19 +163,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "after a table was written nothing is watched",
     ),
     noticed(
-        "src/kernel/nftables/client.rs",
+        "crates/nftables/src/client.rs",
         "            Err(Failure::Refused(_)) if transaction.has_groups() => {",
         "            Err(Failure::Refused(_)) if transaction.is_empty() => {",
         "it is not found out which element is refused",
     ),
     noticed(
-        "src/kernel/netlink/socket.rs",
+        "crates/netlink/src/socket.rs",
         "                Ok((answers, false)) => return Ok(answers),",
         "                Ok((answers, _)) => return Ok(answers),",
         "a list that was interrupted counts as whole",
     ),
     noticed(
-        "src/kernel/netlink/transaction.rs",
+        "crates/netlink/src/transaction.rs",
         "        if !refused.is_empty() {\n            return Err(Fault",
         "        if refused.len() > count {\n            return Err(Fault",
         "refusals are not read",

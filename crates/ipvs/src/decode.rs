@@ -14,11 +14,13 @@ use super::{
     Wrapping,
 };
 
-/// Attributes of commands (`IPVS_CMD_ATTR_SERVICE`, `IPVS_CMD_ATTR_DEST`).
+/// The attribute of a command that has a virtual server (`IPVS_CMD_ATTR_SERVICE`).
 pub const SERVICE: u16 = 1;
+/// The attribute of a command that has a real server (`IPVS_CMD_ATTR_DEST`).
 pub const DEST: u16 = 2;
 
 /// Attributes of a virtual server (`IPVS_SVC_ATTR_*`).
+#[allow(missing_docs, reason = "linux/ip_vs.h says what they are")]
 pub mod service {
     pub const AF: u16 = 1;
     pub const PROTOCOL: u16 = 2;
@@ -33,6 +35,7 @@ pub mod service {
 }
 
 /// Attributes of a real server (`IPVS_DEST_ATTR_*`).
+#[allow(missing_docs, reason = "linux/ip_vs.h says what they are")]
 pub mod dest {
     pub const ADDR: u16 = 1;
     pub const PORT: u16 = 2;

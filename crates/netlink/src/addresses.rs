@@ -55,6 +55,8 @@ impl Address {
 }
 
 impl Address {
+    /// Returns an address of the interface with that index, with a scope `RT_SCOPE_*` and flags
+    /// `IFA_F_*`.
     pub fn new(address: IpAddr, index: u32, scope: u8, flags: u32) -> Address {
         Address {
             prefix: Family::of(&address).bits(),
@@ -104,6 +106,10 @@ fn dump(socket: &mut Socket) -> Result<Vec<Address>, Error> {
     Ok(addresses)
 }
 
+/// Reads an address; `None`: the message is of something else.
+///
+/// # Errors
+/// When the message is not what the kernel writes.
 pub fn parse(message: Message<'_>) -> Result<Option<Address>, Malformed> {
     // struct ifaddrmsg: family, prefix length, flags, scope, interface index.
     let [family, prefix, flags, scope, a, b, c, d] = message.header::<8>()?;

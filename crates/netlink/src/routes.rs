@@ -225,6 +225,10 @@ pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Route>, Error> {
     if_known(socket.dump(&request, |message| parse(message, family)))
 }
 
+/// Reads a route of Tripod; `None`: the message is of something else.
+///
+/// # Errors
+/// When the message is not what the kernel writes.
 pub fn parse(message: Message<'_>, family: Family) -> Result<Option<Route>, Malformed> {
     let header: [u8; 12] = message.header()?;
     let [number, prefix, _, _, table, protocol, _, kind, ..] = header;

@@ -233,6 +233,10 @@ pub fn delete_probe(socket: &mut Socket, family: Family) -> Result<(), Error> {
     delete(socket, &probes(family))
 }
 
+/// Reads a rule; `None`: the message is of something else.
+///
+/// # Errors
+/// When the message is not what the kernel writes.
 pub fn parse(message: Message<'_>, family: Family) -> Result<Option<Rule>, Malformed> {
     let header: [u8; 12] = message.header()?;
     if message.kind != libc::RTM_NEWRULE || header[0] != family.number() {

@@ -1,10 +1,7 @@
 //! Sending many requests in one datagram which the kernel carries out whole or
 //! not at all, as nf_tables does (`net/netfilter/nfnetlink.c`).
 
-use std::{
-    io,
-    os::fd::{AsRawFd, BorrowedFd},
-};
+use std::{io, os::fd::BorrowedFd};
 
 use nix::{
     errno::Errno,
@@ -159,6 +156,7 @@ impl Socket {
         self.inner.port()
     }
 
+    /// Returns the descriptor, to be polled.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as `inner` is, which outlives
         // the borrow of `self`.

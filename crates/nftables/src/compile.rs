@@ -207,10 +207,10 @@ fn key_of(key: &[Field], set: &SetName, reserved: usize, out: &mut Vec<Expressio
         // What is loaded in host order would be compared with ends of ranges in the
         // wrong order. One octet has no order; `nft` converts it, too.
         if set.ranges && key.len() > 1 && of.order() == ByteOrder::Host && of != DataType::IfName {
-            let size = if of.len() > 2 { 4 } else { 2 };
+            let size = if of.octets() > 2 { 4 } else { 2 };
             out.push(Expression::ToNetworkOrder {
                 register: Register::at(at),
-                len: of.len() as u32,
+                len: of.octets() as u32,
                 size,
             });
         }

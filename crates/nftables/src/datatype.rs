@@ -112,7 +112,7 @@ impl DataType {
     }
 
     /// Returns how many octets a value has; 0 for an unknown type.
-    pub fn len(self) -> usize {
+    pub fn octets(self) -> usize {
         match self {
             DataType::Protocol | DataType::CtDirection => 1,
             DataType::Port => 2,
@@ -126,7 +126,7 @@ impl DataType {
     /// Returns how many octets a value takes in a concatenation, where each begins at a
     /// multiple of four.
     pub(super) fn padded(self) -> usize {
-        self.len().next_multiple_of(4)
+        self.octets().next_multiple_of(4)
     }
 
     pub(super) fn order(self) -> ByteOrder {

@@ -366,7 +366,7 @@ fn values(types: &[DataType], key: &[u8], end: &[u8], f: &mut fmt::Formatter<'_>
     for (index, of) in types.iter().enumerate() {
         let point = if index == 0 { "" } else { " . " };
         f.write_str(point)?;
-        let part = at..at + of.len();
+        let part = at..at + of.octets();
         let part = |octets: &'_ [u8]| octets.get(part.clone()).unwrap_or_default().to_vec();
         write_range(*of, &part(key), &part(end), f)?;
         at += of.padded();

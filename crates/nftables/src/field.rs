@@ -293,7 +293,7 @@ impl Field {
 
     /// The lowest bits of a value of this field, in the order of its octets.
     fn mask_octets(&self, mask: u32) -> Vec<u8> {
-        let len = self.data_type().len();
+        let len = self.data_type().octets();
         let mut octets = mask.to_be_bytes().to_vec();
         octets.drain(..4usize.saturating_sub(len));
         while octets.len() < len {
@@ -310,7 +310,7 @@ impl Field {
 /// Returns how many octets a key of these fields has.
 pub(super) fn len(fields: &[Field]) -> usize {
     match fields {
-        [one] => one.data_type().len(),
+        [one] => one.data_type().octets(),
         many => many.iter().map(|field| field.data_type().padded()).sum(),
     }
 }

@@ -70,7 +70,7 @@ impl Type {
 
     fn len(&self) -> usize {
         match &self.types()[..] {
-            [one] => one.len(),
+            [one] => one.octets(),
             many => many.iter().map(|t| t.padded()).sum(),
         }
     }
@@ -220,7 +220,7 @@ impl Set {
                 }
                 r.nested(CONCAT, |r| {
                     types.iter().fold(r, |r, t| {
-                        r.nested(ELEMENT, |r| r.be32(FIELD_LEN, t.len() as u32))
+                        r.nested(ELEMENT, |r| r.be32(FIELD_LEN, t.octets() as u32))
                     })
                 })
             });

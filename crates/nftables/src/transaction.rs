@@ -41,15 +41,25 @@ pub(super) enum Grouping {
 /// One change of a transaction.
 #[derive(Clone, Debug)]
 pub enum Step {
+    /// Adds the table.
     AddTable,
+    /// Deletes the table with all that it contains.
     DeleteTable,
+    /// Adds a chain.
     AddChain(Chain),
+    /// Deletes the rules of a chain.
     FlushChain(String),
+    /// Deletes a chain.
     DeleteChain(String),
+    /// Adds a rule at the end of a chain.
     AddRule(String, Rule),
+    /// Adds a set or map.
     AddSet(Arc<Set>),
+    /// Deletes a set or map.
     DeleteSet(Arc<Set>),
+    /// Adds elements to a set or map.
     AddElements(Arc<Set>, Vec<Element>),
+    /// Deletes elements of a set or map.
     DeleteElements(Arc<Set>, Vec<Element>),
 }
 

@@ -44,8 +44,8 @@ impl Value {
             Value::Port(number) => octets.extend(number.to_be_bytes()),
             Value::Number(number) => octets.extend(number.to_ne_bytes()),
             Value::Name(name) => {
-                let end = octets.len() + DataType::IfName.len();
-                octets.extend(name.bytes().take(DataType::IfName.len() - 1));
+                let end = octets.len() + DataType::IfName.octets();
+                octets.extend(name.bytes().take(DataType::IfName.octets() - 1));
                 octets.resize(end, 0);
             }
         }

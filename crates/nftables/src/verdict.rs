@@ -87,6 +87,10 @@ impl Datum {
         }
     }
 
+    /// Reads a value or verdict.
+    ///
+    /// # Errors
+    /// When the attribute is not what the kernel writes.
     pub fn read(attribute: Attribute<'_>) -> Result<Datum, Malformed> {
         for inner in attribute.nested() {
             let inner = inner?;

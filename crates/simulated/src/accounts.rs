@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use netlink::{Message, netfilter_kind};
 use nix::{errno::Errno, libc};
 
+/// `NFNL_MSG_ACCT_NEW`.
 pub const NEW: u16 = netfilter_kind(libc::NFNL_SUBSYS_ACCT, 0);
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;

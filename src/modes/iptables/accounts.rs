@@ -30,7 +30,7 @@ impl Accounts {
             Ok(()) => self.made.extend(names),
             Err(_) if are_made => {}
             Err(error) => {
-                options.features = options.features - Extension::Nfacct;
+                options.features -= Extension::Nfacct;
                 self.missing = Some(format!(
                     "rules count nothing for metrics, as counters could not be made: {error}"
                 ));

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::conntrack::{
         entries,
-        flows::{State, Tuple, UDP},
+        flows::{Tuple, UDP},
     };
 
     /// How long entries last without packets.

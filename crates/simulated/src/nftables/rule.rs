@@ -169,7 +169,7 @@ impl Evaluation<'_> {
             return Step::NextRule;
         };
         let types = there.declared.key.types();
-        let of_key = types.iter().map(|of| of.len().next_multiple_of(4)).sum();
+        let of_key = types.iter().map(|of| of.octets().next_multiple_of(4)).sum();
         let address = usize::from(self.family.bits() / 8);
         run.way.updates.push(Update {
             set: Arc::clone(set),
@@ -359,8 +359,8 @@ impl Set {
                 let types = self.declared.key.types();
                 let mut at = 0;
                 types.iter().all(|of| {
-                    let part = at..at + of.len();
-                    at += of.len().next_multiple_of(4);
+                    let part = at..at + of.octets();
+                    at += of.octets().next_multiple_of(4);
                     let value = &registers[part.clone()];
                     key[part.clone()] <= *value && *value <= end[part]
                 })

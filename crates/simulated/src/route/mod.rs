@@ -366,8 +366,11 @@ pub(super) fn withdraws(message: &Message<'_>) -> bool {
 /// modulo how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit {
+    /// Removes routes.
     RemoveRoutes(Option<usize>),
+    /// Removes rules.
     RemoveRules(Option<usize>),
+    /// Removes an address.
     RemoveAddress(usize),
     /// Loopback goes down and up: the kernel makes its own routes to its addresses again.
     Deliver,

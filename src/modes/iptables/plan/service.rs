@@ -97,7 +97,7 @@ impl Plan<'_> {
     fn endpoint_chain(&mut self, backend: &Backend) {
         let mut features = self.options.features;
         if self.options.large_cluster {
-            features = features - Extension::Comment;
+            features -= Extension::Comment;
         }
         let commented = |rule: Rule| rule.commented(features, &self.shown);
         let hairpin = commented(Rule::new().source(backend.address.ip()));
