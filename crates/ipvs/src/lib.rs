@@ -1,36 +1,4 @@
-//! IP Virtual Server over generic netlink (`linux/ip_vs.h`): virtual servers,
-//! their real servers, timeouts.
-//!
-//! A virtual server is an address and a port that the kernel answers for; its
-//! real servers are where it sends the connections. All that is here acts on the
-//! network namespace of the thread that opened the socket.
-//!
-//! ```no_run
-//! use tripod::{
-//!     kernel::ipvs::{Change, Forwarding, Ipvs, RealServer, ServerId, VirtualServer},
-//!     net::Protocol,
-//! };
-//!
-//! # fn main() -> Result<(), netlink::Error> {
-//! let mut ipvs = Ipvs::open()?;
-//! let id = ServerId {
-//!     protocol: Protocol::Tcp,
-//!     address: "10.96.0.10:80".parse().unwrap(),
-//! };
-//! let real = RealServer::new("10.244.1.7:8080".parse().unwrap(), 1, Forwarding::Masquerade);
-//! let changes = [
-//!     Change::Add(VirtualServer::new(id, "rr")),
-//!     Change::AddReal(id, real),
-//! ];
-//! for outcome in ipvs.apply(&changes)? {
-//!     outcome?;
-//! }
-//! for server in ipvs.list()? {
-//!     println!("{server:?}: {:?}", ipvs.list_real(&server.id)?);
-//! }
-//! # Ok(())
-//! # }
-//! ```
+#![doc = include_str!("../README.md")]
 
 mod change;
 mod client;

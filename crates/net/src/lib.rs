@@ -1,6 +1,4 @@
-//! The vocabulary of network programs: IP families, transport protocols, addresses.
-//!
-//! It uses no other crate of Tripod.
+#![doc = include_str!("../README.md")]
 
 pub mod address;
 mod family;

@@ -1,22 +1,4 @@
-//! The base of every netlink subsystem: build requests, send several in one
-//! datagram, follow dumps, match answers, name what failed.
-//!
-//! It stands on neli's low-level socket and not on its `NlRouter`, which sends
-//! one message a call: a change of a thousand routes would be a thousand round
-//! trips. Calls block; the kernel answers within microseconds.
-//!
-//! ```no_run
-//! use netlink::{Protocol, Request, Socket};
-//!
-//! # fn main() -> Result<(), netlink::Error> {
-//! let mut socket = Socket::open(Protocol::Route)?;
-//! // RTM_GETLINK with an empty `struct ifinfomsg`.
-//! let request = Request::new(18, 0, "list", "links").header(&[0; 16]);
-//! let links = socket.dump(&request, |message| Ok(Some(message.body.len())))?;
-//! println!("{} links", links.len());
-//! # Ok(())
-//! # }
-//! ```
+#![doc = include_str!("../README.md")]
 
 pub mod addresses;
 pub mod connections;

@@ -1,48 +1,4 @@
-//! nf_tables over netlink (`linux/netfilter/nf_tables.h`), without the program
-//! `nft`: tables, chains, rules, sets and maps with their elements.
-//!
-//! Changes are made by a [`Transaction`] of one table, which the kernel carries
-//! out whole or not at all. It is a value: it can be built, printed as input for
-//! `nft -f`, and run. What is sent is what `nft` 1.0.6 sends for that input, so
-//! that `nft list ruleset` prints names, types and comments.
-//!
-//! ```no_run
-//! use std::sync::Arc;
-//! use tripod::{kernel::nftables::*, net::Family};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let family = Family::V4;
-//! let key = [DataType::Ipv4, DataType::Protocol, DataType::Port];
-//! let services = Set::map("services", Type::Named(key.to_vec()), Data::Verdict);
-//! let services = Arc::new(services);
-//! let address = [Value::Ip([10, 96, 0, 1].into()), Value::Protocol(6), Value::Port(80)];
-//! let drop = Element::with(concat(&address), Datum::Verdict(Verdict::Drop));
-//! let of_packet = vec![
-//!     Field::DestinationAddress(family),
-//!     Field::Meta(Meta::L4Proto),
-//!     Field::DestinationPort,
-//! ];
-//! let rule = Rule::new([Statement::VerdictMap(of_packet, (&*services).into())]);
-//!
-//! let mut transaction = Transaction::new(Table::new(family, "example"));
-//! transaction
-//!     .add_table()
-//!     .add_set(&services)
-//!     .add_elements(&services, vec![drop.commented("default/web:http")])
-//!     .add_chain(Chain::base("input", ChainType::Filter, Hook::Input, 0))
-//!     .add_rule("input", rule);
-//! print!("{transaction}");
-//! Rules::open()?.run(&transaction, None)?;
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! [`Rules::contents`] reads a table as it was at one moment, [`Watcher`] notices what
-//! others change, and [`Monitor`] says in which chains.
-//!
-//! A transaction is one datagram, however large: the socket's send buffer is raised as
-//! far as needed (`SO_SNDBUFFORCE`, for which the capability that a transaction needs
-//! anyway is enough). It is never split.
+#![doc = include_str!("../README.md")]
 
 mod chain;
 mod client;

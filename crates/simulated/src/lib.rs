@@ -1,8 +1,4 @@
-//! A kernel in memory, for tests of one thread: the parts of it that the modes change, as
-//! state machines that answer the messages which the real clients send.
-//!
-//! [`Kernel::enter`] makes a thread use it. An [`Observer`] decides at each call whether it
-//! fails, and how ([`Fault`]), and sees and may change the state before and after it.
+#![doc = include_str!("../README.md")]
 
 pub mod accounts;
 mod conntrack;

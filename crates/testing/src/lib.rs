@@ -1,5 +1,4 @@
-//! What tests share: network namespaces for tests against the real kernel, a message where there
-//! can be none, and how many cases to try.
+#![doc = include_str!("../README.md")]
 
 use std::{
     io::{self, Write},

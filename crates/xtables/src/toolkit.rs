@@ -18,10 +18,7 @@ pub struct Toolkit {
 
 impl Toolkit {
     /// Returns what is found out by trying, which takes some tenths of a second, and what
-    /// is not known of the features. A process does this as part of [`Kernel::examine`].
-    /// Changes nothing.
-    ///
-    /// [`Kernel::examine`]: crate::kernel::probe::Kernel::examine
+    /// is not known of the features. Changes nothing.
     ///
     /// # Errors
     /// When no program works with table nat, or that is not known; with each

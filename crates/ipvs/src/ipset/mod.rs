@@ -2,7 +2,8 @@
 //! nfnetlink (`linux/netfilter/ipset/ip_set.h`).
 //!
 //! ```no_run
-//! use tripod::{kernel::ipset::{Element, IpSets, Kind, Set}, net::Family};
+//! use ipvs::ipset::{Element, IpSets, Kind, Set};
+//! use net::Family;
 //!
 //! # fn main() -> Result<(), netlink::Error> {
 //! let mut sets = IpSets::open()?;

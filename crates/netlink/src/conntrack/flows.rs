@@ -7,12 +7,10 @@
 //! is then a first one.
 //!
 //! ```no_run
-//! use tripod::{
-//!     kernel::{
-//!         conntrack::flows::{self, Match, Reply, UDP},
-//!         netlink::{Protocol, Socket},
-//!     },
-//!     net::Family,
+//! use net::Family;
+//! use netlink::{
+//!     Protocol, Socket,
+//!     conntrack::flows::{self, Match, Reply, UDP},
 //! };
 //!
 //! # fn main() -> Result<(), netlink::Error> {
