@@ -37,9 +37,8 @@ which rules they meet and with which verdict, and to which endpoint they are sen
 who refuses or drops them; at the end how many went where. It takes root. Packets go
 their way unchanged: while it runs, a table of nf_tables has the kernel report on them
 (meta nftrace), at most 100 a second, and the kernel removes that table when this
-process ends, however it ends; in the legacy tables rules with target TRACE do the same,
-which are removed at the end, or by the next trace. Exits with 0, with 1 if it could not
-go on to the end or a rule stays, and with 2 if nothing can be traced or the command line
+process ends, however it ends. Rules of the legacy tables are not shown. Exits with 0,
+with 1 if the trace ended early, and with 2 if nothing can be traced or the command line
 is wrong.
 
 Of a Service it follows what is sent to its cluster IP, which the running proxy names.

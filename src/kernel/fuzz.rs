@@ -8,7 +8,7 @@ use netlink::{
     conntrack::{events, flows},
     generic, links, next_hop, route_deletions, routes, rules, unix_listeners,
 };
-use xtables::{Traced, observed::Observed, rule::Table};
+use xtables::{observed::Observed, rule::Table};
 
 /// Reads `bytes` as a datagram, and as the body of each kind of answer. The
 /// result does not matter; no bytes may make it panic or run for long.
@@ -47,7 +47,6 @@ fn read(message: Message<'_>) {
     let _ = events::parse(message);
     let _ = decode::server(&message);
     nftables::read_anything(message);
-    let _ = Traced::read(message);
     let _ = ipset::client::listed(&message);
     for kind in ipset::Kind::ALL {
         let _ = ipset::client::members(&message, &mut kind.name().to_owned());

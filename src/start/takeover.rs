@@ -21,7 +21,7 @@ use ipnet::IpNet;
 use net::{Family, PerFamily};
 use parking_lot::Mutex;
 use tokio::time::{Duration, Instant, sleep_until};
-use xtables::{Engine, clear_traces};
+use xtables::Engine;
 
 pub(super) use self::stale_state::rules_of_programs_may_be_there;
 use self::{
@@ -326,11 +326,6 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
     }
     if let Err(error) = probe::cleanup().await {
         failed.push(format!("probes: {error}"));
-    }
-    for family in Family::ALL {
-        if let Err(error) = clear_traces(family).await {
-            failed.push(format!("{family} rules of tripod trace: {error}"));
-        }
     }
     failed.extend(remove_files(&settings.own));
     if failed.is_empty() {

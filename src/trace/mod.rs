@@ -1,7 +1,6 @@
 //! `tripod trace`: the way of real packets through this node, as reported by the tracing
-//! of nf_tables and of the legacy tables and by the notifications of conntrack.
+//! of nf_tables and by the notifications of conntrack.
 
-mod legacy;
 mod pairs;
 mod print;
 mod report;
@@ -11,6 +10,7 @@ mod words;
 
 use std::{
     collections::HashMap,
+    fs,
     io::{self, Write},
     net::SocketAddr,
     process::ExitCode,
@@ -29,15 +29,12 @@ use netlink::{
 use nftables::{RuleSummary, TraceTarget, TracedChain, TracedStep, Tracer};
 use nix::{errno::Errno, net::if_::if_indextoname};
 use tokio::time;
-use xtables::{Engine, TraceError};
 
 use self::{
-    legacy::{Legacy, LegacyStep},
     pairs::{Asker, Pairs},
     report::{Report, Start, Summary},
     start::{asker, endpoints, own, start},
-    story::{Id, Proxy, Step, Stories},
-    words::Chain,
+    story::{Proxy, Step, Stories},
 };
 use crate::{
     ask,
@@ -60,7 +57,7 @@ const LAST: time::Duration = time::Duration::from_secs(1);
 const OVERDUE: time::Duration = time::Duration::from_millis(100);
 
 /// Follows packets as requested, and prints what happens to them. Returns the exit status:
-/// 0; 1 if that fails on the way, or a rule stays; 2 if nothing can be traced.
+/// 0; 1 if that fails on the way; 2 if nothing can be traced.
 pub async fn trace(asked: &Trace) -> ExitCode {
     // Before anything is changed on the node: a signal to end waits until the change is undone.
     let mut ends = match Ends::listen() {
@@ -76,14 +73,6 @@ pub async fn trace(asked: &Trace) -> ExitCode {
         Err(why) => return unable(&why),
     };
     let done = tracing.run(start, &mut ends).await;
-    if let Some(legacy) = tracing.legacy.take()
-        && let Err(error) = legacy.end().await
-    {
-        let what = "a rule that traces packets stays in table raw of the legacy tables";
-        let next = "the next tripod trace, or tripod cleanup, removes it";
-        let _ = writeln!(io::stderr(), "error: {what}: {error}; {next}");
-        return ExitCode::FAILURE;
-    }
     match done {
         Ok(()) => ExitCode::SUCCESS,
         // The reader has seen enough.
@@ -129,8 +118,6 @@ struct Tracing<'a> {
     target: TraceTarget,
     /// Reads the steps in nf_tables; `None`: rules cannot be traced.
     tracer: Option<Tracer>,
-    /// Reads the steps in legacy tables; `None`: there are none, or they cannot be traced.
-    legacy: Option<Legacy>,
     /// Reads changes of conntrack; `None`: it cannot be followed.
     events: Option<Events>,
     stories: Stories,
@@ -169,14 +156,14 @@ impl Tracing<'_> {
                 None
             }
         };
-        let legacy = match begin_legacy(&target).await {
-            Ok(legacy) => legacy,
-            Err(why) => {
-                unseen.push(why);
-                None
-            }
-        };
-        if tracer.is_none() && legacy.is_none() && events.is_none() {
+        let legacy = legacy_tables(Family::of(&target.to.ip()));
+        if !legacy.is_empty() {
+            let tables = legacy.join(", ");
+            unseen.push(format!(
+                "rules of iptables-legacy (it has the tables {tables}), which the kernel does not report"
+            ));
+        }
+        if tracer.is_none() && events.is_none() {
             return Err(format!("nothing can be traced: {}", unseen.join("; ")));
         }
         let most = asked.timeout.min(PATIENCE);
@@ -202,7 +189,6 @@ impl Tracing<'_> {
             asked,
             target,
             tracer,
-            legacy,
             events,
             stories: Stories::new(target, proxy),
             asker,
@@ -282,12 +268,6 @@ impl Tracing<'_> {
                 None => std::future::pending().await,
             }
         };
-        let legacy = async {
-            match &self.legacy {
-                Some(legacy) => legacy.arrived().await,
-                None => std::future::pending().await,
-            }
-        };
         let changes = async {
             match &self.events {
                 Some(events) => events.arrived().await,
@@ -296,7 +276,6 @@ impl Tracing<'_> {
         };
         tokio::select! {
             arrived = steps => arrived,
-            arrived = legacy => arrived,
             arrived = changes => arrived,
         }
     }
@@ -313,15 +292,7 @@ impl Tracing<'_> {
         if let Some(tracer) = &mut self.tracer {
             self.summary.lost |= tracer.drain(|trace| steps.push(trace))?;
         }
-        let mut steps: Vec<Step> = steps.iter().map(|trace| self.step(trace)).collect();
-        let mut by_legacy = Vec::new();
-        if let Some(legacy) = &mut self.legacy {
-            self.summary.lost |= legacy.drain(&mut by_legacy).await?;
-        }
-        steps.extend(by_legacy.into_iter().map(legacy_step));
-        // Steps of both engines arrive separately; the one that ends a way must come
-        // after all others.
-        steps.sort_by_key(|step| matches!(step.words, Some((_, Some(_)))));
+        let steps: Vec<Step> = steps.iter().map(|trace| self.step(trace)).collect();
         for step in steps {
             let report = self.stories.step(step, Instant::now());
             self.print(report)?;
@@ -379,16 +350,11 @@ impl Tracing<'_> {
 
     fn step(&mut self, trace: &nftables::Trace) -> Step {
         let rule = self.rule(trace);
-        let chain = Chain {
-            engine: Engine::NfTables,
-            table: &trace.chain.table,
-            name: &trace.chain.name,
-        };
         Step {
-            id: Id::Number(trace.id),
+            id: trace.id,
             packet: trace.packet,
             input: trace.input.and_then(link),
-            words: words::step(chain, &trace.step, rule.as_ref()),
+            words: words::step(&trace.chain, &trace.step, rule.as_ref()),
         }
     }
 
@@ -421,35 +387,14 @@ impl Tracing<'_> {
     }
 }
 
-/// Begins to trace through the legacy tables, if there are any.
-///
-/// # Errors
-/// Says what cannot be seen, and why.
-async fn begin_legacy(target: &TraceTarget) -> Result<Option<Legacy>, String> {
-    let tables = legacy::tables(Family::of(&target.to.ip()));
-    if tables.is_empty() {
-        return Ok(None);
-    }
-    let unseen = |error: TraceError| {
-        let tables = tables.join(", ");
-        format!("rules of iptables-legacy (it has the tables {tables}): {error}")
+/// Returns the legacy tables of `family` that exist.
+fn legacy_tables(family: Family) -> Vec<String> {
+    let names = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
     };
-    Legacy::open(target).await.map(Some).map_err(unseen)
-}
-
-fn legacy_step(step: LegacyStep) -> Step {
-    let LegacyStep { traced, step, rule } = step;
-    let chain = Chain {
-        engine: Engine::Legacy,
-        table: &traced.rule.table,
-        name: &traced.rule.chain,
-    };
-    Step {
-        id: Id::From(traced.packet.source),
-        words: words::step(chain, &step, rule.as_ref()),
-        packet: Some(traced.packet),
-        input: traced.input.and_then(link),
-    }
+    let names = fs::read_to_string(names).unwrap_or_default();
+    names.split_ascii_whitespace().map(str::to_owned).collect()
 }
 
 fn privileges(error: &netlink::Error) -> String {

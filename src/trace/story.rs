@@ -31,20 +31,11 @@ struct Way {
     last: Instant,
 }
 
-/// Identifies the packet to which a step belongs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Id {
-    /// The number by which nf_tables distinguishes packets.
-    Number(u32),
-    /// The source of the packet: the legacy tables report no number.
-    From(SocketAddr),
-}
-
 /// A step of a packet, in words.
 #[derive(Debug)]
 pub(super) struct Step {
-    /// The packet to which it belongs.
-    pub id: Id,
+    /// The number by which nf_tables distinguishes packets.
+    pub id: u32,
     /// Headers of the packet at this step; `None`: the step has none.
     pub packet: Option<Headers>,
     /// Name of the interface through which it arrived; `None`: this node sent it, or it is not
@@ -73,7 +64,7 @@ pub(super) struct Stories {
     target: TraceTarget,
     proxy: Proxy,
     /// The client of each packet whose end is not known yet.
-    packets: HashMap<Id, SocketAddr>,
+    packets: HashMap<u32, SocketAddr>,
     ways: HashMap<SocketAddr, Way>,
     /// Clients whose packets arrived where the proxy relays and have had no answer yet, and
     /// when.

@@ -1,7 +1,6 @@
 //! The words for a step of a packet's way.
 
-use nftables::{RuleSummary, TracedStep, Verdict};
-use xtables::Engine;
+use nftables::{RuleSummary, TracedChain, TracedStep, Verdict};
 
 use super::report::Step;
 
@@ -14,19 +13,11 @@ pub(super) enum End {
     Dropped,
 }
 
-/// A chain of one of the kernel's engines for rules.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Chain<'a> {
-    pub engine: Engine,
-    pub table: &'a str,
-    pub name: &'a str,
-}
-
 /// Returns the words for a step in `of`, and whether the packet's way ends there; `rule` is
 /// what its rule says. `None`: it is not worth a line, such as the end of a chain that lets
 /// the packet pass.
 pub(super) fn step(
-    of: Chain<'_>,
+    of: &TracedChain,
     step: &TracedStep,
     rule: Option<&RuleSummary>,
 ) -> Option<(Step, Option<End>)> {
@@ -53,23 +44,19 @@ pub(super) fn step(
                 Some(other) => (other.to_string(), None),
                 None => ("another verdict".to_owned(), None),
             };
-            let at = format!("{} of {chain}", named(of.engine, *handle, rule));
+            let at = format!("{} of {chain}", named(*handle, rule));
             Some((Step { at, verdict }, end))
         }
     }
 }
 
-fn chain(chain: Chain<'_>) -> String {
-    let legacy = match chain.engine {
-        Engine::NfTables => "",
-        Engine::Legacy => " (iptables-legacy)",
-    };
-    format!("chain {} of table {}{legacy}", chain.name, chain.table)
+fn chain(chain: &TracedChain) -> String {
+    format!("chain {} of table {}", chain.name, chain.table)
 }
 
 /// Returns what distinguishes the rule from others: its comment, its sets, its target, or
 /// else its number.
-fn named(engine: Engine, handle: u64, rule: Option<&RuleSummary>) -> String {
+fn named(handle: u64, rule: Option<&RuleSummary>) -> String {
     let mut parts = Vec::new();
     if let Some(rule) = rule {
         parts.extend(
@@ -81,11 +68,7 @@ fn named(engine: Engine, handle: u64, rule: Option<&RuleSummary>) -> String {
         parts.extend(rule.target.as_ref().map(|target| format!("-j {target}")));
     }
     if parts.is_empty() {
-        parts.push(match engine {
-            Engine::NfTables => format!("with handle {handle}"),
-            // As `iptables-legacy -L --line-numbers` shows it.
-            Engine::Legacy => format!("number {handle}"),
-        });
+        parts.push(format!("with handle {handle}"));
     }
     format!("rule {}", parts.join(" "))
 }
@@ -94,28 +77,12 @@ fn named(engine: Engine, handle: u64, rule: Option<&RuleSummary>) -> String {
 mod tests {
     use super::*;
 
-    const CHAIN: Chain<'_> = Chain {
-        engine: Engine::NfTables,
-        table: "nat",
-        name: "KUBE-SERVICES",
-    };
-
-    #[test]
-    fn those_of_the_legacy_tables_are_told_apart() {
-        let legacy = Chain {
-            engine: Engine::Legacy,
-            ..CHAIN
-        };
-        let dropping = TracedStep::Rule {
-            handle: 7,
-            verdict: Some(Verdict::Drop),
-        };
-        let (words, end) = step(legacy, &dropping, None).expect("it is worth a line");
-        assert_eq!(
-            words.at,
-            "rule number 7 of chain KUBE-SERVICES of table nat (iptables-legacy)"
-        );
-        assert_eq!(end, Some(End::Dropped));
+    fn chain() -> TracedChain {
+        TracedChain {
+            family: 2,
+            table: "nat".to_owned(),
+            name: "KUBE-SERVICES".to_owned(),
+        }
     }
 
     #[test]
@@ -170,15 +137,15 @@ mod tests {
                 at: format!("{at} of chain KUBE-SERVICES of table nat"),
                 verdict: words.to_owned(),
             };
-            assert_eq!(step(CHAIN, &met, rule), Some((expected, end)));
+            assert_eq!(step(&chain(), &met, rule), Some((expected, end)));
         }
-        let policy = |drops| step(CHAIN, &TracedStep::Policy { drops }, None);
+        let policy = |drops| step(&chain(), &TracedStep::Policy { drops }, None);
         assert_eq!(policy(false), None);
         let end = TracedStep::Rule {
             handle: 0,
             verdict: Some(Verdict::Continue),
         };
-        assert_eq!(step(CHAIN, &end, None), None);
+        assert_eq!(step(&chain(), &end, None), None);
         let (dropped, end) = policy(true).expect("it is worth a line");
         assert_eq!(dropped.at, "the end of chain KUBE-SERVICES of table nat");
         assert_eq!(end, Some(End::Dropped));

@@ -1,7 +1,5 @@
 //! `tripod trace`: real packets are followed, and nothing is left behind.
 
-mod legacy;
-
 use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
@@ -114,14 +112,8 @@ fn tables(lab: &Lab) -> String {
 /// Calls are followed in `mode` to the endpoint; `rule` are words of a rule that they
 /// meet, `refusing` of the one that refuses them when there is no endpoint.
 fn calls_are_followed(mode: &str, rule: &[&str], refusing: &[&str]) {
-    calls_are_followed_in(|_| {}, mode, rule, refusing);
-}
-
-/// The same in a namespace that `prepare` has prepared.
-fn calls_are_followed_in(prepare: fn(&Lab), mode: &str, rule: &[&str], refusing: &[&str]) {
     run(|| {
         let mut lab = Lab::new(Capture::Redirect);
-        prepare(&lab);
         let web = Service::new("web", 1);
         lab.add_backends(&["a", "b"]).publish(&web, &["a"]);
         let _running = started_in(&lab, mode);

@@ -35,13 +35,6 @@ impl Request {
         self.header(&[family, 0, 0, 0])
     }
 
-    /// Appends the same with the number of a resource, as a group of nfnetlink_log.
-    #[must_use]
-    pub fn nfgenmsg_of(self, family: u8, resource: u16) -> Request {
-        let [high, low] = resource.to_be_bytes();
-        self.header(&[family, 0, high, low])
-    }
-
     /// Appends `struct rtmsg`.
     #[must_use]
     pub fn rtmsg(self, route: RtMsg) -> Request {

@@ -26,8 +26,6 @@ pub mod rule;
 pub mod run;
 pub mod sync_watch;
 mod toolkit;
-mod traced;
-mod tracer;
 pub mod transaction;
 pub mod watch;
 pub mod words;
@@ -40,8 +38,6 @@ pub use self::{
     engines::Engines,
     error::Error,
     toolkit::Toolkit,
-    traced::{Reached, Traced, TracedRule},
-    tracer::{TraceError, Tracer, clear_traces},
 };
 use self::{
     parts::parts,

@@ -265,13 +265,8 @@ impl Writer {
         }
     }
 
-    /// Applies a batch, several times if it fails for a passing reason.
-    pub(super) async fn restore(&self, batch: &str) -> Result<(), Error> {
-        self.try_to_restore(batch, &mut Before::Nothing).await
-    }
-
-    /// As [`restore`](Self::restore). A try that failed may have taken effect in part, as each
-    /// table is a transaction of its own: `before` says so.
+    /// Applies a batch, several times if it fails for a passing reason. A try that failed may have
+    /// taken effect in part, as each table is a transaction of its own: `before` says so.
     async fn try_to_restore(&self, batch: &str, before: &mut Before) -> Result<(), Error> {
         let mut attempts = Attempts::new();
         loop {

@@ -235,7 +235,7 @@ impl Kernel {
     pub(crate) fn with_simulated_programs(mut self, engine: xtables::Engine) -> Kernel {
         let toolkit = |family| Toolkit {
             writer: Writer {
-                xtables: xtables::Xtables::in_folder(family, std::path::Path::new("/sbin")),
+                xtables: xtables::Xtables::in_folder(family, std::path::Path::new("/nowhere")),
                 engine,
             },
             features: Features::all(),

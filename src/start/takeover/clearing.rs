@@ -5,14 +5,12 @@
 
 use std::{future::Future, sync::Arc};
 
-use net::Family;
 use parking_lot::Mutex;
 use tokio::{
     runtime,
     task::{JoinHandle, spawn_blocking},
     time::{Duration, Instant, sleep},
 };
-use xtables::clear_traces;
 
 use super::stale_state::{StaleState, rules_of_programs_may_be_there};
 use crate::{
@@ -61,8 +59,6 @@ pub(super) struct Passed {
     pub(super) in_use: Vec<StaleState>,
     /// State that could not be removed.
     pub(super) failed: Vec<StaleState>,
-    /// Whether rules of a trace that was killed could not be removed.
-    pub(super) has_traces: bool,
 }
 
 /// Makes one pass; blocks for as long as that takes.
@@ -102,7 +98,7 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
     if work.stale.is_empty() && !reappeared.is_empty() {
         work.stale = present(reappeared, work.running.clone()).await;
     }
-    let (mut failed, mut has_traces) = (Vec::new(), false);
+    let mut failed = Vec::new();
     while !work.stale.is_empty() {
         let begun = Instant::now();
         let waited = work.since.elapsed();
@@ -111,14 +107,13 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
             break;
         };
         failed.extend(passed.failed);
-        has_traces = passed.has_traces;
         work.stale = passed.in_use;
         if !work.stale.is_empty() {
             sleep(PAUSE.max(begun.elapsed() * SHARE)).await;
         }
     }
     failed.extend(work.stale);
-    if !failed.is_empty() || has_traces {
+    if !failed.is_empty() {
         return failed;
     }
     if work.logged.lock().end() {
@@ -130,7 +125,7 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
 }
 
 /// Makes the real pass: has the stale state take no new connections, and removes what no connection
-/// needs, or all of it after [`PATIENCE`]. Also removes what traces that were killed have left.
+/// needs, or all of it after [`PATIENCE`].
 pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     let mut passed = Passed::default();
     blocking(async {
@@ -145,14 +140,6 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
                     "some objects of {state} could not be removed: {error}"
                 ));
                 passed.failed.push(state);
-            }
-        }
-        for family in Family::ALL {
-            if let Err(error) = clear_traces(family).await {
-                passed.has_traces = true;
-                work.failed(&format!(
-                    "{family} rules of a tripod trace that was killed are not gone: {error}"
-                ));
             }
         }
     })?;
@@ -248,12 +235,6 @@ mod tests {
                 }) as Pass,
                 |_, _| Some(Passed::default()),
                 |_, _| Some(Passed::default()),
-                |_, _| {
-                    Some(Passed {
-                        has_traces: true,
-                        ..Passed::default()
-                    })
-                },
             ] {
                 work(all).failed("it is not gone: busy");
                 runtime.block_on(clear_up(work(all), Vec::new(), pass));
@@ -262,7 +243,7 @@ mod tests {
         let texts = log.iter().map(|line| line.contains("nothing is left"));
         assert_eq!(
             texts.collect::<Vec<_>>(),
-            [false, true, false, true, false],
+            [false, true, false, true],
             "{log:#?}"
         );
     }

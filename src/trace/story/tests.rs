@@ -36,7 +36,7 @@ fn step(packet: Option<Headers>, rule: &str, end: Option<End>) -> Step {
         verdict: "jump a".to_owned(),
     };
     Step {
-        id: Id::Number(7),
+        id: 7,
         packet,
         input: Some("cni0".to_owned()),
         words: Some((words, end)),
@@ -76,7 +76,7 @@ fn a_packet_is_followed_to_its_endpoint_and_its_connection_to_the_end() {
     );
     assert_eq!(stories.step(step(None, "two", None), now), None);
     let of_another = Step {
-        id: Id::Number(8),
+        id: 8,
         ..step(headers("10.244.0.9:1", "10.96.0.2:80"), "other", None)
     };
     assert_eq!(stories.step(of_another, now), None);

@@ -453,7 +453,7 @@ mod tests {
     #[test]
     fn chains_are_not_reported_as_removed_where_a_program_does_not_say_its_engine() {
         in_namespace(|| {
-            let programs = [Xtables::in_folder(Family::V4, Path::new("/sbin"))].into_iter();
+            let programs = [Xtables::in_folder(Family::V4, Path::new("/nowhere"))].into_iter();
             let engines = block_on(Engines::of(Family::V4, programs));
             let reached = |preserved| OWNED.within_reach(Family::V4, &engines, &preserved);
             assert!(reached(Preserved::nothing()).is_ok(), "there is no table");
