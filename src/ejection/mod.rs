@@ -14,6 +14,7 @@ mod watched;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     net::SocketAddr,
     sync::Arc,
     time::Duration,
@@ -36,7 +37,9 @@ use tokio::{
     net::TcpStream,
     sync::{
         Notify,
-        mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, channel, unbounded_channel},
+        mpsc::{
+            OwnedPermit, Sender, UnboundedReceiver, UnboundedSender, WeakSender, unbounded_channel,
+        },
     },
     time::{Instant, sleep_until, timeout},
 };
@@ -61,9 +64,6 @@ const NOTIFIES: &str = "net/netfilter/nf_conntrack_events";
 /// The first and the longest pause before subscribing is tried again after a failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
-/// Maximum number of batches that wait for the runner.
-const WAITING: usize = 16;
 
 /// What tells this part of the process which endpoints to watch: a follower of syncs.
 pub struct Follower(Arc<Shared>);
@@ -106,17 +106,17 @@ impl Metrics {
     }
 }
 
-/// Watches endpoints, and adds what follows to the `batches` of the cluster. Returns the batches
-/// for the runner, and what follows its syncs in `mode`. If the kernel does not report what becomes
-/// of connections, that is posted to `recorder` for each Service that requests ejection.
+/// Watches endpoints, and sends ejections to the runner as `batches`, as long as the objects of
+/// the cluster are sent there. Returns what follows the runner's syncs in `mode`. If the kernel does
+/// not report what becomes of connections, that is posted to `recorder` for each Service that
+/// requests ejection.
 pub fn begin(
-    batches: Receiver<Batch>,
+    batches: &Sender<Batch>,
     mode: ModeName,
     metrics: Metrics,
     recorder: Recorder,
-) -> (Receiver<Batch>, Follower) {
+) -> Follower {
     let shared = Arc::new(Shared::default());
-    let (send, receive) = channel(WAITING);
     let (ejected, waiting) = unbounded_channel();
     // IPVS keeps a connection with its real server, whatever its entry in connection tracking.
     if mode != ModeName::Ipvs {
@@ -131,12 +131,14 @@ pub fn begin(
         logged: LogOnce::default(),
         lost: LoggedFlag::default(),
         in_force: BTreeMap::new(),
+        batches: batches.downgrade(),
+        unsent: Vec::new(),
         probed: unbounded_channel(),
         metrics,
         recorder,
     };
-    tokio::spawn(ejector.run(batches, send));
-    (receive, Follower(shared))
+    tokio::spawn(ejector.run());
+    Follower(shared)
 }
 
 impl AfterSync for Follower {
@@ -184,6 +186,11 @@ async fn answers(endpoint: SocketAddr) -> Option<bool> {
     }
 }
 
+/// Waits for room for a batch; `None`: the runner, or the source of its objects, has ended.
+async fn room(batches: &WeakSender<Batch>) -> Option<OwnedPermit<Batch>> {
+    batches.upgrade()?.reserve_owned().await.ok()
+}
+
 struct Ejector {
     shared: Arc<Shared>,
     evidence: Evidence,
@@ -201,22 +208,25 @@ struct Ejector {
     probed: (UnboundedSender<Probed>, UnboundedReceiver<Probed>),
     /// What was last reported as ejected, by Service.
     in_force: BTreeMap<ServiceName, BTreeSet<SocketAddr>>,
+    /// Leads to the runner.
+    batches: WeakSender<Batch>,
+    /// Ejections for which there was no room there yet.
+    unsent: Vec<Event>,
     metrics: Metrics,
     recorder: Recorder,
 }
 
 impl Ejector {
-    async fn run(mut self, mut batches: Receiver<Batch>, send: Sender<Batch>) {
+    async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
             let due = self.evidence.due();
             let opening = self.opening.due().filter(|_| self.kernel.is_none());
             tokio::select! {
-                batch = batches.recv() => {
-                    let Some(batch) = batch else { return };
-                    if send.send(batch).await.is_err() {
-                        return;
-                    }
+                room = room(&self.batches), if !self.unsent.is_empty() => {
+                    let Some(room) = room else { return };
+                    let events = mem::take(&mut self.unsent);
+                    room.send(Batch { events });
                     continue;
                 }
                 () = shared.changed.notified() => self.watch(),
@@ -226,9 +236,7 @@ impl Ejector {
                 () = until(opening) => self.watch(),
             }
             let events = self.events();
-            if !events.is_empty() && send.send(Batch { events }).await.is_err() {
-                return;
-            }
+            self.unsent.extend(events);
         }
     }
 
@@ -391,7 +399,7 @@ impl Ejector {
         if ejected == self.in_force {
             return Vec::new();
         }
-        let before = std::mem::replace(&mut self.in_force, ejected);
+        let before = mem::replace(&mut self.in_force, ejected);
         let names: BTreeSet<_> = before.keys().chain(self.in_force.keys()).collect();
         let changed = names
             .into_iter()

@@ -172,18 +172,20 @@ impl<M: Mode> Runner<M> {
     }
 
     /// Runs until the source of batches ends. The first sync waits for the
-    /// first batch, the complete initial state. A change of node addresses
-    /// causes a full sync, and so does another program that modifies what the
+    /// first batch, the complete initial state, and then for `before_sync`. A change of node
+    /// addresses causes a full sync, and so does another program that modifies what the
     /// mode installed.
     pub async fn run(
         &mut self,
         mut batches: Receiver<Batch>,
         mut addresses: Option<impl NodeAddresses>,
+        before_sync: impl Future<Output = ()>,
     ) {
         let mut watched = addresses.is_some();
         let Some(first) = batches.recv().await else {
             return;
         };
+        before_sync.await;
         let mut scheduler = SyncScheduler::new(self.options.clone(), Instant::now());
         self.fold(first);
         self.health.objects_known();

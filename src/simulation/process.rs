@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
+    future::ready,
     io,
     net::IpAddr,
     sync::{
@@ -81,7 +82,7 @@ impl Process {
         let mut runner = Runner::new(mode, tracker, options, Arc::clone(&health), metrics);
         let questions = runner.questions();
         let runner = tokio::spawn(async move {
-            runner.run(received, Some(Addresses)).await;
+            runner.run(received, Some(Addresses), ready(())).await;
         });
         watch.lock().begins(knows_clients);
         let process = Process {

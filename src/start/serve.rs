@@ -12,7 +12,10 @@ use std::{
 
 use netlink::setting::Setting;
 use prometheus::Registry;
-use tokio::{sync::mpsc::Receiver, task::JoinSet};
+use tokio::{
+    sync::mpsc::{self, Sender},
+    task::JoinSet,
+};
 
 use super::{
     Done,
@@ -124,17 +127,19 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     runner.report_node(&node, node_dependents(&node_ports, &effective.detect_local));
     runner.follow(service_health);
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
-    let batches = source.follow(api::Settings {
+    let (sender, batches) = mpsc::channel(1);
+    eject(&sender, &mut runner, mode, &registry, recorder)?;
+    let followed = api::Settings {
         node_weights: settings.own.node_weights,
         service_cidrs: mode == ModeName::Nftables,
         health: objects,
         ..api::Settings::for_node(&node)
-    });
-    let batches = ejecting(batches, &mut runner, mode, &registry, recorder)?;
+    };
+    source.follow(followed, sender);
     let sockets = userspace::workers(settings.own.workers);
-    let (batches, serves) = succession::announced(batches, sockets, handover.clone(), listeners);
+    let (taken_over, serves) = succession::take_over(sockets, handover.clone(), listeners);
     runner.follow(serves);
-    let running = pin!(runner.run(batches, Some(addresses)));
+    let running = pin!(runner.run(batches, Some(addresses), taken_over));
     ending::until_ended(running, serving, handover, programs, &settings, signals).await
 }
 
@@ -179,22 +184,20 @@ fn serve_health(
     Ok(())
 }
 
-/// Has endpoints that do not answer ejected, if the kernel forwards their connections: userspace
-/// mode itself sees which of them answer. Returns the batches for the runner.
-fn ejecting<M: Mode>(
-    batches: Receiver<Batch>,
+/// Ejects endpoints that do not answer, if the kernel forwards their connections: userspace
+/// mode itself sees which of them answer.
+fn eject<M: Mode>(
+    batches: &Sender<Batch>,
     runner: &mut Runner<M>,
     mode: ModeName,
     registry: &Registry,
     recorder: Recorder,
-) -> prometheus::Result<Receiver<Batch>> {
-    if mode == ModeName::Userspace {
-        return Ok(batches);
+) -> prometheus::Result<()> {
+    if mode != ModeName::Userspace {
+        let metrics = ejection::Metrics::register(registry)?;
+        runner.follow(ejection::begin(batches, mode, metrics, recorder));
     }
-    let metrics = ejection::Metrics::register(registry)?;
-    let (batches, follower) = ejection::begin(batches, mode, metrics, recorder);
-    runner.follow(follower);
-    Ok(batches)
+    Ok(())
 }
 
 /// Returns when syncs are due.

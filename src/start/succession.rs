@@ -64,7 +64,7 @@ use crate::{
     modes::handover::{Handover, Predecessor},
     runner::AfterSync,
     serve::{Listeners, Successors},
-    services::{Batch, Changes, ServiceMap},
+    services::{Changes, ServiceMap},
 };
 
 /// Where processes of one node listen for those that take over from them. In containers
@@ -103,44 +103,32 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Sent when a predecessor has given way, and when a successor serves.
 const DONE: u8 = 1;
 
-/// Delays the first batch of a process until those before it have given way, and the holder has
-/// given it what ended ones left there. Later `listeners` are shared with the process after this
-/// one.
-pub(super) fn announced(
-    mut batches: Receiver<Batch>,
+/// Returns what must complete before the first sync: the processes before this one have given way,
+/// and the holder has given it what ended ones left there. Also returns what tells them when this
+/// process serves; then `listeners` are shared with the process after this one.
+pub(super) fn take_over(
     sockets: usize,
     handover: Handover,
     listeners: Listeners,
-) -> (Receiver<Batch>, Serving) {
-    let (send, receive) = channel(1);
+) -> (impl Future<Output = ()>, Serving) {
     let (served, serving) = channel(1);
     let holding = handover.holding().cloned();
     if let Some(holding) = &holding {
         tokio::spawn(holding.clone().run());
     }
-    tokio::spawn(async move {
-        let Some(first) = batches.recv().await else {
-            return;
-        };
+    let taken_over = async move {
         until_one_is_left().await;
         let predecessors = ask_all(sockets, &handover).await;
         tokio::spawn(once_it_serves(serving, predecessors, handover, listeners));
         if let Some(holding) = holding {
             holding.answered().await;
         }
-        let mut next = Some(first);
-        while let Some(batch) = next {
-            if send.send(batch).await.is_err() {
-                return;
-            }
-            next = batches.recv().await;
-        }
-    });
+    };
     let serving = Serving {
         families: PerFamily::default(),
         served: Some(served),
     };
-    (receive, serving)
+    (taken_over, serving)
 }
 
 /// Signals which families this process serves.

@@ -3,7 +3,7 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use tokio::sync::mpsc::Receiver;
+use tokio::sync::mpsc::Sender;
 
 use crate::{
     api_client::{Access, AccessError, Connection, RequestMetrics},
@@ -44,13 +44,15 @@ impl Source {
         }
     }
 
-    /// Follows the objects that a proxy needs: the first batch is the complete state, each later
-    /// one what changed. `settings` say which are requested from the API server; in a folder all
-    /// are read anyway.
-    pub fn follow(&self, settings: api::Settings) -> Receiver<Batch> {
+    /// Follows the objects that a proxy needs, and sends them to `batches`: the first batch is the
+    /// complete state, each later one what changed. `settings` say which are requested from the
+    /// API server; in a folder all are read anyway.
+    pub fn follow(&self, settings: api::Settings, batches: Sender<Batch>) {
         match self {
-            Source::Folder(folder) => manifests::spawn_with(folder, Arc::clone(&settings.health)),
-            Source::Cluster(access) => api::spawn(access.clone(), settings),
+            Source::Folder(folder) => {
+                manifests::spawn_with(folder, Arc::clone(&settings.health), batches);
+            }
+            Source::Cluster(access) => api::spawn(access.clone(), settings, batches),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde_json::Value;
 use tokio::{
-    sync::mpsc::Receiver,
+    sync::mpsc::{Receiver, channel},
     time::{Instant, timeout_at},
 };
 use tripod::{
@@ -59,9 +59,12 @@ impl Recorder {
     }
 
     fn with(access: Access, settings: Settings) -> Recorder {
+        let health = Arc::clone(&settings.health);
+        let (sender, batches) = channel(1);
+        api::spawn(access, settings, sender);
         Recorder {
-            health: Arc::clone(&settings.health),
-            batches: api::spawn(access, settings),
+            health,
+            batches,
             tracker: Tracker::new(NODE),
             seen: Vec::new(),
             untouched: Vec::new(),

@@ -113,13 +113,12 @@ async fn the_calls_that_are_listed_are_those_that_are_made() {
         Ok::<_, tower::BoxError>(response.body(Body::from(body.as_bytes().to_vec()))?)
     });
     let access = Access::fixed(kube::Client::new(service, "default"));
-    let mut batches = api::spawn(
-        access.clone(),
-        Settings {
-            service_cidrs: true,
-            ..Settings::for_node("node-a")
-        },
-    );
+    let settings = Settings {
+        service_cidrs: true,
+        ..Settings::for_node("node-a")
+    };
+    let (sender, mut batches) = tokio::sync::mpsc::channel(1);
+    api::spawn(access.clone(), settings, sender);
     let (recorder, events) = Recorder::new(2);
     // The second one is the first once more.
     for _ in 0..2 {

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs::File,
+    future::ready,
     io,
     net::IpAddr,
     path::{Path, PathBuf},
@@ -194,7 +195,7 @@ impl Proxy {
                 let mut runner = Runner::new(mode, tracker, options, health, metrics);
                 let changes = Addresses(AddressChanges::open().expect("netlink"));
                 tokio::select! {
-                    () = runner.run(watch::manifests::spawn(manifests), Some(changes)) => {}
+                    () = runner.run(watch::manifests::spawn(manifests), Some(changes), ready(())) => {}
                     _ = stopped => {}
                 }
             });

@@ -1,5 +1,6 @@
 use std::{
     collections::BTreeSet,
+    future::ready,
     io,
     net::{IpAddr, SocketAddr},
     sync::Mutex,
@@ -215,7 +216,7 @@ impl Bench {
         let (questions, status) = (runner.questions(), runner.status());
         let _runner = tokio::spawn(async move {
             runner
-                .run(from_batches, Some(Addresses(from_addresses)))
+                .run(from_batches, Some(Addresses(from_addresses)), ready(()))
                 .await;
         });
         Bench {

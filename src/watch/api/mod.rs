@@ -109,16 +109,14 @@ impl Settings {
 /// The first batch has all objects. It is sent once Services and EndpointSlices are complete and
 /// each other kind is complete, absent or forbidden, or 30 s after the former are. Each later batch
 /// has what changed in reduced form, each object at most once. Whatever happens to the server, the
-/// last known state stays in force. The task ends when the receiver is dropped.
-pub fn spawn(access: Access, settings: Settings) -> mpsc::Receiver<Batch> {
-    let (sender, receiver) = mpsc::channel(1);
+/// last known state stays in use. The task ends when the receiver of `batches` is dropped.
+pub fn spawn(access: Access, settings: Settings, batches: mpsc::Sender<Batch>) {
     tokio::spawn(async move {
         tokio::select! {
-            () = follow_all(&access, &settings, &sender) => {}
-            () = sender.closed() => {}
+            () = follow_all(&access, &settings, &batches) => {}
+            () = batches.closed() => {}
         }
     });
-    receiver
 }
 
 struct Objects {

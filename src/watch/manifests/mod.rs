@@ -65,23 +65,26 @@ pub fn check(path: &Path) -> Result<(), String> {
 /// not exist is waited for; if it goes away, its last content stays in force.
 /// The task ends when the receiver is dropped.
 pub fn spawn(path: impl Into<PathBuf>) -> mpsc::Receiver<Batch> {
-    spawn_with(path, Arc::default())
+    let (sender, receiver) = mpsc::channel(1);
+    spawn_with(path, Arc::default(), sender);
+    receiver
 }
 
-/// As [`spawn`]; how it goes is recorded in `health`.
+/// As [`spawn`]; how it goes is recorded in `health`, and the batches go to `batches`.
 pub(super) fn spawn_with(
     path: impl Into<PathBuf>,
     health: Arc<SourceHealth>,
-) -> mpsc::Receiver<Batch> {
-    let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(follow(path.into(), sender, SCAN_PERIOD, health));
-    receiver
+    batches: mpsc::Sender<Batch>,
+) {
+    tokio::spawn(follow(path.into(), batches, SCAN_PERIOD, health));
 }
 
 /// Reads the folder or file once. Returns its objects, and why some of them cannot be used.
 pub async fn read(path: impl Into<PathBuf>) -> (Batch, Vec<String>) {
     let health = Arc::<SourceHealth>::default();
-    let batch = spawn_with(path, Arc::clone(&health)).recv().await;
+    let (sender, mut batches) = mpsc::channel(1);
+    spawn_with(path, Arc::clone(&health), sender);
+    let batch = batches.recv().await;
     let faults = health.kinds().into_values().flat_map(|kind| kind.faults);
     (batch.unwrap_or_default(), faults.collect())
 }
