@@ -1,5 +1,7 @@
 //! What the configuration says of node ports.
 
+use std::net::IpAddr;
+
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use net::Family;
 
@@ -24,5 +26,17 @@ impl NodePortAddresses {
     /// Returns the networks that the word `all` stands for.
     pub fn every() -> [IpNet; 2] {
         [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]
+    }
+
+    /// Returns the addresses that `localhost` resolves to (RFC 6761) and on which modes of the
+    /// kernel relay node ports: those within a network of loopback addresses alone. A network of
+    /// all addresses of a family does not name them (KEP-6032).
+    pub fn relayed(&self) -> Vec<IpAddr> {
+        let is_named = |ip: &IpAddr| {
+            let mut networks = self.networks.iter();
+            networks.any(|network| network.addr().is_loopback() && network.contains(ip))
+        };
+        let all = Family::ALL.map(Family::localhost).into_iter();
+        all.filter(|ip| !self.not_relayed && is_named(ip)).collect()
     }
 }

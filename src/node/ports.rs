@@ -1,21 +1,12 @@
 //! The addresses of the node on which node ports are served.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{net::IpAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use net::Family;
 
 use crate::{config::NodePortAddresses, services::Node};
-
-/// What `localhost` resolves to (RFC 6761).
-const LOOPBACK: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::LOCALHOST),
-    IpAddr::V6(Ipv6Addr::LOCALHOST),
-];
 
 /// Which addresses serve node ports now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,19 +81,12 @@ impl NodePorts {
     /// kube-proxy (`NewNodePortAddresses` of its `pkg/proxy/util`), unless the primary addresses
     /// are named, which are of both families. `node_ip` is `bindAddress`, if that names an address.
     pub fn new(configured: &NodePortAddresses, node_ip: Option<IpAddr>) -> Self {
+        let loopback = configured.relayed();
         let NodePortAddresses {
             primary,
             mut networks,
-            not_relayed,
+            ..
         } = configured.clone();
-        let own = |address: &IpAddr| {
-            if not_relayed {
-                return false;
-            }
-            let named = networks.iter().filter(|named| named.addr().is_loopback());
-            named.into_iter().any(|named| named.contains(address))
-        };
-        let loopback = LOOPBACK.into_iter().filter(own).collect();
         let served = if !primary && networks.is_empty() {
             Served::All
         } else {
@@ -160,9 +144,8 @@ impl NodePorts {
             .collect()
     }
 
-    /// Returns the loopback addresses that the configuration names: 127.0.0.1 and ::1, if they are
-    /// within a network of loopback addresses alone. A network of all addresses of a family does
-    /// not name them (KEP-6032).
+    /// Returns the loopback addresses on which modes of the kernel relay node ports
+    /// ([`NodePortAddresses::relayed`]).
     pub fn loopback(&self) -> &[IpAddr] {
         &self.loopback
     }

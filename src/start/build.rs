@@ -17,7 +17,7 @@ use crate::{
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
         localhost::LocalhostNodePorts,
-        nftables::{self, Nftables},
+        nftables::{self, Nftables, RefusedOnLoopback},
         offloaded::Offloaded,
         userspace::{
             self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Userspace, capture,
@@ -72,6 +72,7 @@ impl NodeContext<'_> {
                     counted: self.settings.own.counted(),
                     metrics: metrics(&nftables::UNWRITTEN)?,
                 };
+                RefusedOnLoopback::register(self.registry, &setup.configured.node_ports)?;
                 let mode = Nftables::new(setup, self.kernel)?;
                 let relay = self.localhost(SchedulerName::Random)?;
                 let mode = Yielding::new(Offloaded::new(mode), handover(relay.as_ref()));

@@ -31,7 +31,8 @@ const OF_IPVS: [&str; 2] = [
     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
 ];
 /// What nftables mode shows beyond ipvs mode.
-const OF_NFTABLES: [&str; 3] = [
+const OF_NFTABLES: [&str; 4] = [
+    "kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
     "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
     "tripod_nftables_affinity_refused_total",
@@ -44,7 +45,7 @@ const HEAD: &str = "\
 This page lists the metrics that `/metrics` shows at `metricsBindAddress` (by default
 127.0.0.1:10249). Metrics with names of kube-proxy have the same meaning as there. In ipvs and
 nftables mode, the metrics of the relay (`tripod_userspace_…`,
-`kubeproxy_nftables_localhost_nodeport_…`) are shown if node ports are served on loopback
+`kubeproxy_nftables_localhost_nodeport_listen…`) are shown if node ports are served on loopback
 addresses. `tripod_endpoint_…` and `tripod_service_limited_total` are shown for Services in the
 namespaces that `--service-metrics` names. A test of `make test` compares this list with the
 output of the program.

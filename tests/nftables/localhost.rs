@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use super::{start, start_with};
-use crate::lab::{self, Capture, EndpointChoice, Lab, Service, ask, eventually, say, tcp, udp_ask};
+use crate::lab::{
+    self, Capture, EndpointChoice, Lab, Service, ask, eventually, get, say, tcp, udp_ask,
+};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -97,6 +99,87 @@ fn endpoints_are_followed_and_connections_stay() {
         }
         come_to(0.0);
         assert_eq!(tripod.logged(&["ERROR"]), 0, "{}", tripod.log());
+    });
+}
+
+/// Returns how many packets of `protocol` were refused on loopback, of both families; `None`: that
+/// is not shown.
+fn refused(lab: &Lab, protocol: &str) -> Option<f64> {
+    let at = ([127, 0, 0, 1], 10249).into();
+    let body = get(&lab.node, at, "/metrics").expect("an answer");
+    let name = "kubeproxy_nftables_localhost_nodeport_rejected_packets_total{";
+    let label = format!("protocol=\"{protocol}\"");
+    let values = body.lines().filter(|line| line.starts_with(name));
+    let values = values.filter(|line| line.contains(&label));
+    let values: Vec<f64> = values
+        .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+        .collect();
+    (values.len() == 2).then(|| values.iter().sum())
+}
+
+/// What other programs of the node listen on at a node port gets nothing of what is sent to the
+/// Service.
+#[test]
+fn what_is_not_relayed_is_refused_and_counted() {
+    const DISABLED: &str = "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=false";
+    with_lab(|lab| {
+        let web = Service::new("web", 1).with_node_port();
+        lab.publish_all(&web);
+        // The flags, and whether rules refuse TCP and UDP.
+        let cases: [(&[&str], bool, bool); 3] = [
+            (&["--nodeport-addresses=all,localhost"], false, true),
+            (&["--nodeport-addresses=all"], true, true),
+            (
+                &["--nodeport-addresses=all,localhost", DISABLED],
+                false,
+                false,
+            ),
+        ];
+        for (flags, tcp_is_refused, udp_is_refused) in cases {
+            let tripod = start_with(lab, flags);
+            let to = SocketAddr::new(lab.node.addresses[0], web.node_port());
+            eventually("the node port", SOON, || {
+                ask(&lab.outside, to).map_err(|error| error.to_string())
+            });
+            let counts = || ["TCP", "UDP", "SCTP"].map(|protocol| refused(lab, protocol));
+            let zero = |is_refused: bool| is_refused.then_some(0.0);
+            let expected = [tcp_is_refused, udp_is_refused, udp_is_refused].map(zero);
+            assert_eq!(counts(), expected, "{flags:?}");
+            for to in at(&web) {
+                let (kind, socket) = lab.node.enter(|| {
+                    let socket = UdpSocket::bind(to).expect("the port is free");
+                    let client = UdpSocket::bind((to.ip(), 0)).expect("a socket");
+                    client.connect(to).expect("an address");
+                    client.send(b"hello").expect("sent");
+                    (
+                        client.send(b"again").map_err(|error| error.kind()).err(),
+                        socket,
+                    )
+                });
+                let refusal = udp_is_refused.then_some(io::ErrorKind::ConnectionRefused);
+                assert_eq!(kind, refusal, "{flags:?}: UDP at {to}");
+                socket.set_nonblocking(true).expect("an option");
+                assert_eq!(
+                    socket.recv(&mut [0; 8]).is_err(),
+                    udp_is_refused,
+                    "{flags:?}, {to}"
+                );
+                if tcp_is_refused {
+                    let listener = lab.node.enter(|| TcpListener::bind(to));
+                    let _listener = listener.expect("the port is free");
+                    comes_to_be_refused(lab, "TCP", to);
+                }
+            }
+            let expected = [
+                tcp_is_refused.then_some(2.0),
+                udp_is_refused.then_some(2.0),
+                udp_is_refused.then_some(0.0),
+            ];
+            assert_eq!(counts(), expected, "{flags:?}");
+            // The same port at other addresses is served all the same.
+            assert!(ask(&lab.outside, to).is_ok(), "{flags:?}");
+            drop(tripod);
+        }
     });
 }
 

@@ -17,6 +17,7 @@ mod family;
 mod observe;
 pub mod plan;
 mod refused_clients;
+mod refused_on_loopback;
 pub mod render;
 mod stale_clients;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
     cleanup::{Installed, KUBE_PROXY, may_serve},
+    refused_on_loopback::RefusedOnLoopback,
     traffic::{EndpointTraffic, Traffic},
 };
 use super::{

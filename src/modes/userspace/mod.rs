@@ -174,10 +174,15 @@ impl Userspace {
         if mem::replace(&mut self.is_prepared, true) {
             return;
         }
-        match settings::apply() {
-            Some(Ok(written)) => tracing::info!("{written}"),
-            Some(Err(refused)) => tracing::warn!("{refused}"),
-            None => {}
+        let methods = self.capture.methods();
+        let redirects = methods
+            .iter()
+            .any(|(_, method)| *method == Method::Redirect);
+        for outcome in settings::apply(redirects) {
+            match outcome {
+                Ok(written) => tracing::info!("{written}"),
+                Err(refused) => tracing::warn!("{refused}"),
+            }
         }
     }
 

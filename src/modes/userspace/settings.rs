@@ -1,5 +1,5 @@
-//! The setting of the kernel that decides how many connections an endpoint can get from this
-//! node.
+//! Settings of the kernel for connections of this mode: how many an endpoint can get from this
+//! node, and whether redirected ones find the listener.
 
 use netlink::{setting, sysctl};
 
@@ -13,11 +13,52 @@ const ON_LOOPBACK: u64 = 2;
 /// timestamps, by which late packets of the other one are distinguished (RFC 6191).
 const ANYWHERE: u64 = 1;
 
+/// The setting that says whether the socket of a TCP packet is looked up before its route
+/// (`Documentation/networking/ip-sysctl.rst`). Since Linux 4.12, each network namespace has its own;
+/// it holds for IPv6, too.
+///
+/// All addresses of a Service are redirected to one local port. If a client has a connection to one
+/// of them and calls another one from the same port, the kernel gives the second connection another
+/// source port, but only in the hook INPUT of nat. A look-up before that finds the socket of the
+/// first connection. The kernel would drop what it found (`nf_nat_ipv4_local_in` of
+/// net/netfilter/nf_nat_proto.c), but not if that socket has IP_TRANSPARENT, as those that it
+/// accepted from our listeners have: then each SYN goes to the first connection, and the client gets
+/// no answer.
+const EARLY_LOOKUP: &str = "net.ipv4.tcp_early_demux";
+
+/// Sets what can be set where connections are redirected, or where they are not. Returns what is to
+/// be logged; errors are of what cannot be set.
+pub fn apply(redirects: bool) -> Vec<Result<String, String>> {
+    let late = redirects.then(look_up_late).flatten();
+    reuse_ports().into_iter().chain(late).collect()
+}
+
+/// Has sockets looked up after nat.
+fn look_up_late() -> Option<Result<String, String>> {
+    if setting::read(EARLY_LOOKUP).ok()? == 0 {
+        return None;
+    }
+    let written = sysctl::write(EARLY_LOOKUP, "0");
+    let done = written.map(|()| {
+        format!(
+            "{EARLY_LOOKUP} was 1 and is 0 now: clients may call several addresses of a Service \
+             from one source port"
+        )
+    });
+    Some(done.map_err(|error| {
+        format!(
+            "{error}; without {EARLY_LOOKUP}=0 a client gets no answer if it calls an address of a \
+             Service from a source port from which it has a connection to another address of it: \
+             set it, or run tripod --init-only with the privileges to"
+        )
+    }))
+}
+
 /// Lets connections to endpoints use a local port again a second after its last connection, if this
 /// node ended that first, as it does where clients end theirs first. A value other than the
 /// kernel's default is an administrator's choice and stays. Returns what is to be logged; an error
 /// if it cannot be set.
-pub fn apply() -> Option<Result<String, String>> {
+fn reuse_ports() -> Option<Result<String, String>> {
     if setting::read(REUSE).ok()? != ON_LOOPBACK {
         return None;
     }

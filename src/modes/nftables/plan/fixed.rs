@@ -1,7 +1,7 @@
 //! What does not depend on ServicePorts: chains with their rules.
 
 use ipnet::IpNet;
-use net::Family;
+use net::{Family, Protocol};
 use nftables::{
     Chain, ChainType, Ct, Element, Field, Hook, Mark, MarkValue, Meta, Reject, Rule, Statement,
     Test, Value, Verdict, concat,
@@ -9,7 +9,7 @@ use nftables::{
 
 use super::{
     Options, Sets, counting,
-    matches::{STATE_INVALID, STATE_NEW, STATUS_DNAT, Side, is_local, is_nodes_own},
+    matches::{STATE_INVALID, STATE_NEW, STATUS_DNAT, Side, is_local, is_nodes_own, of_protocol},
     sets::{self, SetId},
 };
 use crate::kernel::probe::NftPart;
@@ -26,6 +26,9 @@ const FILTER: i32 = -90;
 const SERVICES: &str = "services";
 const REFUSE: &str = "refuse";
 const REFUSE_NODE_PORTS: &str = "refuse-node-ports";
+/// The chain with one rule for each protocol of [`Options::refused_on_loopback`], in its order,
+/// which counts what it refuses.
+pub const REFUSE_ON_LOOPBACK: &str = "refuse-on-loopback";
 const FROM_CLUSTER: &str = "from-cluster";
 const NODE_PORTS_FROM_CLUSTER: &str = "node-ports-from-cluster";
 
@@ -88,15 +91,22 @@ struct Plan<'a> {
 impl Plan<'_> {
     fn chains(&self) -> Vec<(Chain, Vec<Rule>)> {
         let jump = |chain: &str| Rule::new([Statement::Verdict(Verdict::Jump(chain.into()))]);
-        let new = |chain: &str| {
-            let new = Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW));
-            Rule::new([new, Statement::Verdict(Verdict::Jump(chain.into()))])
-        };
+        let is_new = || Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW));
+        let new =
+            |chain: &str| Rule::new([is_new(), Statement::Verdict(Verdict::Jump(chain.into()))]);
         let nat = |name, hook, priority| Chain::base(name, ChainType::Nat, hook, priority);
         let filter = |name, hook| Chain::base(name, ChainType::Filter, hook, FILTER);
         let mut forward = self.drops_invalid();
         forward.push(new(REFUSE));
-        let mut chains = vec![
+        let mut chains = Vec::new();
+        let mut input = vec![new(REFUSE), new(REFUSE_NODE_PORTS)];
+        let on_loopback = self.refuse_on_loopback();
+        if !on_loopback.is_empty() {
+            let jump = Statement::Verdict(Verdict::Jump(REFUSE_ON_LOOPBACK.into()));
+            input.push(Rule::new([is_new(), self.is_to_loopback(), jump]));
+            chains.push((Chain::new(REFUSE_ON_LOOPBACK), on_loopback));
+        }
+        chains.extend([
             (
                 Chain::new(FROM_CLUSTER),
                 vec![self.look_up(sets::service(self.family), SetId::FromCluster)],
@@ -123,14 +133,11 @@ impl Plan<'_> {
             (Chain::new(REFUSE), self.refuse()),
             (Chain::new(REFUSE_NODE_PORTS), self.refuse_node_ports()),
             (
-                filter("filter-input", Hook::Input),
-                vec![new(REFUSE), new(REFUSE_NODE_PORTS)],
-            ),
-            (filter("filter-forward", Hook::Forward), forward),
-            (
                 filter("filter-output", Hook::Output),
                 vec![new(REFUSE), new(REFUSE_NODE_PORTS)],
             ),
+            (filter("filter-forward", Hook::Forward), forward),
+            (filter("filter-input", Hook::Input), input),
             (
                 nat("postrouting", Hook::Postrouting, SNAT),
                 self.postrouting(),
@@ -140,7 +147,7 @@ impl Plan<'_> {
                 vec![jump(SERVICES)],
             ),
             (nat("output", Hook::Output, DNAT), vec![jump(SERVICES)]),
-        ];
+        ]);
         chains.extend(counting::chains(self.options, self.sets));
         chains
     }
@@ -239,6 +246,34 @@ impl Plan<'_> {
         statements.push(self.contained(sets::node_port(), SetId::RefusedNodePorts));
         statements.push(self.reject());
         vec![Rule::new(statements)]
+    }
+
+    fn is_to_loopback(&self) -> Statement {
+        let loopback = self.family.loopback();
+        let within = Test::Prefix(loopback.addr(), loopback.prefix_len());
+        Statement::Match(Field::DestinationAddress(self.family), within)
+    }
+
+    /// Without these rules a program that listens there would get what is meant for the Service. An
+    /// ICMP error would reach a TCP client only on its second attempt: at the first its socket is
+    /// locked (`tcp_v4_err`).
+    fn refuse_on_loopback(&self) -> Vec<Rule> {
+        let rule = |protocol: &Protocol| {
+            let counts = self.options.features.contains(NftPart::Counters);
+            let matches = [
+                of_protocol(*protocol),
+                self.contained(sets::node_port(), SetId::LoopbackNodePorts),
+            ];
+            let counter = counts.then_some(Statement::Counter);
+            let refusal = match protocol {
+                Protocol::Tcp => Reject::TcpReset,
+                Protocol::Udp | Protocol::Sctp => Reject::PortUnreachable(self.family),
+            };
+            let refusal = Statement::Reject(refusal);
+            Rule::new(matches.into_iter().chain(counter).chain([refusal]))
+        };
+        let protocols = self.options.refused_on_loopback.iter();
+        protocols.map(rule).collect()
     }
 
     /// The kernel does not translate packets that connection tracking calls

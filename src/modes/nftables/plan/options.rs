@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use enumset::EnumSet;
 use ipnet::IpNet;
-use net::Family;
+use net::{Family, Protocol};
 
 use crate::{
-    config::{Effective, KubeProxyConfiguration},
+    config::{Effective, KubeProxyConfiguration, NodePortAddresses},
     kernel::probe::{Ability, Kernel, NftPart},
     modes::detect_local::DetectLocal,
     node::Served,
@@ -43,6 +43,8 @@ pub struct Options {
     /// Addresses of the node in this family, as far as its Node says. Only for
     /// kernels that lack `fib`.
     pub node_addresses: Vec<IpAddr>,
+    /// Protocols whose node ports are refused on loopback addresses.
+    pub refused_on_loopback: Vec<Protocol>,
 }
 
 /// What rules may use. Of these, something takes the place of what is missing:
@@ -52,7 +54,7 @@ pub struct Options {
 /// | [`NftPart::Numgen`] | endpoints are chosen by the client's port |
 /// | [`NftPart::Hash`] | endpoints are not chosen by hashes of packets |
 /// | [`NftPart::Fib`] | the Node says which addresses are the node's |
-/// | [`NftPart::Reject`] | packets are dropped |
+/// | [`NftPart::Reject`] | packets are dropped, except to node ports on loopback addresses |
 /// | [`NftPart::DynamicMaps`] | a hash of the client's address stands for affinity |
 /// | [`NftPart::Counters`] | nothing is counted |
 pub type Features = EnumSet<NftPart>;
@@ -106,6 +108,12 @@ impl Options {
             },
             features,
             node_addresses: addresses,
+            // To drop packets would be worse than what the kernel does without a rule.
+            refused_on_loopback: if features.contains(NftPart::Reject) {
+                refused_on_loopback(&configured.node_ports, family)
+            } else {
+                Vec::new()
+            },
         }
     }
 
@@ -124,8 +132,23 @@ impl Options {
             counted: Namespaces::None,
             features: Features::all(),
             node_addresses: Vec::new(),
+            refused_on_loopback: vec![Protocol::Udp, Protocol::Sctp],
         }
     }
+}
+
+/// Returns the protocols whose node ports are refused on loopback addresses of `family`: as in
+/// kube-proxy 1.37, those that are not relayed there, and none if its feature gate is disabled
+/// (KEP-6032).
+pub fn refused_on_loopback(configured: &NodePortAddresses, family: Family) -> Vec<Protocol> {
+    if configured.not_relayed {
+        return Vec::new();
+    }
+    let relayed = configured.relayed();
+    let relays_tcp = relayed.iter().any(|ip| Family::of(ip) == family);
+    let all = Protocol::ALL.into_iter();
+    all.filter(|protocol| *protocol != Protocol::Tcp || !relays_tcp)
+        .collect()
 }
 
 /// What is served of one family. A set of ranges takes none that overlap.
@@ -136,4 +159,33 @@ fn node_ports(served: &Served, family: Family) -> Option<Vec<IpNet>> {
     let networks = IpNet::aggregate(&networks);
     let all = networks.iter().any(|network| network.prefix_len() == 0);
     (!all).then_some(networks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use net::Protocol::{Sctp, Tcp, Udp};
+
+    #[test]
+    fn what_is_not_relayed_is_refused_on_loopback() {
+        type Refused<'a> = &'a [Protocol];
+        let cases: [(&str, bool, Refused, Refused); 6] = [
+            ("", true, &[Tcp, Udp, Sctp], &[Tcp, Udp, Sctp]),
+            ("0.0.0.0/0,::/0", true, &[Tcp, Udp, Sctp], &[Tcp, Udp, Sctp]),
+            ("127.0.0.0/8,::1/128", true, &[Udp, Sctp], &[Udp, Sctp]),
+            ("127.0.0.1/32", true, &[Udp, Sctp], &[Tcp, Udp, Sctp]),
+            ("127.0.0.0/8,::1/128", false, &[], &[]),
+            ("", false, &[], &[]),
+        ];
+        for (networks, gate, v4, v6) in cases {
+            let texts = networks.split(',').filter(|text| !text.is_empty());
+            let configured = NodePortAddresses {
+                networks: texts.map(|text| text.parse().unwrap()).collect(),
+                not_relayed: !gate,
+                ..NodePortAddresses::default()
+            };
+            let found = Family::ALL.map(|family| refused_on_loopback(&configured, family));
+            assert_eq!(found, [v4, v6], "{networks}, {gate}");
+        }
+    }
 }

@@ -92,7 +92,12 @@ pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElem
     }
     if let Some(node_port) = port.node_port {
         let (protocol, family) = (port.name.protocol, port.name.family);
-        plan.external(Frontend::node_port(protocol, family, node_port));
+        let frontend = Frontend::node_port(protocol, family, node_port);
+        plan.external(frontend);
+        if options.refused_on_loopback.contains(&protocol) {
+            let element = Element::new(key(&frontend, &[])).commented(&plan.comment);
+            plan.needs.own.push((SetId::LoopbackNodePorts, element));
+        }
     }
     plan.hairpin();
     plan.count();

@@ -36,6 +36,8 @@ pub enum SetId {
     Refused,
     /// Protocols and node ports that are refused.
     RefusedNodePorts,
+    /// Protocols and node ports that are refused on loopback addresses.
+    LoopbackNodePorts,
     /// Cluster IPs, whose other ports are refused.
     ClusterIps,
     /// Networks that cluster IPs are allocated from; what no Service has there is
@@ -67,7 +69,7 @@ pub enum SetId {
 
 impl SetId {
     /// All of them, in the order in which they are added.
-    pub const ALL: [SetId; 25] = [
+    pub const ALL: [SetId; 26] = [
         SetId::Services,
         SetId::NodePorts,
         SetId::FromCluster,
@@ -80,6 +82,7 @@ impl SetId {
         SetId::SourceRanges,
         SetId::Refused,
         SetId::RefusedNodePorts,
+        SetId::LoopbackNodePorts,
         SetId::ClusterIps,
         SetId::ServiceCidrs,
         SetId::Hairpin,
@@ -109,6 +112,7 @@ impl SetId {
             SetId::SourceRanges => "source-ranges",
             SetId::Refused => "refused",
             SetId::RefusedNodePorts => "refused-node-ports",
+            SetId::LoopbackNodePorts => "loopback-node-ports",
             SetId::ClusterIps => "cluster-ips",
             SetId::ServiceCidrs => "service-cidrs",
             SetId::Hairpin => "hairpin",
@@ -141,6 +145,7 @@ impl SetId {
             SetId::SourceRanges => "who may call them",
             SetId::Refused => "addresses of Services without endpoints",
             SetId::RefusedNodePorts => "node ports of Services without endpoints",
+            SetId::LoopbackNodePorts => "node ports that are not relayed on loopback addresses",
             SetId::ClusterIps => "their other ports are refused",
             SetId::ServiceCidrs => "where no other address answers",
             SetId::Hairpin => "endpoints that call themselves are masqueraded",
@@ -177,6 +182,7 @@ impl Sets {
         let all = SetId::ALL.into_iter();
         let needed = all.filter(|id| match id {
             SetId::NodePortAddresses => options.node_ports.is_some(),
+            SetId::LoopbackNodePorts => !options.refused_on_loopback.is_empty(),
             SetId::NodeAddresses => !options.features.contains(NftPart::Fib),
             SetId::ServiceCidrs => !options.service_cidrs.is_empty(),
             SetId::Connections
@@ -254,7 +260,7 @@ fn set(id: SetId, family: Family) -> Set {
         SetId::Endpoints => slots(service(family)),
         SetId::NodePortEndpoints => slots(node_port()),
         SetId::Filtered | SetId::Refused => keys(of_service),
-        SetId::RefusedNodePorts => keys(of_node_port),
+        SetId::RefusedNodePorts | SetId::LoopbackNodePorts => keys(of_node_port),
         SetId::SourceRanges => ranges([of_service, vec![address]].concat()),
         SetId::NodePortAddresses | SetId::ServiceCidrs => ranges(vec![address]),
         SetId::ClusterIps | SetId::NodeAddresses => keys(vec![address]),
