@@ -12,7 +12,7 @@ pub(super) const MORE_FLAGS: &str = "These are the most used flags; --help-all s
 
 /// Text where the short help leaves out the explanations after the flags.
 pub(super) const MORE_TEXT: &str =
-    "--help-all says more: what exactly the command does, its exit status, examples.";
+    "--help-all shows more: what exactly the command does, its exit status, examples.";
 
 /// The subcommands by the headings that they have in the help.
 pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
@@ -24,7 +24,7 @@ pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
         "Ask the running Tripod",
         &["status", "services", "explain", "trace", "diff"],
     ),
-    ("Next to it and after it", &["hold", "cleanup"]),
+    ("Before and after it", &["hold", "cleanup"]),
     ("This program", &["version", "completion", "man", HELP]),
 ];
 
