@@ -7,7 +7,7 @@ use super::{Ability, Answer, Extension, IP_SETS, Kernel, NftPart, Unable};
 use crate::net::Family;
 
 /// Why something that is left out cannot be used.
-const WHY: &str = "left out by --without";
+const WHY: &str = "excluded by --without";
 
 /// Schedulers that modules of IPVS have (`net/netfilter/ipvs/Kconfig`).
 const SCHEDULERS: [&str; 15] = [
@@ -51,7 +51,7 @@ impl LeaveOut {
             known.sort_unstable();
             known.dedup();
             return Err(format!(
-                "there is no {word:?}; known are {}",
+                "unknown feature {word:?}; the features are {}",
                 known.join(", ")
             ));
         }

@@ -60,8 +60,8 @@ pub enum TraceError {
     Program(Error),
     /// Another process receives traced packets.
     #[error(
-        "another process has group 0 of nfnetlink_log, in which the kernel reports traced \
-         packets: end that first (ulogd, or another tripod trace)"
+        "another process has group 0 of nfnetlink_log, in which the kernel reports traced packets: \
+         stop it first (ulogd, or another tripod trace)"
     )]
     Taken,
     /// The kernel cannot report packets to a process.
@@ -78,7 +78,7 @@ pub enum TraceError {
     Logger(sysctl::Error),
     /// The rule is not possible.
     #[error(
-        "{0}: tracing takes target TRACE in table raw: load the modules {modules}",
+        "{0}: tracing needs target TRACE in table raw: load the modules {modules}",
         modules = modules(*.1)
     )]
     Rule(Error, Family),
@@ -132,7 +132,7 @@ impl Tracer {
                 // than that they could not be removed.
                 if let Err(left) = tracer.end().await {
                     tracing::error!(
-                        "rules of this trace may be left in table raw: {left}; remove them by \
+                        "rules of this trace may be left in table raw: {left}; remove them with \
                          tripod cleanup"
                     );
                 }
@@ -315,7 +315,7 @@ async fn clear(writer: &Writer) -> Result<(), Error> {
     let name = logger(writer.family());
     let restored = sysctl::write(&name, &first.former).or_else(|_| sysctl::write(&name, "NONE"));
     if let Err(error) = restored {
-        tracing::warn!("{name} is not set back to {}: {error}", first.former);
+        tracing::warn!("cannot reset {name} to {}: {error}", first.former);
     }
     let rules = left
         .iter()
