@@ -21,10 +21,10 @@ pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
         &["probe", "migrate", "render", "test"],
     ),
     (
-        "Ask the running Tripod",
+        "Query the running Tripod",
         &["status", "services", "explain", "trace", "diff"],
     ),
-    ("Before and after it", &["hold", "cleanup"]),
+    ("Keep sockets and clean up", &["hold", "cleanup"]),
     ("This program", &["version", "completion", "man", HELP]),
 ];
 
