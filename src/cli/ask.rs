@@ -110,7 +110,7 @@ of each IP family has succeeded. A family that was never applied is ignored once
 waited too long while the other one is applied.";
 
 const SERVICES_HELP: &str = "\
-ls, svc and list are short for this command. Exits with 0; with 1 if there is no such
+ls, svc and list are aliases of this command. Exits with 0; with 1 if there is no such
 Service or the namespace has none; and with 2 if the proxy does not answer or the command
 line is wrong. Unknown values are shown as -.";
 
